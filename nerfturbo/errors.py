@@ -1,0 +1,30 @@
+"""The errors a user can cause, each with one format: what, expected, got, hint."""
+
+from __future__ import annotations
+
+
+class NerfturboError(Exception):
+    """Base of every error raised on purpose. The command line prints it in one line and exits with 2."""
+
+
+class InputError(NerfturboError, ValueError):
+    """An argument, file or folder is not what it must be.
+
+    >>> print(InputError("density", "shape (4,)", "(4, 1)", "squeeze the last dimension"))
+    density: expected shape (4,), got (4, 1); squeeze the last dimension
+    """
+
+    def __init__(self, what: str, expected: str, got: str, hint: str = "") -> None:
+        self.what, self.expected, self.got, self.hint = what, expected, got, hint
+        super().__init__(f"{what}: expected {expected}, got {got}" + (f"; {hint}" if hint else ""))
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str, str]]:
+        return type(self), (self.what, self.expected, self.got, self.hint)
+
+
+class BackendError(NerfturboError, RuntimeError):
+    """The backend that was asked for cannot run here."""
+
+
+class CheckpointError(NerfturboError, RuntimeError):
+    """A checkpoint is missing, broken, or belongs to another model."""

@@ -1,0 +1,52 @@
+"""Argument checks of the public ops, in one error format."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_shape(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
+    """`shape` holds numbers that must match and names for free dimensions."""
+    if not isinstance(value, Tensor):
+        raise InputError(name, "a torch.Tensor", type(value).__name__)
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    if fits:
+        return
+    wanted = "(" + ", ".join(str(part) for part in shape) + ("," if len(shape) == 1 else "") + ")"
+    hint = ""
+    if value.dim() == len(shape) + 1 and value.shape[-1] == 1:
+        hint = "squeeze the last dimension"
+    elif value.dim() + 1 == len(shape):
+        hint = "a dimension is missing"
+    raise InputError(name, f"shape {wanted}", str(tuple(value.shape)), hint)
+
+
+def check_float(name: str, value: Tensor) -> None:
+    if value.dtype not in FLOATS:
+        raise InputError(name, "a floating dtype", str(value.dtype), "convert it with .float()")
+
+
+def check_int(name: str, value: Tensor, *dtypes: torch.dtype) -> None:
+    if value.dtype not in dtypes:
+        raise InputError(name, " or ".join(str(d) for d in dtypes), str(value.dtype))
+
+
+def check_device(**tensors: Tensor | None) -> None:
+    """All given tensors must be on one device."""
+    devices = {name: value.device for name, value in tensors.items() if value is not None}
+    if len(set(devices.values())) > 1:
+        got = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise InputError(" and ".join(devices), "one device", got, "move them with .to(device)")
+
+
+def check_positive(name: str, value: float, *, zero: bool = False) -> None:
+    good = value >= 0 if zero else value > 0
+    if not good or value == float("inf"):
+        raise InputError(name, "a finite number " + (">= 0" if zero else "> 0"), str(value))

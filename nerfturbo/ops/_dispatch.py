@@ -1,0 +1,99 @@
+"""THE dispatch point: which backend runs an op. Nothing else in the package decides that.
+
+`auto` picks Triton for CUDA tensors, numba for CPU tensors, and the reference where neither is there. An explicit
+choice is obeyed or raises; it never falls back in silence. The choice is a ContextVar, so that a viewer thread may
+render with one backend while training runs with another.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from ..errors import BackendError, InputError
+
+Backend = Literal["auto", "reference", "cpu", "triton"]
+_PACKAGES = {"reference": "reference", "cpu": "cpu", "triton": "kernels"}
+_choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
+
+
+def _check(name: str, origin: str) -> str:
+    if name not in get_args(Backend):
+        raise InputError(origin, "one of " + ", ".join(get_args(Backend)), repr(name))
+    return name
+
+
+def current_backend() -> str:
+    """The choice in force here: `use_backend`, else NERFTURBO_BACKEND, else "auto"."""
+    chosen = _choice.get()
+    return chosen if chosen is not None else _check(os.environ.get("NERFTURBO_BACKEND", "auto"), "NERFTURBO_BACKEND")
+
+
+@contextmanager
+def use_backend(name: Backend) -> Iterator[None]:
+    """Run every op inside the block on one backend."""
+    token = _choice.set(_check(name, "backend"))
+    try:
+        yield
+    finally:
+        _choice.reset(token)
+
+
+@functools.cache
+def available(module: str) -> bool:
+    """Whether numba or triton can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+@functools.cache
+def _warn_reference(device: str) -> None:
+    missing = {"cpu": "numba", "cuda": "triton"}.get(device)
+    reason = f"{missing} is not installed" if missing else f"there are no kernels for {device!r} tensors"
+    warnings.warn(f"nerfturbo runs plain torch ops, many times slower: {reason}", RuntimeWarning, stacklevel=4)
+
+
+def resolve(tensor: Tensor) -> str:
+    """The backend that runs for this tensor: "reference", "cpu" or "triton"."""
+    choice, device = current_backend(), tensor.device.type
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if choice == "auto":
+        if tensor.dtype.itemsize == 8 and tensor.is_floating_point():
+            return "reference"  # float64 is for checking; only the reference carries it
+        if device == "cuda" and available("triton"):
+            return "triton"
+        if device == "cpu" and available("numba"):
+            return "cpu"
+        _warn_reference(device)
+        return "reference"
+    if choice == "cpu" and device != "cpu":
+        raise BackendError(f"backend 'cpu' needs CPU tensors, got one on {tensor.device}; use 'auto' or 'triton'")
+    if choice == "cpu" and not available("numba"):
+        raise BackendError("backend 'cpu' needs numba, which is not installed; pip install numba")
+    if choice == "triton" and not available("triton"):
+        raise BackendError("backend 'triton' needs triton, which is not installed; pip install triton")
+    if choice == "triton" and device != "cuda" and not interpreted:
+        raise BackendError(
+            f"backend 'triton' needs CUDA tensors, got one on {tensor.device}; "
+            "set TRITON_INTERPRET=1 before the first import to run the kernels on a CPU, slowly"
+        )
+    return choice
+
+
+def implementation(op: str, function: str, tensor: Tensor) -> Callable[..., Any]:
+    """The backend's function for `ops/<op>.py`: same name, same signature, same result in every backend."""
+    return _load(_PACKAGES[resolve(tensor)], op, function)
+
+
+@functools.cache
+def _load(package: str, op: str, function: str) -> Callable[..., Any]:
+    module = importlib.import_module(f".{package}.{op}", package=__package__)
+    return getattr(module, function)

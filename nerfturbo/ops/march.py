@@ -1,0 +1,98 @@
+"""Marching rays through a multi-level occupancy grid into packed samples.
+
+A ray's samples lie on a lattice that starts at the near plane: sample k is [t(k + j), t(k + 1 + j)] with the ray's
+jitter j in [0, 1) and
+
+    t(u) = near + u * step_size                        while that is below t_c = max(near, step_size / cone_angle)
+    t(u) = t_c * (1 + cone_angle)^(u - u_c)            beyond, so that steps grow with distance (never for angle 0).
+
+A sample is kept when its midpoint lies inside the outermost box, between the limits, and in an occupied cell. Level l
+of the grid covers the box scaled by 2^l about its centre; a point belongs to the finest level that contains it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..types import Aabb, PackedSamples
+from ._checks import check_device, check_float, check_int, check_positive, check_shape
+from ._dispatch import implementation
+
+
+@dataclass(frozen=True)
+class OccupancyBits:
+    """One bit per cell, 32 to a word: cell (level, x, y, z) is bit i & 31 of word i >> 5 with
+    i = ((level * resolution + x) * resolution + y) * resolution + z."""
+
+    bits: Tensor  # (levels * resolution^3 / 32,) int32
+    aabb: Aabb  # of level 0
+    resolution: int
+    levels: int = 1
+
+    def __post_init__(self) -> None:
+        if self.resolution < 4 or self.resolution % 4:
+            raise InputError("resolution", "a multiple of 4, at least 4", str(self.resolution))
+        if not 1 <= self.levels <= 16:
+            raise InputError("levels", "1 to 16", str(self.levels))
+        check_shape("bits", self.bits, (self.levels * self.resolution**3 // 32,))
+        check_int("bits", self.bits, torch.int32)
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """Where samples may lie along a ray; see the module's formula."""
+
+    step_size: float
+    near: float = 0.0
+    far: float = float("inf")
+    cone_angle: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("step_size", self.step_size)
+        check_positive("near", self.near, zero=True)
+        check_positive("cone_angle", self.cone_angle, zero=True)
+        if not self.far > self.near:
+            raise InputError("far", f"more than near = {self.near}", str(self.far))
+
+
+def march(
+    origins: Tensor,
+    directions: Tensor,
+    grid: OccupancyBits,
+    rule: StepRule,
+    *,
+    jitter: Tensor | None = None,
+    limits: Tensor | None = None,
+    capacity: int | None = None,
+    n_active: Tensor | None = None,
+) -> PackedSamples:
+    """The samples of each ray in occupied cells, in ray order. Not differentiable.
+
+    Args:
+        origins, directions: (n_rays, 3), directions of unit length.
+        jitter: (n_rays,) in [0, 1), shifts each ray's lattice; None is 0.
+        limits: (n_rays, 2), a smallest and a largest t per ray, within near and far.
+        capacity: fixed length of the result, filled with whole rays from the first on, read back by nobody; None
+            gives exact-length arrays at the cost of one read-back.
+        n_active: () int32 on the device; rays from this index on get no samples.
+    """
+    n_rays = origins.shape[0]
+    check_shape("origins", origins, ("n_rays", 3))
+    check_shape("directions", directions, (n_rays, 3))
+    check_float("origins", origins)
+    if jitter is not None:
+        check_shape("jitter", jitter, (n_rays,))
+    if limits is not None:
+        check_shape("limits", limits, (n_rays, 2))
+    if capacity is not None and capacity < 1:
+        raise InputError("capacity", "at least 1", str(capacity))
+    check_device(
+        origins=origins, directions=directions, bits=grid.bits, jitter=jitter, limits=limits, n_active=n_active
+    )
+    return implementation("march", "march", origins)(
+        origins, directions, grid, rule, jitter=jitter, limits=limits, capacity=capacity, n_active=n_active
+    )

@@ -1,0 +1,91 @@
+"""Packed sums and scans by index arithmetic; gradients by autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...types import PackedSamples
+
+
+def row_rays(offsets: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """ray (n,) int64 of each row, 0 in the tail, and used (n,) bool."""
+    rows = torch.arange(n, device=offsets.device)
+    used = rows < offsets[-1]
+    ray = torch.searchsorted(offsets[1:].long(), rows, right=True)
+    return torch.where(used, ray, torch.zeros_like(ray)), used
+
+
+def widen(values: Tensor) -> Tensor:
+    """Sums run in fp32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    ray, used = row_rays(offsets, values.shape[0])
+    shape = (offsets.shape[0] - 1, *values.shape[1:])
+    mask = used if values.dim() == 1 else used[:, None]
+    if shape[0] == 0:
+        return widen(values).new_zeros(shape) + 0.0 * widen(values)[:0].sum()
+    clean = torch.where(mask, widen(values), torch.zeros((), dtype=widen(values).dtype, device=values.device))
+    return widen(values).new_zeros(shape).index_add(0, ray, clean)
+
+
+def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:
+    n = values.shape[0]
+    wide = widen(values)
+    if n == 0 or offsets.shape[0] == 1:
+        return torch.zeros_like(wide) * wide
+    ray, used = row_rays(offsets, n)
+    clean = torch.where(used, wide, torch.zeros_like(wide))
+    # A scan over everything would cancel digits between rays: pad rays to one length and scan along it instead.
+    position = torch.arange(n, device=values.device) - offsets[ray].long()
+    longest = int((offsets[1:] - offsets[:-1]).max().item())
+    padded = clean.new_zeros(offsets.shape[0] - 1, max(longest, 1))
+    padded = padded.index_put((ray, position.clamp(0, max(longest, 1) - 1)), clean, accumulate=True)
+    scanned = padded.flip(1).cumsum(1).flip(1) if reverse else padded.cumsum(1)
+    if exclusive:
+        scanned = scanned - padded
+    result = scanned[ray, position.clamp(0, max(longest, 1) - 1)]
+    return torch.where(used, result, torch.zeros_like(result))
+
+
+def fit_offsets(counts: Tensor, capacity: int | None) -> tuple[Tensor, Tensor | None]:
+    """offsets (n_rays + 1,) int32 and, for a fixed capacity, how many whole rays fit: () int32."""
+    totals = torch.zeros(counts.shape[0] + 1, dtype=torch.int64, device=counts.device)
+    totals[1:] = torch.cumsum(counts.long(), 0)
+    if capacity is None:
+        return totals.to(torch.int32), None
+    kept = (totals[1:] <= capacity).sum(dtype=torch.int32)
+    used = totals[kept.long()]
+    return torch.minimum(totals, used).to(torch.int32), kept
+
+
+def scatter_to_capacity(
+    t_starts: Tensor, t_ends: Tensor, offsets: Tensor, *, capacity: int | None, n_rays_kept: Tensor | None
+) -> PackedSamples:
+    """Cut the tightly packed values to what fits and append a clean tail."""
+    length = t_starts.shape[0] if capacity is None else capacity
+    ray, used = row_rays(offsets, length)
+
+    def place(values: Tensor) -> Tensor:
+        result = values.new_zeros(length)
+        n = min(length, values.shape[0])
+        result[:n] = values[:n]
+        return torch.where(used, result, torch.zeros_like(result))
+
+    return PackedSamples(place(t_starts), place(t_ends), ray.to(torch.int32), offsets, n_rays_kept)
+
+
+@torch.no_grad()
+def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
+    keep = keep & samples.used
+    running = torch.zeros(samples.capacity + 1, dtype=torch.int64, device=keep.device)
+    running[1:] = torch.cumsum(keep.long(), 0)
+    totals = running[samples.offsets.long()]
+    offsets, kept = fit_offsets(totals[1:] - totals[:-1], capacity)
+    if samples.n_rays_kept is not None:
+        kept = samples.n_rays_kept if kept is None else torch.minimum(kept, samples.n_rays_kept)
+    return scatter_to_capacity(
+        samples.t_starts[keep], samples.t_ends[keep], offsets, capacity=capacity, n_rays_kept=kept
+    )
