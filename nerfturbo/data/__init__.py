@@ -1,0 +1,18 @@
+"""Pictures and cameras to rays: conventions, cameras, images, scenes and their loaders, batches of pixels."""
+
+from .batches import PixelBatch, PixelSampler
+from .cameras import Cameras
+from .images import ImagePool, composite_over, decode_image
+from .scene import Scene, hold_out, load_scene
+
+__all__ = [
+    "Cameras",
+    "ImagePool",
+    "PixelBatch",
+    "PixelSampler",
+    "Scene",
+    "composite_over",
+    "decode_image",
+    "hold_out",
+    "load_scene",
+]

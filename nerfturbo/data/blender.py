@@ -1,0 +1,187 @@
+"""Blender-format scenes: transforms_{train,val,test}.json beside folders of RGBA pictures, read and written.
+
+The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Its near = 2 and far = 6 were the bounds of
+a sampler that knew no box; here rays are clipped to the box, so `near` is 0 (a viewer may fly inside) and `far` is the
+farthest corner any of the cameras can see.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..types import Aabb
+from .cameras import Cameras
+from .images import load_images, save_image
+from .scene import Scene, Split, farthest_distance
+
+BLENDER_AABB = Aabb.cube(1.5)
+_EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".webp", ".JPG", ".PNG")
+
+
+def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aabb: Aabb = BLENDER_AABB) -> Scene:
+    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times."""
+    file = folder / f"transforms_{split}.json"
+    document = _read_json(file)
+    angle = _number(document.get("camera_angle_x"), f"{file}: camera_angle_x")
+    if not 0.0 < angle < math.pi:
+        raise InputError(f"{file}: camera_angle_x", "an angle between 0 and pi radians", str(angle))
+    frames = document.get("frames")
+    if not isinstance(frames, list) or not frames:
+        got = "none" if not frames else type(frames).__name__
+        raise InputError(f"{file}: frames", "a list of at least one frame", got)
+    where = [f"{file}: frame {index}" for index in range(len(frames))]
+    for frame, place in zip(frames, where, strict=True):
+        if not isinstance(frame, dict):
+            raise InputError(place, "an object with file_path and transform_matrix", type(frame).__name__)
+    placed = list(zip(frames, where, strict=True))
+    poses = torch.stack([_pose(frame.get("transform_matrix"), place) for frame, place in placed])
+    paths = [_image_path(folder, frame.get("file_path"), place) for frame, place in placed]
+    images = load_images(paths, downscale=downscale)
+    width = images.sizes[:, :1].float()
+    cameras = Cameras(
+        camera_to_world=poses,
+        focal=(0.5 * width / math.tan(0.5 * angle)).expand(-1, 2).contiguous(),
+        center=images.sizes.float() * 0.5,
+        size=images.sizes,
+        times=_times(frames, where),
+    )
+    return Scene(
+        name=folder.resolve().name,
+        cameras=cameras,
+        images=images,
+        aabb=aabb,
+        near=0.0,
+        far=farthest_distance(cameras.positions, aabb),
+        split=split,
+        has_alpha=images.channels == 4,
+        source=str(folder),
+    )
+
+
+def write_blender(scenes: Sequence[Scene], folder: str | Path) -> Path:
+    """Write the splits of a scene as a Blender-format folder that other tools read too, and return it.
+
+    All or nothing: it is written beside its place and renamed at the end. An existing folder must be empty.
+    """
+    folder = Path(folder).expanduser()
+    if not scenes or len({scene.split for scene in scenes}) != len(scenes):
+        raise InputError("scenes", "one scene per split", ", ".join(scene.split for scene in scenes) or "none")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(str(folder), "a new or empty folder", "one that holds something", "choose another name")
+    angles = [_shared_angle(scene) for scene in scenes]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise InputError(str(folder), "a place that can be written", error.strerror or str(error)) from None
+    try:
+        for scene, angle in zip(scenes, angles, strict=True):
+            _write_split(scene, angle, temporary)
+        temporary.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+        if folder.exists():
+            folder.rmdir()
+        os.replace(temporary, folder)
+    except OSError as error:
+        raise InputError(str(folder), "a place that can be written", error.strerror or str(error)) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already unless something failed
+    return folder
+
+
+def _write_split(scene: Scene, angle: float, folder: Path) -> None:
+    (folder / scene.split).mkdir()
+    names = [f"./{scene.split}/r_{index}" for index in range(len(scene))]
+    bottom = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    frames: list[dict[str, Any]] = []
+    for index, name in enumerate(names):
+        matrix = torch.cat([scene.cameras.camera_to_world[index].cpu(), bottom]).tolist()
+        frame = {"file_path": name, "transform_matrix": matrix}
+        frames.append(frame if scene.cameras.times is None else frame | {"time": scene.cameras.times[index].item()})
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
+        files = [folder / f"{name}.png" for name in names]
+        list(threads.map(save_image, files, map(scene.images.image_bytes, range(len(scene)))))
+    document = {"camera_angle_x": angle, "frames": frames}
+    (folder / f"transforms_{scene.split}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _shared_angle(scene: Scene) -> float:
+    """The one horizontal field of view the format has room for."""
+    cameras = scene.cameras.to("cpu")
+    half = 0.5 * cameras.size.double() / cameras.focal.double()  # (n, 2) tangents
+    square = torch.allclose(cameras.focal[:, 0], cameras.focal[:, 1], rtol=1e-5)
+    centred = torch.allclose(cameras.center, cameras.size.float() * 0.5, atol=1e-3)
+    shared = torch.allclose(half[:, 0], half[:1, 0], rtol=1e-5)
+    if cameras.model != "pinhole" or not (square and centred and shared):
+        expected = "centred pinhole cameras with square pixels and one field of view"
+        raise InputError("scenes", expected, "others", "the Blender format cannot say more")
+    return 2.0 * math.atan(float(half[0, 0]))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = ", ".join(sorted(path.name for path in file.parent.glob("transforms*.json"))) or "none"
+        raise InputError(str(file), "a Blender transforms file", "no such file", f"found here: {found}") from None
+    except OSError as error:
+        raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(file), "valid JSON", str(error) or type(error).__name__) from None
+    if not isinstance(document, dict):
+        raise InputError(str(file), "a JSON object", type(document).__name__)
+    return document
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(what, "a finite number", "nothing" if value is None else repr(value))
+    return float(value)
+
+
+def _pose(value: object, where: str) -> Tensor:
+    what = f"{where}: transform_matrix"
+    rows = value if isinstance(value, list) else []
+    if len(rows) not in (3, 4) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
+        raise InputError(what, "a 4x4 matrix", "nothing" if value is None else repr(value)[:60])
+    pose = torch.tensor([[_number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
+    determinant = float(torch.linalg.det(pose[:, :3]))
+    if determinant <= 0.0:
+        raise InputError(what, "a rotation in the first three columns", f"determinant {determinant:.3g}")
+    pose[:, :3] /= determinant ** (1.0 / 3.0)  # some exporters leave the camera object's scale in
+    skew = float((pose[:, :3].T @ pose[:, :3] - torch.eye(3, dtype=torch.float64)).abs().max())
+    if skew > 1e-2:
+        raise InputError(what, "a rotation in the first three columns", f"axes off a right angle by {skew:.2g}")
+    return pose.float()
+
+
+def _image_path(folder: Path, value: object, where: str) -> Path:
+    what = f"{where}: file_path"
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InputError(what, "a path", "nothing" if value is None else repr(value))
+    relative = posixpath.normpath(value.replace("\\", "/"))
+    if relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]:
+        raise InputError(what, "a path inside the scene's folder", repr(value))
+    candidates = [folder / (relative + extension) for extension in _EXTENSIONS]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise InputError(str(candidates[1] if not candidates[0].suffix else candidates[0]), "an image file", "no such file")
+
+
+def _times(frames: list[dict[str, Any]], where: list[str]) -> Tensor | None:
+    if not any("time" in frame for frame in frames):
+        return None
+    return torch.tensor([_number(f.get("time"), f"{place}: time") for f, place in zip(frames, where, strict=True)])

@@ -1,0 +1,204 @@
+"""Cameras as one batch of tensors, and pixels to rays. Axes, pixel centres and poses: `conventions.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..types import Rays
+from .conventions import PIXEL_CENTER, world_to_camera
+
+CameraModel = Literal["pinhole", "opencv", "fisheye"]
+
+# A disc of this radius has the variance of a unit square about its centre: the cone of a pixel one unit wide.
+_PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
+
+
+@dataclass(frozen=True)
+class Cameras:
+    """n cameras, possibly of different sizes and focal lengths, of one model.
+
+    Values are checked on construction when they are on the CPU; on a GPU the check would wait for the device, and
+    every camera starts on the CPU. Indexing with an int, a slice or an index tensor gives Cameras again.
+    """
+
+    camera_to_world: Tensor  # (n, 3, 4) float32, OpenGL axes
+    focal: Tensor  # (n, 2) float32, fx and fy in pixels
+    center: Tensor  # (n, 2) float32, principal point in pixels
+    size: Tensor  # (n, 2) int64, width and height
+    times: Tensor | None = None  # (n,) float32 in [0, 1]
+    model: CameraModel = "pinhole"
+    distortion: Tensor | None = None  # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order
+
+    def __post_init__(self) -> None:
+        _check_shapes(self)
+        if self.model not in _UNPROJECT:
+            raise InputError("model", "one of " + ", ".join(_UNPROJECT), repr(self.model), "undistort the images first")
+        if self.camera_to_world.device.type == "cpu":
+            _check_values(self)
+
+    @classmethod
+    def pinhole(cls, camera_to_world: Tensor, *, width: int, height: int, field_of_view_x: float) -> Cameras:
+        """Cameras of one size with a centred principal point and square pixels; the angle is in radians."""
+        if not 0.0 < field_of_view_x < math.pi:
+            raise InputError("field_of_view_x", "an angle between 0 and pi radians", str(field_of_view_x))
+        n = camera_to_world.shape[0]
+        focal = 0.5 * width / math.tan(0.5 * field_of_view_x)
+        return cls(
+            camera_to_world=camera_to_world.float(),
+            focal=torch.full((n, 2), focal),
+            center=torch.tensor([[width * 0.5, height * 0.5]]).expand(n, 2).contiguous(),
+            size=torch.tensor([[width, height]]).expand(n, 2).contiguous(),
+        )
+
+    def __len__(self) -> int:
+        return self.camera_to_world.shape[0]
+
+    def __getitem__(self, index: int | slice | Tensor) -> Cameras:
+        if isinstance(index, int):
+            position = index + len(self) if index < 0 else index
+            if not 0 <= position < len(self):
+                raise IndexError(f"camera {index} of {len(self)}")
+            index = slice(position, position + 1)
+        selection = index
+        return self._map(lambda value: value[selection])
+
+    @property
+    def device(self) -> torch.device:
+        return self.camera_to_world.device
+
+    @property
+    def positions(self) -> Tensor:
+        """(n, 3): where the cameras stand."""
+        return self.camera_to_world[:, :, 3]
+
+    @property
+    def forward(self) -> Tensor:
+        """(n, 3): unit viewing directions."""
+        return -self.camera_to_world[:, :, 2]
+
+    def to(self, device: torch.device | str) -> Cameras:
+        return self._map(lambda value: value.to(device))
+
+    def rays(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Rays:
+        """Rays through continuous pixel positions: the centre of pixel (column, row) is (column + 0.5, row + 0.5).
+
+        Only gathers and arithmetic: it never waits for the device, so that a CUDA graph can hold it.
+        Differentiable to the poses and the intrinsics.
+        """
+        focal = self.focal[camera_indices]  # (m, 2)
+        points = (torch.stack([x, y], dim=-1) - self.center[camera_indices]) / focal  # at depth 1, distorted
+        coefficients = None if self.distortion is None else self.distortion[camera_indices]
+        local = _UNPROJECT[self.model](points, coefficients)  # (m, 3), OpenGL camera axes
+        poses = self.camera_to_world[camera_indices]  # (m, 3, 4)
+        directions = (poses[:, :, :3] * local[:, None, :]).sum(-1)
+        lengths = torch.linalg.vector_norm(directions, dim=-1)
+        return Rays(
+            origins=poses[:, :, 3],
+            directions=directions / lengths[:, None],
+            times=None if self.times is None else self.times[camera_indices],
+            camera_indices=camera_indices,
+            pixel_radii=_PIXEL_RADIUS / (lengths * focal.prod(-1).sqrt()),
+        )
+
+    def image_rays(self, index: int) -> Rays:
+        """One ray through the centre of each pixel of a picture, row after row."""
+        width, height = self.size[index].tolist()
+        y, x = torch.meshgrid(
+            torch.arange(height, device=self.device) + PIXEL_CENTER,
+            torch.arange(width, device=self.device) + PIXEL_CENTER,
+            indexing="ij",
+        )
+        camera_indices = torch.full((width * height,), index, dtype=torch.int64, device=self.device)
+        return self.rays(camera_indices, x.reshape(-1), y.reshape(-1))
+
+    def project(self, camera_indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """World points (m, 3) to pixel positions (m, 2) and depths (m,) in front of the camera; pinhole only.
+
+        Depths <= 0 are behind the camera and their pixel positions mean nothing.
+        """
+        if self.model != "pinhole":
+            raise InputError("model", "pinhole, the only one that projects", self.model)
+        poses = world_to_camera(self.camera_to_world[camera_indices])
+        local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
+        depths = -local[:, 2]
+        plane = torch.stack([local[:, 0], -local[:, 1]], dim=-1) / depths[:, None]
+        return plane * self.focal[camera_indices] + self.center[camera_indices], depths
+
+    def resized(self, size: Tensor) -> Cameras:
+        """The same views with pictures of `size` (n, 2) pixels: the field of view does not change."""
+        ratio = size.to(self.focal.dtype) / self.size.to(self.focal.dtype)
+        return replace(self, focal=self.focal * ratio, center=self.center * ratio, size=size)
+
+    def scaled(self, factor: float) -> Cameras:
+        """Pictures `factor` times as large, rounded to whole pixels; the field of view does not change."""
+        if not 0.0 < factor < math.inf:
+            raise InputError("factor", "a finite number > 0", str(factor))
+        return self.resized((self.size.double() * factor).round().long().clamp_min(1))
+
+    def downscaled(self, divisor: int) -> Cameras:
+        """What `decode_image(path, divisor)` makes of the pictures."""
+        return self.scaled(1.0 / divisor)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Cameras:
+        return Cameras(
+            camera_to_world=function(self.camera_to_world),
+            focal=function(self.focal),
+            center=function(self.center),
+            size=function(self.size),
+            times=None if self.times is None else function(self.times),
+            model=self.model,
+            distortion=None if self.distortion is None else function(self.distortion),
+        )
+
+
+def _unproject_pinhole(points: Tensor, distortion: Tensor | None) -> Tensor:
+    x, y = points.unbind(-1)
+    return torch.stack([x, -y, -torch.ones_like(x)], dim=-1)
+
+
+# A distorted model is one more entry: image-plane points (m, 2) with y down, coefficients (m, 8) -> directions (m, 3).
+_UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {"pinhole": _unproject_pinhole}
+
+
+def _check_shapes(cameras: Cameras) -> None:
+    n = cameras.camera_to_world.shape[0]
+    expected = {"camera_to_world": (n, 3, 4), "focal": (n, 2), "center": (n, 2), "size": (n, 2)}
+    expected |= {"times": (n,), "distortion": (n, 8)}
+    for name, shape in expected.items():
+        value: Tensor | None = getattr(cameras, name)
+        if value is not None and tuple(value.shape) != shape:
+            raise InputError(name, f"shape {shape}", str(tuple(value.shape)))
+        if value is not None and value.is_floating_point() == (name == "size"):
+            raise InputError(name, "integers" if name == "size" else "a floating dtype", str(value.dtype))
+        if value is not None and value.device != cameras.camera_to_world.device:
+            raise InputError(name, f"device {cameras.camera_to_world.device}", str(value.device))
+
+
+def _check_values(cameras: Cameras) -> None:
+    poses = cameras.camera_to_world.detach()
+    finite = torch.isfinite(poses).all(-1).all(-1)
+    if not bool(finite.all()):
+        bad = int((~finite).nonzero()[0])
+        raise InputError("camera_to_world", "finite numbers", f"NaN or infinity in the pose of camera {bad}")
+    rotation = poses[:, :, :3]
+    skew = (rotation.transpose(1, 2) @ rotation - torch.eye(3, dtype=poses.dtype)).abs().amax((1, 2))
+    if bool((skew > 1e-2).any()):
+        bad = int((skew > 1e-2).nonzero()[0])
+        hint = "divide the scale out of the rotation"
+        raise InputError("camera_to_world", "a rotation in the first three columns", f"none in camera {bad}", hint)
+    focal = cameras.focal.detach()
+    if not bool((torch.isfinite(focal) & (focal > 0)).all()):
+        raise InputError("focal", "finite numbers > 0", str(focal.min().item()))
+    if not bool(torch.isfinite(cameras.center.detach()).all()):
+        raise InputError("center", "finite numbers", "NaN or infinity")
+    if not bool((cameras.size > 0).all()):
+        raise InputError("size", "at least one pixel", str(int(cameras.size.min())))
+    if cameras.times is not None and not bool(torch.isfinite(cameras.times.detach()).all()):
+        raise InputError("times", "finite numbers", "NaN or infinity")

@@ -1,0 +1,208 @@
+"""Pictures of any size in one uint8 pool: decoded in parallel, straight into place, never held twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
+_EXIF_ORIENTATION = 0x0112
+_TRANSPOSING_ORIENTATIONS = (5, 6, 7, 8)
+
+
+@dataclass(frozen=True)
+class ImagePool:
+    """Pictures one after the other, each row by row. Picture i owns pixels offsets[i]:offsets[i + 1].
+
+    Colours are sRGB as in the file; a fourth channel is straight alpha.
+    """
+
+    pixels: Tensor  # (total_pixels, 3 or 4) uint8
+    offsets: Tensor  # (n + 1,) int64
+    sizes: Tensor  # (n, 2) int64, width and height
+
+    def __post_init__(self) -> None:
+        if self.pixels.dim() != 2 or self.pixels.shape[1] not in (3, 4) or self.pixels.dtype != torch.uint8:
+            got = f"{tuple(self.pixels.shape)} {self.pixels.dtype}"
+            raise InputError("pixels", "shape (total_pixels, 3 or 4) of uint8", got)
+        n = self.sizes.shape[0]
+        if tuple(self.sizes.shape) != (n, 2) or tuple(self.offsets.shape) != (n + 1,):
+            got = f"{tuple(self.sizes.shape)} and {tuple(self.offsets.shape)}"
+            raise InputError("sizes and offsets", "shapes (n, 2) and (n + 1,)", got)
+
+    @classmethod
+    def from_images(cls, images: Sequence[Tensor] | Tensor) -> ImagePool:
+        """From uint8 pictures (H, W, C), all with the same number of channels. An (n, H, W, C) tensor is not copied."""
+        sizes = torch.tensor([[image.shape[1], image.shape[0]] for image in images], dtype=torch.int64).reshape(-1, 2)
+        if isinstance(images, Tensor):
+            return cls(images.reshape(-1, images.shape[-1]), _offsets(sizes), sizes)
+        return cls(torch.cat([image.reshape(-1, image.shape[-1]) for image in images]), _offsets(sizes), sizes)
+
+    def __len__(self) -> int:
+        return self.sizes.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixels.device
+
+    @property
+    def channels(self) -> int:
+        return self.pixels.shape[1]
+
+    @property
+    def n_pixels(self) -> int:
+        return self.pixels.shape[0]
+
+    def image_bytes(self, index: int) -> Tensor:
+        """(H, W, C) uint8, a view of the pool."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"image {index} of {len(self)}")
+        index %= len(self)
+        start, stop = self.offsets[index : index + 2].tolist()
+        width, height = self.sizes[index].tolist()
+        return self.pixels[start:stop].view(height, width, self.channels)
+
+    def image(self, index: int) -> Tensor:
+        """(H, W, C) float32 in [0, 1]."""
+        return self.image_bytes(index).float() / 255.0
+
+    def select(self, indices: Sequence[int]) -> ImagePool:
+        """A pool of its own with some of the pictures, in the order given: this copies them."""
+        sizes = self.sizes[torch.as_tensor(list(indices), dtype=torch.int64, device=self.device)]
+        parts = [self.image_bytes(index).reshape(-1, self.channels) for index in indices]
+        return ImagePool(torch.cat(parts) if parts else self.pixels[:0], _offsets(sizes), sizes)
+
+    def to(self, device: torch.device | str) -> ImagePool:
+        return ImagePool(self.pixels.to(device), self.offsets.to(device), self.sizes.to(device))
+
+
+def composite_over(rgba: Tensor, background: Tensor | float) -> Tensor:
+    """Straight RGBA (..., 4) over a background that broadcasts to (..., 3); RGB (..., 3) is returned as it is.
+
+    >>> composite_over(torch.tensor([1.0, 0.0, 0.0, 0.25]), 1.0)
+    tensor([1.0000, 0.7500, 0.7500])
+    """
+    if rgba.shape[-1] == 3:
+        return rgba
+    if rgba.shape[-1] != 4:
+        raise InputError("rgba", "3 or 4 channels in the last dimension", str(tuple(rgba.shape)))
+    rgb, alpha = rgba[..., :3], rgba[..., 3:]
+    return rgb * alpha + background * (1.0 - alpha)
+
+
+def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
+    """One picture as (H, W, 3 or 4) uint8: upright by its EXIF tag, each pixel the mean of downscale^2 of the file's.
+
+    With alpha the mean is taken of premultiplied colours, so that what is invisible does not bleed into edges.
+    """
+    image = _open_upright(Path(path))
+    return torch.from_numpy(_to_array(image, downscale, _has_alpha(image)))
+
+
+def load_images(paths: Sequence[Path], *, downscale: int = 1) -> ImagePool:
+    """Decode files in parallel into one pool; it has four channels if any of them has alpha."""
+    if downscale < 1:
+        raise InputError("downscale", "an integer >= 1", str(downscale))
+    if not paths:
+        raise InputError("paths", "at least one image", "none")
+    with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as threads:
+        probes = list(threads.map(_probe, paths))
+        sizes = torch.tensor([_downscaled(probe[0], downscale) for probe in probes], dtype=torch.int64)
+        alpha = any(probe[1] for probe in probes)
+        offsets = _offsets(sizes)
+        pixels = torch.empty((int(offsets[-1]), 4 if alpha else 3), dtype=torch.uint8)
+        pool = ImagePool(pixels, offsets, sizes)
+
+        def decode(index: int) -> None:
+            array = _to_array(_open_upright(paths[index]), downscale, alpha)
+            pool.image_bytes(index).copy_(torch.from_numpy(array))
+
+        list(threads.map(decode, range(len(paths))))
+    return pool
+
+
+def save_image(path: Path, image: Tensor) -> None:
+    """Write (H, W, 3 or 4), uint8 or floats in [0, 1], in the format of the path's extension."""
+    from PIL import Image
+
+    if image.is_floating_point():
+        image = (image.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8)
+    Image.fromarray(image.cpu().numpy()).save(path)
+
+
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)])
+
+
+def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:
+    # The same rounding as Cameras.scaled, so that cameras and pictures agree on every size.
+    factor = 1.0 / divisor
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def _open(path: Path) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(path)
+    except FileNotFoundError:
+        raise InputError(str(path), "an image file", "no such file") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _undecodable(path, error) from None
+
+
+def _open_upright(path: Path) -> Image.Image:
+    from PIL import Image, ImageOps
+
+    with _open(path) as image:
+        try:
+            image.load()
+            return ImageOps.exif_transpose(image)
+        except (OSError, ValueError, SyntaxError, EOFError, IndexError, Image.DecompressionBombError) as error:
+            raise _undecodable(path, error) from None
+
+
+def _undecodable(path: Path, error: Exception) -> InputError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return InputError(str(path), "an image that decodes", reason, "the file is damaged or not an image")
+
+
+def _probe(path: Path) -> tuple[tuple[int, int], bool]:
+    """Upright size and whether there is alpha, from the header alone."""
+    with _open(path) as image:
+        width, height = image.size
+        try:
+            orientation = image.getexif().get(_EXIF_ORIENTATION)
+        except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
+            raise _undecodable(path, error) from None
+        return (height, width) if orientation in _TRANSPOSING_ORIENTATIONS else (width, height), _has_alpha(image)
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    return image.mode in _ALPHA_MODES or "transparency" in image.info
+
+
+def _to_array(image: Image.Image, downscale: int, alpha: bool) -> np.ndarray:
+    from PIL import Image
+
+    if downscale < 1:
+        raise InputError("downscale", "an integer >= 1", str(downscale))
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip at 255 instead of scaling
+        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+    image = image.convert("RGBA" if alpha else "RGB")
+    if downscale > 1:  # Pillow premultiplies RGBA for the mean and divides it out again
+        image = image.resize(_downscaled(image.size, downscale), Image.Resampling.BOX)
+    return np.array(image)

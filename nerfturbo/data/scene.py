@@ -1,0 +1,149 @@
+"""Scene = cameras + pictures + bounds: what every loader returns; and opening one by folder or name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..types import Aabb
+from .cameras import Cameras
+from .images import ImagePool
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+BUILTIN_PREFIX = "builtin:"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One split of a scene. Picture i was taken by camera i; everything of interest lies inside `aabb`.
+
+    `near` and `far` bound the distance along every ray, on top of the box.
+    """
+
+    name: str
+    cameras: Cameras
+    images: ImagePool
+    aabb: Aabb
+    near: float
+    far: float
+    split: str
+    has_alpha: bool
+    source: str  # a folder, or "builtin:NAME": what `load_scene` opens again
+
+    def __post_init__(self) -> None:
+        if len(self.cameras) != len(self.images):
+            raise InputError("images", f"{len(self.cameras)}, one per camera", str(len(self.images)))
+        if len(self.cameras) == 0:
+            raise InputError(self.source, "at least one view", "none")
+        if not 0.0 <= self.near < self.far < float("inf"):
+            raise InputError("near, far", "0 <= near < far, finite", f"{self.near}, {self.far}")
+        if self.cameras.device.type == "cpu" and not torch.equal(self.cameras.size, self.images.sizes.cpu()):
+            raise InputError("images", "the sizes the cameras have", "others", "use Cameras.resized(images.sizes)")
+        if self.has_alpha != (self.images.channels == 4):
+            raise InputError("has_alpha", "True exactly for 4 channels", f"{self.has_alpha}, {self.images.channels}")
+
+    def __len__(self) -> int:
+        return len(self.cameras)
+
+    def to(self, device: torch.device | str) -> Scene:
+        return replace(self, cameras=self.cameras.to(device), images=self.images.to(device))
+
+    def select(self, indices: list[int]) -> Scene:
+        """Some of the views, in the order given; the pictures are copied."""
+        chosen = torch.tensor(indices, dtype=torch.int64, device=self.cameras.device)
+        return replace(self, cameras=self.cameras[chosen], images=self.images.select(indices))
+
+
+def hold_out(scene: Scene, every: int) -> tuple[Scene, Scene]:
+    """Split off views 0, every, 2 every, ...: (the rest, the held-out ones). Settings are chosen on the second."""
+    if every < 2 or len(scene) < 2:
+        got = f"{every} for a scene of {len(scene)} views"
+        raise InputError("every", "an integer >= 2 and a scene of at least 2 views", got)
+    views = range(len(scene))
+    return scene.select([i for i in views if i % every]), scene.select([i for i in views if i % every == 0])
+
+
+def farthest_distance(positions: Tensor, aabb: Aabb) -> float:
+    """From any of the positions (n, 3) to the farthest corner of the box: no ray needs to go further."""
+    low, high = aabb.tensor(positions.device)
+    return float(torch.maximum((positions - low).abs(), (positions - high).abs()).norm(dim=-1).max())
+
+
+def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1) -> Scene:
+    """Open a folder in any format of `FORMATS`, or a built-in scene by its name ("toybox" or "builtin:toybox").
+
+    `downscale` shrinks the pictures that many times, each new pixel the mean of the old ones.
+    """
+    if split not in SPLITS:
+        raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
+    if isinstance(downscale, bool) or not isinstance(downscale, int) or downscale < 1:
+        raise InputError("downscale", "an integer >= 1", repr(downscale))
+    text = str(source)
+    if text.startswith(BUILTIN_PREFIX) or (not Path(source).exists() and _is_builtin(text)):
+        from .builtin import DEFAULT_RESOLUTION, builtin_scene
+
+        name = text.removeprefix(BUILTIN_PREFIX)
+        return builtin_scene(name, split, resolution=max(1, round(DEFAULT_RESOLUTION / downscale)))
+    folder = Path(source).expanduser()
+    _check_folder(folder)
+    for scene_format in FORMATS:
+        if scene_format.recognise(folder):
+            return scene_format.load(folder, split, downscale)
+    looked_for = "; ".join(f"{scene_format.name}: {scene_format.looked_for}" for scene_format in FORMATS)
+    raise InputError(str(folder), "a scene in a known format", "none of them", f"looked for {looked_for}")
+
+
+@dataclass(frozen=True)
+class SceneFormat:
+    """A format of scene folders: how it is recognised and who loads it."""
+
+    name: str
+    looked_for: str
+    recognise: Callable[[Path], bool]
+    load: Callable[[Path, Split, int], Scene]
+
+
+def _load_blender(folder: Path, split: Split, downscale: int) -> Scene:
+    from .blender import load_blender  # imported here: the loaders import this file
+
+    return load_blender(folder, split, downscale=downscale)
+
+
+# The first that recognises the folder loads it, so the more telling ones come first.
+FORMATS: tuple[SceneFormat, ...] = (
+    SceneFormat(
+        name="Blender",
+        looked_for="transforms_train.json",
+        recognise=lambda folder: any((folder / f"transforms_{split}.json").is_file() for split in SPLITS),
+        load=_load_blender,
+    ),
+)
+
+
+def _is_builtin(name: str) -> bool:
+    from .builtin import builtin_names
+
+    return name in builtin_names()
+
+
+def _check_folder(folder: Path) -> None:
+    from .builtin import builtin_names
+
+    hint = "give a scene folder or one of the built-in scenes: " + ", ".join(builtin_names())
+    if not folder.exists():
+        raise InputError(str(folder), "a folder with a scene", "no such folder", hint)
+    if not folder.is_dir():
+        raise InputError(str(folder), "a folder with a scene", "a file", hint)
+    try:
+        empty = next(folder.iterdir(), None) is None
+    except OSError as error:
+        raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
+    if empty:
+        raise InputError(str(folder), "a folder with a scene", "an empty folder", hint)
