@@ -1,0 +1,99 @@
+"""What every test may use: the shared scenes, a poisoned `torch.empty`, and the device that Triton kernels run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+HAS_CUDA = torch.cuda.is_available()
+IN_CI = os.environ.get("CI") == "true"
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Triton decides when a kernel is decorated whether to interpret it, so this must stand before the first import of a
+# kernel. For the whole process that is safe: on a CPU `auto` never picks Triton, and an explicit "triton" could not
+# run at all. A test of that very error deletes the variable first (`monkeypatch.delenv("TRITON_INTERPRET")`).
+if not HAS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(min(4, _usable_cores()))  # the tensors of tests are small: more threads only wait
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if HAS_CUDA:
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device, and torch sees none")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def kernel_device() -> torch.device:
+    """Where Triton kernels run here: the GPU, else the CPU under Triton's interpreter (keep the shapes tiny)."""
+    pytest.importorskip("triton", reason="triton is not installed; it has no build for this platform")
+    return torch.device("cuda" if HAS_CUDA else "cpu")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real scenes: NERFTURBO_TEST_DATA, else shared/data beside the checkout."""
+    chosen = os.environ.get("NERFTURBO_TEST_DATA")
+    folder = Path(chosen) if chosen else REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        _missing(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def scene_dir(data_dir: Path) -> Callable[[str], Path]:
+    """`scene_dir("blender/lego")`: the folder (or file) of one real scene."""
+
+    def find(name: str) -> Path:
+        path = data_dir / name
+        if not path.exists():
+            _missing(path)
+        return path
+
+    return find
+
+
+def _missing(path: Path) -> None:
+    """Skip; but where CI has the folder of shared files, a missing scene is a broken checkout."""
+    if IN_CI and (REPOSITORY.parent / "shared").is_dir():
+        pytest.fail(f"{path} is missing although this is CI with a folder of shared files")
+    pytest.skip(f"no test data at {path}; point NERFTURBO_TEST_DATA at a folder with blender/lego and others")
+
+
+@pytest.fixture
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds NaN (floats) or large garbage (integers): who reads before writing is found out."""
+
+    def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wrapper(*args, **kwargs) -> torch.Tensor:
+            with torch.no_grad():
+                result = allocate(*args, **kwargs)
+                return result if result.is_meta else result.fill_(_poison(result.dtype))
+
+        return wrapper
+
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+def _poison(dtype: torch.dtype) -> float | int | bool:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    if dtype == torch.bool:
+        return True
+    return int.from_bytes(b"\x5a" * dtype.itemsize, "big")  # every byte 0x5a: positive in each integer type
