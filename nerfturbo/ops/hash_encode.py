@@ -1,6 +1,6 @@
 """Multiresolution hash encoding: trilinear look-up of learned features at many resolutions.
 
-Level l has the scale s_l = base_resolution * b^l, growing to max_resolution at the last level. A position x in [0, 1]^3
+Level l has the scale s_l = base_resolution * b^l, growing to max_resolution at the last. A position x in [0, 1]^3
 lands at p = x * s_l + 0.5, so that the nodes of different levels do not coincide; its cell is floor(p), its eight corner
 nodes are looked up and blended by the fraction p - floor(p). A level whose nodes fit the table is stored densely (x
 fastest); a finer one is hashed: (x * 1) xor (y * 2654435761) xor (z * 805459861), modulo the table's size.
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation
+from ._dispatch import implementation, resolve
+from ._sink import GradientSink, check_count, redirect, zero_tail
 
 PRIMES = (1, 2654435761, 805459861)
 
@@ -84,11 +85,26 @@ class HashLayout:
         return self.n_levels * self.n_features
 
 
-def hash_encode(positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
+def hash_encode(
+    positions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    *,
+    half: Tensor | None = None,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
     """(n, n_levels * n_features) in the table's dtype: level after level, each with its features.
 
     Differentiable to `table` (n_entries, n_features) and to `positions` (n, 3), which are clamped to [0, 1] (no
     gradient past the border). Positions stay fp32; weights and sums are fp32 also for a half table.
+
+    For mixed precision, `table` is the fp32 master and `half` its copy in half precision: the copy is read and sets
+    the result's dtype, the gradient goes to the master. A `sink` with one buffer takes the table's gradient in place of
+    autograd. `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no
+    gradient, whatever they hold.
+
+    Under `torch.use_deterministic_algorithms(True)` the table's gradient is the same, bit for bit, in every run.
 
     >>> import torch
     >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
@@ -99,5 +115,16 @@ def hash_encode(positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
     check_shape("table", table, (layout.n_entries, layout.n_features))
     check_float("positions", positions)
     check_float("table", table)
-    check_device(positions=positions, table=table)
-    return implementation("hash_encode", "hash_encode", positions)(positions, table, layout)
+    check_device(positions=positions, table=table, half=half)
+    check_count(n_used, positions.device)
+    if half is not None:
+        check_shape("half", half, tuple(table.shape))
+        check_float("half", half)
+    if sink is not None:
+        sink.check(["table"], [table])
+    encode = implementation("hash_encode", "hash_encode", positions)
+    if resolve(positions) == "triton":
+        return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
+    buffer, found_inf = (None, None) if sink is None else (sink.buffers[0], sink.found_inf)
+    values = redirect(table, half, buffer, found_inf)
+    return zero_tail(encode(zero_tail(positions, n_used), values, layout), n_used)

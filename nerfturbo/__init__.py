@@ -1,0 +1,107 @@
+"""nerfturbo: train and render neural radiance fields fast, with nothing to compile.
+
+Names are loaded when first used, so that importing the package costs little more than importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "types": ["Aabb", "PackedSamples", "Rays", "RenderOutput"],
+    "errors": ["InputError", "NerfturboError"],
+    "config": ["Config"],
+    "presets": ["preset"],
+    "ops": [
+        "composite",
+        "fused_mlp",
+        "hash_encode",
+        "HashLayout",
+        "importance_sample",
+        "march",
+        "packed_cumsum",
+        "packed_sum",
+        "ray_aabb",
+        "spherical_harmonics",
+        "use_backend",
+    ],
+    "data.cameras": ["Cameras"],
+    "data.scene": ["Scene", "load_scene"],
+    "sampling": ["OccupancyGrid"],
+    "fields": ["InstantNGP", "VanillaNeRF"],
+    "rendering": ["ray_marching", "render_image", "render_rays", "volume_rendering"],
+    "training": ["Trainer", "load_model"],
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Aabb",
+    "Cameras",
+    "Config",
+    "HashLayout",
+    "InputError",
+    "InstantNGP",
+    "NerfturboError",
+    "OccupancyGrid",
+    "PackedSamples",
+    "Rays",
+    "RenderOutput",
+    "Scene",
+    "Trainer",
+    "VanillaNeRF",
+    "composite",
+    "fused_mlp",
+    "hash_encode",
+    "importance_sample",
+    "load_model",
+    "load_scene",
+    "march",
+    "packed_cumsum",
+    "packed_sum",
+    "preset",
+    "ray_aabb",
+    "ray_marching",
+    "render_image",
+    "render_rays",
+    "spherical_harmonics",
+    "use_backend",
+    "volume_rendering",
+]
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .data.cameras import Cameras
+    from .data.scene import Scene, load_scene
+    from .errors import InputError, NerfturboError
+    from .fields import InstantNGP, VanillaNeRF
+    from .ops import (
+        HashLayout,
+        composite,
+        fused_mlp,
+        hash_encode,
+        importance_sample,
+        march,
+        packed_cumsum,
+        packed_sum,
+        ray_aabb,
+        spherical_harmonics,
+        use_backend,
+    )
+    from .presets import preset
+    from .rendering import ray_marching, render_image, render_rays, volume_rendering
+    from .sampling import OccupancyGrid
+    from .training import Trainer, load_model
+    from .types import Aabb, PackedSamples, Rays, RenderOutput
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'nerfturbo' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,175 @@
+"""One small dataclass per stage. Field docstrings are the command line's help; there is no second schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which pictures, at what size."""
+
+    source: str = "builtin:toybox"
+    """A dataset folder, or builtin:NAME."""
+    downscale: int = 1
+    """Divide the width and height of every picture by this."""
+
+
+@dataclass(frozen=True)
+class GridConfig:
+    """The occupancy grid that skips empty space."""
+
+    resolution: int = 128
+    """Cells per axis and level."""
+    levels: int = 1
+    """Nested boxes, each twice as large as the one before."""
+    update_every: int = 16
+    """Steps between updates."""
+    warmup_steps: int = 256
+    """Until this step every cell is refreshed at each update, later a quarter at random and a quarter of the occupied."""
+    decay: float = 0.95
+    """How much of its old density a refreshed cell keeps at most."""
+    threshold: float = 0.01
+    """A cell is occupied above this optical thickness (density x step)."""
+
+
+@dataclass(frozen=True)
+class FieldConfig:
+    """The radiance field."""
+
+    kind: Literal["ngp", "vanilla"] = "ngp"
+    """Instant-NGP's hash grid with small networks, or the original NeRF's deep network."""
+    n_levels: int = 16
+    """Hash grid: number of resolutions."""
+    n_features: int = 2
+    """Hash grid: features per entry and level."""
+    log2_entries: int = 19
+    """Hash grid: at most 2^this entries per level."""
+    base_resolution: int = 16
+    """Hash grid: cells per axis of the coarsest level."""
+    max_resolution: int = 2048
+    """Hash grid: cells per axis of the finest level."""
+    width: int = 64
+    """Neurons per hidden layer (vanilla: 256)."""
+    depth: int = 1
+    """Hidden layers of the density network (vanilla: 8)."""
+    color_depth: int = 2
+    """Hidden layers of the colour network."""
+    geo_features: int = 16
+    """Outputs of the density network; the first is the density, all of them feed the colour network."""
+    sh_degree: int = 4
+    """Degree of the spherical harmonics of the view direction."""
+
+
+@dataclass(frozen=True)
+class RenderConfig:
+    """How rays are marched and composited."""
+
+    steps_per_diagonal: int = 1024
+    """Step size: the diagonal of the box over this."""
+    cone_angle: float = 0.0
+    """Steps grow with distance by this factor; 0 for objects, 0.004 for unbounded scenes."""
+    early_stop_eps: float = 1e-4
+    """Stop a ray when less than this much light passes."""
+    alpha_thre: float = 0.0
+    """Skip samples less opaque than this (1e-2 for real 360 scenes)."""
+    prune: bool = True
+    """Evaluate density first and train only on samples that are seen."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Adam and its schedule."""
+
+    lr: float = 1e-2
+    """Peak learning rate."""
+    final_lr_fraction: float = 0.03
+    """Learning rate at the end, as a fraction of the peak; the way there is exponential."""
+    warmup_steps: int = 20
+    """Steps over which the learning rate rises linearly."""
+    hold_fraction: float = 0.3
+    """Share of the run before the decay begins."""
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-15
+    """A tiny epsilon lets rarely touched hash entries move at full speed."""
+    weight_decay: float = 1e-6
+    """Pulls the network weights (never the hash table) to zero."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 20_000
+    """Training stops after this many steps."""
+    time_limit: float | None = None
+    """Training stops after this many seconds; the learning rate then follows the clock."""
+    batch_samples: int = 1 << 18
+    """Samples trained per step; the number of rays adapts to fill it."""
+    max_rays: int = 1 << 16
+    """At most this many rays per step."""
+    initial_rays: int = 4096
+    """Rays of the first step."""
+    background: Literal["random", "white", "black"] = "random"
+    """Behind transparent pixels in training; random teaches the field where it is empty."""
+    loss: Literal["huber", "mse"] = "huber"
+    """Colour loss; Huber's delta is 0.1."""
+    seed: int = 0
+    """Decides every random draw together with the step."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    preset: str = "custom"
+    """Where the values came from."""
+    data: DataConfig = DataConfig()
+    grid: GridConfig = GridConfig()
+    field: FieldConfig = FieldConfig()
+    render: RenderConfig = RenderConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON values."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[Any], values: dict[str, Any], path: str = "config") -> Any:
+    """The inverse of `to_dict`; unknown names and wrong types are named. Missing names take their default."""
+    if not isinstance(values, dict):
+        raise InputError(path, "an object", type(values).__name__)
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise InputError(f"{path}.{unknown[0]}", "one of " + ", ".join(sorted(hints)), repr(unknown[0]))
+    arguments = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]):
+            arguments[name] = from_dict(typing.cast(type, hints[name]), value, f"{path}.{name}")
+        else:
+            arguments[name] = _checked(hints[name], value, f"{path}.{name}")
+    return kind(**arguments)
+
+
+def _checked(hint: Any, value: Any, path: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is Literal and value in typing.get_args(option):
+            return value
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option is type(None) and value is None:
+            return value
+        if isinstance(option, type) and type(value) is option:
+            return value
+    raise InputError(path, str(hint), repr(value))

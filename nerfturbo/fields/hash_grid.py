@@ -1,0 +1,22 @@
+"""The trainable multiresolution hash grid."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.hash_encode import HashLayout, hash_encode
+
+
+class HashGrid(nn.Module):
+    """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula."""
+
+    def __init__(self, layout: HashLayout, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.layout = layout
+        table = torch.empty(layout.n_entries, layout.n_features).uniform_(-1e-4, 1e-4, generator=generator)
+        self.table = nn.Parameter(table)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3."""
+        return hash_encode(positions, self.table, self.layout)

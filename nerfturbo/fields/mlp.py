@@ -1,0 +1,28 @@
+"""Small networks without biases, run by the fused op."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.fused_mlp import fused_mlp
+
+
+class FusedMlp(nn.Module):
+    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, width: int, depth: int, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *[width] * depth, outputs]
+        self.weights = nn.ParameterList()
+        for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+            bound = math.sqrt(6.0 / (fan_in + fan_out))
+            weight = torch.empty(fan_out, fan_in).uniform_(-bound, bound, generator=generator)
+            self.weights.append(nn.Parameter(weight))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return fused_mlp(inputs, list(self.weights))

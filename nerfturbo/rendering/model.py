@@ -1,0 +1,81 @@
+"""A field with its grid and marching settings: all that is needed to render, with or without the pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config
+from ..data.cameras import Cameras
+from ..data.scene import Scene
+from ..fields import build_field
+from ..sampling.occupancy_grid import OccupancyGrid
+from ..types import Aabb, Rays, RenderOutput
+from .image import RenderedImage, render_image
+from .render import MarchSettings, render_rays
+
+
+@dataclass(frozen=True)
+class SceneBounds:
+    """What a trained model must remember of its scene."""
+
+    aabb: Aabb
+    near: float
+    far: float
+
+    @classmethod
+    def of(cls, scene: Scene) -> SceneBounds:
+        return cls(scene.aabb, scene.near, scene.far)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"low": list(self.aabb.low), "high": list(self.aabb.high), "near": self.near, "far": self.far}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SceneBounds:
+        return cls(Aabb(tuple(values["low"]), tuple(values["high"])), values["near"], values["far"])
+
+
+class NerfModel(nn.Module):
+    """`field` and `grid` over one scene's box."""
+
+    def __init__(self, config: Config, bounds: SceneBounds) -> None:
+        super().__init__()
+        self.config, self.bounds = config, bounds
+        step_size = bounds.aabb.diagonal / config.render.steps_per_diagonal
+        self.grid = OccupancyGrid(bounds.aabb, config.grid, step_size=step_size, seed=config.train.seed)
+        self.field = build_field(config.field, self.grid.outer_aabb, seed=config.train.seed)
+
+    @property
+    def device(self) -> torch.device:
+        return self.grid.bits.device
+
+    @property
+    def settings(self) -> MarchSettings:
+        render = self.config.render
+        return MarchSettings(
+            near_plane=self.bounds.near,
+            far_plane=self.bounds.far,
+            cone_angle=render.cone_angle,
+            early_stop_eps=render.early_stop_eps,
+            alpha_thre=render.alpha_thre,
+        )
+
+    def render_rays(self, rays: Rays, background: Tensor | None = None) -> RenderOutput:
+        return render_rays(self.field, rays, self.grid, settings=self.settings, background=background)
+
+    def render_image(self, cameras: Cameras, index: int, background: Tensor | None = None) -> RenderedImage:
+        """Picture `index` of the cameras, over the background (white unless given)."""
+        width, height = (int(side) for side in cameras.size[index])
+        background = torch.ones(3, device=self.device) if background is None else background
+        return render_image(
+            self.field,
+            self.grid,
+            cameras.image_rays(index).to(self.device),
+            height=height,
+            width=width,
+            settings=self.settings,
+            background=background,
+        )

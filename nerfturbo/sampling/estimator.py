@@ -1,0 +1,22 @@
+"""What places samples along rays. Any object with these two methods can drive rendering and training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ..types import PackedSamples, Rays
+
+SigmaFn = Callable[[Tensor, Tensor, Tensor], Tensor]  # (t_starts, t_ends, ray_indices) -> density (n,)
+DensityFn = Callable[[Tensor], Tensor]  # positions (n, 3) -> density (n,)
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """`sample` gives the samples worth evaluating; `update` learns from the field as it trains."""
+
+    def sample(self, rays: Rays, sigma_fn: SigmaFn | None = None) -> PackedSamples: ...
+
+    def update(self, step: int | Tensor, density_fn: DensityFn) -> None: ...

@@ -1,0 +1,148 @@
+"""The multi-level occupancy grid: which cells hold anything, learned from the field while it trains.
+
+Each cell keeps a decaying maximum of its optical thickness (density x step size). A cell is occupied above
+min(threshold, mean): the mean keeps the grid alive while all densities are still small. Cells that no camera sees hold
+-1 and never become occupied. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from ..config import GridConfig
+from ..ops.march import OccupancyBits
+from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits, unpack_bits
+from ..ops.random import Stream, random_bits, random_uniform
+from ..types import Aabb
+from .estimator import DensityFn
+
+CHUNK = 1 << 18  # cells evaluated at a time: bounds the memory of an update
+MIN_OCCUPIED = 1e-4  # below this share of the cells a warming-up grid counts as collapsed
+
+
+class OccupancyGrid(nn.Module):
+    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l."""
+
+    thickness: Tensor  # (levels * resolution^3,) fp32, -1 where no camera looks
+    bits: Tensor  # (levels * resolution^3 / 32,) int32
+    mean: Tensor  # () fp32, mean thickness of visible cells
+
+    def __init__(self, aabb: Aabb, config: GridConfig | None = None, *, step_size: float, seed: int = 0) -> None:
+        super().__init__()
+        self.aabb, self.config, self.step_size, self.seed = aabb, config or GridConfig(), step_size, seed
+        n_cells = self.config.levels * self.config.resolution**3
+        self.register_buffer("thickness", torch.zeros(n_cells))
+        self.register_buffer("bits", torch.full((n_cells // 32,), -1, dtype=torch.int32))
+        self.register_buffer("mean", torch.zeros(()))
+        _ = self.occupancy  # checks resolution and levels
+
+    @property
+    def n_cells(self) -> int:
+        return self.thickness.shape[0]
+
+    @property
+    def occupancy(self) -> OccupancyBits:
+        """The bits as the marching op takes them."""
+        return OccupancyBits(self.bits, self.aabb, self.config.resolution, self.config.levels)
+
+    @property
+    def outer_aabb(self) -> Aabb:
+        return self.aabb.scaled(2.0 ** (self.config.levels - 1))
+
+    def occupied_fraction(self) -> Tensor:
+        """() share of occupied cells, on the device."""
+        return unpack_bits(self.bits).float().mean()
+
+    def cell_positions(self, cells: Tensor, fraction: Tensor | float = 0.5) -> Tensor:
+        """(n, 3) world position inside each cell (n,) int64; fraction 0.5 is its centre."""
+        r = self.config.resolution
+        xyz = torch.stack([cells // (r * r) % r, cells // r % r, cells % r], dim=-1)
+        level = cells // r**3
+        unit = (xyz + fraction) * (2.0 / r) - 1.0
+        low, high = self.aabb.tensor(cells.device)
+        return (low + high) * 0.5 + unit * (high - low) * 0.5 * torch.pow(2.0, level.float())[:, None]
+
+    def _sampled_cells(self, step: int | Tensor) -> Tensor:
+        """A quarter of the cells anywhere and a quarter among the occupied ones, with repeats."""
+        n = max(1, self.n_cells // 4)
+        words = random_bits(n, columns=2, seed=self.seed, stream=Stream.GRID_CELLS, step=step, device=self.bits.device)
+        words = words.long() & 0xFFFFFFFF
+        anywhere = (words[:, 0] * self.n_cells) >> 32
+        ranks = torch.cumsum(unpack_bits(self.bits), 0)
+        wanted = (words[:, 1] * ranks[-1]) >> 32
+        occupied = torch.searchsorted(ranks, wanted, right=True).clamp(max=self.n_cells - 1)
+        return torch.cat([anywhere, occupied])
+
+    @torch.no_grad()
+    def update(self, step: int | Tensor, density_fn: DensityFn, *, all_cells: bool | None = None) -> None:
+        """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later."""
+        if all_cells is None:
+            all_cells = int(step) < self.config.warmup_steps
+        if all_cells:
+            cells = torch.arange(self.n_cells, device=self.bits.device)
+        else:
+            cells = self._sampled_cells(step)
+        for start in range(0, cells.shape[0], CHUNK):
+            part = cells[start : start + CHUNK]
+            fraction = random_uniform(
+                part.shape[0],
+                columns=3,
+                seed=self.seed,
+                stream=Stream.GRID_JITTER,
+                step=step,
+                first=start,
+                device=part.device,
+            )
+            fresh = density_fn(self.cell_positions(part, fraction)).float() * self.step_size
+            decay_and_max(self.thickness, part, fresh, self.config.decay)
+        self._rebuild(guard=all_cells)
+
+    def _rebuild(self, *, guard: bool) -> None:
+        self.mean.copy_(threshold_bits(self.thickness, self.bits, self.config.threshold))
+        if guard:
+            # A grid that empties while the field is young never recovers: nothing would be sampled, nothing learned.
+            visible = self.thickness >= 0.0
+            occupied = unpack_bits(self.bits).sum()
+            collapsed = occupied < MIN_OCCUPIED * visible.sum()
+            self.bits.copy_(torch.where(collapsed, pack_bits(visible), self.bits))
+
+    @torch.no_grad()
+    def mark_invisible(
+        self, camera_to_world: Tensor, focal: Tensor, center: Tensor, size: Tensor, near: float
+    ) -> float:
+        """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up.
+
+        Poses (n, 3, 4) look along -z with y up. A cell counts as seen when a sphere around it touches the frustum.
+        """
+        r = self.config.resolution
+        seen = torch.zeros(self.n_cells, dtype=torch.bool, device=self.bits.device)
+        half_cell = max(self.aabb.size) / r * 0.87  # radius of the sphere around a cell of level 0
+        for start in range(0, self.n_cells, CHUNK):
+            cells = torch.arange(start, min(start + CHUNK, self.n_cells), device=self.bits.device)
+            points = self.cell_positions(cells)
+            radius = half_cell * torch.pow(2.0, (cells // r**3).float())
+            for pose, f, c, wh in zip(camera_to_world, focal, center, size, strict=True):
+                local = (points - pose[:, 3]) @ pose[:, :3]
+                depth = -local[:, 2]
+                margin = radius * f.max() * 1.5
+                inside = depth + radius > near
+                for axis, sign in ((0, 1.0), (1, -1.0)):
+                    pixel = sign * local[:, axis] * f[axis] + c[axis] * depth
+                    inside &= (pixel > -margin) & (pixel < wh[axis] * depth + margin)
+                seen[cells] |= inside
+        if not seen.any():
+            warnings.warn("no camera sees any cell of the grid: the box and the cameras do not fit", stacklevel=2)
+            return 1.0
+        self.thickness[~seen] = -1.0
+        self.bits.copy_(pack_bits(self.thickness >= 0.0))
+        return 1.0 - seen.float().mean().item()
+
+    @torch.no_grad()
+    def set_occupied(self, occupied: Tensor) -> None:
+        """Set the grid by hand: (levels, resolution, resolution, resolution) bool."""
+        flat = occupied.reshape(-1).to(self.bits.device)
+        self.thickness.copy_(torch.where(flat, self.config.threshold * 2.0, 0.0))
+        self.bits.copy_(pack_bits(flat))

@@ -1,0 +1,133 @@
+"""The native loop: visible, short, and yours to copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..config import Config, from_dict, to_dict
+from ..data.batches import PixelSampler
+from ..data.scene import Scene
+from ..rendering.model import NerfModel, SceneBounds
+from .checkpoint import CheckpointState, load_tensors, read_state, save_checkpoint
+from .optim import build_optimizer, learning_rate, set_learning_rate
+from .step import StepResult, TrainingStep
+
+Callback = Callable[["Trainer", StepResult], None]
+Stop = Literal["steps", "time limit", "interrupted", "callback"]
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """How training ended."""
+
+    steps: int
+    train_seconds: float
+    rays: int
+    samples: int
+    stopped_by: Stop
+
+
+class Trainer:
+    """Trains one model on one scene. `callbacks` run after each step; the clock counts training only."""
+
+    def __init__(
+        self, config: Config, scene: Scene, *, device: torch.device | str = "cpu", callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self.config, self.scene, self.device = config, scene, torch.device(device)
+        self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
+        self.sampler = PixelSampler(scene, self.device, config.train.seed)
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.step_function = TrainingStep(self.model, self.sampler, self.optimizer)
+        self.callbacks = list(callbacks)
+        self.step, self.rays, self.samples = 0, 0, 0
+        self.should_stop = False
+        self._seconds, self._started = 0.0, None
+        cameras = scene.cameras.to(self.device)
+        self.unseen_fraction = self.model.grid.mark_invisible(
+            cameras.camera_to_world, cameras.focal, cameras.center, cameras.size, scene.near
+        )
+
+    @property
+    def train_seconds(self) -> float:
+        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._seconds + running
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is over, by steps or by the clock, whichever ends first."""
+        limit = self.config.train.time_limit
+        by_clock = 0.0 if limit is None else self.train_seconds / limit
+        return min(1.0, max(self.step / max(1, self.config.train.steps), by_clock))
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """Evaluation, previews and saves inside this block do not count as training time."""
+        self._pause()
+        try:
+            yield
+        finally:
+            self._started = time.perf_counter()
+
+    def _pause(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._seconds, self._started = self.train_seconds, None
+
+    def fit(self) -> TrainSummary:
+        """Train until the steps, the time limit, a callback or Ctrl-C ends it; can be called again to go on."""
+        stopped_by: Stop = "steps"
+        self._started = time.perf_counter()
+        try:
+            while self.step < self.config.train.steps:
+                if self.should_stop or self.progress >= 1.0:
+                    stopped_by = "callback" if self.should_stop else "time limit"
+                    break
+                self._one_step()
+        except KeyboardInterrupt:
+            stopped_by = "interrupted"
+        self._pause()
+        return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
+
+    def _one_step(self) -> None:
+        self.step_function.update_grid(self.step)
+        set_learning_rate(self.optimizer, learning_rate(self.config.optim, self.step, self.progress))
+        result = self.step_function(self.step)
+        self.step += 1
+        self.rays += int(result.n_rays)
+        self.samples += int(result.n_samples)
+        for callback in self.callbacks:
+            callback(self, result)
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
+        state = CheckpointState(
+            step=self.step,
+            train_seconds=self.train_seconds,
+            n_rays=self.step_function.n_rays,
+            config=to_dict(self.config),
+            bounds=self.model.bounds.to_dict(),
+        )
+        return save_checkpoint(folder, state, self.model, self.optimizer)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on where a checkpoint stopped, on the same draws."""
+        state = read_state(checkpoint)
+        load_tensors(checkpoint, self.model, self.optimizer)
+        self.step, self._seconds = state.step, state.train_seconds
+        self.step_function.n_rays = state.n_rays
+
+
+def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfModel:
+    """The trained model alone, without its pictures."""
+    state = read_state(checkpoint)
+    config = from_dict(Config, state.config)
+    model = NerfModel(config, SceneBounds.from_dict(state.bounds)).to(device)
+    load_tensors(checkpoint, model)
+    return model.eval()
