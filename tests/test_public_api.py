@@ -1,0 +1,114 @@
+"""The public surface: what `nerfturbo.__all__` names, each thing documented and typed.
+
+Adding or removing a public name is a decision: make it in nerfturbo/__init__.py, in SURFACE below and in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nerfturbo
+
+SURFACE = [
+    "Aabb",
+    "Cameras",
+    "Config",
+    "HashLayout",
+    "InputError",
+    "InstantNGP",
+    "NerfturboError",
+    "OccupancyGrid",
+    "PackedSamples",
+    "Rays",
+    "RenderOutput",
+    "Scene",
+    "Trainer",
+    "VanillaNeRF",
+    "composite",
+    "fused_mlp",
+    "hash_encode",
+    "importance_sample",
+    "load_model",
+    "load_scene",
+    "march",
+    "packed_cumsum",
+    "packed_sum",
+    "preset",
+    "ray_aabb",
+    "ray_marching",
+    "render_image",
+    "render_rays",
+    "spherical_harmonics",
+    "use_backend",
+    "volume_rendering",
+]
+
+MAX_NAMES = 32
+MAX_POSITIONAL = 3
+
+# Functions whose fourth argument is not an option but what the function is about.
+MANY_POSITIONAL = {"march"}  # rays (two tensors), a grid, a step rule
+
+
+def test_surface_is_what_was_decided() -> None:
+    missing, extra = sorted(set(SURFACE) - set(nerfturbo.__all__)), sorted(set(nerfturbo.__all__) - set(SURFACE))
+    assert not missing, f"public names that are gone: {missing}"
+    assert not extra, f"new public names, not in SURFACE: {extra}"
+
+
+def test_surface_is_sorted_and_small() -> None:
+    assert list(nerfturbo.__all__) == sorted(set(nerfturbo.__all__))
+    assert len(nerfturbo.__all__) <= MAX_NAMES
+
+
+@pytest.mark.parametrize("name", nerfturbo.__all__)
+def test_name_exists_and_is_documented(name: str) -> None:
+    thing = getattr(nerfturbo, name)
+    if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
+        doc = (thing.__doc__ or "").strip()
+        generated = inspect.isclass(thing) and doc.startswith(f"{thing.__name__}(")  # what @dataclass writes by itself
+        assert doc, f"{name} has no docstring"
+        assert not generated, f"{name} has no docstring"
+
+
+def callables_of(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """A public function; or the constructor and the public methods that a class itself defines."""
+    thing = getattr(nerfturbo, name)
+    if inspect.isfunction(thing):
+        yield name, thing
+    elif inspect.isclass(thing):
+        for key, member in vars(thing).items():
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if inspect.isfunction(function) and (not key.startswith("_") or key == "__init__"):
+                yield f"{name}.{key}", function
+
+
+@pytest.mark.parametrize("name", nerfturbo.__all__)
+def test_name_is_fully_typed(name: str) -> None:
+    for label, function in callables_of(name):
+        signature = inspect.signature(function)
+        bare = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.annotation is inspect.Parameter.empty and parameter.name not in ("self", "cls")
+        ]
+        assert not bare, f"{label}: parameters without a type: {bare}"
+        assert signature.return_annotation is not inspect.Signature.empty, f"{label}: no return type"
+
+
+@pytest.mark.parametrize("name", [n for n in nerfturbo.__all__ if inspect.isfunction(getattr(nerfturbo, n, None))])
+def test_parameters_past_the_third_are_keyword_only(name: str) -> None:
+    kinds = [parameter.kind for parameter in inspect.signature(getattr(nerfturbo, name)).parameters.values()]
+    positional = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
+    assert positional <= MAX_POSITIONAL or name in MANY_POSITIONAL, f"{name} takes {positional} by position"
+
+
+def test_version_is_the_one_released() -> None:
+    pyproject = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert nerfturbo.__version__ == pyproject["project"]["version"]
