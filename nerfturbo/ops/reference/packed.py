@@ -35,7 +35,7 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
     n = values.shape[0]
     wide = widen(values)
     if n == 0 or offsets.shape[0] == 1:
-        return torch.zeros_like(wide) * wide
+        return torch.where(torch.zeros_like(wide, dtype=torch.bool), wide, torch.zeros_like(wide))
     ray, used = row_rays(offsets, n)
     clean = torch.where(used, wide, torch.zeros_like(wide))
     # A scan over everything would cancel digits between rays: pad rays to one length and scan along it instead.
@@ -43,9 +43,13 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
     longest = int((offsets[1:] - offsets[:-1]).max().item())
     padded = clean.new_zeros(offsets.shape[0] - 1, max(longest, 1))
     padded = padded.index_put((ray, position.clamp(0, max(longest, 1) - 1)), clean, accumulate=True)
-    scanned = padded.flip(1).cumsum(1).flip(1) if reverse else padded.cumsum(1)
-    if exclusive:
-        scanned = scanned - padded
+    if reverse:
+        padded = padded.flip(1)
+    scanned = padded.cumsum(1)
+    if exclusive:  # shifted, not subtracted: a large value must not eat the digits of the sum before it
+        scanned = torch.cat([torch.zeros_like(scanned[:, :1]), scanned[:, :-1]], dim=1)
+    if reverse:
+        scanned = scanned.flip(1)
     result = scanned[ray, position.clamp(0, max(longest, 1) - 1)]
     return torch.where(used, result, torch.zeros_like(result))
 
