@@ -86,8 +86,8 @@ def assert_close(name: str, got: Tensor, want: Tensor, tolerance: float | None =
     error, largest = (got - want).abs(), want.abs().max().item()
     worst = int(error.argmax())
     assert error.max().item() <= tolerance * max(largest, 1e-6), (
-        f"{name}: error {error.max().item():.3g} at flat index {worst} (got {got.flatten()[worst].item():.8g}, expected "
-        f"{want.flatten()[worst].item():.8g}), allowed {tolerance:g} of the largest value {largest:.4g}"
+        f"{name}: error {error.max().item():.3g} at flat index {worst} (got {got.flatten()[worst].item():.8g}, "
+        f"expected {want.flatten()[worst].item():.8g}), allowed {tolerance:g} of the largest value {largest:.4g}"
     )
 
 
@@ -107,7 +107,7 @@ def assert_grads_match(
 def run(
     backend: str, function: Callable[..., object], inputs: dict[str, Tensor], wanted: Sequence[str], seed: int = 7
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of function(**inputs) on one backend, and the gradients to the `wanted` inputs under random cotangents."""
+    """Outputs of function(**inputs) on one backend, and gradients to the `wanted` inputs under random cotangents."""
     leaves = {name: t.detach().clone().requires_grad_(name in wanted) for name, t in inputs.items()}
     with use_backend(backend):  # type: ignore[arg-type]
         result = function(**leaves)

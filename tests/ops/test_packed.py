@@ -147,7 +147,7 @@ def test_errors_name_the_argument():
     offsets = torch.tensor([0, 2], dtype=torch.int32)
     with pytest.raises(InputError, match=r"values: expected shape \(n,\)"):
         packed_cumsum(torch.zeros(2, 1), offsets)
-    with pytest.raises(InputError, match="offsets: expected torch.int32"):
+    with pytest.raises(InputError, match=r"offsets: expected torch\.int32"):
         packed_sum(torch.zeros(2), offsets.long())
     with pytest.raises(InputError, match="values: expected a floating dtype"):
         packed_sum(torch.zeros(2, dtype=torch.int64), offsets)
