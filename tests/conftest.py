@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,12 @@ def _usable_cores() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(min(4, _usable_cores()))  # the tensors of tests are small: more threads only wait
+    if importlib.util.find_spec("hypothesis"):  # GPU machines may have nothing but torch, triton and pytest
+        from hypothesis import settings
+
+        # No deadline: the first example may compile a kernel. In CI the same examples every time.
+        settings.register_profile("nerfturbo", deadline=None, derandomize=IN_CI)
+        settings.load_profile("nerfturbo")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
