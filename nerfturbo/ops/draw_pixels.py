@@ -1,0 +1,56 @@
+"""Random pixels of a pool of pictures as rays and colours.
+
+Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool, u_i a 48-bit draw of (seed, step, i):
+ranks, devices and resumed runs see the same pixels. Poses look along -z with y up; directions have unit length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ._checks import check_device, check_int, check_shape
+from ._dispatch import implementation
+
+
+@dataclass(frozen=True)
+class PixelPool:
+    """Pictures of any sizes, one after the other and row-major, with the pinhole camera of each."""
+
+    pixels: Tensor  # (n_pixels, 3 or 4) uint8
+    offsets: Tensor  # (n_images + 1,) int64, first pixel of each picture
+    widths: Tensor  # (n_images,) int64
+    poses: Tensor  # (n_images, 3, 4) fp32, camera to world
+    intrinsics: Tensor  # (n_images, 4) fp32: fx, fy, cx, cy
+
+    def __post_init__(self) -> None:
+        n_images = self.widths.shape[0]
+        if self.pixels.dim() != 2 or self.pixels.shape[1] not in (3, 4):
+            raise InputError("pixels", "shape (n_pixels, 3) or (n_pixels, 4)", str(tuple(self.pixels.shape)))
+        check_int("pixels", self.pixels, torch.uint8)
+        check_shape("offsets", self.offsets, (n_images + 1,))
+        check_shape("poses", self.poses, (n_images, 3, 4))
+        check_shape("intrinsics", self.intrinsics, (n_images, 4))
+        check_device(pixels=self.pixels, offsets=self.offsets, widths=self.widths, poses=self.poses)
+
+
+class DrawnPixels(NamedTuple):
+    """Result of `draw_pixels`."""
+
+    origins: Tensor  # (n_rays, 3) fp32
+    directions: Tensor  # (n_rays, 3) fp32, unit length
+    rgba: Tensor  # (n_rays, 3 or 4) fp32 in [0, 1]
+    image_indices: Tensor  # (n_rays,) int64
+
+
+def draw_pixels(pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int = 0) -> DrawnPixels:
+    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device."""
+    if n_rays < 0:
+        raise InputError("n_rays", "a count >= 0", str(n_rays))
+    return DrawnPixels(
+        *implementation("draw_pixels", "draw_pixels", pool.poses)(pool, n_rays, seed=seed, step=step, first=first)
+    )
