@@ -32,7 +32,7 @@ class GridConfig:
     update_every: int = 16
     """Steps between updates."""
     warmup_steps: int = 256
-    """Until this step every cell is refreshed at each update, later a quarter at random and a quarter of the occupied."""
+    """Until this step an update refreshes every cell; later a quarter at random and a quarter of the occupied ones."""
     decay: float = 0.95
     """How much of its old density a refreshed cell keeps at most."""
     threshold: float = 0.01

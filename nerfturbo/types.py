@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,9 +49,17 @@ class Rays:
     def to(self, device: torch.device | str) -> Rays:
         return self._map(lambda value: value.to(device))
 
-    def _map(self, function) -> Rays:  # noqa: ANN001
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Rays(**{name: None if v is None else function(v) for name, v in fields.items()})
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Rays:
+        def optional(value: Tensor | None) -> Tensor | None:
+            return None if value is None else function(value)
+
+        return Rays(
+            function(self.origins),
+            function(self.directions),
+            optional(self.times),
+            optional(self.camera_indices),
+            optional(self.pixel_radii),
+        )
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ class _TruncatedExp(torch.autograd.Function):
 def truncated_exp(logits: Tensor) -> Tensor:
     """exp(min(x, 15)) in fp32 at least, with the same clamp in the backward instead of a zero gradient.
 
-    >>> truncated_exp(torch.tensor([0.0, 100.0])).tolist()
-    [1.0, 3269017.25]
+    >>> [round(value) for value in truncated_exp(torch.tensor([0.0, 100.0])).tolist()]  # exp(0), exp(15)
+    [1, 3269018]
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return _TruncatedExp.apply(wide)  # type: ignore[no-any-return]

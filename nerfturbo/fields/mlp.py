@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -19,7 +20,7 @@ class FusedMlp(nn.Module):
         super().__init__()
         sizes = [inputs, *[width] * depth, outputs]
         self.weights = nn.ParameterList()
-        for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+        for fan_in, fan_out in itertools.pairwise(sizes):
             bound = math.sqrt(6.0 / (fan_in + fan_out))
             weight = torch.empty(fan_out, fan_in).uniform_(-bound, bound, generator=generator)
             self.weights.append(nn.Parameter(weight))

@@ -77,5 +77,5 @@ def test_zero_rays(target: Target):
 
 
 def test_bad_pool_is_named():
-    with pytest.raises(InputError, match="pixels: expected torch.uint8"):
+    with pytest.raises(InputError, match=r"pixels: expected torch\.uint8"):
         PixelPool(torch.zeros(4, 3), torch.tensor([0, 4]), torch.tensor([2]), torch.zeros(1, 3, 4), torch.ones(1, 4))

@@ -1,0 +1,87 @@
+"""Fields: shapes, ranges, reproducible starts, gradients everywhere, double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nerfturbo.config import FieldConfig
+from nerfturbo.fields import Field, InstantNGP, VanillaNeRF
+from nerfturbo.fields.activations import truncated_exp
+from nerfturbo.fields.encodings import frequency_encode
+from nerfturbo.types import Aabb
+
+BOX = Aabb.cube(1.5)
+SMALL_NGP = FieldConfig(n_levels=4, n_features=2, log2_entries=10, base_resolution=4, max_resolution=64, width=16)
+SMALL_VANILLA = FieldConfig(kind="vanilla", width=32, depth=6)
+
+
+@pytest.fixture(params=["ngp", "vanilla"])
+def field(request: pytest.FixtureRequest) -> InstantNGP | VanillaNeRF:
+    return InstantNGP(BOX, SMALL_NGP) if request.param == "ngp" else VanillaNeRF(BOX, SMALL_VANILLA)
+
+
+def inputs(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(n, 3, generator=draw), dim=-1)
+    return torch.rand(n, 3, generator=draw) * 3.0 - 1.5, directions
+
+
+@pytest.mark.parametrize("n", [0, 1, 33])
+def test_shapes_and_ranges(field: InstantNGP | VanillaNeRF, n: int):
+    assert isinstance(field, Field)
+    rgb, density = field(*inputs(n))
+    assert rgb.shape == (n, 3) and density.shape == (n,)
+    assert ((rgb >= 0) & (rgb <= 1)).all() and (density >= 0).all()
+    assert torch.equal(field.density(inputs(n)[0]), density)
+
+
+def test_starts_non_empty(field: InstantNGP | VanillaNeRF):
+    """A field that starts at zero density would empty its grid at the first update."""
+    assert field.density(inputs(100)[0]).min() > 0.05
+
+
+def test_every_parameter_gets_a_gradient(field: InstantNGP | VanillaNeRF):
+    rgb, density = field(*inputs(200))
+    (rgb.sum() + density.sum()).backward()
+    for name, parameter in field.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_same_seed_same_start():
+    first, second, other = (InstantNGP(BOX, SMALL_NGP, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.encoding.table, second.encoding.table)
+    assert not torch.equal(first.encoding.table, other.encoding.table)
+
+
+def test_double_precision(field: InstantNGP | VanillaNeRF):
+    positions, directions = (value.double() for value in inputs(5))
+    rgb, density = field.double()(positions, directions)
+    assert density.dtype == torch.float64
+    assert rgb.dtype == (torch.float64 if isinstance(field, VanillaNeRF) else rgb.dtype)
+
+
+def test_colour_depends_on_direction_density_does_not(field: InstantNGP | VanillaNeRF):
+    positions, directions = inputs(50)
+    first, second = field(positions, directions), field(positions, -directions)
+    assert not torch.allclose(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def test_truncated_exp_saturates_but_still_learns():
+    logits = torch.tensor([0.0, 14.0, 50.0], requires_grad=True)
+    values = truncated_exp(logits)
+    values.sum().backward()
+    assert torch.isfinite(values).all()
+    assert logits.grad is not None and (logits.grad > 0).all() and torch.isfinite(logits.grad).all()
+    small = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(truncated_exp, (small,))
+
+
+def test_frequency_encoding_is_exact_in_half_input():
+    """Arguments are widened first: sin(2^9 pi x) of a half-precision product would be noise."""
+    values = torch.linspace(-1, 1, 65)[:, None]
+    wide = frequency_encode(values, 10)
+    half = frequency_encode(values.half(), 10)
+    assert half.dtype == torch.float32
+    assert torch.allclose(wide, half, atol=1e-3)  # these values are exact in half precision
