@@ -1,0 +1,244 @@
+"""Sums, scans and compaction of packed samples. Layouts and tiles as in `_common`; values fp16/bf16/fp32, fp32 inside.
+
+packed_sum     one program sums a tile of rays, up to four channels of them; the backward spreads a ray's gradient.
+packed_cumsum  one program scans a tile of rays; its backward is the same scan in the other direction.
+compact        count per ray, offsets (`_offsets`), write per ray. Nothing is read back when a capacity is given.
+
+No atomics: results do not depend on the order of programs. Derivations: docs/ops/packed.md.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...types import PackedSamples
+from ._common import (
+    TAIL_BLOCK,
+    CompileCase,
+    check_kernel_float,
+    ray_tile,
+    tail_programs,
+    tail_rows,
+    tile_for,
+)
+from ._offsets import fit_offsets
+
+CHANNELS = 4  # summed by one program; the grid's second axis takes the rest
+
+
+@triton.jit(do_not_specialize=["n_rays"])
+def _sum_kernel(
+    p_values, p_offsets, p_out, n_rays, n_channels, stride_row, stride_channel,
+    CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+    i_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros([RAYS, CHANNELS], tl.float32)
+    for k in range(0, tl.max(count, 0), STEPS):
+        step = k + tl.arange(0, STEPS)
+        m = step[None, :] < count[:, None]  # (RAYS, STEPS)
+        row = (start[:, None] + step[None, :]).to(tl.int64) * stride_row
+        for c in tl.static_range(CHANNELS):
+            channel = tl.program_id(1) * CHANNELS + c
+            value = tl.load(p_values + row + channel * stride_channel, mask=m & (channel < n_channels), other=0.0)
+            part = tl.sum(value.to(tl.float32), 1)
+            total += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
+    m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
+    tl.store(p_out + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], total, mask=m_out)
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _spread_kernel(
+    p_grad_out, p_offsets, p_grad, n_rays, n_rows, ray_programs, n_channels, stride_out, stride_out_channel,
+    stride_row, stride_channel, CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    first_channel = tl.program_id(1) * CHANNELS
+    if tl.program_id(0) < ray_programs:
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        for c in tl.static_range(CHANNELS):
+            channel = first_channel + c
+            p_ray = p_grad_out + i_ray.to(tl.int64) * stride_out + channel * stride_out_channel
+            grad = tl.load(p_ray, mask=m_ray & (channel < n_channels), other=0.0)
+            for k in range(0, tl.max(count, 0), STEPS):
+                step = k + tl.arange(0, STEPS)
+                m = (step[None, :] < count[:, None]) & (channel < n_channels)
+                row = (start[:, None] + step[None, :]).to(tl.int64)
+                value = grad[:, None] + tl.zeros([RAYS, STEPS], tl.float32)
+                tl.store(p_grad + row * stride_row + channel * stride_channel, value, mask=m)
+    else:
+        i_row, m = tail_rows(ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        for c in tl.static_range(CHANNELS):
+            p_row = p_grad + i_row.to(tl.int64) * stride_row + (first_channel + c) * stride_channel
+            tl.store(p_row, tl.zeros([TAIL], tl.float32), mask=m & (first_channel + c < n_channels))
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _cumsum_kernel(
+    p_values, p_offsets, p_out, n_rays, n_rows, ray_programs, stride,
+    EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(0) < ray_programs:
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        before = tl.zeros([RAYS], tl.float32)
+        for k in range(0, tl.max(count, 0), STEPS):
+            step = (k + tl.arange(0, STEPS))[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
+            m = step < count[:, None]
+            if REVERSE:
+                step = count[:, None] - 1 - step
+            row = start[:, None] + step
+            value = tl.load(p_values + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
+            running = before[:, None] + tl.cumsum(value, 1)
+            before += tl.sum(value, 1)
+            if EXCLUSIVE:
+                running -= value
+            tl.store(p_out + row, running, mask=m)
+    else:
+        i_row, m = tail_rows(ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        tl.store(p_out + i_row, tl.zeros([TAIL], tl.float32), mask=m)
+
+
+@triton.jit(do_not_specialize=["n_rays"])
+def _count_kernel(p_keep, p_offsets, p_counts, n_rays, RAYS: tl.constexpr, STEPS: tl.constexpr):
+    i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+    kept = tl.zeros([RAYS], tl.int32)
+    for k in range(0, tl.max(count, 0), STEPS):
+        step = k + tl.arange(0, STEPS)
+        m = step[None, :] < count[:, None]
+        keep = tl.load(p_keep + start[:, None] + step[None, :], mask=m, other=0)
+        kept += tl.sum((keep != 0).to(tl.int32), 1)
+    tl.store(p_counts + i_ray, kept, mask=m_ray)
+
+
+@triton.jit
+def write_tail(p_starts, p_ends, p_rays, first_program, n_used, n_rows, TAIL: tl.constexpr):
+    """t = 0 and ray 0 in the places that hold no sample."""
+    i_row, m = tail_rows(first_program, n_used, n_rows, TAIL)
+    zero = tl.zeros([TAIL], tl.float32)
+    tl.store(p_starts + i_row, zero, mask=m)
+    tl.store(p_ends + i_row, zero, mask=m)
+    tl.store(p_rays + i_row, tl.zeros([TAIL], tl.int32), mask=m)
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _compact_kernel(
+    p_starts, p_ends, p_keep, p_offsets, p_new_starts, p_new_ends, p_new_rays, p_new_offsets, n_rays, n_rows,
+    ray_programs, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(0) < ray_programs:
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        target = tl.load(p_new_offsets + i_ray, mask=m_ray, other=0)
+        end = tl.load(p_new_offsets + i_ray + 1, mask=m_ray, other=0)
+        count = tl.where(end > target, count, 0)  # a ray that lost all its samples, or did not fit
+        for k in range(0, tl.max(count, 0), STEPS):
+            step = k + tl.arange(0, STEPS)
+            m = step[None, :] < count[:, None]
+            row = start[:, None] + step[None, :]
+            keep = (tl.load(p_keep + row, mask=m, other=0) != 0).to(tl.int32)
+            place = target[:, None] + tl.cumsum(keep, 1) - 1
+            target += tl.sum(keep, 1)
+            m_keep = keep != 0
+            tl.store(p_new_starts + place, tl.load(p_starts + row, mask=m_keep, other=0.0), mask=m_keep)
+            tl.store(p_new_ends + place, tl.load(p_ends + row, mask=m_keep, other=0.0), mask=m_keep)
+            tl.store(p_new_rays + place, i_ray[:, None] + tl.zeros([RAYS, STEPS], tl.int32), mask=m_keep)
+    else:
+        n_used = tl.load(p_new_offsets + n_rays)
+        write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor, offsets: Tensor) -> Tensor:
+        n_rays, n_channels = offsets.shape[0] - 1, values.shape[1]
+        out = torch.empty(n_rays, n_channels, dtype=torch.float32, device=values.device)
+        if out.numel():
+            tile = tile_for(values.shape[0], n_rays)
+            channels = min(CHANNELS, triton.next_power_of_2(n_channels))
+            _sum_kernel[(triton.cdiv(n_rays, tile["RAYS"]), triton.cdiv(n_channels, channels))](
+                values, offsets, out, n_rays, n_channels, *values.stride(), CHANNELS=channels, **tile, num_warps=1
+            )
+        ctx.save_for_backward(offsets)
+        ctx.shape, ctx.dtype = values.shape, values.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
+        (offsets,) = ctx.saved_tensors
+        grad = torch.empty(ctx.shape, dtype=ctx.dtype, device=offsets.device)
+        n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
+        if grad.numel():
+            tile = tile_for(n_rows, n_rays)
+            ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+            channels = min(CHANNELS, triton.next_power_of_2(n_channels))
+            _spread_kernel[(ray_programs + tail_programs(n_rows), triton.cdiv(n_channels, channels))](
+                grad_out, offsets, grad, n_rays, n_rows, ray_programs, n_channels, *grad_out.stride(), *grad.stride(),
+                CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+            )  # fmt: skip
+        return grad, None  # offsets
+
+
+class _Cumsum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
+        ctx.save_for_backward(offsets)
+        ctx.exclusive, ctx.reverse, ctx.dtype = exclusive, reverse, values.dtype
+        return _cumsum(values, offsets, exclusive, reverse, torch.float32)
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None, None, None]:
+        (offsets,) = ctx.saved_tensors
+        grad = _cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype)
+        return grad, None, None, None  # offsets, exclusive, reverse
+
+
+def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
+    n_rows, n_rays = values.shape[0], offsets.shape[0] - 1
+    out = torch.empty(n_rows, dtype=dtype, device=values.device)
+    if n_rows:
+        tile = tile_for(n_rows, n_rays)
+        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+        _cumsum_kernel[(ray_programs + tail_programs(n_rows),)](
+            values, offsets, out, n_rays, n_rows, ray_programs, values.stride(0),
+            EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    check_kernel_float(values=values)
+    if values.dim() == 1:
+        return _Sum.apply(values[:, None], offsets).squeeze(1)
+    return _Sum.apply(values, offsets)
+
+
+def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:
+    check_kernel_float(values=values)
+    return _Cumsum.apply(values, offsets, exclusive, reverse)
+
+
+def empty_samples(n_rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    t_starts = torch.empty(n_rows, dtype=torch.float32, device=like.device)
+    return t_starts, torch.empty_like(t_starts), torch.empty(n_rows, dtype=torch.int32, device=like.device)
+
+
+@torch.no_grad()
+def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
+    check_kernel_float(t_starts=samples.t_starts)
+    n_rays, marks = samples.n_rays, keep.contiguous().view(torch.uint8)
+    tile = tile_for(samples.capacity, n_rays)
+    ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+    counts = torch.empty(n_rays, dtype=torch.int32, device=keep.device)
+    if n_rays:
+        _count_kernel[(ray_programs,)](marks, samples.offsets, counts, n_rays, **tile, num_warps=1)
+    offsets, kept = fit_offsets(counts, capacity, samples.n_rays_kept)
+    n_rows = int(offsets[-1]) if capacity is None else capacity
+    new = empty_samples(n_rows, keep)
+    if n_rows:
+        tail = 0 if capacity is None else tail_programs(n_rows)
+        _compact_kernel[(ray_programs + tail,)](
+            samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, ray_programs,
+            **tile, TAIL=TAIL_BLOCK, num_warps=1,
+        )  # fmt: skip
+    return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
