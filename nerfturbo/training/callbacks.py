@@ -1,4 +1,4 @@
-"""Callbacks: plain functions of (trainer, result), combined by `every` and `every_seconds`."""
+"""Callbacks: plain functions of (trainer, record), combined by `every` and `every_seconds`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ..ops.aabb import ray_aabb
-from .step import StepResult
+from .step import StepRecord
 from .trainer import Callback, Trainer
 
 
 def every(n_steps: int, callback: Callback) -> Callback:
-    """Run a callback after every n-th step."""
+    """Run a callback after every n-th step (or soon after, where several steps run at once)."""
+    due = n_steps
 
-    def run(trainer: Trainer, result: StepResult) -> None:
-        if trainer.step % n_steps == 0:
-            callback(trainer, result)
+    def run(trainer: Trainer, record: StepRecord) -> None:
+        nonlocal due
+        if record.step >= due:
+            callback(trainer, record)
+            due = (record.step // n_steps + 1) * n_steps
 
     return run
 
@@ -27,17 +30,17 @@ def every_seconds(seconds: float, callback: Callback) -> Callback:
     """Run a callback when this much wall-clock time has passed since its last run."""
     last = time.monotonic()
 
-    def run(trainer: Trainer, result: StepResult) -> None:
+    def run(trainer: Trainer, record: StepRecord) -> None:
         nonlocal last
         if time.monotonic() - last >= seconds:
-            callback(trainer, result)
+            callback(trainer, record)
             last = time.monotonic()
 
     return run
 
 
 def save_checkpoints(folder: Path) -> Callback:
-    def run(trainer: Trainer, result: StepResult) -> None:
+    def run(trainer: Trainer, record: StepRecord) -> None:
         with trainer.clock_stopped():
             trainer.save(folder)
 
@@ -52,37 +55,38 @@ class MetricsLog:
         self.records: list[dict[str, Any]] = []
         self._last: tuple[float, int, int] = (0.0, 0, 0)
         self._mse: float | None = None
+        self._due = 1
 
-    def __call__(self, trainer: Trainer, result: StepResult) -> None:
-        if trainer.step % self.every_steps and trainer.step != 1:
+    def __call__(self, trainer: Trainer, record: StepRecord) -> None:
+        self._mse = record.mse if self._mse is None else 0.95 * self._mse + 0.05 * record.mse
+        if record.step < self._due:
             return
-        mse = float(result.mse)
-        self._mse = mse if self._mse is None else 0.8 * self._mse + 0.2 * mse
+        self._due = (record.step // self.every_steps + 1) * self.every_steps
         seconds, rays, samples = self._last
         elapsed = max(trainer.train_seconds - seconds, 1e-9)
-        record = {
+        entry = {
             "step": trainer.step,
             "seconds": round(trainer.train_seconds, 4),
-            "loss": float(result.loss.detach()),
+            "loss": record.loss,
             "psnr": round(-10.0 * math.log10(max(self._mse, 1e-12)), 3),
             "rays_per_second": round((trainer.rays - rays) / elapsed),
             "samples_per_second": round((trainer.samples - samples) / elapsed),
             "occupied_fraction": round(float(trainer.model.grid.occupied_fraction()), 5),
             "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
-            "n_rays": int(result.n_rays),
-            "n_samples": int(result.n_samples),
+            "n_rays": record.n_rays,
+            "n_samples": record.n_samples,
         }
         self._last = (trainer.train_seconds, trainer.rays, trainer.samples)
-        self.records.append(record)
+        self.records.append(entry)
         if self.path is not None:
             with self.path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(entry) + "\n")
 
 
-def skipped_fraction(trainer: Trainer, result: StepResult) -> float:
+def skipped_fraction(trainer: Trainer, record: StepRecord) -> float:
     """Share of the uniform lattice inside the box that the last step did not have to train on."""
     model = trainer.model
-    batch = trainer.sampler.draw(trainer.step - 1, max(1, int(result.n_rays)))
+    batch = trainer.sampler.draw(trainer.step - 1, max(1, record.n_rays))
     t_min, t_max = ray_aabb(
         batch.rays.origins,
         batch.rays.directions,
@@ -91,4 +95,4 @@ def skipped_fraction(trainer: Trainer, result: StepResult) -> float:
         far=model.bounds.far,
     )
     uniform = float((t_max - t_min).sum()) / model.grid.step_size
-    return 1.0 - float(result.n_samples) / max(uniform, 1.0)
+    return 1.0 - record.n_samples / max(uniform, 1.0)

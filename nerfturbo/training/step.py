@@ -86,8 +86,22 @@ def compute_loss(
     return StepResult(loss, mse, n_rays, samples.n_samples, marched[0] if marched else samples.n_samples)
 
 
+@dataclass(frozen=True)
+class StepRecord:
+    """What the host knows after one or more steps: the last step's values, and sums over all of them."""
+
+    step: int  # steps done since the start of training
+    loss: float
+    mse: float
+    n_rays: int
+    n_samples: int
+    n_marched: int
+    total_rays: int
+    total_samples: int
+
+
 class TrainingStep:
-    """One optimizer step per call. Keeps the number of rays such that the sample budget stays full."""
+    """One optimizer step per call, eagerly. Keeps the number of rays such that the sample budget stays full."""
 
     MARCHED_PER_TRAINED = 8  # the visibility pass may look at this many times the budget
 
@@ -95,7 +109,17 @@ class TrainingStep:
         self.model, self.sampler, self.optimizer = model, sampler, optimizer
         self.n_rays = model.config.train.initial_rays
 
-    def __call__(self, step: int) -> StepResult:
+    def advance(self, step: int, limit: int) -> StepRecord:
+        """Run at least one step and at most `limit`, the first of them numbered `step`."""
+        self.update_grid(step)
+        result = self.forward_backward(step)
+        n_rays, n_samples, n_marched = int(result.n_rays), int(result.n_samples), int(result.n_marched)
+        self.adapt(n_samples, n_marched)
+        return StepRecord(
+            step + 1, float(result.loss.detach()), float(result.mse), n_rays, n_samples, n_marched, n_rays, n_samples
+        )
+
+    def forward_backward(self, step: int) -> StepResult:
         config = self.model.config
         batch = self.sampler.draw(step, self.n_rays)
         background = draw_background(config, step, self.n_rays, self.sampler.device)
@@ -104,7 +128,6 @@ class TrainingStep:
         if result.loss.requires_grad:
             result.loss.backward()
             self.optimizer.step()
-        self.adapt(int(result.n_samples), int(result.n_marched))
         return result
 
     def adapt(self, n_samples: int, n_marched: int) -> None:

@@ -17,9 +17,9 @@ from ..data.scene import Scene
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import CheckpointState, load_tensors, read_state, save_checkpoint
 from .optim import build_optimizer, learning_rate, set_learning_rate
-from .step import StepResult, TrainingStep
+from .step import StepRecord, TrainingStep
 
-Callback = Callable[["Trainer", StepResult], None]
+Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback"]
 
 
@@ -35,7 +35,7 @@ class TrainSummary:
 
 
 class Trainer:
-    """Trains one model on one scene. `callbacks` run after each step; the clock counts training only."""
+    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only."""
 
     def __init__(
         self, config: Config, scene: Scene, *, device: torch.device | str = "cpu", callbacks: Sequence[Callback] = ()
@@ -44,7 +44,7 @@ class Trainer:
         self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
         self.sampler = PixelSampler(scene, self.device, config.train.seed)
         self.optimizer = build_optimizer(self.model, config.optim)
-        self.step_function = TrainingStep(self.model, self.sampler, self.optimizer)
+        self.stepper = TrainingStep(self.model, self.sampler, self.optimizer)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0
         self.should_stop = False
@@ -89,28 +89,27 @@ class Trainer:
                 if self.should_stop or self.progress >= 1.0:
                     stopped_by = "callback" if self.should_stop else "time limit"
                     break
-                self._one_step()
+                self._advance()
         except KeyboardInterrupt:
             stopped_by = "interrupted"
         self._pause()
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
-    def _one_step(self) -> None:
-        self.step_function.update_grid(self.step)
+    def _advance(self) -> None:
         set_learning_rate(self.optimizer, learning_rate(self.config.optim, self.step, self.progress))
-        result = self.step_function(self.step)
-        self.step += 1
-        self.rays += int(result.n_rays)
-        self.samples += int(result.n_samples)
+        record = self.stepper.advance(self.step, self.config.train.steps - self.step)
+        self.step = record.step
+        self.rays += record.total_rays
+        self.samples += record.total_samples
         for callback in self.callbacks:
-            callback(self, result)
+            callback(self, record)
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
         state = CheckpointState(
             step=self.step,
             train_seconds=self.train_seconds,
-            n_rays=self.step_function.n_rays,
+            n_rays=self.stepper.n_rays,
             config=to_dict(self.config),
             bounds=self.model.bounds.to_dict(),
         )
@@ -121,7 +120,7 @@ class Trainer:
         state = read_state(checkpoint)
         load_tensors(checkpoint, self.model, self.optimizer)
         self.step, self._seconds = state.step, state.train_seconds
-        self.step_function.n_rays = state.n_rays
+        self.stepper.n_rays = state.n_rays
 
 
 def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfModel:
