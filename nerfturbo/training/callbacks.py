@@ -57,6 +57,10 @@ class MetricsLog:
         self._mse: float | None = None
         self._due = 1
 
+    def start(self, trainer: Trainer) -> None:
+        """Count rates from here on: for a run that was resumed."""
+        self._last = (trainer.train_seconds, trainer.rays, trainer.samples)
+
     def __call__(self, trainer: Trainer, record: StepRecord) -> None:
         self._mse = record.mse if self._mse is None else 0.95 * self._mse + 0.05 * record.mse
         if record.step < self._due:
@@ -65,6 +69,7 @@ class MetricsLog:
         seconds, rays, samples = self._last
         elapsed = max(trainer.train_seconds - seconds, 1e-9)
         entry = {
+            "kind": "step",
             "step": trainer.step,
             "seconds": round(trainer.train_seconds, 4),
             "loss": record.loss,
@@ -77,6 +82,14 @@ class MetricsLog:
             "n_samples": record.n_samples,
         }
         self._last = (trainer.train_seconds, trainer.rays, trainer.samples)
+        self._write(entry)
+
+    def add_preview(self, trainer: Trainer, psnr: float) -> None:
+        """Record the score of a test view that was rendered on the way."""
+        seconds = round(trainer.train_seconds, 4)
+        self._write({"kind": "preview", "step": trainer.step, "seconds": seconds, "psnr": round(psnr, 3)})
+
+    def _write(self, entry: dict[str, Any]) -> None:
         self.records.append(entry)
         if self.path is not None:
             with self.path.open("a") as file:
