@@ -1,0 +1,132 @@
+"""What follows training: scores, pictures, turntable, metrics.json, report.html."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data.scene import Scene
+from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
+from ..evaluation.paths import orbit_path
+from ..evaluation.pictures import save_comparison
+from ..evaluation.report import write_report
+from ..evaluation.results import Training, evaluation_metrics, measure_baselines, training_metrics
+from ..evaluation.run_folder import RunFolder
+from ..export.video import can_write_mp4, write_video
+from ..rendering.image import RenderedImage
+from ..rendering.model import NerfModel
+from ..training.callbacks import skipped_fraction
+from ..training.step import StepRecord
+from ..training.trainer import Trainer, TrainSummary
+from .clock import since_command
+from .progress import Display, duration, quantity
+
+if TYPE_CHECKING:
+    from .train import TrainArgs
+
+TURNTABLE_PIXELS = 256  # of the longer side
+TURNTABLE_FPS = 12
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A session that is over."""
+
+    run: RunFolder
+    trainer: Trainer
+    summary: TrainSummary
+    test_scene: Scene
+    last: StepRecord | None
+    first_seconds: float
+    backend: str
+
+
+def finish(done: Finished, display: Display, args: TrainArgs) -> int:
+    """Score, write everything, say where it is."""
+    model, config = done.trainer.model.eval(), done.trainer.config
+    scores = score_run(done.run, model, done.test_scene, config, limit=args.eval_views, display=display)
+    if args.turntable > 0:
+        write_turntable(done.run, model, done.test_scene, args.turntable, display)
+    metrics = {**training_metrics(_training(done), done.test_scene.name), **scores}
+    metrics["total_seconds"] = since_command()
+    done.run.write_metrics(metrics)
+    display.phase("writing the report")
+    write_report(done.run)
+    display.close()
+    print_result(done.run, metrics, as_json=args.json)
+    return 0
+
+
+def _training(done: Finished) -> Training:
+    trainer, summary = done.trainer, done.summary
+    seconds = max(summary.train_seconds - done.first_seconds, 1e-9)
+    return Training(
+        steps=summary.steps,
+        train_seconds=summary.train_seconds,
+        total_seconds=since_command(),
+        rays_per_second=summary.rays / seconds,
+        samples_per_second=summary.samples / seconds,
+        samples_skipped_fraction=None if done.last is None else skipped_fraction(trainer, done.last),
+        stopped_by=summary.stopped_by,
+        device=str(trainer.device),
+        backend=done.backend,
+    )
+
+
+def score_run(
+    run: RunFolder, model: NerfModel, scene: Scene, config: Config, *, limit: int | None, display: Display
+) -> dict[str, Any]:
+    """Evaluate on test views, write the comparison pictures, and return the part of metrics.json about them."""
+    views = choose_views(len(scene), limit)
+    display.phase(f"scoring {len(views)} test views")
+    run.images.mkdir(exist_ok=True)
+    for old in run.images.glob("test_*.png"):
+        old.unlink()
+
+    def on_view(done: int, total: int, score: ViewScore, image: RenderedImage, truth: Tensor) -> None:
+        save_comparison(run.view_file(score.index), image.rgb, truth)
+        display.update(done / total)
+
+    evaluation: Evaluation = evaluate(model, scene, views=views, on_view=on_view)
+    return evaluation_metrics(evaluation, config, scene, measure_baselines(scene, views))
+
+
+def write_turntable(run: RunFolder, model: NerfModel, scene: Scene, n_frames: int, display: Display) -> None:
+    """One turn about the scene as turntable.gif, and as .mp4 where that can be encoded."""
+    display.phase("rendering the turntable")
+    cameras = orbit_path(scene.cameras, model.bounds.aabb.center, n_frames)
+    cameras = cameras.scaled(min(1.0, TURNTABLE_PIXELS / int(cameras.size.max())))
+    frames: list[Tensor] = []
+    for index in range(n_frames):
+        image = model.render_image(cameras, index)
+        frames.append((image.rgb * 255.0 + 0.5).to(torch.uint8).cpu())
+        display.update((index + 1) / n_frames)
+    write_video(run.turntable_file("gif"), frames, fps=TURNTABLE_FPS)
+    if can_write_mp4():
+        write_video(run.turntable_file("mp4"), frames, fps=TURNTABLE_FPS)
+
+
+def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> None:
+    """The result on stdout: one JSON object, or a few lines for people."""
+    if as_json:
+        print(json.dumps({"run": str(run.path), **run.read_metrics()}))
+        return
+    protocol, baselines = metrics["protocol"], metrics["baselines"]
+    similarity = "" if metrics["ssim"] is None else f", SSIM {metrics['ssim']:.4f}"
+    background = "" if protocol["background"] == "as photographed" else f" over {protocol['background']}"
+    print(f"PSNR {metrics['psnr']:.2f} dB{similarity} on {protocol['n_views']} {protocol['split']} views{background}")
+    if baselines is not None:
+        constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
+        print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
+    speed = f"{quantity(metrics['rays_per_second'])} rays/s, {quantity(metrics['samples_per_second'])} samples/s"
+    seconds = f"{duration(metrics['train_seconds'])} of training, {duration(metrics['total_seconds'])} in all"
+    print(f"  {metrics['steps']} steps, {seconds}; {speed}; {metrics['backend']} on {metrics['device']}")
+    files = [path for path in (run.report_file, run.turntable_file("gif"), run.metrics_file) if path.is_file()]
+    print("\n".join(f"  {path}" for path in files))
+    sys.stdout.flush()

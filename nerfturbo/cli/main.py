@@ -1,0 +1,101 @@
+"""The `nerfturbo` command: finds the verb, runs it, and turns errors into one line and an exit code.
+
+0 done; 1 `doctor` found something broken; 2 bad input or bad flags; 130 interrupted. Only the verb that is asked for is
+imported, and torch not before its flags are read, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from ..errors import NerfturboError
+from . import clock
+
+# verb -> (module, function, what it does); a verb of two words is a command and its subcommand
+VERBS: dict[str, tuple[str, str, str]] = {
+    "train": ("train", "main", "train on a scene folder or a built-in scene and write a run folder"),
+    "eval": ("evaluate", "main", "score a run on its test views again and renew its report"),
+    "render": ("render", "main", "render an orbit or the test views of a run as GIF, MP4 or PNG files"),
+    "scene info": ("scene", "info", "say what a scene folder holds"),
+    "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
+    "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
+    "bench ops": ("bench", "ops", "time every operation against its reference"),
+    "bench step": ("bench", "step", "time a whole training step against the reference"),
+    "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        clock.restart()
+    verb, rest = _split(arguments)
+    if verb is None:
+        return _overview(arguments)
+    module, function, _ = VERBS[verb]
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+        return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
+    except NerfturboError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) left: not an error, and nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+
+
+def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
+    for n_words in (2, 1):
+        verb = " ".join(arguments[:n_words])
+        if verb in VERBS:
+            return verb, arguments[n_words:]
+    return None, arguments
+
+
+def _overview(arguments: list[str]) -> int:
+    """The list of verbs, and what was wrong where something was."""
+    from .. import __version__
+
+    word = arguments[0] if arguments else ""
+    if word in ("--version", "-V"):
+        print(f"nerfturbo {__version__}")
+        return 0
+    group = {verb: entry for verb, entry in VERBS.items() if verb.split()[0] == word}
+    asked = not arguments or word in ("--help", "-h") or (group and arguments[1:] in (["--help"], ["-h"]))
+    lines = [f"usage: nerfturbo {word if group else 'COMMAND'} ...", ""]
+    lines += [f"  {verb:<12}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
+    lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
+    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    if asked:
+        return 0
+    wrong = " ".join(arguments[:2]) if group else word
+    print(f"error: command: expected one of the above, got {wrong!r}", file=sys.stderr)
+    return 2
+
+
+def _fail(message: str) -> int:
+    if os.environ.get("NERFTURBO_DEBUG") == "1":
+        traceback.print_exc()
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What training shows: a live display on a terminal, plain lines elsewhere. Always on stderr; stdout is for results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PLAIN_SECONDS = 5.0  # between plain lines
+
+
+class Display(Protocol):
+    """Phases come one after the other; `update` moves the bar of the current one."""
+
+    def phase(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_display() -> Display:
+    """The display that fits where stderr goes."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    return RichDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()
+
+
+class PlainDisplay:
+    """A line per phase, and one every few seconds in between."""
+
+    def __init__(self) -> None:
+        self._phase, self._last, self._started = "", 0.0, time.monotonic()
+
+    def phase(self, text: str) -> None:
+        self._phase, self._last = text, time.monotonic()
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
+        if time.monotonic() - self._last < PLAIN_SECONDS:
+            return
+        self._last = time.monotonic()
+        parts = [f"{self._phase}: {100.0 * fraction:.0f}%"]
+        parts += [] if record is None else [f"step {record['step']}", *describe(record)]
+        parts += [] if eta is None else [f"{duration(eta)} left"]
+        self.note(", ".join(parts))
+
+    def close(self) -> None:
+        pass
+
+
+class RichDisplay:
+    """A bar with the numbers below it, redrawn a few times a second."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console, self._phase, self._started = console, "", time.monotonic()
+        self._fraction: float | None = None
+        self._eta: float | None = None
+        self._record: dict[str, Any] | None = None
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def phase(self, text: str) -> None:
+        self._phase, self._started = text, time.monotonic()
+        self._fraction, self._eta, self._record = None, None, None
+
+    def note(self, text: str) -> None:
+        self._console.print(text)
+
+    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
+        self._fraction, self._eta, self._record = fraction, eta, record
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.spinner import Spinner
+        from rich.table import Table
+        from rich.text import Text
+
+        if self._fraction is None:
+            seconds = time.monotonic() - self._started
+            return Spinner("dots", text=Text(f"{self._phase} ({seconds:.0f} s)"), speed=1.0)
+        line = Table.grid(padding=(0, 1), expand=False)
+        left = "" if self._eta is None else f"{duration(self._eta)} left"
+        bar = ProgressBar(total=1.0, completed=self._fraction, width=32)
+        line.add_row(Text(self._phase, style="bold"), bar, f"{100.0 * self._fraction:3.0f}%", Text(left, style="cyan"))
+        if self._record is None:
+            return line
+        return Group(line, Text("  " + "  ".join(describe(self._record)), style="dim"))
+
+
+def describe(record: dict[str, Any]) -> list[str]:
+    """The numbers of a log record, for people."""
+    return [
+        f"PSNR {record['psnr']:.2f} dB",
+        f"loss {record['loss']:.5f}",
+        f"{quantity(record['rays_per_second'])} rays/s",
+        f"{quantity(record['samples_per_second'])} samples/s",
+        f"{100.0 * record['occupied_fraction']:.1f}% occupied",
+    ]
+
+
+def quantity(value: float) -> str:
+    """
+    >>> quantity(950), quantity(12_340), quantity(3_400_000)
+    ('950', '12.3 k', '3.4 M')
+    """
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.1f} {unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(7.6), duration(75), duration(3700)
+    ('8 s', '1:15 min', '1:01 h')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"

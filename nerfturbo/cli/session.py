@@ -1,0 +1,191 @@
+"""One training session: scene, kernels, loop, previews, checkpoints; then the scores."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from ..data.scene import Scene
+from ..evaluation.preview import Preview
+from ..evaluation.run_folder import RunFolder, check_output, create_run
+from ..ops._dispatch import resolve
+from ..training.callbacks import MetricsLog, every_seconds, save_checkpoints
+from ..training.checkpoint import latest_checkpoint, list_checkpoints
+from ..training.step import StepRecord
+from ..training.trainer import Trainer, TrainSummary
+from .clock import since_command
+from .finish import Finished, finish
+from .progress import Display, open_display
+from .scenes import absolute_source, open_scenes
+from .train import Plan, default_output
+
+FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
+FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
+PREVIEW_SECONDS = 10.0
+LOG_EVERY_STEPS = 10
+
+
+def run_plan(plan: Plan) -> int:
+    """Train and finish; returns the exit code."""
+    display = open_display()
+    try:
+        return _run(plan, display)
+    finally:
+        display.close()
+
+
+def _run(plan: Plan, display: Display) -> int:
+    if plan.run is None and plan.output is not None:
+        check_output(plan.output, overwrite=plan.args.overwrite)
+    config = plan.config
+    display.phase(f"opening {config.data.source}")
+    train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
+    config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
+    backend = resolve(torch.empty(0, device=plan.device))
+    _warm_up(backend, display)
+    trainer = Trainer(config, train_scene, device=plan.device)
+    if plan.run is not None:
+        run = plan.run
+        trainer.resume(latest_checkpoint(run.path))
+        run.write_config(config)
+    else:
+        output = plan.output or default_output(train_scene.name)
+        run = create_run(output, config, overwrite=plan.args.overwrite)
+    display.note(f"{_counts(train_scene, test_scene)}; writing {run.path}")
+
+    session = Session(trainer, run, display, Preview(test_scene))
+    summary = session.train(plan.args.save_every)
+    if session.interrupted:
+        return _say_how_to_resume(plan, run, summary, display)
+    done = Finished(
+        run=run,
+        trainer=trainer,
+        summary=summary,
+        test_scene=test_scene,
+        last=session.last,
+        first_seconds=session.first_seconds,
+        backend=backend,
+    )
+    return finish(done, display, plan.args)
+
+
+def _counts(train: Scene, test: Scene) -> str:
+    width, height = train.cameras.size[0].tolist()
+    return f"{train.name}: {len(train)} training views, {len(test)} test views ({test.split}), {width} x {height}"
+
+
+def _warm_up(backend: str, display: Display) -> None:
+    """Compile what is not cached yet, saying what: otherwise the first step would seem to hang."""
+    if backend != "cpu":
+        return
+    try:
+        from ..ops.cpu._warmup import warmup
+    except ImportError:
+        return
+    display.phase("loading CPU kernels")
+    warmup(lambda name: display.phase(f"compiling CPU kernels (first run only): {name}"))
+
+
+class Session:
+    """The loop with everything that hangs on it."""
+
+    def __init__(self, trainer: Trainer, run: RunFolder, display: Display, preview: Preview) -> None:
+        self.trainer, self.run, self.display, self.preview = trainer, run, display, preview
+        self.log = MetricsLog(run.log_file, every_steps=LOG_EVERY_STEPS)
+        self.interrupted = False
+        self.last: StepRecord | None = None
+        self.first_seconds = trainer.train_seconds
+        self._next_preview: float | None = None
+
+    def train(self, save_every: float) -> TrainSummary:
+        """Until the end or an interrupt; the last checkpoint is written either way."""
+        self.log.records = self.run.trim_log(self.trainer.step)
+        self.log.start(self.trainer)
+        save = save_checkpoints(self.run.checkpoints)
+        self.trainer.callbacks += [self._keep, self.log, self._look, self._show, every_seconds(save_every, save)]
+        self.display.phase("training")
+        with _interrupts(self._stop):
+            summary = self.trainer.fit()
+            self.interrupted = self.interrupted or summary.stopped_by == "interrupted"
+            self.trainer.save(self.run.checkpoints)
+        return summary
+
+    def _stop(self) -> None:
+        self.interrupted = self.trainer.should_stop = True
+        self.display.note("stopping after this step; once more to stop at once")
+
+    def _keep(self, trainer: Trainer, record: StepRecord) -> None:
+        self.last = record
+
+    def _show(self, trainer: Trainer, record: StepRecord) -> None:
+        done = trainer.progress
+        spent = trainer.train_seconds
+        eta = spent * (1.0 - done) / done if done > 0.0 and spent > 1.0 else None
+        steps = (entry for entry in reversed(self.log.records) if entry["kind"] == "step")
+        self.display.update(done, eta=eta, record=next(steps, None))
+
+    def _look(self, trainer: Trainer, record: StepRecord) -> None:
+        now = time.monotonic()
+        first = self._next_preview is None
+        if first:
+            trained = trainer.train_seconds - self.first_seconds
+            if since_command() < FIRST_PREVIEW_SECONDS and trained < FIRST_PREVIEW_TRAINING:
+                return
+        elif now < self._next_preview:
+            return
+        with trainer.clock_stopped():
+            value = self.preview.render(trainer.model, self.run.preview_file)
+            self.log.add_preview(trainer, value)
+            if first:
+                where = f"{self.run.preview_file} ({value:.1f} dB)"
+                self.display.note(f"first preview after {since_command():.1f} s: {where}")
+        self._next_preview = time.monotonic() + PREVIEW_SECONDS
+
+
+@contextlib.contextmanager
+def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends training after the step in hand; the second one acts at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise KeyboardInterrupt
+        stop()
+
+    count = 0
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def resume_command(plan: Plan, run: Path) -> str:
+    """What to type to go on, the flags that are not part of the run's config included."""
+    command = ["nerfturbo", "train", "--resume", str(run)]
+    for flag, value in (("--device", plan.args.device), ("--backend", plan.args.backend)):
+        command += [flag, value] if value != "auto" else []
+    return shlex.join(command)
+
+
+def _say_how_to_resume(plan: Plan, run: RunFolder, summary: TrainSummary, display: Display) -> int:
+    display.close()
+    checkpoint = list_checkpoints(run.checkpoints)[-1]
+    command = resume_command(plan, run.path)
+    print(f"interrupted at step {summary.steps}; checkpoint saved in {checkpoint}", file=sys.stderr)
+    print(f"resume with: {command}", file=sys.stderr)
+    if plan.args.json:
+        print(json.dumps({"run": str(run.path), "interrupted": True, "steps": summary.steps, "resume": command}))
+    return 130

@@ -1,0 +1,101 @@
+"""Score a model on views it never saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data.images import composite_over
+from ..data.scene import Scene
+from ..rendering.image import RenderedImage
+from ..rendering.model import NerfModel
+from .metrics import mean_psnr, psnr, ssim
+
+WHITE = (1.0, 1.0, 1.0)
+SSIM_WINDOW = 11
+
+# (views done, views in all, the last view's scores, its render, its truth)
+ViewCallback = Callable[[int, int, "ViewScore", RenderedImage, Tensor], None]
+
+
+@dataclass(frozen=True)
+class ViewScore:
+    """One view; `index` counts within its split."""
+
+    index: int
+    psnr: float
+    ssim: float | None  # None where the picture is smaller than SSIM's window
+    seconds: float  # of rendering
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a test set: means over pictures, and each picture."""
+
+    psnr: float
+    ssim: float | None
+    views: tuple[ViewScore, ...]
+
+    @property
+    def worst_first(self) -> list[ViewScore]:
+        return sorted(self.views, key=lambda view: view.psnr)
+
+
+def choose_views(n_views: int, limit: int | None = None) -> list[int]:
+    """All views, or `limit` of them at even distances, the first always among them.
+
+    >>> choose_views(20, 4)
+    [0, 5, 10, 15]
+    """
+    if limit is None or limit >= n_views:
+        return list(range(n_views))
+    return [index * n_views // limit for index in range(limit)]
+
+
+def truth_image(scene: Scene, index: int, background: tuple[float, float, float] = WHITE) -> Tensor:
+    """(height, width, 3): the picture with the background behind its transparent part."""
+    image = scene.images.image(index)
+    return composite_over(image, torch.tensor(background, device=image.device))
+
+
+def evaluate(
+    model: NerfModel,
+    scene: Scene,
+    *,
+    views: list[int] | None = None,
+    background: tuple[float, float, float] = WHITE,
+    with_ssim: bool = True,
+    on_view: ViewCallback | None = None,
+) -> Evaluation:
+    """Render the views (all of them unless given) over the background and compare them with the truth, in floats."""
+    chosen = choose_views(len(scene)) if views is None else views
+    scores = []
+    for score, image, truth in _score_views(model, scene, chosen, background, with_ssim=with_ssim):
+        scores.append(score)
+        if on_view is not None:
+            on_view(len(scores), len(chosen), score, image, truth)
+    similarities = [score.ssim for score in scores if score.ssim is not None]
+    return Evaluation(
+        psnr=mean_psnr([score.psnr for score in scores]),
+        ssim=sum(similarities) / len(similarities) if similarities else None,
+        views=tuple(scores),
+    )
+
+
+def _score_views(
+    model: NerfModel, scene: Scene, views: list[int], background: tuple[float, float, float], *, with_ssim: bool
+) -> Iterator[tuple[ViewScore, RenderedImage, Tensor]]:
+    behind = torch.tensor(background, device=model.device)
+    for index in views:
+        start = time.perf_counter()
+        image = model.render_image(scene.cameras, index, behind)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        seconds = time.perf_counter() - start
+        truth = truth_image(scene, index, background).to(model.device)
+        similarity = ssim(image.rgb, truth) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
+        yield ViewScore(index, psnr(image.rgb, truth), similarity, seconds), image, truth

@@ -1,0 +1,78 @@
+"""How close two pictures are. Everything in floats: nothing is rounded to 8 bits before it is compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+
+def psnr_from_mse(mse: float) -> float:
+    """-10 log10(mse), for colours in [0, 1]; infinite for equal pictures.
+
+    >>> psnr_from_mse(0.01)
+    20.0
+    """
+    return -10.0 * math.log10(mse) if mse > 0.0 else math.inf
+
+
+def psnr(image: Tensor, truth: Tensor) -> float:
+    """Peak signal-to-noise ratio in dB of two pictures (height, width, channels) in [0, 1].
+
+    >>> round(psnr(torch.full((4, 4, 3), 0.6), torch.full((4, 4, 3), 0.5)), 3)
+    20.0
+    """
+    _check_same_shape(image, truth)
+    return psnr_from_mse(float((image.double() - truth.double()).square().mean()))
+
+
+def ssim(image: Tensor, truth: Tensor) -> float:
+    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two pictures (height, width, channels)."""
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    _check_same_shape(image, truth)
+    if min(image.shape[:2]) < 11:
+        raise InputError("image", "at least 11 x 11 pixels, the window of SSIM", f"{tuple(image.shape[:2])}")
+    batches = [picture.permute(2, 0, 1)[None].float() for picture in (image, truth)]
+    value = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0)
+    return float(value if isinstance(value, Tensor) else value[0])
+
+
+def constant_psnr(truths: Sequence[Tensor]) -> float:
+    """Mean PSNR that one single colour, the mean over all pictures, reaches: what knowing nothing is worth."""
+    total = sum((truth.double().sum((0, 1)) for truth in truths), start=torch.zeros(3, dtype=torch.float64))
+    color = total / sum(truth.shape[0] * truth.shape[1] for truth in truths)
+    return mean_psnr([psnr(color.float().expand_as(truth), truth) for truth in truths])
+
+
+def blurred_psnr(truths: Sequence[Tensor], sigma: float = 3.0) -> float:
+    """Mean PSNR of the pictures blurred by a Gaussian of `sigma` pixels: what knowing only the coarse shape is worth."""
+    return mean_psnr([psnr(gaussian_blur(truth, sigma), truth) for truth in truths])
+
+
+def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
+    """A picture (height, width, channels) blurred, its edge pixels repeated outward."""
+    radius = math.ceil(3.0 * sigma)
+    offsets = torch.arange(-radius, radius + 1, dtype=torch.float32)
+    kernel = torch.exp(-0.5 * (offsets / sigma).square())
+    kernel = (kernel / kernel.sum()).to(image)
+    planes = image.permute(2, 0, 1)[:, None]  # (channels, 1, height, width)
+    planes = torch.nn.functional.pad(planes, (radius,) * 4, mode="replicate")
+    planes = torch.nn.functional.conv2d(planes, kernel[None, None, :, None])
+    planes = torch.nn.functional.conv2d(planes, kernel[None, None, None, :])
+    return planes[:, 0].permute(1, 2, 0)
+
+
+def mean_psnr(values: Sequence[float]) -> float:
+    """The mean of per-picture values, the usual way to score a test set."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def _check_same_shape(image: Tensor, truth: Tensor) -> None:
+    if image.shape != truth.shape or image.dim() != 3:
+        got = f"{tuple(image.shape)} and {tuple(truth.shape)}"
+        raise InputError("image, truth", "one shape (height, width, channels)", got)

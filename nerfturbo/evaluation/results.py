@@ -1,0 +1,100 @@
+"""metrics.json: one schema, written by `train` and renewed by `eval`. docs/run_folder.md explains every name."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..data.scene import BUILTIN_PREFIX, Scene
+from .evaluate import Evaluation, truth_image
+from .machine import describe_machine, peak_gpu_memory_bytes, peak_memory_bytes, versions
+from .metrics import blurred_psnr, constant_psnr
+
+TIME_INCLUDES = (
+    "training steps and grid updates; not loading, kernel compilation, previews, checkpoints or evaluation, "
+    "which total_seconds holds too"
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training alone tells; the rates are of the session that ended it."""
+
+    steps: int
+    train_seconds: float
+    total_seconds: float
+    rays_per_second: float
+    samples_per_second: float
+    samples_skipped_fraction: float | None
+    stopped_by: str
+    device: str
+    backend: str
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What a score is worth: PSNR on the same views of one constant colour, and of the truth blurred by 3 pixels."""
+
+    constant_psnr: float
+    blurred_psnr: float
+
+
+def measure_baselines(scene: Scene, views: list[int]) -> Baselines:
+    truths = [truth_image(scene, index).cpu() for index in views]
+    return Baselines(constant_psnr(truths), blurred_psnr(truths))
+
+
+def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
+    """How the score was measured: all that can move it by more than the method does."""
+    sizes = {tuple(size) for size in scene.cameras.size.tolist()}
+    low, high = min(sizes), max(sizes)
+    if config.data.source.startswith(BUILTIN_PREFIX):
+        origin = "rendered at this size"
+    elif config.data.downscale > 1:
+        origin = f"the files' size over {config.data.downscale}, each pixel the mean of {config.data.downscale}^2"
+    else:
+        origin = "the files' own"
+    return {
+        "split": scene.split,
+        "n_views": n_views,
+        "views": "all" if n_views == len(scene) else f"{n_views} of {len(scene)}, evenly spaced",
+        "background": "white" if scene.has_alpha else "as photographed",
+        "training_background": config.train.background if scene.has_alpha else "as photographed",
+        "color_space": "sRGB",
+        "resolution": list(low) if low == high else [list(low), list(high)],
+        "resolution_source": origin,
+        "rounding": "none: floating-point renders against the 8-bit truth",
+        "mean": "of the PSNR of each view",
+        "seeds": [config.train.seed],
+        "time_includes": TIME_INCLUDES,
+    }
+
+
+def evaluation_metrics(
+    evaluation: Evaluation, config: Config, scene: Scene, baselines: Baselines | None
+) -> dict[str, Any]:
+    """The part of metrics.json that `eval` renews."""
+    return {
+        "psnr": evaluation.psnr,
+        "ssim": evaluation.ssim,
+        "baselines": None if baselines is None else dataclasses.asdict(baselines),
+        "protocol": protocol(config, scene, len(evaluation.views)),
+        "per_view": [dataclasses.asdict(view) for view in evaluation.views],
+    }
+
+
+def training_metrics(training: Training, scene_name: str) -> dict[str, Any]:
+    """The part of metrics.json that only training knows, with memory, machine and versions as they are now."""
+    device = torch.device(training.device)
+    return {
+        "scene": scene_name,
+        **dataclasses.asdict(training),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(device),
+        "machine": describe_machine(device),
+        "versions": versions(),
+    }

@@ -1,0 +1,209 @@
+"""The run folder: what training leaves on disk, and nothing else knows where things lie. docs/run_folder.md is its twin.
+
+config.json    everything that decides the run
+metrics.json   scores, speed, memory, protocol
+log.jsonl      one JSON object per line: {"kind": "step" | "preview", ...}
+checkpoints/   step_00001234/{tensors.safetensors, state.json}
+images/        preview.png while training; test_000.png: truth, render and error side by side
+turntable.gif  (turntable.mp4 where imageio-ffmpeg is installed)
+report.html    all of it on one page that needs no other file
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, from_dict, to_dict
+from ..errors import CheckpointError, InputError
+from .machine import versions
+
+SCHEMA_VERSION = 1
+_OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4")
+_OWN_PATTERNS = {"checkpoints": ("step_*", ".step_*.tmp"), "images": ("preview.png", "test_*.png")}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def images(self) -> Path:
+        return self.path / "images"
+
+    @property
+    def preview_file(self) -> Path:
+        return self.images / "preview.png"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def view_file(self, index: int) -> Path:
+        return self.images / f"test_{index:03d}.png"
+
+    def turntable_file(self, extension: str) -> Path:
+        return self.path / f"turntable.{extension}"
+
+    def read_config(self) -> Config:
+        return from_dict(Config, _read_object(self.config_file)["config"], str(self.config_file))
+
+    def write_config(self, config: Config) -> None:
+        version = versions().get("nerfturbo", "not installed")
+        document = {"version": SCHEMA_VERSION, "nerfturbo": version, "config": to_dict(config)}
+        write_json(self.config_file, document)
+
+    def read_metrics(self) -> dict[str, Any]:
+        """The metrics, or nothing where training has not finished."""
+        return _read_object(self.metrics_file) if self.metrics_file.is_file() else {}
+
+    def write_metrics(self, metrics: dict[str, Any]) -> None:
+        write_json(self.metrics_file, {"version": SCHEMA_VERSION, **metrics})
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """All complete lines; a line cut short by a kill is left out."""
+        if not self.log_file.is_file():
+            return []
+        records = []
+        for line in self.log_file.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+        return records
+
+    def trim_log(self, step: int) -> list[dict[str, Any]]:
+        """Drop what was logged after `step`: a resumed run does those steps again."""
+        kept = [record for record in self.read_log() if int(record.get("step", 0)) <= step]
+        write_text(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
+        return kept
+
+
+def open_run(path: str | Path) -> RunFolder:
+    """A run folder that exists."""
+    run = RunFolder(Path(path).expanduser())
+    hint = "a run folder is what `nerfturbo train` writes"
+    if not run.path.is_dir():
+        got = "a file" if run.path.exists() else "no such folder"
+        raise InputError(str(run.path), "a run folder", got, hint)
+    if not run.config_file.is_file():
+        raise InputError(str(run.path), "a run folder with config.json", "none in it", hint)
+    run.read_config()
+    return run
+
+
+def check_output(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse, before any work is done, a folder that cannot be written or that holds something."""
+    nearest = path
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise InputError(str(path), "an output folder that can be made", f"{nearest} is a file", "choose another one")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(str(path), "an output folder that can be written", f"{nearest} is read-only to you")
+    if nearest != path or overwrite or not any(path.iterdir()):
+        return
+    if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
+        hint = f"go on with it by --resume {path}, or replace it by --overwrite"
+        raise InputError(str(path), "a new or empty output folder", "a run", hint)
+    hint = "choose another one; --overwrite writes into it and leaves what is not a run's alone"
+    raise InputError(str(path), "a new or empty output folder", "one that holds other files", hint)
+
+
+def create_run(path: Path, config: Config, *, overwrite: bool = False) -> RunFolder:
+    """Make the folder and write config.json; what cannot be finished is removed again."""
+    check_output(path, overwrite=overwrite)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    run = RunFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            remove_own_files(run)
+        run.images.mkdir(exist_ok=True)
+        run.write_config(config)
+    except OSError as error:
+        if made:
+            remove_own_files(run)
+        for folder in made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        raise InputError(str(path), "an output folder that can be written", error.strerror or str(error)) from None
+    return run
+
+
+def remove_own_files(run: RunFolder) -> None:
+    """Remove what a run writes, by name; everything else in the folder stays."""
+    for name in _OWN_FILES:
+        (run.path / name).unlink(missing_ok=True)
+    for folder, patterns in _OWN_PATTERNS.items():
+        inside = run.path / folder
+        for path in [path for pattern in patterns for path in inside.glob(pattern)]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if inside.is_dir() and not inside.is_symlink() and not any(inside.iterdir()):
+            inside.rmdir()
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Whole or not at all; numbers that JSON cannot say (NaN, infinity) become null."""
+    write_text(path, json.dumps(_finite(document), indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable ({error})") from error
+    version = document.get("version") if isinstance(document, dict) else None
+    if not isinstance(version, int) or (path.name == "config.json" and "config" not in document):
+        raise CheckpointError(f"{path}: not a file of a run folder")
+    if version > SCHEMA_VERSION:
+        raise CheckpointError(f"{path}: written by a newer nerfturbo (version {version}); upgrade to read it")
+    return document
