@@ -7,12 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.random import Stream, random_uniform
+from ..ops.draw_pixels import PixelPool, draw_pixels
 from ..types import Rays
-from .conventions import PIXEL_CENTER
 from .scene import Scene
-
-_BITS = 24  # of a float32 uniform
 
 
 @dataclass(frozen=True)
@@ -34,25 +31,19 @@ class PixelSampler:
         self.scene = scene.to(device)
         self.device = self.scene.images.device
         self.seed = seed
-        self._n_pixels = scene.images.n_pixels  # a number, so that drawing reads nothing back
+        images, cameras = self.scene.images, self.scene.cameras
+        self._pool = PixelPool(
+            images.pixels,
+            images.offsets,
+            images.sizes[:, 0].contiguous(),
+            cameras.camera_to_world,
+            torch.cat([cameras.focal, cameras.center], dim=-1),
+        )
 
     def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0) -> PixelBatch:
         """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device."""
-        images, cameras = self.scene.images, self.scene.cameras
-        pixels = self._draw_pixels(step, n_rays, first)
-        image = torch.searchsorted(images.offsets, pixels, right=True) - 1
-        local = pixels - images.offsets[image]
-        width = images.sizes[image, 0]
-        x = (local % width).float() + PIXEL_CENTER
-        y = torch.div(local, width, rounding_mode="floor").float() + PIXEL_CENTER
-        rgba = images.pixels[pixels].float() / 255.0
-        return PixelBatch(cameras.rays(image, x, y), rgba)
-
-    def _draw_pixels(self, step: int | Tensor, n_rays: int, first: int) -> Tensor:
-        uniform = random_uniform(
-            n_rays, columns=2, seed=self.seed, stream=Stream.PIXELS, step=step, first=first, device=self.device
-        )
-        # One float32 has 2^24 values and a pool has more pixels than that: floor(n_pixels * 48 random bits / 2^48),
-        # in integers so that every device rounds the same way.
-        high, low = (uniform * float(1 << _BITS)).long().unbind(-1)
-        return (high * self._n_pixels + ((low * self._n_pixels) >> _BITS)) >> _BITS
+        cameras = self.scene.cameras
+        drawn = draw_pixels(self._pool, n_rays, seed=self.seed, step=step, first=first)
+        times = None if cameras.times is None else cameras.times[drawn.image_indices]
+        rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices)
+        return PixelBatch(rays, drawn.rgba)
