@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import shlex
 import signal
@@ -88,12 +89,11 @@ def _warm_up(backend: str, display: Display) -> None:
     """Compile what is not cached yet, saying what: otherwise the first step would seem to hang."""
     if backend != "cpu":
         return
-    try:
-        from ..ops.cpu._warmup import warmup
-    except ImportError:
+    if importlib.util.find_spec("nerfturbo.ops.cpu._warmup") is None:
         return
     display.phase("loading CPU kernels")
-    warmup(lambda name: display.phase(f"compiling CPU kernels (first run only): {name}"))
+    module = importlib.import_module("nerfturbo.ops.cpu._warmup")
+    module.warmup(lambda name: display.phase(f"compiling CPU kernels (first run only): {name}"))
 
 
 class Session:
@@ -135,20 +135,17 @@ class Session:
         self.display.update(done, eta=eta, record=next(steps, None))
 
     def _look(self, trainer: Trainer, record: StepRecord) -> None:
-        now = time.monotonic()
-        first = self._next_preview is None
-        if first:
-            trained = trainer.train_seconds - self.first_seconds
-            if since_command() < FIRST_PREVIEW_SECONDS and trained < FIRST_PREVIEW_TRAINING:
-                return
-        elif now < self._next_preview:
+        due, first = self._next_preview, self._next_preview is None
+        trained = trainer.train_seconds - self.first_seconds
+        early = trained < FIRST_PREVIEW_TRAINING and since_command() < FIRST_PREVIEW_SECONDS
+        if early if due is None else time.monotonic() < due:
             return
         with trainer.clock_stopped():
             value = self.preview.render(trainer.model, self.run.preview_file)
             self.log.add_preview(trainer, value)
-            if first:
-                where = f"{self.run.preview_file} ({value:.1f} dB)"
-                self.display.note(f"first preview after {since_command():.1f} s: {where}")
+        if first:
+            where = f"{self.run.preview_file} ({value:.1f} dB)"
+            self.display.note(f"first preview after {since_command():.1f} s: {where}")
         self._next_preview = time.monotonic() + PREVIEW_SECONDS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -34,23 +35,23 @@ class TrainArgs:
     """A scene folder, or a built-in scene by name. Without it the built-in default scene is trained."""
     preset: str = "auto"
     """Where the values below come from: ngp, ngp-cpu or vanilla; auto chooses by device."""
-    steps: int | None = None
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Stop after this many steps; short for --train.steps."""
-    time_limit: float | None = None
+    time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
     """Stop after this many seconds of training; short for --train.time-limit."""
-    output: Path | None = None
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Run folder to write; runs/SCENE-TIME unless given."""
     overwrite: bool = False
     """Write into a folder that is not empty; only files of an earlier run are removed from it."""
     resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
     """Go on with this run folder, with its own values; give --steps or --time-limit to train longer."""
-    seed: int | None = None
+    seed: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Decides every random draw; short for --train.seed."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: BackendName = "auto"
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
-    downscale: int | None = None
+    downscale: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Divide the width and height of every picture by this."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
@@ -60,11 +61,11 @@ class TrainArgs:
     """Seconds between checkpoints."""
     json: bool = False
     """Print the result as one JSON object on stdout."""
-    grid: GridConfig = GridConfig()
-    field: FieldConfig = FieldConfig()
-    render: RenderConfig = RenderConfig()
-    optim: OptimConfig = OptimConfig()
-    train: TrainConfig = TrainConfig()
+    grid: GridConfig = dataclasses.field(default_factory=GridConfig)
+    field: FieldConfig = dataclasses.field(default_factory=FieldConfig)
+    render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
 
 
 @dataclass(frozen=True)

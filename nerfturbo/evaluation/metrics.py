@@ -50,7 +50,7 @@ def constant_psnr(truths: Sequence[Tensor]) -> float:
 
 
 def blurred_psnr(truths: Sequence[Tensor], sigma: float = 3.0) -> float:
-    """Mean PSNR of the pictures blurred by a Gaussian of `sigma` pixels: what knowing only the coarse shape is worth."""
+    """Mean PSNR of the pictures blurred by a Gaussian of `sigma` pixels: what the coarse shape alone is worth."""
     return mean_psnr([psnr(gaussian_blur(truth, sigma), truth) for truth in truths])
 
 

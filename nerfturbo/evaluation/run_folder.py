@@ -1,4 +1,4 @@
-"""The run folder: what training leaves on disk, and nothing else knows where things lie. docs/run_folder.md is its twin.
+"""The run folder: what training leaves on disk. Nothing else knows where things lie; docs/run_folder.md is its twin.
 
 config.json    everything that decides the run
 metrics.json   scores, speed, memory, protocol
