@@ -1,4 +1,4 @@
-"""Compile the kernels of one file for one GPU generation, without a GPU; a script, for a process without TRITON_INTERPRET.
+"""Compile the kernels of one file for one GPU generation, without a GPU, in a process that does not interpret them.
 
     python tests/kernels/compile_kernels.py march 90
 
@@ -46,7 +46,9 @@ def resource_usage(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        listing = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run(
+            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     usage = {"REG": 0, "STACK": 0, "LOCAL": 0}
     for function in re.findall(r"REG:.*", listing):
         for name in usage:

@@ -18,15 +18,16 @@ from ...errors import InputError
 
 KERNEL_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: a program costs a millisecond, so take few
-TAIL_BLOCK = 1024  # places of the unused tail that one program writes
+TAIL_BLOCK = 128  # places of the unused tail written at a time: few, for they cost the whole kernel registers
+TAIL_PROGRAMS = 256
 
 
 @dataclass(frozen=True)
 class CompileCase:
     """One specialisation of a kernel, compiled by the tests for every supported GPU without owning one.
 
-    `signature` gives a Triton type per argument ("*fp32", "i32", "fp32"; 
-    a tuple of them for a tuple); arguments it leaves out are constexpr and must be in `constexprs`, None included.
+    `signature` gives a Triton type per argument ("*fp32", "i32", "fp32"; a tuple of them for a tuple); the arguments it
+    leaves out are constexpr and stand in `constexprs`, None for an absent tensor included.
     """
 
     kernel: Any  # a triton.jit function
@@ -47,7 +48,8 @@ def tile_for(n_rows: int, n_rays: int) -> dict[str, int]:
 
 
 def tail_programs(n_rows: int) -> int:
-    return triton.cdiv(n_rows, TAIL_BLOCK)
+    """Programs behind those of the rays, which share the tail."""
+    return min(triton.cdiv(n_rows, TAIL_BLOCK), 1 if INTERPRETED else TAIL_PROGRAMS)
 
 
 def empty_in_layout_of(tensor: Tensor) -> Tensor:
@@ -94,7 +96,22 @@ def ray_tile(p_offsets, n_rays, RAYS: tl.constexpr):
 
 
 @triton.jit
-def tail_rows(first_program, n_used, n_rows, BLOCK: tl.constexpr):
-    """Rows (BLOCK,) and mask of the unused tail that program `first_program + k` writes."""
-    i_row = (tl.program_id(0) - first_program) * BLOCK + tl.arange(0, BLOCK)
-    return i_row, (i_row >= n_used) & (i_row < n_rows)
+def zero_tail(p, stride, first_program, n_used, n_rows, TAIL: tl.constexpr):
+    """Zero in the rows from n_used on, shared among the programs from `first_program` on."""
+    share = tl.program_id(0) - first_program
+    for first in range(n_used + share * TAIL, n_rows, (tl.num_programs(0) - first_program) * TAIL):
+        i_row = first + tl.arange(0, TAIL)
+        tl.store(p + i_row.to(tl.int64) * stride, tl.zeros([TAIL], p.dtype.element_ty), mask=i_row < n_rows)
+
+
+@triton.jit
+def shift_right(value, fill, RAYS: tl.constexpr, STEPS: tl.constexpr):
+    """value[:, j - 1] at j, `fill` at 0: turns an inclusive scan of a (RAYS, STEPS) tile into an exclusive one."""
+    i = tl.arange(0, STEPS)[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
+    return tl.where(i == 0, fill, tl.gather(value, tl.maximum(i - 1, 0), 1))
+
+
+@triton.jit
+def spread_last(value, RAYS: tl.constexpr, STEPS: tl.constexpr):
+    """value[:, STEPS - 1] everywhere: the total of an inclusive scan, cheaper than a second reduction."""
+    return tl.gather(value, tl.full([RAYS, STEPS], STEPS - 1, tl.int32), 1)

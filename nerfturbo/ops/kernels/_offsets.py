@@ -81,7 +81,14 @@ def fit_offsets(counts: Tensor, capacity: int | None, limit: Tensor | None = Non
 COMPILE_CASES = [
     CompileCase(
         _fit_kernel,
-        {"p_counts": "*i32", "p_offsets": "*i32", "p_kept": "*i32", "p_limit": "*i32", "n_rays": "i32", "capacity": "i32"},
+        {
+            "p_counts": "*i32",
+            "p_offsets": "*i32",
+            "p_kept": "*i32",
+            "p_limit": "*i32",
+            "n_rays": "i32",
+            "capacity": "i32",
+        },
         {"BLOCK": BLOCK},
         num_warps=8,
     )

@@ -79,9 +79,7 @@ COMPILE_CASES = [
     CompileCase(
         _aabb_kernel,
         {"p_origins": "*fp32", "p_directions": "*fp32", "p_t_min": "*fp32", "p_t_max": "*fp32", "n_rays": "i32"}
-        | dict.fromkeys(
-            ("stride_origins", "stride_origins_axis", "stride_directions", "stride_directions_axis"), "i32"
-        )
+        | dict.fromkeys(("stride_origins", "stride_origins_axis", "stride_directions", "stride_directions_axis"), "i32")
         | dict.fromkeys(("low_x", "low_y", "low_z", "high_x", "high_y", "high_z", "near", "far"), "fp32"),
         {"BLOCK": BLOCK},
         num_warps=4,

@@ -20,9 +20,11 @@ from ._common import (
     CompileCase,
     check_kernel_float,
     ray_tile,
+    shift_right,
+    spread_last,
     tail_programs,
-    tail_rows,
     tile_for,
+    zero_tail,
 )
 from ._offsets import fit_offsets
 
@@ -69,10 +71,9 @@ def _spread_kernel(
                 value = grad[:, None] + tl.zeros([RAYS, STEPS], tl.float32)
                 tl.store(p_grad + row * stride_row + channel * stride_channel, value, mask=m)
     else:
-        i_row, m = tail_rows(ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
-        for c in tl.static_range(CHANNELS):
-            p_row = p_grad + i_row.to(tl.int64) * stride_row + (first_channel + c) * stride_channel
-            tl.store(p_row, tl.zeros([TAIL], tl.float32), mask=m & (first_channel + c < n_channels))
+        n_used = tl.load(p_offsets + n_rays)
+        for channel in range(first_channel, tl.minimum(first_channel + CHANNELS, n_channels)):
+            zero_tail(p_grad + channel * stride_channel, stride_row, ray_programs, n_used, n_rows, TAIL)
 
 
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
@@ -82,7 +83,7 @@ def _cumsum_kernel(
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        before = tl.zeros([RAYS], tl.float32)
+        before = tl.zeros([RAYS, STEPS], tl.float32)
         for k in range(0, tl.max(count, 0), STEPS):
             step = (k + tl.arange(0, STEPS))[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
             m = step < count[:, None]
@@ -90,14 +91,14 @@ def _cumsum_kernel(
                 step = count[:, None] - 1 - step
             row = start[:, None] + step
             value = tl.load(p_values + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
-            running = before[:, None] + tl.cumsum(value, 1)
-            before += tl.sum(value, 1)
-            if EXCLUSIVE:
-                running -= value
-            tl.store(p_out + row, running, mask=m)
+            running = tl.cumsum(value, 1)
+            total = spread_last(running, RAYS, STEPS)
+            if EXCLUSIVE:  # shifted, not subtracted: a large value must not eat the digits of the sum before it
+                running = shift_right(running, 0.0, RAYS, STEPS)
+            tl.store(p_out + row, before + running, mask=m)
+            before += total
     else:
-        i_row, m = tail_rows(ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
-        tl.store(p_out + i_row, tl.zeros([TAIL], tl.float32), mask=m)
+        zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
 @triton.jit(do_not_specialize=["n_rays"])
@@ -115,11 +116,9 @@ def _count_kernel(p_keep, p_offsets, p_counts, n_rays, RAYS: tl.constexpr, STEPS
 @triton.jit
 def write_tail(p_starts, p_ends, p_rays, first_program, n_used, n_rows, TAIL: tl.constexpr):
     """t = 0 and ray 0 in the places that hold no sample."""
-    i_row, m = tail_rows(first_program, n_used, n_rows, TAIL)
-    zero = tl.zeros([TAIL], tl.float32)
-    tl.store(p_starts + i_row, zero, mask=m)
-    tl.store(p_ends + i_row, zero, mask=m)
-    tl.store(p_rays + i_row, tl.zeros([TAIL], tl.int32), mask=m)
+    zero_tail(p_starts, 1, first_program, n_used, n_rows, TAIL)
+    zero_tail(p_ends, 1, first_program, n_used, n_rows, TAIL)
+    zero_tail(p_rays, 1, first_program, n_used, n_rows, TAIL)
 
 
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
@@ -242,3 +241,29 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
             **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
+
+
+def _cases() -> list[CompileCase]:
+    sizes = {"p_offsets": "*i32", "n_rays": "i32"}
+    rows = {"n_rows": "i32", "ray_programs": "i32"}
+    strides = {"n_channels": "i32", "stride_row": "i32", "stride_channel": "i32"}
+    out_strides = {"stride_out": "i32", "stride_out_channel": "i32"}
+    new = {"p_new_starts": "*fp32", "p_new_ends": "*fp32", "p_new_rays": "*i32", "p_new_offsets": "*i32"}
+    cases = []
+    for rays, steps in ((4, 8), (1, 32)):
+        tile = {"RAYS": rays, "STEPS": steps}
+        tails = {**tile, "TAIL": TAIL_BLOCK}
+        name = f"{rays}x{steps}"
+        sums = {"p_values": "*fp16", "p_out": "*fp32", **sizes, **strides}
+        cases.append(CompileCase(_sum_kernel, sums, {"CHANNELS": CHANNELS, **tile}, name=name))
+        spread = {"p_grad_out": "*fp32", "p_grad": "*fp16", **sizes, **rows, **strides, **out_strides}
+        cases.append(CompileCase(_spread_kernel, spread, {"CHANNELS": CHANNELS, **tails}, name=name))
+        scan = {"p_values": "*fp32", "p_out": "*fp32", "stride": "i32", **sizes, **rows}
+        cases.append(CompileCase(_cumsum_kernel, scan, {"EXCLUSIVE": True, "REVERSE": True, **tails}, name=name))
+        cases.append(CompileCase(_count_kernel, {"p_keep": "*u8", "p_counts": "*i32", **sizes}, tile, name=name))
+        move = {"p_starts": "*fp32", "p_ends": "*fp32", "p_keep": "*u8", **sizes, **rows, **new}
+        cases.append(CompileCase(_compact_kernel, move, tails, name=name))
+    return cases
+
+
+COMPILE_CASES = _cases()

@@ -1,0 +1,311 @@
+"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_common`.
+
+A program holds the running transmittance of its rays and walks along them; a scan inside the tile gives the product of
+(1 - alpha) before each sample. The second axis of the forward's grid takes further groups of channels, which
+repeat the scan. The backward recomputes what the forward knew: with g_i = dL/dw_i,
+
+    dL/ddensity_i = length_i * (T_i * (1 - alpha_i) * g_i - sum_{j > i} w_j g_j),    dL/drgb_i = w_i * dL/drgb
+
+(docs/ops/composite.md). Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the inputs' dtype and layout,
+zero in the tail. No atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...types import PackedSamples
+from ._common import (
+    TAIL_BLOCK,
+    CompileCase,
+    check_kernel_float,
+    empty_in_layout_of,
+    one_minus_exp,
+    ray_tile,
+    scalar_or_pointer,
+    shift_right,
+    spread_last,
+    tail_programs,
+    tile_for,
+    zero_tail,
+)
+
+CHANNELS = 4  # composited by one forward program
+
+
+@triton.jit
+def _tile_weights(
+    p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre,
+    RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """t0, t1, 1 - alpha, T, w and who has weight, for a tile (RAYS, STEPS); `through` is T before it, and after it."""
+    t0 = tl.load(p_starts + row, mask=m, other=0.0)
+    t1 = tl.load(p_ends + row, mask=m, other=0.0)
+    density = tl.load(p_density + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
+    optical = density * (t1 - t0)
+    alpha = one_minus_exp(optical)
+    counted = m & (alpha >= alpha_thre)  # false for NaN
+    passed = tl.where(counted, tl.exp(-optical), 1.0)
+    product = tl.cumprod(passed, 1)
+    before = through * shift_right(product, 1.0, RAYS, STEPS)
+    lit = counted & (before >= early_stop_eps)
+    weight = tl.where(lit, before * alpha, 0.0)
+    return t0, t1, passed, before, weight, lit, through * spread_last(product, RAYS, STEPS)
+
+
+@triton.jit
+def _threshold(alpha_thre, p_alpha_thre):
+    if p_alpha_thre is not None:
+        alpha_thre = tl.load(p_alpha_thre)
+    return alpha_thre
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _forward_kernel(
+    p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_out_rgb, p_out_opacity, p_out_depth, p_out_weights,
+    n_rays, n_rows, ray_programs, n_channels, strides, early_stop_eps, alpha_thre,
+    CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    is_first = tl.program_id(1) == 0
+    if tl.program_id(0) < ray_programs:
+        alpha_thre = _threshold(alpha_thre, p_alpha_thre)
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        i_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+        rgb = tl.zeros([RAYS, CHANNELS], tl.float32)
+        b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
+        b_depth = tl.zeros([RAYS, STEPS], tl.float32)
+        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+        for k in range(0, tl.max(count, 0), STEPS):
+            step = k + tl.arange(0, STEPS)
+            m = step[None, :] < count[:, None]
+            row = start[:, None] + step[None, :]
+            t0, t1, passed, before, weight, lit, through = _tile_weights(
+                p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+            )
+            b_opacity += weight
+            b_depth += weight * (t0 + t1) * 0.5
+            tl.store(p_out_weights + row, weight, mask=m & is_first)
+            for c in tl.static_range(CHANNELS):
+                channel = tl.program_id(1) * CHANNELS + c
+                p_channel = p_rgb + row.to(tl.int64) * strides[1] + channel * strides[2]
+                value = tl.load(p_channel, mask=lit & (channel < n_channels), other=0.0).to(tl.float32)
+                part = tl.sum(weight * value, 1)
+                rgb += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
+        tl.store(p_out_opacity + i_ray, tl.sum(b_opacity, 1), mask=m_ray & is_first)
+        tl.store(p_out_depth + i_ray, tl.sum(b_depth, 1), mask=m_ray & is_first)
+        m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
+        tl.store(p_out_rgb + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], rgb, mask=m_out)
+    else:
+        if is_first:
+            zero_tail(p_out_weights, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+
+
+@triton.jit
+def _weight_gradient(
+    p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out, i_ray, m_ray, row, m, lit, weight, middle,
+    strides, N_CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """dL/dw of a tile; with `p_out`, also writes the gradient of the colours, channel after channel."""
+    g = tl.zeros_like(weight)
+    if p_grad_rgb is not None:
+        for c in range(N_CHANNELS):
+            p_ray = p_grad_rgb + i_ray.to(tl.int64) * strides[3] + c * strides[4]
+            grad = tl.load(p_ray, mask=m_ray, other=0.0).to(tl.float32)[:, None]
+            p_channel = p_rgb + row.to(tl.int64) * strides[1] + c * strides[2]
+            g += grad * tl.load(p_channel, mask=lit, other=0.0).to(tl.float32)
+            if p_out is not None:
+                tl.store(p_out + row.to(tl.int64) * strides[8] + c * strides[9], weight * grad, mask=m)
+    if p_grad_opacity is not None:
+        g += tl.load(p_grad_opacity + i_ray * strides[5], mask=m_ray, other=0.0)[:, None]
+    if p_grad_depth is not None:
+        g += tl.load(p_grad_depth + i_ray * strides[6], mask=m_ray, other=0.0)[:, None] * middle
+    if p_grad_weights is not None:
+        g += tl.load(p_grad_weights + row * strides[7], mask=m, other=0.0)
+    return g
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _backward_kernel(
+    p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre,
+    p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_density, p_out_rgb,
+    n_rays, n_rows, ray_programs, strides, early_stop_eps, alpha_thre,
+    N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(0) < ray_programs:
+        alpha_thre = _threshold(alpha_thre, p_alpha_thre)
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        longest = tl.max(count, 0)
+        total = tl.zeros([RAYS], tl.float32)  # of w g along the whole ray; a ray of one tile does not need it
+        seen = tl.zeros([RAYS], tl.float32)  # added up in the same order, so that nothing is left behind the last tile
+        if longest > STEPS:
+            through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+            for k in range(0, longest, STEPS):
+                m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
+                row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+                t0, t1, passed, before, weight, lit, through = _tile_weights(
+                    p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+                )
+                g = _weight_gradient(
+                    p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m, lit,
+                    weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+                )  # fmt: skip
+                total += tl.sum(weight * g, 1)
+        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+        for k in range(0, longest, STEPS):
+            m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
+            row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+            t0, t1, passed, before, weight, lit, through = _tile_weights(
+                p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+            )
+            g = _weight_gradient(
+                p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb, i_ray, m_ray, row, m, lit,
+                weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+            )  # fmt: skip
+            if p_out_density is not None:
+                b_wg = weight * g
+                seen += tl.sum(b_wg, 1)
+                behind = tl.where(longest > STEPS, total - seen, 0.0)
+                later = behind[:, None] + tl.cumsum(b_wg, 1, reverse=True) - b_wg
+                grad = (t1 - t0) * tl.where(lit, before * passed * g - later, 0.0)
+                tl.store(p_out_density + row.to(tl.int64) * strides[10], grad, mask=m)
+    else:
+        n_used = tl.load(p_offsets + n_rays)
+        if p_out_density is not None:
+            zero_tail(p_out_density, strides[10], ray_programs, n_used, n_rows, TAIL)
+        if p_out_rgb is not None:
+            for c in range(N_CHANNELS):
+                zero_tail(p_out_rgb + c * strides[9], strides[8], ray_programs, n_used, n_rows, TAIL)
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _visibility_kernel(
+    p_density, p_starts, p_ends, p_offsets, p_alpha_thre, p_out, n_rays, n_rows, ray_programs, stride,
+    early_stop_eps, alpha_thre, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(0) < ray_programs:
+        alpha_thre = _threshold(alpha_thre, p_alpha_thre)
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+        for k in range(0, tl.max(count, 0), STEPS):
+            step = k + tl.arange(0, STEPS)
+            m = step[None, :] < count[:, None]
+            row = start[:, None] + step[None, :]
+            t0, t1, passed, before, weight, lit, through = _tile_weights(
+                p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre, RAYS, STEPS
+            )
+            tl.store(p_out + row, lit.to(tl.uint8), mask=m)
+    else:
+        zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+
+
+class _Composite(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        density: Tensor,
+        rgb: Tensor,
+        t_starts: Tensor,
+        t_ends: Tensor,
+        offsets: Tensor,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
+        out_rgb = torch.empty(n_rays, n_channels, dtype=torch.float32, device=rgb.device)
+        opacity = torch.empty(n_rays, dtype=torch.float32, device=rgb.device)
+        depth = torch.empty_like(opacity)
+        weights = torch.empty(n_rows, dtype=torch.float32, device=rgb.device)
+        number, pointer = scalar_or_pointer(alpha_thre, rgb.device)
+        tile = tile_for(n_rows, n_rays)
+        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+        channels = min(CHANNELS, triton.next_power_of_2(max(n_channels, 1)))
+        if n_rays or n_rows:
+            grid = (ray_programs + tail_programs(n_rows), max(1, triton.cdiv(n_channels, channels)))
+            _forward_kernel[grid](
+                density, rgb, t_starts, t_ends, offsets, pointer, out_rgb, opacity, depth, weights, n_rays, n_rows,
+                ray_programs, n_channels, (density.stride(0), *rgb.stride()), early_stop_eps, number,
+                CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+            )  # fmt: skip
+        ctx.save_for_backward(density, rgb, t_starts, t_ends, offsets, pointer)
+        ctx.thresholds = (early_stop_eps, number)
+        ctx.set_materialize_grads(False)
+        return out_rgb, opacity, depth, weights
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        density, rgb, t_starts, t_ends, offsets, pointer = ctx.saved_tensors
+        n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
+        wants_density, wants_rgb = ctx.needs_input_grad[0], ctx.needs_input_grad[1] and grads[0] is not None
+        grad_density = empty_in_layout_of(density) if wants_density else None
+        grad_rgb = empty_in_layout_of(rgb) if wants_rgb else None
+        if n_rows and (wants_density or wants_rgb):
+            tile = tile_for(n_rows, n_rays)
+            ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+            strides = (
+                density.stride(0), *rgb.stride(), *_strides(grads[0], 2), *_strides(grads[1], 1),
+                *_strides(grads[2], 1), *_strides(grads[3], 1), *_strides(grad_rgb, 2), *_strides(grad_density, 1),
+            )  # fmt: skip
+            _backward_kernel[(ray_programs + tail_programs(n_rows),)](
+                density, rgb, t_starts, t_ends, offsets, pointer, *grads, grad_density, grad_rgb, n_rays, n_rows,
+                ray_programs, strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+            )  # fmt: skip
+        # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre
+        return grad_density, grad_rgb, None, None, None, None, None
+
+
+def _strides(tensor: Tensor | None, n: int) -> tuple[int, ...]:
+    return (0,) * n if tensor is None else tensor.stride()
+
+
+def composite(
+    density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_kernel_float(density=density, rgb=rgb)
+    return _Composite.apply(density, rgb, *_intervals(samples), float(early_stop_eps), alpha_thre)
+
+
+def _intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
+    return samples.t_starts.detach().contiguous(), samples.t_ends.detach().contiguous(), samples.offsets
+
+
+@torch.no_grad()
+def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor) -> Tensor:
+    check_kernel_float(density=density)
+    n_rays, n_rows = samples.n_rays, samples.capacity
+    out = torch.empty(n_rows, dtype=torch.uint8, device=density.device)
+    if n_rows:
+        number, pointer = scalar_or_pointer(alpha_thre, density.device)
+        tile = tile_for(n_rows, n_rays)
+        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+        _visibility_kernel[(ray_programs + tail_programs(n_rows),)](
+            density, *_intervals(samples), pointer, out, n_rays, n_rows, ray_programs, density.stride(0),
+            float(early_stop_eps), number, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+        )  # fmt: skip
+    return out.view(torch.bool)
+
+
+def _cases() -> list[CompileCase]:
+    sizes = dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
+    thresholds = {"early_stop_eps": "fp32", "alpha_thre": "fp32"}
+    samples = {"p_starts": "*fp32", "p_ends": "*fp32", "p_offsets": "*i32", "p_alpha_thre": "*fp32"}
+    inputs = {"p_density": "*fp16", "p_rgb": "*fp16", **samples}
+    outputs = dict.fromkeys(("p_out_rgb", "p_out_opacity", "p_out_depth", "p_out_weights"), "*fp32")
+    grads = dict.fromkeys(("p_grad_rgb", "p_grad_opacity", "p_grad_depth", "p_grad_weights"), "*fp32")
+    grads |= {"p_out_density": "*fp16", "p_out_rgb": "*fp16", "strides": ("i32",) * 11}
+    cases = []
+    for rays, steps in ((4, 8), (1, 32)):
+        tile = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}
+        name = f"{rays}x{steps}"
+        forward = inputs | outputs | sizes | {"n_channels": "i32", "strides": ("i32",) * 3} | thresholds
+        cases.append(CompileCase(_forward_kernel, forward, {"CHANNELS": CHANNELS, **tile}, name=name))
+        backward = inputs | grads | sizes | thresholds
+        cases.append(CompileCase(_backward_kernel, backward, {"N_CHANNELS": 3, **tile}, name=name))
+        test = {"p_density": "*fp16", **samples, "p_out": "*u8", **sizes, "stride": "i32", **thresholds}
+        cases.append(CompileCase(_visibility_kernel, test, tile, name=name))
+    return cases
+
+
+COMPILE_CASES = _cases()
