@@ -1,0 +1,140 @@
+"""Procedural scenes, rendered exactly by the project itself at any resolution and number of views.
+
+>>> scene = builtin_scene("toybox", "test", resolution=50, n_views=2)
+>>> len(scene), scene.images.image(0).shape, scene.source
+(2, torch.Size([50, 50, 4]), 'builtin:toybox')
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BackendError, InputError
+from ..ops._dispatch import available
+from ..types import Aabb
+from .builtin_cache import cached_pictures
+from .builtin_scenes import SCENES
+from .builtin_tables import pack
+from .cameras import Cameras
+from .conventions import look_at
+from .images import ImagePool
+from .scene import BUILTIN_PREFIX, SPLITS, Scene, Split, farthest_distance
+
+DEFAULT_SCENE = "toybox"
+DEFAULT_RESOLUTION = 200
+DEFAULT_VIEWS = {"train": 60, "val": 10, "test": 20}
+CAMERA_DISTANCE = 4.0
+FIELD_OF_VIEW = 0.6911112  # radians, that of the NeRF paper's Blender scenes
+_RENDERER_VERSION = 1  # part of the cache key: raise it when the renderer's pictures change
+_GOLDEN_ANGLE = math.pi * (3.0 - math.sqrt(5.0))
+_LOWEST, _HIGHEST = 0.08, 0.94  # sine of the cameras' elevation
+_log = logging.getLogger(__name__)
+
+
+def builtin_names() -> tuple[str, ...]:
+    """The names that `builtin_scene` and `load_scene` know, the default first."""
+    return tuple(SCENES)
+
+
+def builtin_scene(
+    name: str = DEFAULT_SCENE,
+    split: Split = "train",
+    *,
+    resolution: int = DEFAULT_RESOLUTION,
+    n_views: int | None = None,
+    seed: int = 0,
+) -> Scene:
+    """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, the same ones every time.
+
+    Pictures are kept in the cache folder (NERFTURBO_CACHE), so that only the first call renders.
+    """
+    name = check_name(name)
+    if split not in SPLITS:
+        raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
+    n_views = DEFAULT_VIEWS[split] if n_views is None else n_views
+    for what, value in (("resolution", resolution), ("n_views", n_views)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
+            raise InputError(what, "an integer from 1 to 65536", repr(value))
+    poses = view_poses(split, n_views, seed=seed)
+    cameras = Cameras.pinhole(poses, width=resolution, height=resolution, field_of_view_x=FIELD_OF_VIEW)
+    aabb = Aabb.cube(1.5)
+    return Scene(
+        name=name,
+        cameras=cameras,
+        images=ImagePool.from_images(torch.from_numpy(_pictures(name, cameras))),
+        aabb=aabb,
+        near=0.0,
+        far=farthest_distance(cameras.positions, aabb),
+        split=split,
+        has_alpha=True,
+        source=BUILTIN_PREFIX + name,
+    )
+
+
+def check_name(name: str) -> str:
+    """The name without its prefix, if there is such a scene."""
+    name = name.removeprefix(BUILTIN_PREFIX)
+    if name not in SCENES:
+        raise InputError("scene", "one of the built-in scenes: " + ", ".join(SCENES), repr(name))
+    return name
+
+
+def view_poses(split: Split, n_views: int, *, seed: int = 0) -> Tensor:
+    """(n, 3, 4): cameras on a golden-angle spiral over the upper hemisphere, looking at the middle.
+
+    Each split turns its spiral by another angle: the one of several candidates that stays farthest from the training
+    views, so that no view is ever seen in two splits.
+    """
+    phase = _phase("train", seed, 0)
+    directions = _spiral(n_views, phase)
+    if split != "train":
+        training = _spiral(DEFAULT_VIEWS["train"], phase)
+        candidates = [_spiral(n_views, _phase(split, seed, k)) for k in range(32)]
+        nearest = [float((candidate @ training.T).max()) for candidate in candidates]
+        directions = candidates[nearest.index(min(nearest))]
+    return look_at(CAMERA_DISTANCE * directions, directions.new_zeros(3)).float()
+
+
+def render_poses(name: str, cameras: Cameras) -> Tensor:
+    """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached."""
+    return torch.from_numpy(_render(check_name(name), cameras))
+
+
+def _spiral(n: int, phase: float) -> Tensor:
+    k = torch.arange(n, dtype=torch.float64)
+    height = _LOWEST + (_HIGHEST - _LOWEST) * (k + 0.5) / n
+    ring, angle = (1.0 - height * height).sqrt(), _GOLDEN_ANGLE * k + phase
+    return torch.stack([ring * angle.cos(), ring * angle.sin(), height], dim=-1)
+
+
+def _phase(split: str, seed: int, candidate: int) -> float:
+    """An angle that no two splits, seeds or candidates share."""
+    digest = hashlib.sha256(f"{split} {seed} {candidate}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2.0**48 * 2.0 * math.pi
+
+
+def _pictures(name: str, cameras: Cameras) -> np.ndarray:
+    tables = pack(*SCENES[name]())
+    key = hashlib.sha256(str(_RENDERER_VERSION).encode())
+    for array in (*tables, cameras.camera_to_world.numpy(), cameras.focal.numpy(), cameras.size.numpy()):
+        key.update(np.ascontiguousarray(array).tobytes())
+    size = int(cameras.size[0, 0])
+    shape = (len(cameras), size, size, 4)
+    return cached_pictures(f"{name}-{key.hexdigest()[:24]}", shape, lambda: _render(name, cameras))
+
+
+def _render(name: str, cameras: Cameras) -> np.ndarray:
+    if not available("numba"):
+        raise BackendError("built-in scenes are rendered with numba, which is not installed; pip install numba")
+    size = int(cameras.size[0, 0])
+    _log.info("rendering %d views of %s at %dx%d (compiles for seconds the first time)", len(cameras), name, size, size)
+    from .builtin_render import render_views
+
+    poses = cameras.camera_to_world.double().numpy()
+    return render_views(pack(*SCENES[name]()), poses, float(cameras.focal[0, 0]), size)
