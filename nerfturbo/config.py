@@ -101,6 +101,8 @@ class OptimConfig:
     """A tiny epsilon lets rarely touched hash entries move at full speed."""
     weight_decay: float = 1e-6
     """Pulls the network weights (never the hash table) to zero."""
+    skip_untouched: bool = True
+    """Hash entries without a gradient keep their value and moments."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ class TrainConfig:
     """At most this many rays per step."""
     initial_rays: int = 4096
     """Rays of the first step."""
+    marched_per_trained: int = 8
+    """The visibility pass may look at this many times the trained samples."""
+    precision: Literal["auto", "fp32", "fp16"] = "auto"
+    """Of the hash table and the networks; sums, positions and compositing stay fp32. auto: fp16 on a GPU."""
+    capture: bool = True
+    """On a GPU, record the whole step as one CUDA graph."""
     background: Literal["random", "white", "black"] = "random"
     """Behind transparent pixels in training; random teaches the field where it is empty."""
     loss: Literal["huber", "mse"] = "huber"

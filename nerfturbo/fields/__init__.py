@@ -2,11 +2,11 @@
 
 from ..config import FieldConfig
 from ..types import Aabb
-from .field import Field
+from .field import Field, RayField
 from .ngp import InstantNGP
 from .vanilla import VanillaNeRF
 
-__all__ = ["Field", "InstantNGP", "VanillaNeRF", "build_field"]
+__all__ = ["Field", "InstantNGP", "RayField", "VanillaNeRF", "build_field"]
 
 
 def build_field(config: FieldConfig, aabb: Aabb, *, seed: int = 0) -> InstantNGP | VanillaNeRF:

@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ..types import PackedSamples, Rays
+
 
 @runtime_checkable
 class Field(Protocol):
@@ -23,4 +25,20 @@ class Field(Protocol):
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """rgb (n, channels) in [0, 1] and density (n,) >= 0."""
+        ...
+
+
+@runtime_checkable
+class RayField(Field, Protocol):
+    """A field that takes packed samples whole, so that it can encode directions once per ray and fuse what follows.
+
+    Rendering and training use these two methods where a field has them; the results are those of `Field`.
+    """
+
+    def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        """(capacity,) density of every sample, without gradient."""
+        ...
+
+    def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        """(capacity, 4): rgb = sigmoid of the first three, density = truncated exp of the last."""
         ...

@@ -6,22 +6,38 @@ import torch
 from torch import Tensor, nn
 
 from ..config import FieldConfig
-from ..ops.hash_encode import HashLayout
+from ..errors import InputError
+from ..ops import GradientSink
+from ..ops.fused_mlp import fused_mlp
+from ..ops.hash_encode import HashLayout, hash_encode
+from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
-from ..types import Aabb
+from ..types import Aabb, PackedSamples, Rays
 from .activations import truncated_exp
 from .hash_grid import HashGrid
 from .mlp import FusedMlp
 
 
 class InstantNGP(nn.Module):
-    """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb."""
+    """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
+
+    For mixed precision a trainer hands in `half_table`, a half copy of the hash table that is read in its place, and
+    `table_sink` and `weight_sink`, buffers that take the gradients; see `nerfturbo.training.optim`.
+    """
+
+    half_table: Tensor | None = None
+    table_sink: GradientSink | None = None
+    weight_sink: GradientSink | None = None
 
     def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
         config = config or FieldConfig()
         generator = torch.Generator().manual_seed(seed)
         self.aabb, self.config = aabb, config
+        if (config.depth, config.color_depth) != (1, 2):
+            got = f"{config.depth} and {config.color_depth}"
+            raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
         layout = HashLayout(
             config.n_levels, config.n_features, config.log2_entries, config.base_resolution, config.max_resolution
         )
@@ -37,11 +53,30 @@ class InstantNGP(nn.Module):
             generator=generator,
         )
 
-    def _geometry(self, positions: Tensor) -> Tensor:
-        return self.density_net(self.encoding(self.aabb.normalize(positions)))
+    @property
+    def weights(self) -> NgpWeights:
+        """The five matrices of both networks."""
+        return NgpWeights(*self.density_net.weights, *self.color_net.weights)
+
+    def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
+        return hash_encode(
+            unit_positions,
+            self.encoding.table,
+            self.encoding.layout,
+            half=self.half_table,
+            sink=self.table_sink,
+            n_used=n_used,
+        )
+
+    def _density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
+        table = self.encoding.table if self.half_table is None else self.half_table
+        return ngp_density(unit_positions, table, self.encoding.layout, self.weights[:2], n_used=n_used)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        return truncated_exp(self._geometry(positions)[:, 0])
+        unit = self.aabb.normalize(positions)
+        if not torch.is_grad_enabled() and unit.dtype != torch.float64:
+            return truncated_exp(self._density_logits(unit))
+        return truncated_exp(fused_mlp(self._encode(unit), list(self.density_net.weights))[:, 0])
 
     def forward(
         self,
@@ -50,7 +85,21 @@ class InstantNGP(nn.Module):
         times: Tensor | None = None,
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        geometry = self._geometry(positions)
-        angular = spherical_harmonics(directions, self.config.sh_degree).to(geometry.dtype)
-        logits = self.color_net(torch.cat([angular, geometry], dim=-1))
-        return torch.sigmoid(logits.float()), truncated_exp(geometry[:, 0])
+        encoding = self._encode(self.aabb.normalize(positions))
+        angular = spherical_harmonics(directions, self.config.sh_degree).to(encoding.dtype)
+        rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
+        logits = ngp_field(encoding, angular, rows, self.weights, sink=self.weight_sink)
+        return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+
+    @torch.no_grad()
+    def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
+        return truncated_exp(self._density_logits(positions, samples.n_samples))
+
+    def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
+        encoding = self._encode(positions, samples.n_samples)
+        angular = spherical_harmonics(rays.directions, self.config.sh_degree).to(encoding.dtype)
+        return ngp_field(
+            encoding, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
+        )

@@ -4,6 +4,7 @@
 """
 
 from ._dispatch import current_backend, use_backend
+from ._sink import GradientSink
 from .aabb import ray_aabb
 from .composite import composite, visibility
 from .fused_mlp import fused_mlp
@@ -15,6 +16,7 @@ from .random import Stream, random_bits, random_uniform
 from .spherical_harmonics import spherical_harmonics
 
 __all__ = [
+    "GradientSink",
     "HashLayout",
     "OccupancyBits",
     "StepRule",

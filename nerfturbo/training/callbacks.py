@@ -77,7 +77,7 @@ class MetricsLog:
             "rays_per_second": round((trainer.rays - rays) / elapsed),
             "samples_per_second": round((trainer.samples - samples) / elapsed),
             "occupied_fraction": round(float(trainer.model.grid.occupied_fraction()), 5),
-            "learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
+            "learning_rate": trainer.optimizer.learning_rate,
             "n_rays": record.n_rays,
             "n_samples": record.n_samples,
         }

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from .optim import Optimizer
 
 VERSION = 1
 PREFIX = "step_"
@@ -33,13 +33,10 @@ class CheckpointState:
     bounds: dict[str, Any]
 
 
-def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+def _collect(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     if optimizer is not None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for parameter, state in optimizer.state.items():
-            for key, value in state.items():
-                tensors[f"optimizer.{names[id(parameter)]}.{key}"] = torch.as_tensor(value)
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
     return {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
 
 
@@ -52,7 +49,7 @@ def _fsync(path: Path) -> None:
 
 
 def save_checkpoint(
-    folder: Path, state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, keep: int = 2
+    folder: Path, state: CheckpointState, model: nn.Module, optimizer: Optimizer | None, *, keep: int = 2
 ) -> Path:
     """Write `folder/step_00001234/` atomically and remove all but the newest `keep`."""
     from safetensors.torch import save_file
@@ -112,7 +109,7 @@ def read_state(checkpoint: Path) -> CheckpointState:
         raise CheckpointError(f"{path}: not a readable checkpoint state ({error})") from error
 
 
-def load_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+def load_tensors(checkpoint: Path, model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """Load weights, grid and optimizer state in place; a mismatch names the first tensor that does not fit."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -132,13 +129,9 @@ def load_tensors(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Opti
             )
     model.load_state_dict({name: tensors[f"model.{name}"] for name in own})
     if optimizer is not None:
-        _load_optimizer(tensors, model, optimizer)
-
-
-def _load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for name, parameter in model.named_parameters():
-        prefix = f"optimizer.{name}."
-        state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-        if state:
-            # Adam keeps its step count where the moments are when fused.
-            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+        prefix = "optimizer."
+        state = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+        missing = sorted(set(optimizer.state_tensors()) - set(state))
+        if missing:
+            raise CheckpointError(f"{path}: {prefix}{missing[0]} is missing; training cannot go on from it")
+        optimizer.load_state_tensors(state)

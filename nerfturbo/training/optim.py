@@ -1,32 +1,167 @@
-"""The optimizer's parameter groups and the learning-rate schedule."""
+"""Adam over flat buffers with a loss scale, and the learning-rate schedule.
+
+Parameters are gathered into two flat fp32 buffers, hash tables and networks, and become views of them; so do their
+gradients. One fused pass per buffer then unscales, updates the master, writes the half copy that the field reads, and
+zeroes the gradient. Learning rate, scale and counters are device tensors: a captured step can hold all of it.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import OptimConfig
+from ..fields.ngp import InstantNGP
+from ..ops import GradientSink
+from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
+
+INITIAL_SCALE = 1024.0
 
 
-def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, object]]:
-    """Networks with weight decay, hash tables without: decay would erase entries that are seldom touched."""
-    tables = [p for name, p in model.named_parameters() if name.endswith("table")]
-    networks = [p for name, p in model.named_parameters() if not name.endswith("table")]
-    groups = [{"params": networks, "weight_decay": config.weight_decay}, {"params": tables, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+@dataclass(frozen=True)
+class FlatBuffer:
+    """Some parameters as one: their values and gradients are views of `values` and `grads`."""
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    values: Tensor
+    grads: Tensor
+    state: AdamState
+    rule: AdamRule
+    half: Tensor | None
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """A flat tensor cut into the parameters' shapes."""
+        parts = flat.split([parameter.numel() for parameter in self.parameters])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam, one kernel per parameter."""
-    return torch.optim.Adam(
-        parameter_groups(model, config),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
+def _flatten(
+    named: list[tuple[str, nn.Parameter]], rule: AdamRule, step: Tensor, half_dtype: torch.dtype | None
+) -> FlatBuffer:
+    names, parameters = zip(*named, strict=True)
+    values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    half = None if half_dtype is None else values.to(half_dtype)
+    buffer = FlatBuffer(names, parameters, values, torch.zeros_like(values), AdamState.of(values, step), rule, half)
+    for parameter, value, grad in zip(parameters, buffer.views(values), buffer.views(buffer.grads), strict=True):
+        parameter.data, parameter.grad = value, grad
+    return buffer
+
+
+class Optimizer:
+    """Steps a model's parameters. With `half_dtype` the hash table is read as a half copy and the loss is scaled."""
+
+    def __init__(self, model: nn.Module, config: OptimConfig, *, half_dtype: torch.dtype | None = None) -> None:
+        self.config, self.half_dtype = config, half_dtype
+        device = next(model.parameters()).device
+        self.step_count = torch.zeros((), dtype=torch.int64, device=device)
+        self.lr = torch.tensor(config.lr, device=device)
+        self.found_inf = torch.zeros((), device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        scale = INITIAL_SCALE if half_dtype == torch.float16 else 1.0
+        self.scale = torch.tensor(scale, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
+        betas = (config.beta1, config.beta2)
+        rules = {
+            False: (AdamRule(betas, config.eps, config.weight_decay), None),
+            True: (AdamRule(betas, config.eps, skip_untouched=config.skip_untouched), half_dtype),
+        }
+        self.buffers: list[FlatBuffer] = []
+        for is_table, (rule, dtype) in rules.items():
+            named = [(n, p) for n, p in model.named_parameters() if n.endswith("table") == is_table]
+            if named:
+                self.buffers.append(_flatten(named, rule, self.step_count, dtype))
+        self._connect(model)
+
+    def _connect(self, model: nn.Module) -> None:
+        """Let a field that can do so read the half copies and write gradients straight into the buffers."""
+        halves, grads = {}, {}
+        for buffer in self.buffers:
+            grads |= dict(zip(buffer.parameters, buffer.views(buffer.grads), strict=True))
+            if buffer.half is not None:
+                halves |= dict(zip(buffer.parameters, buffer.views(buffer.half), strict=True))
+        for module in model.modules():
+            if isinstance(module, InstantNGP):
+                table = module.encoding.table
+                module.half_table = halves.get(table)
+                module.table_sink = GradientSink((grads[table],), self.found_inf)
+                module.weight_sink = GradientSink(tuple(grads[weight] for weight in module.weights), self.found_inf)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.lr)
+
+    def set_learning_rate(self, value: float) -> None:
+        self.lr.fill_(value)
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """() what to multiply the loss by before the backward; None for no scaling."""
+        return self.scale if self.half_dtype == torch.float16 else None
+
+    def step(self) -> None:
+        """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back."""
+        check_gradients([buffer.grads for buffer in self.buffers if buffer.half is None], self.found_inf)
+        for buffer in self.buffers:
+            adam_update(
+                buffer.values,
+                buffer.grads,
+                buffer.state,
+                self.lr,
+                rule=buffer.rule,
+                half=buffer.half,
+                grad_scale=self.loss_scale,
+                found_inf=self.found_inf,
+            )
+
+    def finish_step(self) -> None:
+        """Count the step, move the loss scale, clear the non-finite flag."""
+        scaled = self.loss_scale is not None
+        finish_step(
+            self.step_count,
+            self.found_inf,
+            scale=self.scale if scaled else None,
+            good_steps=self.good_steps if scaled else None,
+            skipped=self.skipped,
+            rule=ScaleRule() if scaled else None,
+        )
+
+    def _scalars(self) -> dict[str, Tensor]:
+        return {
+            "step_count": self.step_count,
+            "scale": self.scale,
+            "good_steps": self.good_steps,
+            "skipped": self.skipped,
+        }
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint needs, by parameter name."""
+        tensors = dict(self._scalars())
+        for buffer in self.buffers:
+            for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
+                tensors |= {f"{name}.{kind}": v for name, v in zip(buffer.names, buffer.views(flat), strict=True)}
+        return tensors
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `state_tensors`, after the model's own tensors were loaded in place."""
+        for name, value in self._scalars().items():
+            value.copy_(tensors[name])
+        for buffer in self.buffers:
+            for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
+                for name, view in zip(buffer.names, buffer.views(flat), strict=True):
+                    view.copy_(tensors[f"{name}.{kind}"])
+        self.refresh_halves()
+
+    @torch.no_grad()
+    def refresh_halves(self) -> None:
+        """Round the masters anew; needed after parameters were changed from outside."""
+        for buffer in self.buffers:
+            if buffer.half is not None:
+                buffer.half.copy_(buffer.values)
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
@@ -41,11 +176,3 @@ def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
     decay = max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction)
     return config.lr * warmup * math.exp(math.log(config.final_lr_fraction) * min(1.0, decay))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value

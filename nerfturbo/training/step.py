@@ -12,10 +12,17 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
+from ..fields.field import RayField
+from ..ops.composite import visibility
+from ..ops.composite_loss import LossRule, composite_loss
+from ..ops.packed import compact
 from ..ops.random import Stream, random_uniform
+from ..ops.step_state import RayBudget, StepState, record_step
 from ..rendering.losses import color_loss
 from ..rendering.model import NerfModel
 from ..rendering.render import field_functions, ray_marching, volume_rendering
+from ..types import PackedSamples, Rays
+from .optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,15 @@ class StepResult:
     n_rays: Tensor  # () int32, rays that were trained
     n_samples: Tensor  # () int32, samples that were trained
     n_marched: Tensor  # () int32, samples in occupied cells before the visibility pass
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Fixed shapes for a captured step: samples marched, samples trained, and the rays in use on the device."""
+
+    marched: int
+    trained: int
+    n_active: Tensor
 
 
 def draw_background(config: Config, step: int | Tensor, n_rays: int, device: torch.device, first: int = 0) -> Tensor:
@@ -52,38 +68,97 @@ def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
     return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
 
 
-def compute_loss(
-    model: NerfModel, batch: PixelBatch, background: Tensor, *, step: int | Tensor, capacity: int | None = None
-) -> StepResult:
-    """March, render and compare one batch. With `capacity` all shapes are fixed and nothing is read back."""
-    config, rays, settings = model.config, batch.rays, model.settings
-    sigma_fn, rgb_sigma_fn = field_functions(model.field, rays)
-    marched: list[Tensor] = []
-
-    def counting_sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> Tensor:
-        marched.append(torch.tensor(t_starts.shape[0], dtype=torch.int32))
-        return sigma_fn(t_starts, t_ends, ray_indices)
-
-    samples = ray_marching(
+def place_samples(
+    model: NerfModel, rays: Rays, *, step: int | Tensor, capacity: Capacity | None = None
+) -> tuple[PackedSamples, Tensor]:
+    """The samples to train on, and how many were marched to find them."""
+    config, settings = model.config, model.settings
+    marched = ray_marching(
         rays,
         model.grid,
-        sigma_fn=counting_sigma_fn if config.render.prune else None,
         near_plane=settings.near_plane,
         far_plane=settings.far_plane,
         cone_angle=settings.cone_angle,
-        early_stop_eps=settings.early_stop_eps,
-        alpha_thre=settings.alpha_thre,
         stratified=True,
         seed=config.train.seed,
         step=step,
-        capacity=capacity,
+        capacity=None if capacity is None else (capacity.marched if config.render.prune else capacity.trained),
+        n_active=None if capacity is None else capacity.n_active,
     )
-    out = volume_rendering(rgb_sigma_fn, samples, background=background)
-    target = target_over(batch, background)
-    loss = color_loss(out.rgb, target, kind=config.train.loss, n_rays_kept=samples.n_rays_kept)
-    mse = color_loss(out.rgb.detach(), target, kind="mse", n_rays_kept=samples.n_rays_kept)
-    n_rays = torch.tensor(len(rays), dtype=torch.int32) if samples.n_rays_kept is None else samples.n_rays_kept
-    return StepResult(loss, mse, n_rays, samples.n_samples, marched[0] if marched else samples.n_samples)
+    if not config.render.prune:
+        return marched, marched.n_samples
+    with torch.no_grad():
+        if isinstance(model.field, RayField):
+            density = model.field.sample_density(rays, marched)
+        else:
+            sigma_fn, _ = field_functions(model.field, rays)
+            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
+        threshold = (
+            settings.alpha_thre if settings.alpha_thre <= 0.0 else model.grid.mean.clamp(max=settings.alpha_thre)
+        )
+        keep = visibility(density, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold)
+        kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
+    return kept, marched.n_samples
+
+
+def compute_loss(
+    model: NerfModel,
+    batch: PixelBatch,
+    background: Tensor,
+    *,
+    step: int | Tensor,
+    capacity: Capacity | None = None,
+    loss_scale: Tensor | None = None,
+) -> StepResult:
+    """March, render and compare one batch. With `capacity` all shapes are fixed and nothing is read back."""
+    samples, n_marched = place_samples(model, batch.rays, step=step, capacity=capacity)
+    kept = samples.n_rays_kept
+    if capacity is not None and kept is not None:
+        kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
+        samples = PackedSamples(samples.t_starts, samples.t_ends, samples.ray_indices, samples.offsets, kept)
+    kind = model.config.train.loss
+    if isinstance(model.field, RayField):
+        raw = model.field.sample_logits(batch.rays, samples)
+        out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
+        loss, mse = out.loss, out.mse
+    else:
+        _, rgb_sigma_fn = field_functions(model.field, batch.rays)
+        rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
+        target = target_over(batch, background)
+        loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept)
+        mse = color_loss(rgb.detach(), target, kind="mse", n_rays_kept=kept)
+    n_rays = torch.tensor(len(batch.rays), dtype=torch.int32) if kept is None else kept
+    return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)
+
+
+def backward_and_update(loss: Tensor, optimizer: Optimizer) -> None:
+    """Scale, differentiate, update. A loss without gradient (no samples at all) still closes the step."""
+    if loss.requires_grad:
+        scale = optimizer.loss_scale
+        loss.backward(scale if scale is None else scale.to(loss.dtype))
+    optimizer.step()
+
+
+def run_step(
+    model: NerfModel, sampler: PixelSampler, optimizer: Optimizer, state: StepState, budget: RayBudget
+) -> None:
+    """One whole step with fixed shapes and no read-back: what a CUDA graph records."""
+    capacity = Capacity(budget.marched, budget.samples, state.n_active)
+    batch = sampler.draw(state.step, budget.max_rays)
+    background = draw_background(model.config, state.step, budget.max_rays, sampler.device)
+    result = compute_loss(model, batch, background, step=state.step, capacity=capacity, loss_scale=optimizer.loss_scale)
+    backward_and_update(result.loss, optimizer)
+    values = {
+        "loss": result.loss.detach(),
+        "mse": result.mse,
+        "n_rays": result.n_rays,
+        "n_samples": result.n_samples,
+        "n_marched": result.n_marched,
+        "found_inf": optimizer.found_inf,
+        "loss_scale": optimizer.scale,
+    }
+    record_step(state, values, budget)
+    optimizer.finish_step()
 
 
 @dataclass(frozen=True)
@@ -103,42 +178,34 @@ class StepRecord:
 class TrainingStep:
     """One optimizer step per call, eagerly. Keeps the number of rays such that the sample budget stays full."""
 
-    MARCHED_PER_TRAINED = 8  # the visibility pass may look at this many times the budget
-
-    def __init__(self, model: NerfModel, sampler: PixelSampler, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> None:
         self.model, self.sampler, self.optimizer = model, sampler, optimizer
         self.n_rays = model.config.train.initial_rays
 
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
-        self.update_grid(step)
-        result = self.forward_backward(step)
+        grid = self.model.grid
+        if step % grid.config.update_every == 0:
+            grid.update(step, self.model.field.density)
+        batch = self.sampler.draw(step, self.n_rays)
+        background = draw_background(self.model.config, step, self.n_rays, self.sampler.device)
+        scale = self.optimizer.loss_scale
+        result = compute_loss(self.model, batch, background, step=step, loss_scale=scale)
+        backward_and_update(result.loss, self.optimizer)
+        self.optimizer.finish_step()
         n_rays, n_samples, n_marched = int(result.n_rays), int(result.n_samples), int(result.n_marched)
         self.adapt(n_samples, n_marched)
         return StepRecord(
             step + 1, float(result.loss.detach()), float(result.mse), n_rays, n_samples, n_marched, n_rays, n_samples
         )
 
-    def forward_backward(self, step: int) -> StepResult:
-        config = self.model.config
-        batch = self.sampler.draw(step, self.n_rays)
-        background = draw_background(config, step, self.n_rays, self.sampler.device)
-        result = compute_loss(self.model, batch, background, step=step)
-        self.optimizer.zero_grad(set_to_none=True)
-        if result.loss.requires_grad:
-            result.loss.backward()
-            self.optimizer.step()
-        return result
-
     def adapt(self, n_samples: int, n_marched: int) -> None:
         """Choose the next number of rays from what the last ones needed."""
         train = self.model.config.train
         fill = train.batch_samples / max(n_samples, 1)
-        march = train.batch_samples * self.MARCHED_PER_TRAINED / max(n_marched, 1)
+        march = train.batch_samples * train.marched_per_trained / max(n_marched, 1)
         wanted = int(self.n_rays * min(fill, march, 2.0))
         self.n_rays = max(64, min(wanted, train.max_rays))
 
-    def update_grid(self, step: int) -> None:
-        grid = self.model.grid
-        if step % grid.config.update_every == 0:
-            grid.update(step, self.model.field.density)
+    def finish(self) -> None:
+        """Nothing is ever queued here."""

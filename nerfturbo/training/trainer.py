@@ -16,7 +16,8 @@ from ..data.batches import PixelSampler
 from ..data.scene import Scene
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import CheckpointState, load_tensors, read_state, save_checkpoint
-from .optim import build_optimizer, learning_rate, set_learning_rate
+from .graph import CapturedStep
+from .optim import Optimizer, learning_rate
 from .step import StepRecord, TrainingStep
 
 Callback = Callable[["Trainer", StepRecord], None]
@@ -34,6 +35,20 @@ class TrainSummary:
     stopped_by: Stop
 
 
+def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
+    """What the precision setting means on a device."""
+    wanted = config.train.precision
+    if wanted == "auto":
+        wanted = "fp16" if device.type == "cuda" and config.field.kind == "ngp" else "fp32"
+    return torch.float16 if wanted == "fp16" else None
+
+
+def make_stepper(model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> TrainingStep | CapturedStep:
+    """Replay graphs where there is a GPU, step eagerly elsewhere or when asked."""
+    captured = model.device.type == "cuda" and model.config.train.capture
+    return CapturedStep(model, sampler, optimizer) if captured else TrainingStep(model, sampler, optimizer)
+
+
 class Trainer:
     """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only."""
 
@@ -43,8 +58,8 @@ class Trainer:
         self.config, self.scene, self.device = config, scene, torch.device(device)
         self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
         self.sampler = PixelSampler(scene, self.device, config.train.seed)
-        self.optimizer = build_optimizer(self.model, config.optim)
-        self.stepper = TrainingStep(self.model, self.sampler, self.optimizer)
+        self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
+        self.stepper = make_stepper(self.model, self.sampler, self.optimizer)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0
         self.should_stop = False
@@ -76,8 +91,7 @@ class Trainer:
             self._started = time.perf_counter()
 
     def _pause(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.stepper.finish()
         self._seconds, self._started = self.train_seconds, None
 
     def fit(self) -> TrainSummary:
@@ -96,7 +110,7 @@ class Trainer:
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
     def _advance(self) -> None:
-        set_learning_rate(self.optimizer, learning_rate(self.config.optim, self.step, self.progress))
+        self.optimizer.set_learning_rate(learning_rate(self.config.optim, self.step, self.progress))
         record = self.stepper.advance(self.step, self.config.train.steps - self.step)
         self.step = record.step
         self.rays += record.total_rays
