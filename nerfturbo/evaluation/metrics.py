@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -40,31 +39,6 @@ def ssim(image: Tensor, truth: Tensor) -> float:
     batches = [picture.permute(2, 0, 1)[None].float() for picture in (image, truth)]
     value = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0)
     return float(value if isinstance(value, Tensor) else value[0])
-
-
-def constant_psnr(truths: Sequence[Tensor]) -> float:
-    """Mean PSNR that one single colour, the mean over all pictures, reaches: what knowing nothing is worth."""
-    total = sum((truth.double().sum((0, 1)) for truth in truths), start=torch.zeros(3, dtype=torch.float64))
-    color = total / sum(truth.shape[0] * truth.shape[1] for truth in truths)
-    return mean_psnr([psnr(color.float().expand_as(truth), truth) for truth in truths])
-
-
-def blurred_psnr(truths: Sequence[Tensor], sigma: float = 3.0) -> float:
-    """Mean PSNR of the pictures blurred by a Gaussian of `sigma` pixels: what the coarse shape alone is worth."""
-    return mean_psnr([psnr(gaussian_blur(truth, sigma), truth) for truth in truths])
-
-
-def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
-    """A picture (height, width, channels) blurred, its edge pixels repeated outward."""
-    radius = math.ceil(3.0 * sigma)
-    offsets = torch.arange(-radius, radius + 1, dtype=torch.float32)
-    kernel = torch.exp(-0.5 * (offsets / sigma).square())
-    kernel = (kernel / kernel.sum()).to(image)
-    planes = image.permute(2, 0, 1)[:, None]  # (channels, 1, height, width)
-    planes = torch.nn.functional.pad(planes, (radius,) * 4, mode="replicate")
-    planes = torch.nn.functional.conv2d(planes, kernel[None, None, :, None])
-    planes = torch.nn.functional.conv2d(planes, kernel[None, None, None, :])
-    return planes[:, 0].permute(1, 2, 0)
 
 
 def mean_psnr(values: Sequence[float]) -> float:

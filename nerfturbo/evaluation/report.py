@@ -1,13 +1,109 @@
-"""report.html: everything about a run on one page that needs no other file and asks nothing of the network."""
+"""report.html: everything about a run on one page that needs no other file and asks nothing of the network.
+
+The page is `report_page.html` with its style, its script and one JSON object inside; pictures are data URIs.
+"""
 
 from __future__ import annotations
 
-import html
+import base64
 import json
+import math
+from importlib.resources import files
+from typing import Any
 
+from ..config import to_dict
+from .pictures import load_comparison
 from .run_folder import RunFolder, write_text
+
+MAX_POINTS = 600  # of a curve
+MAX_PICTURES = 24  # views shown with pictures; the table lists all of them
+MAX_TURNTABLE_BYTES = 6_000_000
+CURVES = ("psnr", "loss", "occupied_fraction", "rays_per_second", "samples_per_second", "learning_rate")
 
 
 def write_report(run: RunFolder) -> None:
-    metrics = json.dumps(run.read_metrics(), indent=1)
-    write_text(run.report_file, f"<!doctype html><meta charset=utf-8><pre>{html.escape(metrics)}</pre>")
+    """Make report.html from what lies in the run folder."""
+    write_text(run.report_file, render_page(report_data(run)))
+
+
+def render_page(data: dict[str, Any]) -> str:
+    """The page with its data inside."""
+    folder = files(__package__)
+    page = (folder / "report_page.html").read_text(encoding="utf-8")
+    # "<" is escaped so that no text of the data can end the script element it stands in.
+    blob = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "/*STYLE*/": (folder / "report_page.css").read_text(encoding="utf-8"),
+        "/*SCRIPT*/": (folder / "report_page.js").read_text(encoding="utf-8"),
+        "/*DATA*/": blob,
+    }
+    for mark, text in parts.items():
+        head, _, tail = page.partition(mark)
+        page = head + text + tail
+    return page
+
+
+def report_data(run: RunFolder) -> dict[str, Any]:
+    """What the page shows, as plain values."""
+    metrics = run.read_metrics()
+    log = run.read_log()
+    views = sorted(metrics.get("per_view", []), key=lambda view: view["psnr"] if view["psnr"] is not None else math.inf)
+    with_pictures = _views_with_pictures(len(views))
+    return {
+        "run": run.path.name,
+        "metrics": {name: value for name, value in metrics.items() if name != "per_view"},
+        "config": to_dict(run.read_config()),
+        "curves": _curves([record for record in log if record.get("kind") == "step"]),
+        "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
+        "views": [
+            view | (_pictures(run, view["index"]) if place in with_pictures else {}) for place, view in enumerate(views)
+        ],
+        "turntable": _turntable(run),
+    }
+
+
+def _views_with_pictures(n_views: int) -> set[int]:
+    """Places in the list, worst first: the worst third of what fits, then evenly to the best."""
+    if n_views <= MAX_PICTURES:
+        return set(range(n_views))
+    worst = MAX_PICTURES // 3
+    rest = MAX_PICTURES - worst
+    return set(range(worst)) | {worst + round(k * (n_views - 1 - worst) / (rest - 1)) for k in range(rest)}
+
+
+def _pictures(run: RunFolder, index: int) -> dict[str, str]:
+    path = run.view_file(index)
+    if not path.is_file():
+        return {}
+    return dict(zip(("truth", "render", "error"), map(_webp_uri, load_comparison(path)), strict=True))
+
+
+def _webp_uri(content: bytes) -> str:
+    return "data:image/webp;base64," + base64.b64encode(content).decode("ascii")
+
+
+def _turntable(run: RunFolder) -> str | None:
+    path = run.turntable_file("gif")
+    if not path.is_file() or path.stat().st_size > MAX_TURNTABLE_BYTES:
+        return None
+    return "data:image/gif;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(records) <= MAX_POINTS:
+        return records
+    return [records[round(k * (len(records) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
+
+
+def _curves(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Columns: the page is smaller that way."""
+    kept = _thinned(records)
+    return {name: [record.get(name) for record in kept] for name in ("step", "seconds", *CURVES)}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

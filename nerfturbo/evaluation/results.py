@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ..config import Config
+from ..data.baselines import blur_baseline_psnr, constant_baseline_psnr
 from ..data.scene import BUILTIN_PREFIX, Scene
-from .evaluate import Evaluation, truth_image
+from .evaluate import Evaluation
 from .machine import describe_machine, peak_gpu_memory_bytes, peak_memory_bytes, versions
-from .metrics import blurred_psnr, constant_psnr
 
 TIME_INCLUDES = (
     "training steps and grid updates; not loading, kernel compilation, previews, checkpoints or evaluation, "
@@ -44,8 +44,9 @@ class Baselines:
 
 
 def measure_baselines(scene: Scene, views: list[int]) -> Baselines:
-    truths = [truth_image(scene, index).cpu() for index in views]
-    return Baselines(constant_psnr(truths), blurred_psnr(truths))
+    """The baselines on these views alone."""
+    chosen = scene if len(views) == len(scene) else scene.select(views)
+    return Baselines(constant_baseline_psnr(chosen), blur_baseline_psnr(chosen))
 
 
 def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:

@@ -117,15 +117,23 @@ def open_run(path: str | Path) -> RunFolder:
     return run
 
 
-def check_output(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse, before any work is done, a folder that cannot be written or that holds something."""
+def check_writable(path: Path) -> Path:
+    """Refuse, before any work is done, a path that cannot be made; returns the part of it that exists."""
     nearest = path
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
+    if nearest != path and not nearest.is_dir():
+        raise InputError(str(path), "a place that can be written", f"{nearest} is a file", "choose another one")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(str(path), "a place that can be written", f"{nearest} is read-only to you")
+    return nearest
+
+
+def check_output(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse, before any work is done, a folder that cannot be written or that holds something."""
+    nearest = check_writable(path)
     if not nearest.is_dir():
-        raise InputError(str(path), "an output folder that can be made", f"{nearest} is a file", "choose another one")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(str(path), "an output folder that can be written", f"{nearest} is read-only to you")
+        raise InputError(str(path), "an output folder", "a file of that name", "choose another one")
     if nearest != path or overwrite or not any(path.iterdir()):
         return
     if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
