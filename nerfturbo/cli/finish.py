@@ -124,9 +124,17 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     if baselines is not None:
         constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
         print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
-    speed = f"{quantity(metrics['rays_per_second'])} rays/s, {quantity(metrics['samples_per_second'])} samples/s"
-    seconds = f"{duration(metrics['train_seconds'])} of training, {duration(metrics['total_seconds'])} in all"
-    print(f"  {metrics['steps']} steps, {seconds}; {speed}; {metrics['backend']} on {metrics['device']}")
+    print(f"  {'; '.join(_costs(metrics))}")
     files = [path for path in (run.report_file, run.turntable_file("gif"), run.metrics_file) if path.is_file()]
     print("\n".join(f"  {path}" for path in files))
     sys.stdout.flush()
+
+
+def _costs(metrics: dict[str, Any]) -> list[str]:
+    """Steps, time and speed; what an interrupted run does not know is left out."""
+    parts = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
+    if "rays_per_second" in metrics:
+        parts += [f"{duration(metrics['total_seconds'])} in all"]
+        parts += [f"{quantity(metrics['rays_per_second'])} rays/s, {quantity(metrics['samples_per_second'])} samples/s"]
+        parts += [f"{metrics['backend']} on {metrics['device']}"]
+    return parts

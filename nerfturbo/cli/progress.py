@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PLAIN_SECONDS = 5.0  # between plain lines
+LOGGER = "nerfturbo"
 
 
 class Display(Protocol):
@@ -30,6 +34,41 @@ def open_display() -> Display:
 
     console = Console(stderr=True, highlight=False)
     return RichDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()
+
+
+class LogNotes(logging.Handler):
+    """What the library logs, and Python's warnings, as notes of a display."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.INFO)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.name == "py.warnings":  # "file:line: Category: text", then the line of code
+            text = "warning: " + text.splitlines()[0].split("Warning: ", 1)[-1]
+        self._display.note(text)
+
+
+@contextlib.contextmanager
+def showing() -> Iterator[Display]:
+    """A display for one command, with the library's log and warnings on it."""
+    display = open_display()
+    handler = LogNotes(display)
+    loggers = [logging.getLogger(name) for name in (LOGGER, "py.warnings")]
+    level = loggers[0].level
+    loggers[0].setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield display
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        logging.captureWarnings(False)
+        loggers[0].setLevel(level)
+        display.close()
 
 
 class PlainDisplay:

@@ -22,13 +22,13 @@ def open_scenes(source: str, downscale: int) -> tuple[Scene, Scene]:
         try:
             return train, load_scene(source, split, downscale=downscale)
         except InputError as error:
-            if not _split_is_missing(error):
+            if not split_is_missing(error):
                 raise
     if len(train) < 2:
         raise InputError(source, "at least 2 views, one of them to score", str(len(train)))
     return hold_out(train, HOLD_OUT_EVERY)
 
 
-def _split_is_missing(error: InputError) -> bool:
+def split_is_missing(error: InputError) -> bool:
     """The folder has no such split, as opposed to one that is broken."""
     return error.got == "no such file" and Path(error.what).name.startswith("transforms_")

@@ -26,7 +26,7 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .clock import since_command
 from .finish import Finished, finish
-from .progress import Display, open_display
+from .progress import Display, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, default_output
 
@@ -38,11 +38,8 @@ LOG_EVERY_STEPS = 10
 
 def run_plan(plan: Plan) -> int:
     """Train and finish; returns the exit code."""
-    display = open_display()
-    try:
+    with showing() as display:
         return _run(plan, display)
-    finally:
-        display.close()
 
 
 def _run(plan: Plan, display: Display) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -85,12 +84,10 @@ def main(argv: Sequence[str]) -> int:
     default = TrainArgs(grid=start.grid, field=start.field, render=start.render, optim=start.optim, train=start.train)
     args = parse(TrainArgs, argv, "train", default=default)
     plan = _plan(args, start)
-    from ..ops import use_backend
+    from .common import chosen_backend
     from .session import run_plan
 
-    # "auto" leaves the environment variable in force.
-    chosen = contextlib.nullcontext() if args.backend == "auto" else use_backend(args.backend)
-    with chosen:
+    with chosen_backend(args.backend):
         return run_plan(plan)
 
 

@@ -1,0 +1,57 @@
+"""What several verbs share: opening a run with its model and its test views, and choosing where things run."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..config import Config
+from ..data.scene import Scene
+from ..errors import InputError
+from ..evaluation.run_folder import RunFolder, open_run
+from ..ops import use_backend
+from ..rendering.model import NerfModel
+from ..training.checkpoint import CheckpointState, latest_checkpoint, read_state
+from ..training.trainer import load_model
+from .scenes import open_scenes
+
+BackendName = Literal["auto", "reference", "cpu", "triton"]
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run folder with its newest checkpoint loaded."""
+
+    run: RunFolder
+    config: Config
+    state: CheckpointState
+    model: NerfModel
+
+
+def load_run(path: str, device: str) -> OpenRun:
+    """Open a run folder and load its newest checkpoint."""
+    run = open_run(path)
+    config = run.read_config()
+    checkpoint = latest_checkpoint(run.path)
+    return OpenRun(run, config, read_state(checkpoint), load_model(checkpoint, device))
+
+
+def with_data(config: Config, data: str | None) -> Config:
+    """The same config over another scene folder, for runs whose pictures have moved."""
+    return config if data is None else replace(config, data=replace(config.data, source=data))
+
+
+def open_test_scene(config: Config) -> Scene:
+    """The views a run is scored on."""
+    try:
+        return open_scenes(config.data.source, config.data.downscale)[1]
+    except InputError as error:
+        if error.got != "no such folder":
+            raise
+        raise InputError(error.what, error.expected, error.got, "name the folder by --data") from None
+
+
+def chosen_backend(name: BackendName) -> contextlib.AbstractContextManager[None]:
+    """`auto` leaves the environment variable in force."""
+    return contextlib.nullcontext() if name == "auto" else use_backend(name)

@@ -1,0 +1,75 @@
+"""`nerfturbo eval RUN`: score a run again and renew metrics.json, images and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from ..errors import InputError
+from .parse import parse
+
+if TYPE_CHECKING:
+    from .progress import Display
+
+
+@dataclass(frozen=True)
+class EvalArgs:
+    """Score a run's newest checkpoint on its test views; renews metrics.json, images/ and report.html."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Score only this many test views, evenly spaced; all of them unless given."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
+    """The scene folder, where it is not the one of training any more."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
+    """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
+    json: bool = False
+    """Print metrics.json on stdout."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse, score, write."""
+    args = parse(EvalArgs, argv, "eval")
+    if args.eval_views is not None and args.eval_views < 1:
+        raise InputError("--eval-views", "a number > 0", str(args.eval_views))
+    from .common import chosen_backend
+    from .progress import showing
+
+    with showing() as display, chosen_backend(args.backend):
+        _evaluate(args, display)
+    return 0
+
+
+def _evaluate(args: EvalArgs, display: Display) -> None:
+    import torch
+
+    from ..evaluation.report import write_report
+    from ..ops._dispatch import resolve
+    from .common import load_run, open_test_scene, with_data
+    from .finish import print_result, score_run
+    from .train import resolve_device
+
+    device = resolve_device(args.device)
+    opened = load_run(args.run, device)
+    config = with_data(opened.config, args.data)
+    display.phase(f"opening {config.data.source}")
+    scene = open_test_scene(config)
+    scores = score_run(opened.run, opened.model, scene, config, limit=args.eval_views, display=display)
+    metrics = {
+        **opened.run.read_metrics(),
+        "scene": scene.name,
+        "steps": opened.state.step,
+        "train_seconds": opened.state.train_seconds,
+        **scores,
+        "evaluated_on": {"device": device, "backend": resolve(torch.empty(0, device=device))},
+    }
+    opened.run.write_metrics(metrics)
+    write_report(opened.run)
+    display.close()
+    print_result(opened.run, metrics, as_json=args.json)

@@ -1,0 +1,129 @@
+"""`nerfturbo scene info|write`: what a scene holds, and built-in scenes as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from ..errors import InputError
+from .parse import parse
+
+if TYPE_CHECKING:
+    from ..data.scene import Scene
+
+
+@dataclass(frozen=True)
+class InfoArgs:
+    """Say what a scene folder holds: format, views, sizes, bounds, alpha."""
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """A scene folder, or a built-in scene by name."""
+    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Divide the width and height of every picture by this."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def info(argv: Sequence[str]) -> int:
+    """Open every split and describe it."""
+    args = parse(InfoArgs, argv, "scene info")
+    description = describe_scene(args.scene, args.downscale)
+    if args.json:
+        print(json.dumps(description))
+        return 0
+    print(f"{description['name']}: {description['format']}")
+    for split, found in description["splits"].items():
+        if found is None:
+            print(f"  {split:<6}none")
+            continue
+        alpha = "with alpha" if found["has_alpha"] else "without alpha"
+        times = ", with times" if found["has_times"] else ""
+        distances = "{:.2f} to {:.2f}".format(*found["camera_distance"])
+        sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
+        print(f"  {split:<6}{found['views']} views, {sizes}, {alpha}{times}; cameras {distances} from the centre")
+    bounds = description["bounds"]
+    print(f"  box   {bounds['low']} to {bounds['high']}; near {bounds['near']:.3g}, far {bounds['far']:.3g}")
+    return 0
+
+
+def describe_scene(source: str, downscale: int = 1) -> dict[str, Any]:
+    """Format, splits and bounds of a scene as plain values."""
+    from ..data.scene import SPLITS, load_scene
+    from .scenes import split_is_missing
+
+    splits: dict[str, Scene | None] = {}
+    for split in SPLITS:
+        try:
+            splits[split] = load_scene(source, split, downscale=downscale)
+        except InputError as error:
+            if not split_is_missing(error):
+                raise
+            splits[split] = None
+    scenes = [scene for scene in splits.values() if scene is not None]
+    first = scenes[0]
+    return {
+        "name": first.name,
+        "source": first.source,
+        "format": scene_format(first.source),
+        "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
+        "bounds": {"low": first.aabb.low, "high": first.aabb.high, "near": first.near, "far": first.far},
+    }
+
+
+def _describe_split(scene: Scene) -> dict[str, Any]:
+    import torch
+
+    distances = (scene.cameras.positions - torch.tensor(scene.aabb.center)).norm(dim=-1)
+    return {
+        "views": len(scene),
+        "sizes": sorted({tuple(size) for size in scene.cameras.size.tolist()}),
+        "has_alpha": scene.has_alpha,
+        "has_times": scene.cameras.times is not None,
+        "camera_distance": [float(distances.min()), float(distances.max())],
+        "pixels": scene.images.n_pixels,
+    }
+
+
+def scene_format(source: str) -> str:
+    """The name of the format a scene was recognised as."""
+    from ..data.scene import BUILTIN_PREFIX, FORMATS
+
+    if source.startswith(BUILTIN_PREFIX):
+        return "built in"
+    return next((entry.name for entry in FORMATS if entry.recognise(Path(source))), "unknown")
+
+
+@dataclass(frozen=True)
+class WriteArgs:
+    """Write a built-in scene to disk in Blender's format, so that other tools can read it."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """A built-in scene."""
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    """A new or empty folder."""
+    resolution: Annotated[int, tyro.conf.arg(metavar="PIXELS")] = 200
+    """Width and height of the pictures."""
+    train_views: Annotated[int, tyro.conf.arg(metavar="N")] = 60
+    """Pictures to train on."""
+    test_views: Annotated[int, tyro.conf.arg(metavar="N")] = 20
+    """Pictures to score on."""
+
+
+def write(argv: Sequence[str]) -> int:
+    """Render the splits and write them."""
+    args = parse(WriteArgs, argv, "scene write")
+    from ..data.blender import write_blender
+    from ..data.builtin import builtin_scene, check_name
+    from ..evaluation.run_folder import check_writable
+
+    name = check_name(args.name)
+    check_writable(args.folder)
+    views = {"train": args.train_views, "test": args.test_views}
+    scenes = [builtin_scene(name, split, resolution=args.resolution, n_views=n) for split, n in views.items()]
+    print(write_blender(scenes, args.folder))
+    return 0
