@@ -8,14 +8,18 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation
+from ._dispatch import implementation, resolve
+from ._sink import GradientSink, check_count, redirect_all, zero_tail
 
 
-def fused_mlp(inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def fused_mlp(
+    inputs: Tensor, weights: Sequence[Tensor], *, sink: GradientSink | None = None, n_used: Tensor | None = None
+) -> Tensor:
     """(n, outputs): x -> W_k relu(... relu(W_1 x)), with each W (outputs, inputs) as in torch.nn.Linear.
 
     ReLU after every layer but the last. Differentiable to inputs and weights. Half inputs multiply in half and
-    accumulate in fp32.
+    accumulate in fp32; fp32 weights serve them as masters. A `sink` takes the weights' gradients in place of autograd.
+    `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no gradient.
 
     >>> import torch
     >>> fused_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)]).tolist()
@@ -23,6 +27,7 @@ def fused_mlp(inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """
     check_shape("inputs", inputs, ("n", "inputs"))
     check_float("inputs", inputs)
+    check_count(n_used, inputs.device)
     if not weights:
         raise InputError("weights", "at least one matrix", "none")
     width = inputs.shape[1]
@@ -30,4 +35,9 @@ def fused_mlp(inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         check_shape(f"weights[{index}]", weight, ("outputs", width))
         check_device(inputs=inputs, **{f"weights_{index}": weight})
         width = weight.shape[0]
-    return implementation("fused_mlp", "fused_mlp", inputs)(inputs, list(weights))
+    if sink is not None:
+        sink.check([f"weights[{index}]" for index in range(len(weights))], weights)
+    mlp = implementation("fused_mlp", "fused_mlp", inputs)
+    if resolve(inputs) == "triton":
+        return mlp(inputs, list(weights), sink=sink, n_used=n_used)
+    return zero_tail(mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)

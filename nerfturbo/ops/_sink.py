@@ -1,0 +1,96 @@
+"""Parameter gradients that stay out of autograd, and rows past a device count: what several ops share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class GradientSink:
+    """Where a backward adds the gradients of parameters, instead of handing new tensors to autograd.
+
+    A hash table of 12 M numbers makes that worth it: no allocation, no zero fill and no addition per step. Usually the
+    buffers are the parameters' own `.grad`, allocated once and zeroed by `adam_update`; gradients add up over several
+    backwards until then, as they do in autograd. For a parameter with a buffer autograd sees no gradient at all:
+    `torch.autograd.grad` on it finds none and its hooks do not run, so data-parallel wrappers must reduce the buffers.
+
+    `found_inf`, a () or (1,) fp32 tensor, is set to 1 when a non-finite gradient comes in; nothing here clears it.
+    """
+
+    buffers: tuple[Tensor, ...]  # one per parameter, of its shape, contiguous: fp32, or fp16 for a hash table
+    found_inf: Tensor | None = None
+
+    def check(self, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        if len(self.buffers) != len(parameters):
+            raise InputError("sink.buffers", f"{len(parameters)} tensors, one per parameter", str(len(self.buffers)))
+        for name, buffer, parameter in zip(names, self.buffers, parameters, strict=True):
+            same = buffer.shape == parameter.shape and buffer.device == parameter.device
+            if not same or not buffer.is_contiguous() or not buffer.is_floating_point():
+                got = f"{tuple(buffer.shape)} {buffer.dtype} on {buffer.device}"
+                wanted = f"a contiguous floating tensor {tuple(parameter.shape)} on {parameter.device}"
+                raise InputError(f"sink buffer of {name}", wanted, got)
+            if buffer.requires_grad:
+                raise InputError(f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
+
+
+class _Redirect(torch.autograd.Function):
+    """The value to read, with gradient to the parameter: by autograd, or added to a buffer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: Tensor, value: Tensor | None, buffer: Tensor | None, found_inf: Tensor | None
+    ) -> Tensor:
+        ctx.dtype, ctx.buffer, ctx.found_inf = parameter.dtype, buffer, found_inf
+        return (parameter if value is None else value).view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.found_inf is not None:
+            finite = torch.isfinite(grad).all()
+            ctx.found_inf.copy_(torch.where(finite, ctx.found_inf, torch.ones_like(ctx.found_inf)))
+        result = None
+        if ctx.buffer is None:
+            result = grad.to(ctx.dtype)
+        else:
+            ctx.buffer.add_(grad)
+        return result, None, None, None  # parameter, value, buffer, found_inf
+
+
+def redirect(
+    parameter: Tensor, value: Tensor | None = None, buffer: Tensor | None = None, found_inf: Tensor | None = None
+) -> Tensor:
+    """`value` (None: the parameter itself) with a straight-through gradient to `parameter` or into `buffer`."""
+    if value is None and buffer is None:
+        return parameter
+    return _Redirect.apply(parameter, value, buffer, found_inf)
+
+
+def redirect_all(parameters: Sequence[Tensor], sink: GradientSink | None) -> list[Tensor]:
+    if sink is None:
+        return list(parameters)
+    return [redirect(p, None, b, sink.found_inf) for p, b in zip(parameters, sink.buffers, strict=True)]
+
+
+def zero_tail(value: Tensor, n_used: Tensor | None) -> Tensor:
+    """Rows from the device count `n_used` on become zero, and so does the gradient they receive and pass on."""
+    if n_used is None:
+        return value
+    used = torch.arange(value.shape[0], device=value.device) < n_used
+    return torch.where(
+        used.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros((), dtype=value.dtype, device=value.device)
+    )
+
+
+def check_count(n_used: Tensor | None, device: torch.device) -> None:
+    if n_used is None:
+        return
+    if n_used.numel() != 1 or n_used.dtype != torch.int32 or n_used.device != device:
+        got = f"{tuple(n_used.shape)} {n_used.dtype} on {n_used.device}"
+        raise InputError("n_used", f"one int32 on {device}", got, "pass samples.n_samples")

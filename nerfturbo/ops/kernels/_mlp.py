@@ -1,0 +1,120 @@
+"""Pieces of the MLP kernels: weights and tiles of samples, loaded and stored in any strides.
+
+A weight (outputs, inputs) is loaded as the right operand [inputs, outputs]; a tile is [BLOCK samples, columns]. Widths
+that are not a power of two, or below 16, are padded with zeros, which change no sum and no gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def padded(width: int) -> int:
+    """The smallest width a tensor core takes that holds `width` columns."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@functools.lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; a few programs for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def operand_type(dtype: torch.dtype, device: torch.device) -> tl.dtype:
+    """What tensor cores multiply. The interpreter cannot multiply bf16, so there it is fp32."""
+    names = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+    return tl.float32 if device.type != "cuda" and dtype == torch.bfloat16 else names[dtype]
+
+
+def fp32_precision() -> str:
+    """How fp32 operands are multiplied: as torch's own matmul would."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def feature_major(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Fresh (n, columns) whose memory is (columns, n)."""
+    return torch.empty(columns, n, dtype=dtype, device=device).t()
+
+
+@triton.jit
+def load_weight(
+    p, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, LD: tl.constexpr, T: tl.constexpr
+):
+    """[ROWS, COLS] = transpose of the (OUT, IN) block at p of a row-major matrix with LD columns, zero-padded."""
+    k = tl.arange(0, ROWS)[:, None]
+    o = tl.arange(0, COLS)[None, :]
+    if ROWS == IN and COLS == OUT:
+        b_weight = tl.load(p + o * LD + k)
+    else:
+        b_weight = tl.load(p + o * LD + k, mask=(k < IN) & (o < OUT), other=0.0)
+    return b_weight.to(T)
+
+
+@triton.jit
+def load_tile(
+    p, i, n, stride_n, stride_c, WIDTH: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr, T: tl.constexpr
+):
+    """[BLOCK, COLS] of an (n, WIDTH) tensor. Masks cost vector loads, so there are none where all rows exist."""
+    c = tl.arange(0, COLS)
+    p += i.to(tl.int64)[:, None] * stride_n + c.to(tl.int64)[None, :] * stride_c
+    if EVEN and COLS == WIDTH:
+        b_tile = tl.load(p)
+    elif EVEN:
+        b_tile = tl.load(p, mask=(c < WIDTH)[None, :], other=0.0)
+    else:
+        b_tile = tl.load(p, mask=(i < n)[:, None] & (c < WIDTH)[None, :], other=0.0)
+    return b_tile.to(T)
+
+
+@triton.jit
+def store_tile(p, b_tile, i, n, stride_n, stride_c, WIDTH: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr):
+    c = tl.arange(0, COLS)
+    p += i.to(tl.int64)[:, None] * stride_n + c.to(tl.int64)[None, :] * stride_c
+    b_tile = b_tile.to(p.dtype.element_ty)
+    if EVEN and COLS == WIDTH:
+        tl.store(p, b_tile)
+    elif EVEN:
+        tl.store(p, b_tile, mask=(c < WIDTH)[None, :])
+    else:
+        tl.store(p, b_tile, mask=(i < n)[:, None] & (c < WIDTH)[None, :])
+
+
+@triton.jit
+def keep_rows(b_tile, m, ALL: tl.constexpr):
+    """Rows that do not count become zero, also where they hold NaN."""
+    if ALL:
+        return b_tile
+    else:
+        return tl.where(m[:, None], b_tile, tl.zeros_like(b_tile))
+
+
+@triton.jit
+def relu_layer(b_input, b_weight, T: tl.constexpr, PRECISION: tl.constexpr):
+    return tl.maximum(tl.dot(b_input, b_weight, input_precision=PRECISION), 0.0).to(T)
+
+
+@triton.jit
+def relu_backward(b_hidden, b_grad, b_weight, T: tl.constexpr, PRECISION: tl.constexpr):
+    """Gradient before the ReLU that gave `b_hidden`, from the gradient after the next weight."""
+    b_back = tl.dot(b_grad, tl.trans(b_weight), input_precision=PRECISION)
+    return tl.where(b_hidden > 0.0, b_back, 0.0).to(T)
+
+
+@triton.jit
+def add_weight(
+    p, b_sum, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, LD: tl.constexpr,
+    PARTIAL: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Add the sum [ROWS, COLS] of this program to the (OUT, IN) block at p; PARTIAL: to this program's own copy."""
+    k = tl.arange(0, ROWS)[:, None]
+    o = tl.arange(0, COLS)[None, :]
+    m = (k < IN) & (o < OUT)
+    if PARTIAL:
+        tl.store(p + tl.program_id(0) * SIZE + o * LD + k, b_sum, mask=m)
+    else:
+        tl.atomic_add(p + o * LD + k, b_sum, mask=m, sem="relaxed")

@@ -1,0 +1,302 @@
+"""Instant-NGP's density and colour networks fused: one forward kernel, two backward kernels.
+
+Persistent programs load the weights once and walk over blocks of BLOCK samples; hidden layers never leave the
+multiprocessor. Encoding, features and their gradients are feature-major, raw is stored (4, n); the direction's
+encoding is gathered per ray, and instead of concatenating it with the density features, two products share one
+accumulator.
+
+The forward keeps the density network's 16 outputs per sample. With them the backward splits into a colour and a
+density kernel: one backward of all five layers needs more registers than there are. Weight gradients stay in
+registers over the walk and are added atomically once per program (in deterministic mode: stored per program and added
+in order).
+
+dtypes: products in the encoding's type, fp32 sums; weights of any float type; raw and its gradient fp32. Derivation:
+docs/ops/mlp.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...errors import InputError
+from .._sink import GradientSink
+from ..ngp_field import NgpWeights
+from . import fused_mlp
+from ._common import CompileCase, check_kernel_float
+from ._grid import used_rows
+from ._mlp import (
+    add_weight,
+    feature_major,
+    fp32_precision,
+    keep_rows,
+    load_tile,
+    load_weight,
+    operand_type,
+    padded,
+    processors,
+    relu_backward,
+    relu_layer,
+    store_tile,
+)
+from ._ngp_density import COMPILE_CASES as DENSITY_CASES
+from ._ngp_density import ngp_density
+
+__all__ = ["COMPILE_CASES", "ngp_density", "ngp_field"]
+
+BLOCK, WARPS, STAGES = 64, 4, 3
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
+
+
+@triton.jit
+def _load_directions(
+    p_directions, p_rays, i, n, DS: tl.constexpr, PS: tl.constexpr, EVEN: tl.constexpr, T: tl.constexpr
+):
+    """[BLOCK, PS]: the direction's encoding of each sample's ray."""
+    if EVEN:
+        ray = tl.load(p_rays + i)
+    else:
+        ray = tl.load(p_rays + i, mask=i < n, other=0)
+    c = tl.arange(0, PS)
+    p = p_directions + ray.to(tl.int64)[:, None] * DS + c[None, :]
+    if DS == PS:
+        return ray, tl.load(p).to(T)
+    else:
+        return ray, tl.load(p, mask=(c < DS)[None, :], other=0.0).to(T)
+
+
+@triton.jit
+def _colour_hidden(b_s, b_y, W3a, W3b, W4, T: tl.constexpr, PRECISION: tl.constexpr):
+    """The two hidden layers of the colour network."""
+    b_pre = tl.dot(b_s, W3a, tl.dot(b_y, W3b, input_precision=PRECISION), input_precision=PRECISION)
+    h1 = tl.maximum(b_pre, 0.0).to(T)
+    return h1, relu_layer(h1, W4, T, PRECISION)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _forward_kernel(
+    p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_features, p_raw, p_used, n,
+    stride_xn, stride_xc, stride_c,
+    DE: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
+    PE: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    ALL: tl.constexpr = EVEN and p_used is None
+    W1 = load_weight(p_w1, PE, PH, DE, DH, DE, T)
+    W2 = load_weight(p_w2, PH, PF, DH, DF, DH, T)
+    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        m = i < n_used
+        b_x = load_tile(p_x, i, n, stride_xn, stride_xc, DE, PE, EVEN, T)
+        _ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
+        b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
+        b_y = keep_rows(b_y, m, ALL)
+        _h1, h2 = _colour_hidden(b_s, b_y.to(T), W3a, W3b, W4, T, PRECISION)
+        b_c = keep_rows(tl.dot(h2, W5, input_precision=PRECISION), m, ALL)
+        if p_features is not None:
+            store_tile(p_features, b_y, i, n, 1, stride_c, DF, PF, EVEN)
+        store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
+        logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
+        tl.store(p_raw + 3 * tl.cast(stride_c, tl.int64) + i, logit, mask=i < n)
+    for block in range(tl.cdiv(n_used, BLOCK) + tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        store_tile(p_raw, tl.zeros([BLOCK, 4], tl.float32), i, n, 1, stride_c, 4, 4, EVEN)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _colour_backward_kernel(
+    p_directions, p_rays, p_features, p_draw, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections, p_g3, p_g4, p_g5, p_used, n,
+    stride_c, stride_rn, stride_rc,
+    DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    ALL: tl.constexpr = EVEN and p_used is None
+    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    G3a = tl.zeros([PS, PH], tl.float32)
+    G3b = tl.zeros([PF, PH], tl.float32)
+    G4 = tl.zeros([PH, PH], tl.float32)
+    G5 = tl.zeros([PH, 16], tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        m = i < n_used
+        ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
+        b_y = keep_rows(load_tile(p_features, i, n, 1, stride_c, DF, PF, EVEN, T), m, ALL)
+        b_d = keep_rows(load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, T), m, ALL)
+        p_logit = p_draw + i.to(tl.int64) * stride_rn + 3 * tl.cast(stride_rc, tl.int64)
+        dlogit = tl.load(p_logit, mask=m, other=0.0).to(tl.float32)
+        h1, h2 = _colour_hidden(b_s, b_y, W3a, W3b, W4, T, PRECISION)
+        G5 = tl.dot(tl.trans(h2), b_d, G5, input_precision=PRECISION)
+        b_d = relu_backward(h2, b_d, W5, T, PRECISION)
+        G4 = tl.dot(tl.trans(h1), b_d, G4, input_precision=PRECISION)
+        b_d = relu_backward(h1, b_d, W4, T, PRECISION)
+        G3a = tl.dot(tl.trans(b_s), b_d, G3a, input_precision=PRECISION)
+        G3b = tl.dot(tl.trans(b_y), b_d, G3b, input_precision=PRECISION)
+        b_dy = tl.dot(b_d, tl.trans(W3b), input_precision=PRECISION)
+        b_dy += tl.where((tl.arange(0, PF) == 0)[None, :], dlogit[:, None], 0.0)
+        store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
+        if p_ddirections is not None:
+            b_ds = tl.dot(b_d, tl.trans(W3a), input_precision=PRECISION)
+            c = tl.arange(0, PS)
+            row = i if PARTIAL else ray  # deterministic mode keeps samples apart
+            p = p_ddirections + row.to(tl.int64)[:, None] * DS + c[None, :]
+            tl.atomic_add(p, b_ds, mask=m[:, None] & (c < DS)[None, :], sem="relaxed")
+    add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF))
+    add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF))
+    add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH)
+    add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH)
+
+
+def _shape(x: Tensor, directions: Tensor, weights: NgpWeights) -> dict[str, Any]:
+    widths = {"DE": x.shape[1], "DS": directions.shape[1], "DF": weights.density_out.shape[0]}
+    widths["DH"] = weights.density_in.shape[0]
+    result: dict[str, Any] = widths | {"P" + name[1:]: padded(width) for name, width in widths.items()}
+    result |= {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
+    return result | {"BLOCK": BLOCK, "EVEN": x.shape[0] % BLOCK == 0}
+
+
+def _programs(n: int, per_processor: int, device: torch.device) -> int:
+    return min(triton.cdiv(n, BLOCK), per_processor * processors(device))
+
+
+def forward(
+    x: Tensor, directions: Tensor, rays: Tensor, weights: NgpWeights, n_used: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """raw (n, 4) and, if kept, the density network's output (n, features)."""
+    n = x.shape[0]
+    raw = feature_major(n, 4, torch.float32, x.device)
+    features = feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
+    if n:
+        w1, w2, w3, w4, w5 = weights
+        _forward_kernel[(_programs(n, FORWARD_PROGRAMS, x.device),)](
+            p_x=x, p_directions=directions, p_rays=rays, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
+            p_features=features, p_raw=raw, p_used=n_used, n=n,
+            stride_xn=x.stride(0), stride_xc=x.stride(1), stride_c=n,
+            **_shape(x, directions, weights), num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+    return raw, features
+
+
+def colour_backward(
+    x: Tensor, directions: Tensor, rays: Tensor, weights: NgpWeights, features: Tensor, draw: Tensor,
+    n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Gradient of the density network's output; weight gradients added to the last three of `sums`."""
+    n = features.shape[0]
+    dfeatures = torch.empty_strided(features.shape, features.stride(), dtype=features.dtype, device=features.device)
+    programs = _programs(n, BACKWARD_PROGRAMS, features.device)
+    partial = torch.are_deterministic_algorithms_enabled()
+    targets = [torch.empty(programs, *s.shape, device=s.device) if partial else s for s in sums[2:]]
+    shape = _shape(x, directions, weights)
+    del shape["DE"], shape["PE"]
+    _colour_backward_kernel[(programs,)](
+        p_directions=directions, p_rays=rays, p_features=features, p_draw=draw,
+        p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
+        p_dfeatures=dfeatures, p_ddirections=ddirections, p_g3=targets[0], p_g4=targets[1], p_g5=targets[2],
+        p_used=n_used, n=n, stride_c=n, stride_rn=draw.stride(0), stride_rc=draw.stride(1),
+        **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if partial:
+        for total, part in zip(sums[2:], targets, strict=True):
+            total.add_(part.sum(0))
+    return dfeatures
+
+
+def _directions_gradient(directions: Tensor, rays: Tensor, n_used: Tensor | None) -> Tensor:
+    rows = rays.shape[0] if torch.are_deterministic_algorithms_enabled() else directions.shape[0]
+    return torch.zeros(rows, directions.shape[1], dtype=torch.float32, device=directions.device)
+
+
+class _NgpField(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        directions: Tensor,
+        rays: Tensor,
+        sink: GradientSink | None,
+        n_used: Tensor | None,
+        *weights: Tensor,
+    ) -> Tensor:
+        raw, features = forward(x, directions, rays, NgpWeights(*weights), n_used, any(ctx.needs_input_grad))
+        ctx.save_for_backward(x, directions, rays, features, n_used, *weights)
+        ctx.sink = sink
+        return raw
+
+    @staticmethod
+    def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
+        x, directions, rays, features, n_used, *weights = ctx.saved_tensors
+        if ctx.sink is None:
+            sums = [torch.zeros(w.shape, dtype=torch.float32, device=w.device) for w in weights]
+        else:
+            sums = list(ctx.sink.buffers)
+        dx = torch.zeros_like(x) if x.shape[0] == 0 else None
+        ddirections = _directions_gradient(directions, rays, n_used) if ctx.needs_input_grad[1] else None
+        if x.shape[0]:
+            dfeatures = colour_backward(
+                x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections
+            )
+            dx = fused_mlp.backward(x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2])
+        if ddirections is not None:
+            if torch.are_deterministic_algorithms_enabled():
+                total = torch.zeros(directions.shape, dtype=torch.float32, device=directions.device)
+                ddirections = total.index_add_(0, rays.long(), ddirections)
+            ddirections = ddirections.to(directions.dtype)
+        grads = [None] * 5 if ctx.sink is not None else [s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
+        return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
+
+
+def ngp_field(
+    encoding: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor,
+    weights: NgpWeights,
+    *,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
+    for name, width in _shape(encoding, directions, weights).items():
+        if name in ("DE", "DS", "DF", "DH") and width > 64:
+            raise InputError("weights", "widths up to 64 on the Triton backend", str(width), "use ops.fused_mlp")
+    own = [w.contiguous() for w in weights]
+    return _NgpField.apply(encoding, directions.contiguous(), ray_indices.contiguous(), sink, n_used, *own)
+
+
+def _cases(dtype: str, operand: Any) -> list[CompileCase]:
+    pointers = {
+        "p_x": dtype,
+        "p_directions": "fp32",
+        "p_rays": "i32",
+        "p_features": dtype,
+        "p_raw": "fp32",
+        "p_used": "i32",
+    }
+    pointers |= {"p_draw": "fp32", "p_dfeatures": dtype, **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)}}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()}
+    signature |= {"n": "i32", "stride_xc": "i32", "stride_c": "i32", "stride_rc": "i32"}
+    widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}
+    constexprs = widths | {"T": operand, "PRECISION": "tf32", "BLOCK": BLOCK, "EVEN": True, "PARTIAL": False}
+    constexprs |= {"stride_xn": 1, "stride_rn": 1, "p_ddirections": None}
+    result = []
+    for kind, kernel in (("forward", _forward_kernel), ("colour-backward", _colour_backward_kernel)):
+        has = set(kernel.arg_names)
+        chosen = {k: v for k, v in signature.items() if k in has}
+        constant = {k: v for k, v in constexprs.items() if k in has}
+        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, name=f"{kind}-{dtype}"))
+    return result
+
+
+COMPILE_CASES = [*_cases("fp16", tl.float16), *_cases("bf16", tl.bfloat16), *DENSITY_CASES]

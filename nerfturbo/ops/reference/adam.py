@@ -1,0 +1,70 @@
+"""Adam in plain torch, in place; a skipped step is a selection, not a branch, so nothing is read back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..adam import AdamRule, AdamState, ScaleRule
+
+
+def adam_update(
+    params: Tensor,
+    grad: Tensor,
+    state: AdamState,
+    lr: Tensor,
+    *,
+    rule: AdamRule,
+    half: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    beta1, beta2 = rule.betas
+    time = (state.step + 1).to(torch.float32)
+    g = grad.float() if grad_scale is None else grad.float() / grad_scale
+    keep = torch.zeros_like(params, dtype=torch.bool)
+    if rule.skip_untouched:
+        keep = keep | (grad == 0)
+    if found_inf is not None:
+        keep = keep | (found_inf != 0)
+    if rule.weight_decay and not rule.decoupled:
+        g = g + rule.weight_decay * params
+    first = beta1 * state.first.float() + (1.0 - beta1) * g
+    second = beta2 * state.second.float() + (1.0 - beta2) * g * g
+    change = lr * (first / (1.0 - beta1**time)) / ((second / (1.0 - beta2**time)).sqrt() + rule.eps)
+    if rule.weight_decay and rule.decoupled:
+        change = change + lr * rule.weight_decay * params
+    state.first.copy_(torch.where(keep, state.first.float(), first))
+    state.second.copy_(torch.where(keep, state.second.float(), second))
+    params.copy_(torch.where(keep, params, params - change))
+    if half is not None:
+        half.copy_(params)
+    grad.zero_()
+
+
+def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
+    norm = torch.stack([grad.float().square().sum() for grad in grads]).sum().sqrt()
+    found_inf.copy_(torch.where(torch.isfinite(norm), found_inf, torch.ones_like(found_inf)))
+    return norm
+
+
+def finish_step(
+    step: Tensor,
+    found_inf: Tensor,
+    *,
+    scale: Tensor | None,
+    good_steps: Tensor | None,
+    skipped: Tensor | None,
+    rule: ScaleRule,
+) -> None:
+    bad = found_inf != 0
+    step.add_((~bad).to(step.dtype).view(step.shape))
+    if skipped is not None:
+        skipped.add_(bad.to(skipped.dtype).view(skipped.shape))
+    if scale is not None and good_steps is not None:
+        good = torch.where(bad, torch.zeros_like(good_steps), good_steps + 1)
+        grow = good >= rule.growth_interval
+        factor = torch.where(bad, rule.backoff, torch.where(grow, rule.growth, 1.0))
+        scale.copy_((scale * factor).clamp(rule.lowest, rule.highest))
+        good_steps.copy_(torch.where(grow, torch.zeros_like(good), good))
+    found_inf.zero_()
