@@ -112,6 +112,14 @@ def shift_right(value, fill, RAYS: tl.constexpr, STEPS: tl.constexpr):
 
 
 @triton.jit
+def sum_after(value, RAYS: tl.constexpr, STEPS: tl.constexpr):
+    """Sum of value[:, k] over k > j: shifted, not subtracted, so that zeros behind j give exactly zero."""
+    i = tl.arange(0, STEPS)[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
+    running = tl.cumsum(value, 1, reverse=True)
+    return tl.where(i == STEPS - 1, 0.0, tl.gather(running, tl.minimum(i + 1, STEPS - 1), 1))
+
+
+@triton.jit
 def spread_last(value, RAYS: tl.constexpr, STEPS: tl.constexpr):
     """value[:, STEPS - 1] everywhere: the total of an inclusive scan, cheaper than a second reduction."""
     return tl.gather(value, tl.full([RAYS, STEPS], STEPS - 1, tl.int32), 1)

@@ -28,6 +28,7 @@ from ._common import (
     scalar_or_pointer,
     shift_right,
     spread_last,
+    sum_after,
     tail_programs,
     tile_for,
     zero_tail,
@@ -37,15 +38,8 @@ CHANNELS = 4  # composited by one forward program
 
 
 @triton.jit
-def _tile_weights(
-    p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre,
-    RAYS: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """t0, t1, 1 - alpha, T, w and who has weight, for a tile (RAYS, STEPS); `through` is T before it, and after it."""
-    t0 = tl.load(p_starts + row, mask=m, other=0.0)
-    t1 = tl.load(p_ends + row, mask=m, other=0.0)
-    density = tl.load(p_density + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
-    optical = density * (t1 - t0)
+def tile_weights(optical, m, through, early_stop_eps, alpha_thre, RAYS: tl.constexpr, STEPS: tl.constexpr):
+    """1 - alpha, T, w and who has weight, for a tile (RAYS, STEPS); `through` is T before it, and after it."""
     alpha = one_minus_exp(optical)
     counted = m & (alpha >= alpha_thre)  # false for NaN
     passed = tl.where(counted, tl.exp(-optical), 1.0)
@@ -53,7 +47,22 @@ def _tile_weights(
     before = through * shift_right(product, 1.0, RAYS, STEPS)
     lit = counted & (before >= early_stop_eps)
     weight = tl.where(lit, before * alpha, 0.0)
-    return t0, t1, passed, before, weight, lit, through * spread_last(product, RAYS, STEPS)
+    return passed, before, weight, lit, through * spread_last(product, RAYS, STEPS)
+
+
+@triton.jit
+def _load_weights(
+    p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre,
+    RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """t0, t1 and `tile_weights` of the samples in these rows."""
+    t0 = tl.load(p_starts + row, mask=m, other=0.0)
+    t1 = tl.load(p_ends + row, mask=m, other=0.0)
+    density = tl.load(p_density + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
+    passed, before, weight, lit, through = tile_weights(
+        density * (t1 - t0), m, through, early_stop_eps, alpha_thre, RAYS, STEPS
+    )
+    return t0, t1, passed, before, weight, lit, through
 
 
 @triton.jit
@@ -82,7 +91,7 @@ def _forward_kernel(
             step = k + tl.arange(0, STEPS)
             m = step[None, :] < count[:, None]
             row = start[:, None] + step[None, :]
-            t0, t1, passed, before, weight, lit, through = _tile_weights(
+            t0, t1, passed, before, weight, lit, through = _load_weights(
                 p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
             )
             b_opacity += weight
@@ -145,7 +154,7 @@ def _backward_kernel(
             for k in range(0, longest, STEPS):
                 m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
                 row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
-                t0, t1, passed, before, weight, lit, through = _tile_weights(
+                t0, t1, passed, before, weight, lit, through = _load_weights(
                     p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
                 )
                 g = _weight_gradient(
@@ -157,7 +166,7 @@ def _backward_kernel(
         for k in range(0, longest, STEPS):
             m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
             row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
-            t0, t1, passed, before, weight, lit, through = _tile_weights(
+            t0, t1, passed, before, weight, lit, through = _load_weights(
                 p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
             )
             g = _weight_gradient(
@@ -168,7 +177,7 @@ def _backward_kernel(
                 b_wg = weight * g
                 seen += tl.sum(b_wg, 1)
                 behind = tl.where(longest > STEPS, total - seen, 0.0)
-                later = behind[:, None] + tl.cumsum(b_wg, 1, reverse=True) - b_wg
+                later = behind[:, None] + sum_after(b_wg, RAYS, STEPS)
                 grad = (t1 - t0) * tl.where(lit, before * passed * g - later, 0.0)
                 tl.store(p_out_density + row.to(tl.int64) * strides[10], grad, mask=m)
     else:
@@ -193,7 +202,7 @@ def _visibility_kernel(
             step = k + tl.arange(0, STEPS)
             m = step[None, :] < count[:, None]
             row = start[:, None] + step[None, :]
-            t0, t1, passed, before, weight, lit, through = _tile_weights(
+            t0, t1, passed, before, weight, lit, through = _load_weights(
                 p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre, RAYS, STEPS
             )
             tl.store(p_out + row, lit.to(tl.uint8), mask=m)
@@ -264,10 +273,10 @@ def composite(
     density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_kernel_float(density=density, rgb=rgb)
-    return _Composite.apply(density, rgb, *_intervals(samples), float(early_stop_eps), alpha_thre)
+    return _Composite.apply(density, rgb, *intervals(samples), float(early_stop_eps), alpha_thre)
 
 
-def _intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
+def intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
     return samples.t_starts.detach().contiguous(), samples.t_ends.detach().contiguous(), samples.offsets
 
 
@@ -281,7 +290,7 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
         tile = tile_for(n_rows, n_rays)
         ray_programs = triton.cdiv(n_rays, tile["RAYS"])
         _visibility_kernel[(ray_programs + tail_programs(n_rows),)](
-            density, *_intervals(samples), pointer, out, n_rays, n_rows, ray_programs, density.stride(0),
+            density, *intervals(samples), pointer, out, n_rays, n_rows, ray_programs, density.stride(0),
             float(early_stop_eps), number, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return out.view(torch.bool)

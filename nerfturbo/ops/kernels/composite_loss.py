@@ -1,0 +1,291 @@
+"""Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits.
+
+Tiles of rays as in `_common`. A program composites its rays, knows their error at once, and walks along them a second
+time, out of the cache, to write the gradient; the derivation is that of `composite` (docs/ops/composite.md). Each
+program leaves its part of the loss in memory and one last program adds the parts in order: no atomics, the same sum
+every time. The backward multiplies the gradient by what arrives at the loss, read on the device.
+
+Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...types import PackedSamples
+from ..composite_loss import LossRule
+from ._common import (
+    TAIL_BLOCK,
+    CompileCase,
+    check_kernel_float,
+    empty_in_layout_of,
+    ray_tile,
+    sum_after,
+    tail_programs,
+    tile_for,
+    zero_tail,
+)
+from .composite import intervals, tile_weights
+
+SUM_BLOCK = 1024
+SCALE_BLOCK = 1024
+
+
+@triton.jit
+def _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias):
+    """Length and density of a tile's samples, and their three colours."""
+    length = tl.load(p_ends + row, mask=m, other=0.0) - tl.load(p_starts + row, mask=m, other=0.0)
+    p = p_raw + row.to(tl.int64) * strides[0]
+    red = tl.sigmoid(tl.load(p, mask=m, other=0.0).to(tl.float32))
+    green = tl.sigmoid(tl.load(p + strides[1], mask=m, other=0.0).to(tl.float32))
+    blue = tl.sigmoid(tl.load(p + 2 * strides[1], mask=m, other=0.0).to(tl.float32))
+    logit = tl.load(p + 3 * strides[1], mask=m, other=0.0).to(tl.float32) + density_bias
+    return length, tl.exp(tl.minimum(logit, 15.0, propagate_nan=tl.PropagateNan.ALL)), red, green, blue
+
+
+@triton.jit
+def _channel_loss(
+    colour, opacity, p_background, p_target, p_rgb, i_ray, m_ray, trained, strides, delta, C: tl.constexpr,
+    HUBER: tl.constexpr, ALPHA: tl.constexpr,
+):  # fmt: skip
+    """Background, loss, squared error and the loss's derivative of channel C of each ray; writes the ray's colour."""
+    background = tl.load(p_background + i_ray * strides[2] + C * strides[3], mask=m_ray, other=0.0).to(tl.float32)
+    target = tl.load(p_target + i_ray * strides[4] + C * strides[5], mask=m_ray, other=0.0).to(tl.float32)
+    if ALPHA:
+        alpha = tl.load(p_target + i_ray * strides[4] + 3 * strides[5], mask=m_ray, other=1.0).to(tl.float32)
+        target = target * alpha + background * (1.0 - alpha)
+    rgb = colour + background * (1.0 - opacity)
+    tl.store(p_rgb + i_ray * 3 + C, rgb, mask=m_ray)
+    error = tl.where(trained, rgb - target, 0.0)
+    square = error * error
+    if HUBER:
+        size = tl.abs(error)
+        loss = tl.where(size <= delta, square / (2.0 * delta), size - 0.5 * delta)
+        slope = tl.where(size <= delta, error / delta, tl.where(error > 0.0, 1.0, -1.0))
+    else:
+        loss = square
+        slope = 2.0 * error
+    return background, loss, square, slope
+
+
+@triton.jit
+def _write_gradient(
+    p_raw, p_starts, p_ends, p_grad, start, count, longest, slopes, total, largest, background, strides, density_bias,
+    early_stop_eps, RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The second walk: gradient to the four logits of every sample of the tile's rays."""
+    seen = tl.zeros([RAYS], tl.float32)
+    through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+    for k in range(0, longest, STEPS):
+        m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
+        row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+        length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
+        passed, before, weight, lit, through = tile_weights(
+            density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
+        )
+        g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
+        b_wg = weight * g
+        seen += tl.sum(b_wg, 1)
+        later = sum_after(b_wg, RAYS, STEPS)
+        if longest > STEPS:
+            # What lies behind the tile is a difference of sums; a dense sample would multiply its rounding, but then
+            # little light is left, and the weights behind add up to no more than that.
+            bound = through * largest[:, None]
+            later += tl.minimum(tl.maximum((total - seen)[:, None], -bound), bound)
+        grad = length * tl.where(lit, before * passed * g - later, 0.0) * tl.where(lit, density, 0.0)
+        p = p_grad + row.to(tl.int64) * strides[6]
+        tl.store(p, weight * slopes[0][:, None] * red * (1.0 - red), mask=m)
+        tl.store(p + strides[7], weight * slopes[1][:, None] * green * (1.0 - green), mask=m)
+        tl.store(p + 2 * strides[7], weight * slopes[2][:, None] * blue * (1.0 - blue), mask=m)
+        tl.store(p + 3 * strides[7], grad, mask=m)
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+def _loss_kernel(
+    p_raw, p_starts, p_ends, p_offsets, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad,
+    n_rays, n_rows, ray_programs, strides, density_bias, early_stop_eps, delta,
+    HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    if tl.program_id(0) < ray_programs:
+        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
+        longest = tl.max(count, 0)
+        b_red = tl.zeros([RAYS, STEPS], tl.float32)
+        b_green = tl.zeros([RAYS, STEPS], tl.float32)
+        b_blue = tl.zeros([RAYS, STEPS], tl.float32)
+        b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
+        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+        for k in range(0, longest, STEPS):
+            m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
+            row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+            length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
+            passed, before, weight, lit, through = tile_weights(
+                density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
+            )
+            b_red += tl.where(lit, weight * red, 0.0)
+            b_green += tl.where(lit, weight * green, 0.0)
+            b_blue += tl.where(lit, weight * blue, 0.0)
+            b_opacity += weight
+        _finish_rays(
+            p_raw, p_starts, p_ends, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad, n_rays,
+            ray_programs, i_ray, m_ray, start, count, longest, tl.sum(b_red, 1), tl.sum(b_green, 1), tl.sum(b_blue, 1),
+            tl.sum(b_opacity, 1), strides, density_bias, early_stop_eps, delta, HUBER, ALPHA, RAYS, STEPS,
+        )  # fmt: skip
+    elif p_grad is not None:
+        n_used = tl.load(p_offsets + n_rays)
+        for c in range(4):
+            zero_tail(p_grad + c * strides[7], strides[6], ray_programs, n_used, n_rows, TAIL)
+
+
+@triton.jit
+def _finish_rays(
+    p_raw, p_starts, p_ends, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad, n_rays,
+    ray_programs, i_ray, m_ray, start, count, longest, red, green, blue, opacity, strides, density_bias,
+    early_stop_eps, delta, HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """From the tile's colours to its part of the loss and to the gradient."""
+    n_trained = n_rays
+    if p_kept is not None:
+        n_trained = tl.minimum(tl.load(p_kept), n_rays)
+    trained = m_ray & (i_ray < n_trained)
+    back0, loss0, square0, slope0 = _channel_loss(
+        red, opacity, p_background, p_target, p_rgb, i_ray, m_ray, trained, strides, delta, 0, HUBER, ALPHA
+    )
+    back1, loss1, square1, slope1 = _channel_loss(
+        green, opacity, p_background, p_target, p_rgb, i_ray, m_ray, trained, strides, delta, 1, HUBER, ALPHA
+    )
+    back2, loss2, square2, slope2 = _channel_loss(
+        blue, opacity, p_background, p_target, p_rgb, i_ray, m_ray, trained, strides, delta, 2, HUBER, ALPHA
+    )
+    share = 1.0 / (3.0 * tl.maximum(n_trained, 1).to(tl.float32))
+    tl.store(p_parts + tl.program_id(0), tl.sum(loss0 + loss1 + loss2, 0) * share)
+    tl.store(p_parts + ray_programs + tl.program_id(0), tl.sum(square0 + square1 + square2, 0) * share)
+    if p_grad is not None:
+        if p_scale is not None:
+            share *= tl.load(p_scale)
+        slopes = (slope0 * share, slope1 * share, slope2 * share)
+        behind = slopes[0] * back0 + slopes[1] * back1 + slopes[2] * back2  # what the background loses to opacity
+        total = slopes[0] * red + slopes[1] * green + slopes[2] * blue - behind * opacity
+        largest = tl.abs(slopes[0]) * (1.0 + tl.abs(back0)) + tl.abs(slopes[1]) * (1.0 + tl.abs(back1))
+        largest += tl.abs(slopes[2]) * (1.0 + tl.abs(back2))  # no |dL/dw| exceeds this
+        _write_gradient(
+            p_raw, p_starts, p_ends, p_grad, start, count, longest, slopes, total, largest, behind, strides,
+            density_bias, early_stop_eps, RAYS, STEPS,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_parts"])
+def _sum_kernel(p_parts, p_loss, p_mse, n_parts, BLOCK: tl.constexpr):
+    b_loss = tl.zeros([BLOCK], tl.float32)
+    b_mse = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, n_parts, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        b_loss += tl.load(p_parts + i, mask=i < n_parts, other=0.0)
+        b_mse += tl.load(p_parts + n_parts + i, mask=i < n_parts, other=0.0)
+    tl.store(p_loss, tl.sum(b_loss, 0))
+    tl.store(p_mse, tl.sum(b_mse, 0))
+
+
+@triton.jit
+def _scale_kernel(p_grad, p_arrived, p_scale, p_out, n, BLOCK: tl.constexpr):
+    factor = tl.load(p_arrived).to(tl.float32)
+    if p_scale is not None:
+        factor = tl.div_rn(factor, tl.load(p_scale))
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(p_grad + i, mask=i < n, other=0.0).to(tl.float32)
+    tl.store(p_out + i, value * factor, mask=i < n)
+
+
+class _CompositeLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        raw: Tensor,
+        samples: PackedSamples,
+        background: Tensor,
+        target: Tensor,
+        rule: LossRule,
+        density_bias: float,
+        early_stop_eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
+        tile = tile_for(n_rows, n_rays)
+        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+        grad = empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
+        rgb = torch.empty(n_rays, 3, dtype=torch.float32, device=device)
+        parts = torch.empty(2 * ray_programs, dtype=torch.float32, device=device)
+        loss, mse = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
+        grad_strides = (0, 0) if grad is None else grad.stride()
+        if n_rays or n_rows:
+            _loss_kernel[(ray_programs + (0 if grad is None else tail_programs(n_rows)),)](
+                raw, *intervals(samples), background, target, samples.n_rays_kept, scale, rgb, parts, grad,
+                n_rays, n_rows, ray_programs,
+                (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
+                density_bias, early_stop_eps, rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4,
+                **tile, TAIL=TAIL_BLOCK, num_warps=1,
+            )  # fmt: skip
+        _sum_kernel[(1,)](parts, loss, mse, ray_programs, BLOCK=SUM_BLOCK, num_warps=8)
+        ctx.save_for_backward(grad, scale)
+        ctx.mark_non_differentiable(mse, rgb)
+        return loss, mse, rgb
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grad, scale = ctx.saved_tensors
+        out = torch.empty_like(grad)
+        if grad.numel():
+            _scale_kernel[(triton.cdiv(grad.numel(), SCALE_BLOCK),)](
+                grad, arrived, scale, out, grad.numel(), BLOCK=SCALE_BLOCK
+            )
+        # raw, samples, background, target, rule, density_bias, early_stop_eps, scale
+        return out, None, None, None, None, None, None, None
+
+
+def composite_loss(
+    raw: Tensor,
+    samples: PackedSamples,
+    background: Tensor,
+    target: Tensor,
+    *,
+    rule: LossRule,
+    density_bias: float,
+    early_stop_eps: float,
+    gradient_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_kernel_float(raw=raw, background=background, target=target)
+    scale = None if gradient_scale is None else gradient_scale.detach().float()
+    return _CompositeLoss.apply(
+        raw, samples, background.detach(), target.detach(), rule, float(density_bias), float(early_stop_eps), scale
+    )
+
+
+def _cases() -> list[CompileCase]:
+    kernel = {"p_raw": "*fp32", "p_starts": "*fp32", "p_ends": "*fp32", "p_offsets": "*i32", "p_background": "*fp32"}
+    kernel |= {"p_target": "*fp32", "p_kept": "*i32", "p_scale": "*fp32", "p_rgb": "*fp32", "p_parts": "*fp32"}
+    kernel |= {"p_grad": "*fp32", "strides": ("i32",) * 8}
+    kernel |= dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
+    kernel |= dict.fromkeys(("density_bias", "early_stop_eps", "delta"), "fp32")
+    cases = [
+        CompileCase(
+            _loss_kernel,
+            kernel,
+            {"HUBER": True, "ALPHA": True, "RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK},
+            name=f"{rays}x{steps}",
+        )
+        for rays, steps in ((4, 8), (1, 32))
+    ]
+    sums = {"p_parts": "*fp32", "p_loss": "*fp32", "p_mse": "*fp32", "n_parts": "i32"}
+    cases.append(CompileCase(_sum_kernel, sums, {"BLOCK": SUM_BLOCK}, num_warps=8))
+    scales = {"p_grad": "*fp32", "p_arrived": "*fp32", "p_scale": "*fp32", "p_out": "*fp32", "n": "i32"}
+    cases.append(CompileCase(_scale_kernel, scales, {"BLOCK": SCALE_BLOCK}, num_warps=4))
+    return cases
+
+
+COMPILE_CASES = _cases()

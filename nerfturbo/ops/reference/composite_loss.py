@@ -1,0 +1,71 @@
+"""The loss of field logits by `composite` and plain torch; gradients by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...types import PackedSamples
+from ..composite_loss import LossRule
+from .composite import composite
+from .packed import widen
+
+MAX_EXPONENT = 15.0
+
+
+class _ClampedExp(torch.autograd.Function):
+    """exp(min(x, 15)), and its own value as the derivative on both sides of the clamp."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        value = torch.exp(logits.clamp(max=MAX_EXPONENT))
+        ctx.save_for_backward(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (value,) = ctx.saved_tensors
+        return grad * value
+
+
+def mean_loss(error: Tensor, rule: LossRule, n_rays_kept: Tensor | None) -> Tensor:
+    """() mean over the trained rays and their channels of the error's value; no rays give zero."""
+    values = error.square()
+    if rule.kind == "huber":
+        size = error.abs()
+        values = torch.where(size <= rule.delta, values / (2.0 * rule.delta), size - 0.5 * rule.delta)
+    if n_rays_kept is None:
+        return values.sum() / max(values.numel(), 1)
+    kept = torch.arange(error.shape[0], device=error.device) < n_rays_kept
+    total = torch.where(kept[:, None], values, torch.zeros_like(values)).sum()
+    return total / (n_rays_kept.clamp(min=1) * error.shape[1])
+
+
+def composite_loss(
+    raw: Tensor,
+    samples: PackedSamples,
+    background: Tensor,
+    target: Tensor,
+    *,
+    rule: LossRule,
+    density_bias: float,
+    early_stop_eps: float,
+    gradient_scale: Tensor | None,
+    composite: Callable[..., tuple[Tensor, ...]] = composite,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = widen(raw)
+    wide = torch.where(samples.used[:, None], wide, torch.zeros_like(wide))  # a tail may hold anything
+    density = _ClampedExp.apply(wide[:, 3] + density_bias)
+    colour, opacity, *_ = composite(
+        density, torch.sigmoid(wide[:, :3]), samples, early_stop_eps=early_stop_eps, alpha_thre=0.0
+    )
+    background, target = background.detach().to(colour.dtype), target.detach().to(colour.dtype)
+    if target.shape[1] == 4:
+        target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
+    rgb = colour + background * (1.0 - opacity[:, None])
+    error = rgb - target
+    mse = mean_loss(error.detach(), LossRule("mse"), samples.n_rays_kept)
+    return mean_loss(error, rule, samples.n_rays_kept), mse, rgb.detach()
