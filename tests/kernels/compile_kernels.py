@@ -1,39 +1,51 @@
-"""Compile the kernels of one file for one GPU generation, without a GPU, in a process that does not interpret them.
+"""Compile every kernel for several GPU generations, without a GPU; a script, since interpreted kernels cannot compile.
 
-    python tests/kernels/compile_kernels.py march 90
+    python tests/kernels/compile_kernels.py                  all kernels, all generations
+    python tests/kernels/compile_kernels.py march/90         one file, compute capability 9.0
 
-prints one JSON line per case: name, registers, bytes spilled per thread, bytes of shared memory, or an error.
+prints one JSON line per file and generation: its cases with registers, bytes spilled per thread and bytes of shared
+memory, or an error. Triton's cache makes the second run quick.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 REPOSITORY = Path(__file__).resolve().parents[2]
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+CAPABILITIES = (75, 80, 86, 89, 90)  # 2080, A100, 3090, 4090, H100 and their kin
+
+
+def kernel_files() -> list[str]:
+    """Names of the files that list kernels, slowest first."""
+    files = [
+        p for p in (REPOSITORY / "nerfturbo" / "ops" / "kernels").glob("*.py") if "COMPILE_CASES =" in p.read_text()
+    ]
+    return [path.stem for path in sorted(files, key=lambda path: -path.stat().st_size)]
 
 
 def compile_case(case, capability: int) -> dict[str, object]:
-    kernel = case.kernel
-    signature = {name: case.signature.get(name, "constexpr") for name in kernel.arg_names}
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = case.kernel.arg_names
+    signature = {name: case.signature.get(name, "constexpr") for name in names}
     # Launches pass pointers from the allocator, which are aligned: without this hint loads would not vectorise.
     aligned = [["tt.divisibility", 16]]
-    attributes = {(i,): aligned for i, name in enumerate(kernel.arg_names) if str(signature[name]).startswith("*")}
-    source = ASTSource(kernel, signature, case.constexprs, attributes)
+    attributes = {(i,): aligned for i, name in enumerate(names) if str(signature[name]).startswith("*")}
+    source = ASTSource(case.kernel, signature, case.constexprs, attributes)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    usage = resource_usage(compiled.asm["cubin"])
+    usage = resource_usage(compiled.asm["cubin"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump")
     return {
         "registers": usage["REG"],
         "spills": usage["STACK"] + usage["LOCAL"],
@@ -42,32 +54,44 @@ def compile_case(case, capability: int) -> dict[str, object]:
     }
 
 
-def resource_usage(cubin: bytes) -> dict[str, int]:
+def resource_usage(cubin: bytes, cuobjdump: Path) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        listing = subprocess.run(
-            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        command = [str(cuobjdump), "-res-usage", file.name]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = {"REG": 0, "STACK": 0, "LOCAL": 0}
     for function in re.findall(r"REG:.*", listing):
         for name in usage:
-            usage[name] += int(re.search(rf"{name}:(\d+)", function)[1])
+            found = re.search(rf"{name}:(\d+)", function)
+            usage[name] += int(found[1]) if found else 0
     return usage
 
 
-def main(module: str, capability: int) -> None:
+def compile_file(job: str) -> dict[str, object]:
+    module, capability = job.split("/")
     cases = importlib.import_module(f"nerfturbo.ops.kernels.{module}").COMPILE_CASES
+    results = []
     for case in cases:
-        result: dict[str, object] = {"case": f"{case.kernel.__name__} {case.name}".strip(), "capability": capability}
+        result: dict[str, object] = {"case": f"{case.kernel.__name__} {case.name}".strip()}
         try:
-            result |= compile_case(case, capability)
+            result |= compile_case(case, int(capability))
         except Exception as error:
-            result["error"] = f"{type(error).__name__}: {error}"[-2000:]
-        print(json.dumps(result), flush=True)
+            result["error"] = f"{type(error).__name__}: {error}"[-1500:]
+        results.append(result)
+    return {"job": job, "cases": results}
 
 
+def main(jobs: list[str]) -> None:
+    jobs = jobs or [f"{module}/{capability}" for module in kernel_files() for capability in CAPABILITIES]
+    workers = min(len(jobs), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for result in pool.map(compile_file, jobs):
+            print(json.dumps(result), flush=True)
+
+
+sys.path.insert(0, str(REPOSITORY))
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
-    sys.path.insert(0, str(REPOSITORY))
-    main(sys.argv[1], int(sys.argv[2]))
+    os.environ["OMP_NUM_THREADS"] = "1"  # the workers of one machine must not fight
+    main(sys.argv[1:])
