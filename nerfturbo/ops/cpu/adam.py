@@ -16,7 +16,9 @@ __all__ = ["adam_update", "check_gradients", "finish_step"]
 
 
 @numba.njit(parallel=True, cache=True, nogil=True, fastmath=False)
-def _adam(params, grad, first, second, scale, rate1, rate2, lr, beta1, beta2, eps, decay, decoupled, skip):
+def _adam(
+    params, grad, first, second, scale, rate1, rate2, lr, beta1, beta2, rest1, rest2, eps, decay, decoupled, skip
+):
     """rate1 = 1 / (1 - beta1^t), rate2 likewise; every number fp32."""
     for i in numba.prange(params.size):
         raw = grad[i]
@@ -27,8 +29,8 @@ def _adam(params, grad, first, second, scale, rate1, rate2, lr, beta1, beta2, ep
         g = raw * scale
         if not decoupled:
             g += decay * p
-        m = beta1 * first[i] + (numba.float32(1.0) - beta1) * g
-        v = beta2 * second[i] + (numba.float32(1.0) - beta2) * g * g
+        m = beta1 * first[i] + rest1 * g
+        v = beta2 * second[i] + rest2 * g * g
         first[i] = m
         second[i] = v
         change = lr * (m * rate1) / (numba.float32(math.sqrt(v * rate2)) + eps)
@@ -61,6 +63,8 @@ def adam_update(
         1.0 / (1.0 - rule.betas[1] ** time),
         lr.item(),
         *rule.betas,
+        1.0 - rule.betas[0],
+        1.0 - rule.betas[1],
         rule.eps,
         rule.weight_decay,
     ]

@@ -37,10 +37,10 @@ def _scalar(p, default):
 @triton.jit(do_not_specialize=["n"])
 def _adam_kernel(
     p_params, p_half, p_first, p_second, p_grad, p_step, p_lr, p_grad_scale, p_found_inf, n,
-    log2_beta1, log2_beta2, beta1, beta2, eps, weight_decay,
+    log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay,
     DECAY: tl.constexpr, SKIP: tl.constexpr, ROWS_OF_4: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """DECAY: 0 none, 1 into the gradient, 2 decoupled."""
+    """DECAY: 0 none, 1 into the gradient, 2 decoupled. rest = 1 - beta, rounded once."""
     i_row = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     i = i_row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     if ROWS_OF_4:
@@ -64,8 +64,8 @@ def _adam_kernel(
         grad = raw * (1.0 / _scalar(p_grad_scale, 1.0))
         if DECAY == 1:
             grad += weight_decay * params
-        new_first = beta1 * first + (1.0 - beta1) * grad
-        new_second = beta2 * second + (1.0 - beta2) * grad * grad
+        new_first = beta1 * first + rest1 * grad
+        new_second = beta2 * second + rest2 * grad * grad
         change = lr * (new_first / correct1) / (tl.sqrt(new_second / correct2) + eps)
         if DECAY == 2:
             change += lr * weight_decay * params
@@ -141,7 +141,7 @@ def adam_update(
         p_params=params, p_half=half, p_first=state.first, p_second=state.second, p_grad=grad, p_step=state.step,
         p_lr=lr, p_grad_scale=grad_scale, p_found_inf=found_inf, n=n,
         log2_beta1=_log2(rule.betas[0]), log2_beta2=_log2(rule.betas[1]), beta1=rule.betas[0], beta2=rule.betas[1],
-        eps=rule.eps, weight_decay=rule.weight_decay,
+        rest1=1.0 - rule.betas[0], rest2=1.0 - rule.betas[1], eps=rule.eps, weight_decay=rule.weight_decay,
         DECAY=decay, SKIP=rule.skip_untouched, ROWS_OF_4=n % 4 == 0, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
@@ -184,7 +184,8 @@ def _adam_case(grad: str, skip: bool) -> CompileCase:
     pointers = {"p_params": "fp32", "p_half": "fp16", "p_first": "fp32", "p_second": "fp32", "p_grad": grad}
     pointers |= {"p_step": "i64", "p_lr": "fp32", "p_grad_scale": "fp32", "p_found_inf": "fp32"}
     signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
-    signature |= dict.fromkeys(["log2_beta1", "log2_beta2", "beta1", "beta2", "eps", "weight_decay"], "fp32")
+    signature |= dict.fromkeys(["log2_beta1", "log2_beta2", "beta1", "beta2"], "fp32")
+    signature |= dict.fromkeys(["rest1", "rest2", "eps", "weight_decay"], "fp32")
     constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
     return CompileCase(_adam_kernel, signature, constexprs, WARPS, name=f"adam-{grad}{'-skip' if skip else ''}")
 

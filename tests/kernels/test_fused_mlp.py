@@ -1,0 +1,105 @@
+"""What the fused MLP's kernels add to the op: unused rows, gradient buffers, several launches, a deterministic mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from nerfturbo.errors import InputError
+from nerfturbo.ops import GradientSink, fused_mlp, use_backend
+
+from ..ops.cases import assert_close, generator
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make(widths: tuple[int, ...], n: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    draw = generator(1)
+    weights = [(torch.randn(b, a, generator=draw) * (2 / a) ** 0.5).to(device) for a, b in pairwise(widths)]
+    return torch.randn(n, widths[0], generator=draw).to(device), weights
+
+
+def run(backend: str, inputs: Tensor, weights: list[Tensor], **options: object) -> dict[str, Tensor]:
+    leaves = [t.detach().clone().requires_grad_() for t in (inputs, *weights)]
+    with use_backend(backend):  # type: ignore[arg-type]
+        out = fused_mlp(leaves[0], leaves[1:], **options)  # type: ignore[arg-type]
+        out.backward(torch.randn(out.shape, generator=generator(2)).to(out))
+    names = ["inputs", *(f"weights[{k}]" for k in range(len(weights)))]
+    return {"result": out.detach(), **{name: leaf.grad for name, leaf in zip(names, leaves, strict=True)}}
+
+
+def compare(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:
+    for name, value in want.items():
+        assert_close(name, got[name].to(value.dtype), value, tolerance)
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("widths", [(32, 64, 16), (20, 33, 9, 3)])
+@pytest.mark.parametrize("n", [70, 192])
+def test_unused_rows_are_zero_and_give_no_gradient(
+    kernel_device: torch.device, widths: tuple[int, ...], n: int
+) -> None:
+    inputs, weights = make(widths, n, kernel_device)
+    inputs[50:] = float("nan")
+    count = torch.tensor(50, dtype=torch.int32, device=kernel_device)
+    got = run("triton", inputs, weights, n_used=count)
+    assert (got["result"][50:] == 0).all()
+    assert (got["inputs"][50:] == 0).all()
+    compare(got, run("reference", inputs, weights, n_used=count), 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_a_sink_takes_the_weights_gradients(kernel_device: torch.device, backend: str) -> None:
+    inputs, weights = make((32, 16, 5), 33, kernel_device)
+    buffers = tuple(torch.ones_like(w) for w in weights)
+    got, want = run(backend, inputs, weights, sink=GradientSink(buffers)), run("reference", inputs, weights)
+    for k, buffer in enumerate(buffers):
+        assert got[f"weights[{k}]"] is None
+        assert_close(f"weights[{k}]", buffer - 1, want[f"weights[{k}]"], 1e-5)
+    assert_close("inputs", got["inputs"], want["inputs"], 1e-5)
+
+
+def test_only_the_gradients_that_are_wanted(kernel_device: torch.device) -> None:
+    inputs, weights = make((16, 32, 4), 20, kernel_device)
+    weights[1].requires_grad_()
+    with use_backend("triton"):
+        fused_mlp(inputs, weights).sum().backward()
+    got = weights[1].grad
+    weights[1].grad = None
+    with use_backend("reference"):
+        fused_mlp(inputs, weights).sum().backward()
+    assert_close("weights[1]", got, weights[1].grad, 1e-5)
+
+
+@pytest.mark.usefixtures("deterministic", "poisoned_empty")
+def test_deterministic_mode_matches_reference(kernel_device: torch.device) -> None:
+    inputs, weights = make((32, 64, 16), 200, kernel_device)
+    compare(run("triton", inputs, weights), run("reference", inputs, weights), 1e-5)
+
+
+def test_too_large_a_network_is_refused(kernel_device: torch.device) -> None:
+    inputs, weights = make((16, 256, 3), 2, kernel_device)
+    with use_backend("triton"), pytest.raises(InputError, match="wide"):
+        fused_mlp(inputs, weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("widths", [(32, 64, 16), (32, 64, 64, 16), (16, 128, 128, 128, 3), (48, 16)])
+def test_real_shapes(widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs, weights = make(widths, 1 << 17, torch.device("cuda"))
+    count = torch.tensor(100_001, dtype=torch.int32, device="cuda")
+    got = run("triton", inputs.to(dtype), weights, n_used=count)
+    want = run("reference", inputs.to(dtype).float(), weights, n_used=count)
+    for name, value in want.items():
+        error = (got[name].float() - value).norm() / value.norm()
+        assert error < (0.02 if dtype == torch.float16 else 0.1), f"{name} is off by {error.item():.2g}"

@@ -1,0 +1,167 @@
+"""What the hash encoding's kernels add to the op: half copies, gradient buffers, unused rows, a deterministic mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from nerfturbo.ops import GradientSink, HashLayout, hash_encode, use_backend
+
+from ..ops.cases import assert_close, generator
+
+SMALL = {"log2_entries": 8, "base_resolution": 4, "max_resolution": 900}  # coarse, dense levels and fine, hashed ones
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def ray_points(n: int, device: torch.device, per_ray: int = 11, seed: int = 0) -> Tensor:
+    """(n, 3): consecutive samples of rays through the unit cube, some of them leaving it."""
+    draw = generator(seed)
+    n_rays = -(-n // per_ray)
+    start = torch.rand(n_rays, 1, 3, generator=draw)
+    step = torch.nn.functional.normalize(torch.randn(n_rays, 1, 3, generator=draw), dim=-1) / 600
+    points = start + step * torch.arange(per_ray)[None, :, None]
+    return points.reshape(-1, 3)[:n].to(device)
+
+
+def table_gradient(
+    backend: str, positions: Tensor, table: Tensor, layout: HashLayout, grad: Tensor, **options: object
+) -> tuple[Tensor, Tensor]:
+    """The encoding and the gradient of the fp32 table under `grad`."""
+    leaf = table.detach().clone().requires_grad_()
+    with use_backend(backend):  # type: ignore[arg-type]
+        out = hash_encode(positions, leaf, layout, **options)  # type: ignore[arg-type]
+        out.backward(grad.to(out.dtype))
+    return out.detach(), leaf.grad
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("features", [2, 4])
+def test_unused_rows_are_zero_and_give_no_gradient(kernel_device: torch.device, features: int) -> None:
+    layout = HashLayout(n_levels=3, n_features=features, **SMALL)
+    n, used = 45, 37
+    positions = ray_points(n, kernel_device)
+    positions[used:] = float("nan")
+    table = torch.randn(layout.n_entries, features, generator=generator(1)).to(kernel_device)
+    grad = torch.randn(n, layout.n_outputs, generator=generator(2)).to(kernel_device)
+    grad[used:] = float("nan")
+    count = torch.tensor(used, dtype=torch.int32, device=kernel_device)
+    got, got_grad = table_gradient("triton", positions, table, layout, grad, n_used=count)
+    want, want_grad = table_gradient("reference", positions, table, layout, grad, n_used=count)
+    assert (got[used:] == 0).all()
+    assert_close("encoding", got, want)
+    assert_close("gradient to table", got_grad, want_grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_sink_takes_the_gradient_of_the_master(kernel_device: torch.device, dtype: torch.dtype) -> None:
+    layout = HashLayout(n_levels=3, n_features=2, **SMALL)
+    positions = ray_points(33, kernel_device).t().contiguous().t()  # feature-major, as marching leaves them
+    master = torch.randn(layout.n_entries, 2, generator=generator(1)).to(kernel_device).requires_grad_()
+    grad = torch.randn(33, layout.n_outputs, generator=generator(2)).to(kernel_device).half()
+    buffer = torch.ones(master.shape, dtype=dtype, device=kernel_device)
+    flag = torch.zeros((), device=kernel_device)
+    with use_backend("triton"):
+        out = hash_encode(positions, master, layout, half=master.detach().half(), sink=GradientSink((buffer,), flag))
+        out.backward(grad)
+    assert out.dtype == torch.float16
+    assert master.grad is None
+    assert flag.item() == 0
+    want, want_grad = table_gradient("reference", positions, master.detach().half().float(), layout, grad.float())
+    assert_close("encoding", out.detach().float(), want, 2e-3)
+    assert_close("buffer", buffer.float() - 1, want_grad, 2e-5 if dtype == torch.float32 else 5e-3)
+
+
+def test_a_sink_reports_a_gradient_that_is_not_finite(kernel_device: torch.device) -> None:
+    layout = HashLayout(n_levels=2, n_features=2, **SMALL)
+    table = torch.zeros(layout.n_entries, 2, device=kernel_device, requires_grad=True)
+    for bad in (float("inf"), float("nan")):
+        flag = torch.zeros(1, device=kernel_device)
+        grad = torch.ones(5, layout.n_outputs, device=kernel_device)
+        grad[3, 2] = bad
+        with use_backend("triton"):
+            sink = GradientSink((torch.zeros_like(table),), flag)
+            hash_encode(ray_points(5, kernel_device), table, layout, sink=sink).backward(grad)
+        assert flag.item() == 1
+
+
+def test_gpus_without_vector_atomics_give_the_same(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nerfturbo.ops.kernels import _hash_backward
+
+    layout = HashLayout(n_levels=2, n_features=2, **SMALL)
+    positions = ray_points(40, kernel_device)
+    table = torch.randn(layout.n_entries, 2, generator=generator(1)).to(kernel_device)
+    grad = torch.randn(40, layout.n_outputs, generator=generator(2)).to(kernel_device)
+    _, vectors = table_gradient("triton", positions, table, layout, grad)
+    monkeypatch.setattr(_hash_backward, "_vector_atomics", lambda device: False)
+    _, scalars = table_gradient("triton", positions, table, layout, grad)
+    assert_close("gradient to table", scalars, vectors)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_gradient_is_accurate_over_a_wide_range(kernel_device: torch.device) -> None:
+    """Fixed-point sums take their scale from the largest gradient; small ones must survive beside it."""
+    layout = HashLayout(n_levels=2, n_features=2, **SMALL)
+    positions = ray_points(40, kernel_device)
+    table = torch.randn(layout.n_entries, 2, generator=generator(1)).to(kernel_device)
+    grad = torch.randn(40, layout.n_outputs, generator=generator(2)).to(kernel_device)
+    grad = grad * torch.logspace(-4, 4, 40, device=kernel_device)[:, None]
+    _, got = table_gradient("triton", positions, table, layout, grad)
+    _, want = table_gradient("reference", positions, table, layout, grad)
+    close = (got - want).abs() <= 1e-5 * want.abs() + 1e-6
+    assert close.all(), f"{(~close).sum().item()} values are off"
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_gradient_shows_what_is_not_finite(kernel_device: torch.device) -> None:
+    layout = HashLayout(n_levels=1, n_features=2, **SMALL)
+    table = torch.zeros(layout.n_entries, 2, device=kernel_device)
+    grad = torch.full((3, layout.n_outputs), float("inf"), device=kernel_device)
+    _, got = table_gradient("triton", ray_points(3, kernel_device), table, layout, grad)
+    assert got.isnan().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("levels", "features"), [(16, 2), (8, 4), (16, 1), (4, 8)])
+@pytest.mark.parametrize("buffer_dtype", [torch.float32, torch.float16])
+def test_real_shapes(levels: int, features: int, buffer_dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    layout = HashLayout(n_levels=levels, n_features=features)
+    n, used = 1 << 17, 100_003
+    positions = ray_points(n, device, per_ray=29)
+    table = torch.randn(layout.n_entries, features, device=device)
+    grad = (torch.randn(n, layout.n_outputs, device=device) * 1e-2).half()
+    count = torch.tensor(used, dtype=torch.int32, device=device)
+    buffer = torch.zeros(table.shape, dtype=buffer_dtype, device=device)
+    half = table.half()
+    options = {"half": half, "n_used": count}
+    got, _ = table_gradient("triton", positions, table, layout, grad, sink=GradientSink((buffer,)), **options)
+    want, want_grad = table_gradient("reference", positions, half.float(), layout, grad.float(), n_used=count)
+    assert_close("encoding", got.float(), want, 2e-3)
+    error = (buffer.float() - want_grad).norm() / want_grad.norm()
+    assert error < (1e-4 if buffer_dtype == torch.float32 else 1e-2), f"table gradient is off by {error.item():.2g}"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_gradient_is_bit_equal() -> None:
+    device = torch.device("cuda")
+    layout = HashLayout()
+    positions = ray_points(1 << 17, device, per_ray=29)
+    table = torch.randn(layout.n_entries, 2, device=device)
+    grad = torch.randn(1 << 17, layout.n_outputs, device=device)
+    runs = [table_gradient("triton", positions, table, layout, grad)[1] for _ in range(3)]
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+    _, want = table_gradient("reference", positions, table, layout, grad)
+    assert_close("gradient to table", runs[0], want, 1e-4)
