@@ -1,0 +1,152 @@
+"""How the numba kernels of this package are compiled and run on several threads.
+
+A kernel is a plain serial function `kernel(first, last, *arrays)` over a range of items, compiled without the GIL;
+`launch` cuts the range into chunks and lets a few Python threads take them in turn. Compared with numba's own
+`parallel=True`:
+  - it compiles several times faster, which is what a user waits for at the first start;
+  - any number of threads may launch at a time (a viewer renders while training runs), whatever numba's threading layer;
+  - it works in a forked child, where an OpenMP pool hangs;
+  - chunks are taken as threads come free, so a busy core or an uneven kernel costs little, and no second OpenMP pool
+    spins beside torch's.
+A launch costs about 20 us more than a call; ranges of one chunk run in the calling thread.
+
+The number of threads is torch's (`torch.set_num_threads`), read at each launch. Which thread takes which chunk must
+not change results: kernels write disjoint parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+
+# "contract" alone (fused multiply-add) is safe: NaN and infinity keep their meaning. Kernels whose decisions must equal
+# the reference's to the bit are compiled without it.
+CONTRACT = frozenset({"contract"})
+
+
+def jit(*, exact: bool = False, inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile lazily, once per argument types, cached on disk; division by zero gives infinity as in numpy."""
+    return numba.njit(
+        cache=True,
+        nogil=True,
+        error_model="numpy",
+        fastmath=False if exact else set(CONTRACT),
+        inline="always" if inline else "never",
+    )
+
+
+class _Job:
+    """One launch: chunks to take, and a gate that the caller waits at until the last helper is through."""
+
+    __slots__ = ("_active", "_chunks", "_closed", "_done", "_lock", "arguments", "error", "grain", "kernel", "n")
+
+    def __init__(self, kernel: Callable[..., None], n: int, grain: int, arguments: tuple[Any, ...]) -> None:
+        self.kernel, self.n, self.grain, self.arguments = kernel, n, grain, arguments
+        self.error: BaseException | None = None
+        self._chunks = itertools.count()
+        self._lock, self._done = threading.Lock(), threading.Lock()
+        self._active, self._closed = 0, False
+
+    def work(self) -> None:
+        while True:
+            first = next(self._chunks) * self.grain
+            if first >= self.n:
+                return
+            self.kernel(first, min(first + self.grain, self.n), *self.arguments)
+
+    def help(self) -> None:
+        """Called by a helper; one that comes too late finds the gate closed and does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._active += 1
+        try:
+            self.work()
+        except BaseException as error:  # handed to the caller, who raises it
+            self.error = error
+        finally:
+            with self._lock:
+                self._active -= 1
+                if self._closed and self._active == 0:
+                    self._done.release()
+
+    def run(self) -> None:
+        self._done.acquire()
+        try:
+            self.work()
+        finally:
+            with self._lock:
+                self._closed = True
+                busy = self._active > 0
+            if busy:
+                self._done.acquire()
+        if self.error is not None:
+            raise self.error
+
+
+class _Helpers:
+    """Threads that sleep until a job comes; they never end, and a forked child starts its own."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def call(self, job: _Job, n: int) -> None:
+        if self._count < n:
+            with self._lock:
+                while self._count < n:
+                    threading.Thread(target=self._serve, args=(self._jobs,), name="nerfturbo", daemon=True).start()
+                    self._count += 1
+        for _ in range(n):
+            self._jobs.put(job)
+
+    @staticmethod
+    def _serve(jobs: SimpleQueue[_Job]) -> None:
+        while True:
+            jobs.get().help()
+
+
+_helpers = _Helpers()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.reset)
+
+
+def launch(kernel: Callable[..., None], n: int, grain: int, *arguments: Any) -> None:
+    """kernel(first, last, *arguments) over range(n), at most `grain` items a call, on torch's number of threads."""
+    if n <= 0:
+        return
+    helpers = min(torch.get_num_threads(), -(-n // grain)) - 1
+    if helpers < 1:
+        kernel(0, n, *arguments)
+        return
+    job = _Job(kernel, n, grain, arguments)
+    _helpers.call(job, helpers)
+    job.run()
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """The tensor's memory as a numpy array, without a copy unless its elements do not lie in order."""
+    return tensor.detach().contiguous().numpy()
+
+
+def as_float32(name: str, tensor: Tensor) -> Tensor:
+    """Half precision is widened; float64 belongs to the reference."""
+    if tensor.dtype == torch.float64:
+        hint = "use_backend('reference') carries float64"
+        raise InputError(name, "float16, bfloat16 or float32 for backend 'cpu'", "torch.float64", hint)
+    return tensor.float()
