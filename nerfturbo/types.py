@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -170,10 +171,16 @@ class Aabb:
         return replace(self, low=low, high=high)
 
     def tensor(self, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(2, 3): low and high."""
-        return torch.tensor([self.low, self.high], device=device, dtype=dtype)
+        """(2, 3): low and high. Shared: copy it before changing it."""
+        return _box_tensor(self, torch.device(device or "cpu"), dtype)
 
     def normalize(self, positions: Tensor) -> Tensor:
         """Map the box to [0, 1]^3."""
         low, high = self.tensor(positions.device, positions.dtype)
         return (positions - low) / (high - low)
+
+
+@functools.lru_cache(maxsize=256)
+def _box_tensor(aabb: Aabb, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Kept, because copying numbers to a device is not possible while a CUDA graph is recorded."""
+    return torch.tensor([aabb.low, aabb.high], device=device, dtype=dtype)

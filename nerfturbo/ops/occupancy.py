@@ -39,8 +39,8 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
 def pack_bits(occupied: Tensor) -> Tensor:
     """(n_cells,) bool -> (n_cells / 32,) int32, cell i at bit i & 31 of word i >> 5."""
     check_shape("occupied", occupied, ("n_cells",))
-    weights = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32, device=occupied.device)
-    return (occupied.view(-1, 32).to(torch.int32) * weights).sum(-1, dtype=torch.int32)
+    shifts = torch.arange(32, dtype=torch.int32, device=occupied.device)
+    return (occupied.view(-1, 32).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
 
 
 def unpack_bits(bits: Tensor) -> Tensor:

@@ -82,8 +82,7 @@ class _SamplePositions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         samples = ctx.samples
-        scale = torch.tensor(ctx.box[3:], device=grad.device)
-        per_sample = grad.float() * scale
+        per_sample = torch.stack([grad[:, axis].float() * ctx.box[3 + axis] for axis in range(3)], dim=-1)
         along = per_sample * samples.midpoints()[:, None]
         return (
             packed_sum(per_sample.contiguous(), samples.offsets),
