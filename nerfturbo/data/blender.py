@@ -160,7 +160,8 @@ def _pose(value: object, where: str) -> Tensor:
     determinant = float(torch.linalg.det(pose[:, :3]))
     if determinant <= 0.0:
         raise InputError(what, "a rotation in the first three columns", f"determinant {determinant:.3g}")
-    pose[:, :3] /= determinant ** (1.0 / 3.0)  # some exporters leave the camera object's scale in
+    if abs(determinant - 1.0) > 1e-3:  # some exporters leave the camera object's scale in
+        pose[:, :3] /= determinant ** (1.0 / 3.0)
     skew = float((pose[:, :3].T @ pose[:, :3] - torch.eye(3, dtype=torch.float64)).abs().max())
     if skew > 1e-2:
         raise InputError(what, "a rotation in the first three columns", f"axes off a right angle by {skew:.2g}")

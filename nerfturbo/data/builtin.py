@@ -103,6 +103,10 @@ def view_poses(split: Split, n_views: int, *, seed: int = 0) -> Tensor:
 
 def render_poses(name: str, cameras: Cameras) -> Tensor:
     """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached."""
+    size, focal = cameras.size[0, 0], cameras.focal[0, 0]
+    centred = torch.allclose(cameras.center, cameras.size * 0.5)
+    if cameras.model != "pinhole" or not (centred and (cameras.size == size).all() and (cameras.focal == focal).all()):
+        raise InputError("cameras", "centred pinhole cameras of one square size and focal length", "others")
     return torch.from_numpy(_render(check_name(name), cameras))
 
 

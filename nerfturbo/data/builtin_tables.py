@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,9 +50,9 @@ class Light:
     key: Vector = (0.42, -0.50, 0.76)
     spread: float = 0.10
     fill: Vector = (-0.80, -0.25, 0.45)
-    key_color: Vector = (1.75, 1.62, 1.42)
+    key_color: Vector = (1.42, 1.33, 1.18)
     fill_color: Vector = (0.22, 0.27, 0.36)
-    sky_color: Vector = (0.50, 0.54, 0.62)
+    sky_color: Vector = (0.42, 0.46, 0.54)
     floor_color: Vector = (0.26, 0.22, 0.19)
 
 
@@ -105,6 +105,13 @@ def capsule(start: Vector, end: Vector, radius: float, material: Material) -> So
     direction = (b - a).tolist()
     rotation = along((direction[0], direction[1], direction[2]))
     return Solid(CAPSULE, (x, y, z), (radius, half, 0.0, 0.0), half + radius, material, rotation)
+
+
+def moved(solid: Solid, scale: float, origin: Vector) -> Solid:
+    """A solid of one colour, scaled about the origin and then moved there."""
+    x, y, z = (o + scale * c for o, c in zip(origin, solid.center, strict=True))
+    a, b, c, rounding = (scale * value for value in solid.parameters)
+    return replace(solid, center=(x, y, z), parameters=(a, b, c, rounding), bound=scale * solid.bound)
 
 
 def linear(color: str) -> list[float]:

@@ -204,5 +204,7 @@ def _to_array(image: Image.Image, downscale: int, alpha: bool) -> np.ndarray:
         image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
     image = image.convert("RGBA" if alpha else "RGB")
     if downscale > 1:  # Pillow premultiplies RGBA for the mean and divides it out again
-        image = image.resize(_downscaled(image.size, downscale), Image.Resampling.BOX)
+        whole = image.width % downscale == 0 and image.height % downscale == 0  # then the exact mean, rounded once
+        size = _downscaled(image.size, downscale)
+        image = image.reduce(downscale) if whole else image.resize(size, Image.Resampling.BOX)
     return np.array(image)
