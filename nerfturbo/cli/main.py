@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from types import FrameType
@@ -41,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb is None:
         return _overview(arguments)
     module, function, _ = VERBS[verb]
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, _terminate) if in_main_thread else None
     try:
-        signal.signal(signal.SIGTERM, _terminate)
         return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
     except NerfturboError as error:
         return _fail(str(error))
@@ -55,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -14,7 +14,7 @@ from ..errors import InputError
 from .parse import parse
 
 if TYPE_CHECKING:
-    from ..data.scene import Scene
+    from ..data.scene import Scene, Split
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def write(argv: Sequence[str]) -> int:
 
     name = check_name(args.name)
     check_writable(args.folder)
-    views = {"train": args.train_views, "test": args.test_views}
+    views: dict[Split, int] = {"train": args.train_views, "test": args.test_views}
     scenes = [builtin_scene(name, split, resolution=args.resolution, n_views=n) for split, n in views.items()]
     print(write_blender(scenes, args.folder))
     return 0

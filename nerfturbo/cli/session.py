@@ -21,7 +21,7 @@ from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..ops._dispatch import resolve
 from ..training.callbacks import MetricsLog, every_seconds, save_checkpoints
-from ..training.checkpoint import latest_checkpoint, list_checkpoints
+from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .clock import since_command
@@ -64,7 +64,7 @@ def _run(plan: Plan, display: Display) -> int:
     session = Session(trainer, run, display, Preview(test_scene))
     summary = session.train(plan.args.save_every)
     if session.interrupted:
-        return _say_how_to_resume(plan, run, summary, display)
+        return _say_how_to_go_on(plan, run, summary, display)
     done = Finished(
         run=run,
         trainer=trainer,
@@ -74,7 +74,10 @@ def _run(plan: Plan, display: Display) -> int:
         first_seconds=session.first_seconds,
         backend=backend,
     )
-    return finish(done, display, plan.args)
+    try:
+        return finish(done, display, plan.args)
+    except KeyboardInterrupt:
+        return _say_how_to_go_on(plan, run, summary, display)
 
 
 def _counts(train: Scene, test: Scene) -> str:
@@ -113,13 +116,19 @@ class Session:
         self.display.phase("training")
         with _interrupts(self._stop):
             summary = self.trainer.fit()
-            self.interrupted = self.interrupted or summary.stopped_by == "interrupted"
-            self.trainer.save(self.run.checkpoints)
+            if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
+                raise KeyboardInterrupt
+            if self._saved_step() != self.trainer.step:
+                self.trainer.save(self.run.checkpoints)
         return summary
 
+    def _saved_step(self) -> int | None:
+        found = list_checkpoints(self.run.checkpoints)
+        return read_state(found[-1]).step if found else None
+
     def _stop(self) -> None:
+        # Called inside a signal handler, where printing could meet a print in progress.
         self.interrupted = self.trainer.should_stop = True
-        self.display.note("stopping after this step; once more to stop at once")
 
     def _keep(self, trainer: Trainer, record: StepRecord) -> None:
         self.last = record
@@ -166,20 +175,21 @@ def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def resume_command(plan: Plan, run: Path) -> str:
+def go_on_command(plan: Plan, run: Path, *, trained: bool) -> str:
     """What to type to go on, the flags that are not part of the run's config included."""
-    command = ["nerfturbo", "train", "--resume", str(run)]
+    command = ["nerfturbo", "eval", str(run)] if trained else ["nerfturbo", "train", "--resume", str(run)]
     for flag, value in (("--device", plan.args.device), ("--backend", plan.args.backend)):
         command += [flag, value] if value != "auto" else []
     return shlex.join(command)
 
 
-def _say_how_to_resume(plan: Plan, run: RunFolder, summary: TrainSummary, display: Display) -> int:
+def _say_how_to_go_on(plan: Plan, run: RunFolder, summary: TrainSummary, display: Display) -> int:
     display.close()
-    checkpoint = list_checkpoints(run.checkpoints)[-1]
-    command = resume_command(plan, run.path)
+    trained = summary.stopped_by in ("steps", "time limit")
+    command = go_on_command(plan, run.path, trained=trained)
+    checkpoint = latest_checkpoint(run.path)
     print(f"interrupted at step {summary.steps}; checkpoint saved in {checkpoint}", file=sys.stderr)
-    print(f"resume with: {command}", file=sys.stderr)
+    print(f"{'score it with' if trained else 'resume with'}: {command}", file=sys.stderr)
     if plan.args.json:
-        print(json.dumps({"run": str(run.path), "interrupted": True, "steps": summary.steps, "resume": command}))
+        print(json.dumps({"run": str(run.path), "interrupted": True, "steps": summary.steps, "go_on_with": command}))
     return 130

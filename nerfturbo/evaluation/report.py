@@ -28,7 +28,7 @@ def write_report(run: RunFolder) -> None:
 
 def render_page(data: dict[str, Any]) -> str:
     """The page with its data inside."""
-    folder = files(__package__)
+    folder = files("nerfturbo.evaluation")
     page = (folder / "report_page.html").read_text(encoding="utf-8")
     # "<" is escaped so that no text of the data can end the script element it stands in.
     blob = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data.cameras import Cameras
 from ..data.scene import Scene
+from ..errors import InputError
 from ..fields import build_field
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays, RenderOutput
@@ -35,7 +36,12 @@ class SceneBounds:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SceneBounds:
-        return cls(Aabb(tuple(values["low"]), tuple(values["high"])), values["near"], values["far"])
+        try:
+            low, high = ((float(x), float(y), float(z)) for x, y, z in (values["low"], values["high"]))
+            near, far = float(values["near"]), float(values["far"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("bounds", "low, high, near and far of a saved scene", repr(values)) from None
+        return cls(Aabb(low, high), near, far)
 
 
 class NerfModel(nn.Module):

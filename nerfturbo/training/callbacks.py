@@ -108,4 +108,4 @@ def skipped_fraction(trainer: Trainer, record: StepRecord) -> float:
         far=model.bounds.far,
     )
     uniform = float((t_max - t_min).sum()) / model.grid.step_size
-    return 1.0 - record.n_samples / max(uniform, 1.0)
+    return max(0.0, 1.0 - record.n_samples / max(uniform, 1.0))

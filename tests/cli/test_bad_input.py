@@ -1,0 +1,187 @@
+"""Whatever is wrong: exit code 2, one line that says what, no traceback, nothing half-written left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.errors import InputError
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.types import Aabb, Rays
+
+from ..tiny import TINY_FLAGS, ball_scene, tiny_config
+from .conftest import Nerfturbo, Outcome
+
+
+def assert_refused(result: Outcome, *says: str) -> None:
+    assert result.code == 2, result.err
+    errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.err
+    assert "Traceback" not in result.err and result.out == ""
+    for text in says:
+        assert re.search(text, errors[0]), errors[0]
+
+
+def nothing_left(*except_names: str) -> bool:
+    return {path.name for path in Path(".").iterdir()} <= set(except_names)
+
+
+def edit_pose(scene: Path, row: int, value: float) -> None:
+    file = scene / "transforms_train.json"
+    document = json.loads(file.read_text())
+    document["frames"][1]["transform_matrix"][row][0] = value
+    file.write_text(json.dumps(document))
+
+
+def empty(scene: Path) -> None:
+    shutil.rmtree(scene)
+    scene.mkdir()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing folder": (shutil.rmtree, "expected a folder with a scene, got no such folder"),
+    "empty folder": (empty, "got an empty folder"),
+    "wrong folder": (lambda scene: [file.unlink() for file in scene.glob("*.json")], "a scene in a known format"),
+    "broken json": (lambda scene: (scene / "transforms_train.json").write_text("{"), "expected valid JSON"),
+    "missing image": (lambda scene: (scene / "train" / "r_1.png").unlink(), r"r_1\.png: expected an image file"),
+    "undecodable image": (lambda scene: (scene / "train" / "r_1.png").write_bytes(b"no"), r"r_1\.png.*decodes"),
+    "cut image": (
+        lambda scene: (scene / "test" / "r_0.png").write_bytes((scene / "test" / "r_0.png").read_bytes()[:60]),
+        r"test/r_0\.png.*decodes",
+    ),
+    "NaN pose": (lambda scene: edit_pose(scene, 0, float("nan")), "frame 1: transform_matrix: expected a finite"),
+    "skewed pose": (lambda scene: edit_pose(scene, 0, 9.0), "frame 1: transform_matrix: expected a rotation"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_scenes(nerfturbo: Nerfturbo, scene: Path, damage: str) -> None:
+    make, says = DAMAGES[damage]
+    make(scene)
+    assert_refused(nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1, "--output", "out"), says)
+    assert nothing_left()
+    assert_refused(nerfturbo("scene", "info", scene), says)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--steps", "0"], r"--steps: expected a number > 0, got 0"),
+        (["--time-limit", "-1"], r"--time-limit: expected a number > 0"),
+        (["--downscale", "0"], r"--downscale: expected a number > 0"),
+        (["--eval-views", "0"], "--eval-views"),
+        (["--turntable", "-1"], "--turntable"),
+        (["--grid.resolution", "7"], "resolution: expected a multiple of 4"),
+        (["--field.n-features", "3"], "n_features: expected 1, 2, 4 or 8"),
+        (["--train.initial-rays", "0"], "--train.initial-rays"),
+        (["--preset", "fast"], "preset: expected one of auto, "),
+        (["--device", "tpu"], "--device"),
+        (["--device", "cuda:77"], "--device: expected a GPU that torch can use.*doctor"),
+        (["--resume", "nowhere"], "nowhere: expected a run folder, got no such folder"),
+    ],
+)
+def test_bad_values(nerfturbo: Nerfturbo, scene: Path, flags: list[str], says: str) -> None:
+    words = [] if "--resume" in flags else [scene, *TINY_FLAGS, "--output", "out"]
+    assert_refused(nerfturbo("train", *words, *flags), says)
+    assert nothing_left()
+
+
+@pytest.mark.parametrize("flags", [["--no-such-flag"], ["--steps", "many"], ["--backend", "cuda"], ["a", "b", "c"]])
+def test_bad_flags_exit_with_2(nerfturbo: Nerfturbo, flags: list[str]) -> None:
+    result = nerfturbo("train", *flags)
+    assert result.code == 2 and result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("words", [["trian"], ["scene"], ["scene", "inof"], ["bench", "everything"]])
+def test_unknown_commands_list_the_known_ones(nerfturbo: Nerfturbo, words: list[str]) -> None:
+    result = nerfturbo(*words)
+    assert result.code == 2 and "usage: nerfturbo" in result.err and result.out == ""
+
+
+def test_an_output_that_cannot_be_made_is_refused_before_the_scene_is_opened(nerfturbo: Nerfturbo, scene: Path) -> None:
+    Path("file").write_text("x")
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--output", "file/run")
+    assert_refused(result, "file/run: expected a place that can be written, got file is a file")
+    assert "opening" not in result.err and Path("file").read_text() == "x" and nothing_left("file")
+
+
+def test_other_peoples_folders_are_left_alone(nerfturbo: Nerfturbo, scene: Path) -> None:
+    Path("thesis").mkdir()
+    Path("thesis/chapter").write_text("x")
+    assert_refused(nerfturbo("train", scene, *TINY_FLAGS, "--output", "thesis"), "holds other files.*--overwrite")
+    assert [path.name for path in Path("thesis").iterdir()] == ["chapter"]
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1, "--output", "thesis", "--overwrite")
+    assert result.code == 0 and Path("thesis/chapter").read_text() == "x"
+
+
+def test_a_run_is_not_overwritten_by_accident(nerfturbo: Nerfturbo, scene: Path, run_folder: Path) -> None:
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--output", run_folder)
+    assert_refused(result, "got a run; go on with it by --resume .* or replace it by --overwrite")
+
+
+def test_a_finished_run_is_not_resumed_without_more_steps(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    assert_refused(nerfturbo("train", "--resume", run_folder), "more than the 12 steps of the run, got 12.*eval")
+    result = nerfturbo("train", "--resume", run_folder, "--steps", 20, "--seed", 3)
+    assert_refused(result, "--seed: expected nothing beside --resume")
+
+
+def test_a_checkpoint_of_another_model(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    before = (run_folder / "config.json").read_text()
+    flags = ["--steps", 20, "--field.width", 32, "--backend", "reference"]
+    assert_refused(nerfturbo("train", "--resume", run_folder, *flags), "belongs to another model")
+    assert (run_folder / "config.json").read_text() == before
+
+
+@pytest.mark.parametrize("verb", ["eval", "render"])
+def test_broken_runs(nerfturbo: Nerfturbo, run_folder: Path, verb: str) -> None:
+    tensors = next(run_folder.glob("checkpoints/*12/tensors.safetensors"))
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[: len(content) // 2])
+    assert_refused(nerfturbo(verb, run_folder, "--backend", "reference"), "not a readable safetensors file")
+    tensors.write_bytes(content)
+    state = tensors.with_name("state.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"bounds": {}}))
+    assert_refused(nerfturbo(verb, run_folder, "--backend", "reference"), "bounds: expected low, high")
+    shutil.rmtree(run_folder / "checkpoints")
+    assert_refused(nerfturbo(verb, run_folder), "found none; train one first")
+    (run_folder / "config.json").unlink()
+    assert_refused(nerfturbo(verb, run_folder), "expected a run folder with config.json")
+
+
+def test_a_run_whose_pictures_have_moved(nerfturbo: Nerfturbo, run_folder: Path, scene: Path) -> None:
+    document = json.loads((run_folder / "config.json").read_text())
+    document["config"]["data"]["source"] = str(scene.parent / "gone")
+    (run_folder / "config.json").write_text(json.dumps(document))
+    assert_refused(nerfturbo("eval", run_folder, "--backend", "reference"), "gone.*name the folder by --data")
+    assert nerfturbo("eval", run_folder, "--backend", "reference", "--data", scene).code == 0
+
+
+def test_a_debug_variable_shows_the_traceback(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_DEBUG", "1")
+    result = nerfturbo("eval", "nowhere")
+    assert result.code == 2 and "Traceback" in result.err and "error: nowhere" in result.err
+
+
+def test_a_degenerate_box() -> None:
+    for high in ((1.0, 1.0, 0.0), (1.0, 1.0, float("nan")), (1.0, 1.0, float("inf"))):
+        with pytest.raises(InputError, match="aabb: expected low < high on three finite axes"):
+            Aabb((0.0, 0.0, 0.0), high)
+
+
+def test_zero_rays_and_rays_that_miss_everything_are_ordinary() -> None:
+    from nerfturbo import use_backend
+
+    model = NerfModel(tiny_config(), SceneBounds.of(ball_scene()))
+    away = torch.tensor([[0.0, 0.0, 1.0]])
+    for n_rays in (0, 3):
+        rays = Rays(torch.tensor([[0.0, 0.0, 9.0]]).expand(n_rays, 3), away.expand(n_rays, 3))
+        with use_backend("reference"):
+            out = model.render_rays(rays, torch.tensor([0.1, 0.2, 0.3]))
+        assert torch.equal(out.rgb, torch.tensor([[0.1, 0.2, 0.3]]).expand(n_rays, 3))
+        assert torch.equal(out.opacity, torch.zeros(n_rays))

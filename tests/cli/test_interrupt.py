@@ -1,0 +1,83 @@
+"""Ctrl-C and SIGTERM: a checkpoint, the command to go on with, exit code 130; and going on works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
+
+from ..tiny import TINY_FLAGS
+
+COMMAND = [sys.executable, "-c", "import sys; from nerfturbo.cli.main import main; sys.exit(main())"]
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [*COMMAND, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
+    deadline = time.monotonic() + 90.0
+    while not list_checkpoints(run / "checkpoints"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"no checkpoint: {process.communicate()}")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_saves_says_how_to_resume_and_resuming_works(scene: Path, tmp_path: Path, number: int) -> None:
+    run = tmp_path / "a run"
+    flags = [*TINY_FLAGS, "--downscale", 2, "--steps", 1_000_000, "--save-every", 0.2, "--output", run]
+    process = start("train", scene, *flags)
+    wait_for_checkpoint(process, run)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and out == ""
+    saved = read_state(latest_checkpoint(run)).step
+    assert f"interrupted at step {saved}; checkpoint saved in {latest_checkpoint(run)}" in err
+    command = re.search(r"^resume with: nerfturbo (.*)$", err, re.MULTILINE)
+    assert command is not None
+    words = shlex.split(command.group(1))
+    assert words == ["train", "--resume", str(run), "--backend", "reference"]
+    assert not (run / "metrics.json").exists()
+
+    again = start(*words, "--steps", saved + 3, "--turntable", 0)
+    out, err = again.communicate(timeout=90)
+    assert again.returncode == 0, err
+    assert read_state(latest_checkpoint(run)).step == saved + 3
+    assert (run / "metrics.json").is_file()
+
+
+def test_a_kill_loses_only_what_came_after_the_last_save(scene: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = [*TINY_FLAGS, "--downscale", 2, "--steps", 1_000_000, "--save-every", 0.1, "--output", run]
+    process = start("train", scene, *flags)
+    wait_for_checkpoint(process, run)
+    process.kill()
+    process.communicate(timeout=60)
+    saved = read_state(latest_checkpoint(run)).step
+    words = ["train", "--resume", run, "--steps", saved + 2, "--backend", "reference", "--turntable", 0]
+    again = start(*words)
+    _, err = again.communicate(timeout=90)
+    assert again.returncode == 0, err
+    assert read_state(latest_checkpoint(run)).step == saved + 2
+    assert not [path for path in run.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_exit_codes_of_the_real_command(tmp_path: Path) -> None:
+    process = start("train", tmp_path / "missing")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == ""
+    assert [line for line in err.splitlines() if line.startswith("error: ")] and "Traceback" not in err

@@ -1,0 +1,126 @@
+"""`nerfturbo train`: the run folder, the flags, resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import torch
+
+from nerfturbo.cli.train import TrainArgs, default_output
+from nerfturbo.config import Config
+from nerfturbo.training.checkpoint import latest_checkpoint, read_state
+
+from ..tiny import TINY_FLAGS
+from .conftest import Nerfturbo
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(latest_checkpoint(run) / "tensors.safetensors")
+
+
+def test_the_run_folder_holds_everything(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "metrics.json", "log.jsonl", "checkpoints", "images", "report.html", "turntable.gif"} <= names
+    assert {path.name for path in (trained / "images").iterdir()} >= {"test_000.png", "test_001.png"}
+    assert not [path for path in trained.rglob("*") if path.name.startswith(".")]
+    assert latest_checkpoint(trained).name == "step_00000012"
+
+
+def test_metrics_have_every_promised_name(trained: Path) -> None:
+    metrics = json.loads((trained / "metrics.json").read_text())
+    for name in (
+        *("psnr", "ssim", "steps", "train_seconds", "total_seconds", "rays_per_second", "samples_per_second"),
+        *("samples_skipped_fraction", "peak_memory_bytes", "peak_gpu_memory_bytes", "device", "backend", "protocol"),
+        *("baselines", "per_view", "versions", "machine"),
+    ):
+        assert name in metrics, name
+    assert metrics["steps"] == 12 and metrics["backend"] == "reference" and metrics["device"] == "cpu"
+    assert 0.0 < metrics["train_seconds"] < metrics["total_seconds"]
+    assert 1e7 < metrics["peak_memory_bytes"] < 1e11 and metrics["peak_gpu_memory_bytes"] is None
+    assert 0.0 <= metrics["samples_skipped_fraction"] < 1.0
+    assert metrics["protocol"]["n_views"] == len(metrics["per_view"]) == 2
+    assert set(metrics["baselines"]) == {"constant_psnr", "blurred_psnr"}
+
+
+def test_json_goes_to_stdout_alone_and_progress_to_stderr(nerfturbo: Nerfturbo, scene: Path) -> None:
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 2, "--eval-views", 1, "--json", "--output", "out")
+    assert result.code == 0
+    assert result.json["steps"] == 2 and result.json["run"] == "out"
+    assert result.json["protocol"]["views"] == "1 of 2, evenly spaced"
+    assert "training" in result.err and "opening" in result.err
+
+
+def test_without_json_the_result_names_its_files(nerfturbo: Nerfturbo, scene: Path) -> None:
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1)
+    assert result.code == 0
+    assert re.search(r"PSNR \d+\.\d\d dB, SSIM", result.out) and "constant colour" in result.out
+    report = re.search(r"^\s*(runs/ball-\d{8}-\d{6}/report.html)$", result.out, re.MULTILINE)
+    assert report is not None and Path(report.group(1)).is_file()
+
+
+def test_nested_flags_and_shortcuts_reach_the_config(nerfturbo: Nerfturbo, scene: Path) -> None:
+    flags = ["--steps", 1, "--seed", 7, "--downscale", 2, "--grid.decay", 0.9, "--output", "out"]
+    assert nerfturbo("train", scene, *TINY_FLAGS, *flags).code == 0
+    config = json.loads(Path("out/config.json").read_text())["config"]
+    assert config["train"]["seed"] == 7 and config["grid"] == config["grid"] | {"decay": 0.9, "resolution": 8}
+    assert config["data"] == {"source": str(scene.resolve()), "downscale": 2}
+    assert json.loads(Path("out/metrics.json").read_text())["protocol"]["resolution"] == [8, 8]
+
+
+def test_the_flags_cover_every_stage_of_the_config() -> None:
+    stages = {field.name for field in dataclasses.fields(Config)} - {"preset", "data"}
+    assert stages <= {field.name for field in dataclasses.fields(TrainArgs)}
+
+
+def test_a_preset_gives_the_defaults_of_the_nested_flags(nerfturbo: Nerfturbo) -> None:
+    for preset, width in (("vanilla", "256"), ("ngp-cpu", "32")):
+        shown = re.search(
+            r"--field.width INT.*?\(default:\s+(\d+)\)",
+            nerfturbo("train", "--preset", preset, "--help").out.replace("│", " "),
+            re.DOTALL,
+        )
+        assert shown is not None and shown.group(1) == width
+
+
+def test_resuming_equals_never_stopping(nerfturbo: Nerfturbo, scene: Path) -> None:
+    base = ["train", scene, *TINY_FLAGS, "--save-every", 1000]
+    assert nerfturbo(*base, "--steps", 14, "--output", "whole").code == 0
+    # The schedule looks at the number of steps, so the first part must know the whole: stop it by its checkpoint.
+    assert nerfturbo(*base, "--steps", 14, "--output", "parts", "--save-every", 1e-9).code == 0
+    kept = sorted(Path("parts/checkpoints").iterdir())
+    assert [path.name for path in kept] == ["step_00000013", "step_00000014"]
+    for file in kept[1].iterdir():
+        file.unlink()
+    kept[1].rmdir()
+    assert nerfturbo("train", "--resume", "parts", "--backend", "reference", "--turntable", 0).code == 0
+    whole, parts = tensors(Path("whole")), tensors(Path("parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    steps = [json.loads(line)["step"] for line in Path("parts/log.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+def test_resuming_trains_longer_and_keeps_the_settings(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    common = ["--backend", "reference", "--turntable", 0, "--json"]
+    result = nerfturbo("train", "--resume", run_folder, "--steps", 15, *common)
+    assert result.code == 0 and result.json["steps"] == 15
+    assert read_state(latest_checkpoint(run_folder)).config["grid"]["resolution"] == 8
+    assert json.loads((run_folder / "config.json").read_text())["config"]["train"]["steps"] == 15
+
+
+def test_default_outputs_do_not_collide(nerfturbo: Nerfturbo) -> None:
+    first = default_output("ball")
+    first.mkdir(parents=True)
+    assert default_output("ball") != first
+
+
+def test_a_scene_without_test_views_holds_some_out(nerfturbo: Nerfturbo, scene: Path) -> None:
+    (scene / "transforms_test.json").unlink()
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1, "--json")
+    assert result.code == 0 and result.json["protocol"]["n_views"] == 1
+    assert "3 training views, 1 test views" in result.err

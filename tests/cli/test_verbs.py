@@ -1,0 +1,109 @@
+"""`eval`, `render`, `scene`, and the command itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import nerfturbo as package
+from nerfturbo.cli.main import VERBS
+
+from .conftest import Nerfturbo
+
+REFERENCE = ["--backend", "reference"]
+
+
+def test_eval_repeats_the_score_of_training(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    before = json.loads((run_folder / "metrics.json").read_text())
+    (run_folder / "report.html").unlink()
+    result = nerfturbo("eval", run_folder, *REFERENCE, "--json")
+    assert result.code == 0
+    after = json.loads((run_folder / "metrics.json").read_text())
+    assert after["psnr"] == pytest.approx(before["psnr"], abs=1e-6)
+    assert after["rays_per_second"] == before["rays_per_second"]
+    assert result.json["psnr"] == after["psnr"]
+    assert (run_folder / "report.html").is_file()
+
+
+def test_eval_of_fewer_views_leaves_no_old_pictures(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    assert nerfturbo("eval", run_folder, *REFERENCE, "--eval-views", 1).code == 0
+    assert [path.name for path in (run_folder / "images").glob("test_*")] == ["test_000.png"]
+
+
+def test_eval_of_an_interrupted_run(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    (run_folder / "metrics.json").unlink()
+    result = nerfturbo("eval", run_folder, *REFERENCE)
+    assert result.code == 0 and "12 steps" in result.out
+    assert (run_folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("flags", "size"), [([], (16, 16)), (["--scale", "0.5"], (8, 8))])
+def test_render_an_orbit(nerfturbo: Nerfturbo, run_folder: Path, flags: list[str], size: tuple[int, int]) -> None:
+    from PIL import Image
+
+    result = nerfturbo("render", run_folder, "--frames", 2, "--output", "orbit.gif", *flags, *REFERENCE)
+    assert result.code == 0 and result.out.strip() == "orbit.gif"
+    with Image.open("orbit.gif") as image:
+        assert image.n_frames == 2 and image.size == size  # type: ignore[attr-defined]
+
+
+def test_render_the_test_views_as_files(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    words = ["render", run_folder, "--path", "test", "--output", "frames", "--background", "black", *REFERENCE]
+    assert nerfturbo(*words).code == 0
+    assert sorted(path.name for path in Path("frames").iterdir()) == ["frame_0000.png", "frame_0001.png"]
+
+
+def test_render_refuses_before_it_renders(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    Path("file").write_text("x")
+    for output in ("a.avi", "file/a.gif"):
+        result = nerfturbo("render", run_folder, "--output", output)
+        assert result.code == 2 and "rendering" not in result.err
+
+
+def test_scene_info(nerfturbo: Nerfturbo, scene: Path) -> None:
+    found = nerfturbo("scene", "info", scene, "--json").json
+    assert found["format"] == "Blender" and found["name"] == "ball"
+    assert found["splits"]["train"] | {"views": 4, "sizes": [[16, 16]], "has_alpha": True} == found["splits"]["train"]
+    assert found["splits"]["val"] is None and found["splits"]["test"]["views"] == 2
+    assert found["bounds"]["low"] == [-1.5, -1.5, -1.5]
+    shown = nerfturbo("scene", "info", scene)
+    assert shown.code == 0 and "4 views, 16 x 16, with alpha" in shown.out
+
+
+def test_scene_write_can_be_read_again(nerfturbo: Nerfturbo) -> None:
+    flags = ["--resolution", 12, "--train-views", 3, "--test-views", 1]
+    assert nerfturbo("scene", "write", "toybox", "here", *flags).code == 0
+    assert nerfturbo("scene", "info", "here", "--json").json["splits"]["train"]["views"] == 3
+    again = nerfturbo("scene", "write", "toybox", "here", *flags)
+    assert again.code == 2 and "new or empty folder" in again.err
+    assert nerfturbo("scene", "write", "toybus", "there").code == 2 and not Path("there").exists()
+
+
+def test_the_overview_names_every_command(nerfturbo: Nerfturbo) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        result = nerfturbo(*words)
+        assert result.code == 0 and all(verb in result.out for verb in VERBS)
+    assert nerfturbo("--version").out.strip() == f"nerfturbo {package.__version__}"
+    bench = nerfturbo("bench", "--help")
+    assert bench.code == 0 and "bench ops" in bench.out and "doctor" not in bench.out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_explains_itself(nerfturbo: Nerfturbo, verb: str) -> None:
+    result = nerfturbo(*verb.split(), "--help")
+    assert result.code == 0 and f"nerfturbo {verb}" in result.out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_help_is_quick_because_torch_is_not_imported(words: list[str]) -> None:
+    program = "import sys\nfrom nerfturbo.cli.main import main\ntry:\n  main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    program += "assert not {'torch', 'numba', 'triton'} & set(sys.modules), 'imported'"
+    start = time.perf_counter()
+    run = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert time.perf_counter() - start < 5.0  # 0.4 s on an idle machine

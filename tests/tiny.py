@@ -1,0 +1,67 @@
+"""A scene and a config so small that a training step costs milliseconds: a coloured ball seen from a ring of cameras."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
+from nerfturbo.data.cameras import Cameras
+from nerfturbo.data.conventions import look_at
+from nerfturbo.data.images import ImagePool
+from nerfturbo.data.scene import Scene
+from nerfturbo.types import Aabb
+
+FIELD_OF_VIEW = 0.7
+BALL = 0.9
+
+# The same values as `tiny_config`, for the command line.
+TINY_FLAGS = [
+    *("--grid.resolution", "8", "--grid.warmup-steps", "16", "--field.n-levels", "2", "--field.log2-entries", "8"),
+    *("--field.base-resolution", "4", "--field.max-resolution", "16", "--field.width", "16"),
+    *("--render.steps-per-diagonal", "24", "--train.batch-samples", "512"),
+    *("--train.initial-rays", "64", "--train.max-rays", "64", "--backend", "reference", "--turntable", "0"),
+]
+
+
+def tiny_config(steps: int = 20, seed: int = 0) -> Config:
+    config = Config(
+        preset="ngp-cpu",
+        grid=GridConfig(resolution=8, warmup_steps=16),
+        field=FieldConfig(n_levels=2, log2_entries=8, base_resolution=4, max_resolution=16, width=16),
+        render=RenderConfig(steps_per_diagonal=24),
+        train=TrainConfig(steps=steps, batch_samples=512, initial_rays=64, max_rays=64, seed=seed),
+    )
+    return replace(config, optim=replace(config.optim, warmup_steps=2, lr=3e-2))
+
+
+def ball_scene(split: str = "train", *, n_views: int = 4, size: int = 16) -> Scene:
+    """A ball at the origin: seen from anywhere it is a disc, coloured by height, transparent around it."""
+    turn = 0.3 if split == "train" else 1.1
+    angles = torch.arange(n_views) * (2.0 * math.pi / n_views) + turn
+    eyes = torch.stack([3.2 * angles.cos(), 3.2 * angles.sin(), torch.full_like(angles, 2.0)], dim=-1)
+    poses = look_at(eyes, torch.zeros(3))
+    cameras = Cameras.pinhole(poses, width=size, height=size, field_of_view_x=FIELD_OF_VIEW)
+    row, column = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    centre, focal = (size - 1) / 2.0, 0.5 * size / math.tan(0.5 * FIELD_OF_VIEW)
+    disc = ((row - centre) ** 2 + (column - centre) ** 2).sqrt() < BALL / float(eyes[0].norm()) * focal
+    picture = torch.zeros(size, size, 4, dtype=torch.uint8)
+    picture[..., 0] = 220
+    picture[..., 1] = (row * 255 // size).to(torch.uint8)
+    picture[..., 2] = 60
+    picture[..., 3] = disc.to(torch.uint8) * 255
+    picture = picture * disc[..., None].to(torch.uint8)
+    images = ImagePool.from_images(picture.expand(n_views, -1, -1, -1).contiguous())
+    return Scene(
+        name="ball",
+        cameras=cameras,
+        images=images,
+        aabb=Aabb.cube(1.5),
+        near=0.0,
+        far=8.0,
+        split=split,
+        has_alpha=True,
+        source="builtin:ball",
+    )
