@@ -42,6 +42,8 @@ from ._mlp import (
 )
 
 MAX_LAYERS, MAX_WIDTH = 4, 128
+BLOCK, STAGES = 64, 3
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 SUMS_IN_REGISTERS = 8192  # numbers of weight gradient that one backward launch accumulates
 
 
@@ -167,8 +169,7 @@ def _pointers(weights: list[Tensor], names: tuple[str, str, str, str]) -> dict[s
 
 
 def _tile(n: int, widest: int) -> dict[str, Any]:
-    block = 64
-    return {"BLOCK": block, "EVEN": n % block == 0, "num_warps": 4 if widest <= 64 else 8}
+    return {"BLOCK": BLOCK, "EVEN": n % BLOCK == 0, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
 
 
 def forward(x: Tensor, weights: list[Tensor], n_used: Tensor | None) -> Tensor:
@@ -178,11 +179,11 @@ def forward(x: Tensor, weights: list[Tensor], n_used: Tensor | None) -> Tensor:
         return y
     shape = _shape(x, weights)
     tile = _tile(n, max(v for k, v in shape.items() if k[0] == "P" and k != "PRECISION"))
-    programs = min(triton.cdiv(n, tile["BLOCK"]), 4 * processors(x.device))
+    programs = min(triton.cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
     _forward_kernel[(programs,)](
         p_x=x, **_pointers(weights, ("p_w0", "p_w1", "p_w2", "p_last")), p_y=y, p_used=n_used, n=n,
         stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=y.stride(0), stride_yc=y.stride(1),
-        **shape, **tile, num_stages=3,
+        **shape, **tile,
     )  # fmt: skip
     return y
 
@@ -213,7 +214,7 @@ def backward(
         return dx
     shape = _shape(x, weights)
     tile = _tile(n, max(v for k, v in shape.items() if k[0] == "P" and k != "PRECISION"))
-    programs = min(triton.cdiv(n, tile["BLOCK"]), 2 * processors(x.device))
+    programs = min(triton.cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
     groups = _groups(weights, [s is not None for s in sums])
     for group in groups:
@@ -228,7 +229,7 @@ def backward(
             **_pointers(targets, ("p_g0", "p_g1", "p_g2", "p_gl")), p_used=n_used, n=n,
             stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=dy.stride(0), stride_yc=dy.stride(1),
             stride_dn=1 if out is None else out.stride(0), stride_dc=1 if out is None else out.stride(1),
-            **shape, **tile, PARTIAL=partial, num_stages=3,
+            **shape, **tile, PARTIAL=partial,
         )  # fmt: skip
         if partial:
             for k in group:
