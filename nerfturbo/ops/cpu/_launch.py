@@ -42,7 +42,7 @@ def jit(*, exact: bool = False, inline: bool = False) -> Callable[[Callable[...,
         nogil=True,
         error_model="numpy",
         fastmath=False if exact else set(CONTRACT),
-        inline="always" if inline else "never",
+        forceinline=inline,
     )
 
 

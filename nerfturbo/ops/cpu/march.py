@@ -1,9 +1,9 @@
-"""Marching by leaps over empty cells, with exactly the samples that testing every lattice point would give.
+"""Marching from cell to cell, with exactly the samples that testing every lattice point would give.
 
-A point in an empty cell leaps to the last lattice point that still lies in it; where a whole brick of BRICK^3 cells is
-empty, over the brick. Decisions use the reference's float32 operations in its order, without fused multiply-add, and a
-leap ends short of the cell's face by more than rounding can move a point: every point that is skipped would have been
-tested in the same empty cell. (With a cone angle the two exponentials may round differently in the last bit.)
+One look at a cell decides for all lattice points in it; where a whole brick of BRICK^3 cells is empty, for all in
+the brick. Decisions use the reference's float32 operations in its order, without fused multiply-add, and a leap ends
+short of the cell's face by more than rounding can move a point: every point that it passes would have been found in the
+same cell. (With a cone angle the two exponentials may round differently in the last bit.)
 
 Decomposition: a task = a chunk of rays. Count (which also notes each ray's first and last sample, so that writing need
 not search), prefix sum over whole rays, write. fp32; deterministic.
@@ -26,7 +26,8 @@ from .packed import empty_samples, fit_offsets
 
 CHUNK = 64  # rays
 BRICK = 4  # cells per axis
-ROUNDING = 4e-6  # relative to the largest coordinate: several times what rounding can move a point
+ROUNDING = np.float32(4e-6)  # relative to the coordinates: several times what rounding can move a point
+ZERO, HALF, ONE, TINY = np.float32(0.0), np.float32(0.5), np.float32(1.0), np.float32(1e-12)
 
 
 class _Rule(NamedTuple):
@@ -54,111 +55,115 @@ def _mark_bricks(bits, resolution, bricks):
         for x in range(resolution):
             for y in range(resolution):
                 row = ((level * resolution + x) * resolution + y) * resolution
-                for z in range(0, resolution, BRICK):
+                z = 0
+                while z < resolution:
                     i = row + z
-                    if (bits[i >> 5] >> np.uint32(i & 31)) & np.uint32(15):
+                    word = bits[i >> 5] >> np.uint32(i & 31)
+                    if word == 0 and i & 31 == 0 and z + 32 <= resolution:
+                        z += 32
+                        continue
+                    if word & np.uint32(15):
                         bricks[level, x // BRICK, y // BRICK, z // BRICK] = True
+                    z += BRICK
 
 
-@jit(exact=True)
+@jit(exact=True, inline=True)
 def _lattice(rule, u):
     """t(u) of the step rule."""
-    if rule.log_growth == np.float32(0.0) or u < rule.bend_index:
+    if rule.log_growth == ZERO or u < rule.bend_index:
         return rule.near + u * rule.step
-    return rule.bend * np.float32(math.exp(max(u - rule.bend_index, np.float32(0.0)) * rule.log_growth))
+    return rule.bend * np.float32(math.exp(max(u - rule.bend_index, ZERO) * rule.log_growth))
 
 
-@jit(exact=True)
+@jit(exact=True, inline=True)
 def _inverse(rule, t):
     """u(t), the inverse of `_lattice`."""
-    if rule.log_growth == np.float32(0.0) or t < rule.bend:
+    if rule.log_growth == ZERO or t < rule.bend:
         return (t - rule.near) / rule.step
     return rule.bend_index + np.float32(math.log(max(t, rule.bend) / rule.bend)) / rule.log_growth
 
 
-@jit(exact=True)
+@jit(exact=True, inline=True)
+def _midpoint(rule, u):
+    return (_lattice(rule, u) + _lattice(rule, u + ONE)) * HALF
+
+
+@jit(exact=True, inline=True)
 def _look(grid, x, y, z):
-    """Is the point's cell occupied, and if not, the empty box around it: its level's scale, first cell and size."""
+    """Is the point in an occupied cell? With it, 2^level and the box of like cells: first cell, cells per axis."""
     ux, uy = (x - grid.center[0]) / grid.half[0], (y - grid.center[1]) / grid.half[1]
     uz = (z - grid.center[2]) / grid.half[2]
-    largest = max(abs(ux), max(abs(uy), abs(uz)))
-    level, scale = 0, np.float32(1.0)
-    while level < grid.levels - 1 and largest * scale > np.float32(1.0):
-        level += 1
-        scale *= np.float32(0.5)
-    r = grid.resolution
-    cells = np.float32(0.5) * np.float32(r)
-    one = np.float32(1.0)
-    cx = min(max(int(math.floor((ux * scale + one) * cells)), 0), r - 1)
-    cy = min(max(int(math.floor((uy * scale + one) * cells)), 0), r - 1)
-    cz = min(max(int(math.floor((uz * scale + one) * cells)), 0), r - 1)
-    n = grid.bricks.shape[1]
-    if n > 0:
-        bx, by, bz = cx // BRICK, cy // BRICK, cz // BRICK
-        if not grid.bricks[level, bx, by, bz]:
-            return False, scale, bx * BRICK, by * BRICK, bz * BRICK, BRICK
+    largest, level, scale, r = max(abs(ux), max(abs(uy), abs(uz))), 0, ONE, grid.resolution
+    while level < grid.levels - 1 and largest * scale > ONE:
+        level, scale = level + 1, scale * HALF
+    cells = HALF * np.float32(r)
+    cx = min(max(int(math.floor((ux * scale + ONE) * cells)), 0), r - 1)
+    cy = min(max(int(math.floor((uy * scale + ONE) * cells)), 0), r - 1)
+    cz = min(max(int(math.floor((uz * scale + ONE) * cells)), 0), r - 1)
+    bx, by, bz = cx // BRICK, cy // BRICK, cz // BRICK
+    if grid.bricks.shape[1] > 0 and not grid.bricks[level, bx, by, bz]:
+        return False, ONE / scale, bx * BRICK, by * BRICK, bz * BRICK, BRICK
     i = ((level * r + cx) * r + cy) * r + cz
     occupied = (grid.bits[i >> 5] >> np.uint32(i & 31)) & np.uint32(1) != 0
-    return occupied, scale, cx, cy, cz, 1
+    return occupied, ONE / scale, cx, cy, cz, 1
+
+
+@jit(exact=True, inline=True)
+def _leave(grid, axis, growth, cell, size, origin, inverse, margin):
+    """When a ray passes the last face of the cells cell ... cell + size - 1, early by the margin."""
+    face = cell + size if inverse > ZERO else cell
+    unit = np.float32(face) * (np.float32(2.0) / np.float32(grid.resolution)) - ONE
+    shift = -margin if inverse > ZERO else margin
+    return (grid.center[axis] + unit * grid.half[axis] * growth + shift - origin) * inverse
+
+
+@jit(exact=True, inline=True)
+def _last_before(rule, jitter, k, t):
+    """The last lattice index from k on whose midpoint is surely not past t."""
+    last = max(np.float32(math.floor(_inverse(rule, t) - jitter - HALF)), k)
+    if rule.log_growth != ZERO:  # there midpoints lie a little past t(u + 1/2)
+        while last > k and _midpoint(rule, last + jitter) > t:
+            last -= ONE
+    return last
 
 
 @jit(exact=True)
-def _exit_time(grid, axis, cell, size, scale, origin, direction, margin):
-    """When the ray leaves the cells cell ... cell + size - 1 of an axis, early by the margin."""
-    if abs(direction) < np.float32(1e-12):
-        return np.float32(np.inf)
-    face = cell + size if direction > np.float32(0.0) else cell
-    unit = (np.float32(2.0 * face) / np.float32(grid.resolution) - np.float32(1.0)) / scale
-    position = grid.center[axis] + unit * grid.half[axis]
-    inner = position - margin if direction > np.float32(0.0) else position + margin
-    return (inner - origin) / direction
+def _walk(o, d, ray, jitter, grid, rule, t_min, t_max, k_first, k_last, write, starts, ends, rays, target):
+    """From cell to cell between two lattice indices: count the samples and, if `write`, store them from `target` on.
 
-
-@jit(exact=True)
-def _walk(
-    ray, origins, directions, jitter, grid, rule, t_min, t_max, k_first, k_last, write, starts, ends, rays, target
-):
-    """Test lattice points k_first ... k_last; count the samples and, if `write`, store them from `target` on.
-
-    Returns the count and the first and last k that was kept.
+    Returns the count and the first and last index that was kept.
     """
-    ox, oy, oz = origins[ray, 0], origins[ray, 1], origins[ray, 2]
-    dx, dy, dz = directions[ray, 0], directions[ray, 1], directions[ray, 2]
-    margin = np.float32(ROUNDING) * (abs(ox) + abs(oy) + abs(oz) + t_max)
-    half, one = np.float32(0.5), np.float32(1.0)
-    count, kept_first, kept_last, k = 0, k_last, k_first - one, k_first
+    ox, oy, oz, dx, dy, dz = o[ray, 0], o[ray, 1], o[ray, 2], d[ray, 0], d[ray, 1], d[ray, 2]
+    ix = ONE / (dx if abs(dx) > TINY else TINY)
+    iy = ONE / (dy if abs(dy) > TINY else TINY)
+    iz = ONE / (dz if abs(dz) > TINY else TINY)
+    margin = ROUNDING * (abs(ox) + abs(oy) + abs(oz) + t_max)
+    count, kept_first, kept_last, k = 0, k_last, k_first - ONE, k_first
     while k <= k_last:
-        u = k + jitter
-        t0, t1 = _lattice(rule, u), _lattice(rule, u + one)
-        middle = (t0 + t1) * half
+        middle = _midpoint(rule, k + jitter)
         if middle >= t_max:
             break
         if middle < t_min:
-            k += one
+            k += ONE
             continue
-        occupied, scale, cx, cy, cz, size = _look(grid, ox + dx * middle, oy + dy * middle, oz + dz * middle)
+        occupied, growth, x, y, z, size = _look(grid, ox + dx * middle, oy + dy * middle, oz + dz * middle)
+        leave = min(t_max - margin, _leave(grid, 0, growth, x, size, ox, ix, margin))
+        leave = min(leave, _leave(grid, 1, growth, y, size, oy, iy, margin))
+        leave = min(leave, _leave(grid, 2, growth, z, size, oz, iz, margin))
+        last = min(_last_before(rule, jitter, k, leave), k_last) if leave > middle else k
         if occupied:
-            if write:
-                starts[target + count], ends[target + count], rays[target + count] = t0, t1, ray
             if count == 0:
                 kept_first = k
-            kept_last = k
-            count += 1
-            k += one
-            continue
-        leave = min(
-            _exit_time(grid, 0, cx, size, scale, ox, dx, margin),
-            min(
-                _exit_time(grid, 1, cy, size, scale, oy, dy, margin),
-                _exit_time(grid, 2, cz, size, scale, oz, dz, margin),
-            ),
-        )
-        skip = k
-        if leave > middle:
-            skip = min(np.float32(math.floor(_inverse(rule, min(leave, t_max)) - jitter)), k_last)
-            while skip > k and (_lattice(rule, skip + jitter) + _lattice(rule, skip + jitter + one)) * half > leave:
-                skip -= one
-        k = max(skip, k) + one
+            kept_last = last
+            n = int(last - k) + 1
+            if write:
+                for j in range(n):
+                    u = k + np.float32(j) + jitter
+                    starts[target + count + j] = _lattice(rule, u)
+                    ends[target + count + j] = _lattice(rule, u + ONE)
+                    rays[target + count + j] = ray
+            count += n
+        k = last + ONE
     return count, kept_first, kept_last
 
 
@@ -172,12 +177,11 @@ def _count(first, last, origins, directions, jitter, limits, n_active, grid, rul
             t_min[ray], t_max[ray] = max(t_min[ray], limits[ray, 0]), min(t_max[ray], limits[ray, 1])
         if ray >= n_active or not t_max[ray] > t_min[ray]:
             continue
-        shift = jitter[ray] if jitter.shape[0] > 0 else np.float32(0.0)
-        one = np.float32(1.0)
-        k_first = max(np.float32(math.floor(_inverse(rule, t_min[ray]) - shift)) - one, np.float32(0.0))
-        k_last = np.float32(math.ceil(_inverse(rule, t_max[ray]) - shift)) + one
+        shift = jitter[ray] if jitter.shape[0] > 0 else ZERO
+        k_first = max(np.float32(math.floor(_inverse(rule, t_min[ray]) - shift)) - ONE, ZERO)
+        k_last = np.float32(math.ceil(_inverse(rule, t_max[ray]) - shift)) + ONE
         counts[ray], spans[ray, 0], spans[ray, 1] = _walk(
-            ray, origins, directions, shift, grid, rule, t_min[ray], t_max[ray], k_first, k_last,
+            origins, directions, ray, shift, grid, rule, t_min[ray], t_max[ray], k_first, k_last,
             False, nothing, nothing, no_rays, 0,
         )  # fmt: skip
 
@@ -186,9 +190,9 @@ def _count(first, last, origins, directions, jitter, limits, n_active, grid, rul
 def _write(first, last, origins, directions, jitter, grid, rule, t_min, t_max, spans, offsets, starts, ends, rays):
     for ray in range(first, last):
         if offsets[ray + 1] > offsets[ray]:
-            shift = jitter[ray] if jitter.shape[0] > 0 else np.float32(0.0)
+            shift = jitter[ray] if jitter.shape[0] > 0 else ZERO
             _walk(
-                ray, origins, directions, shift, grid, rule, t_min[ray], t_max[ray], spans[ray, 0], spans[ray, 1],
+                origins, directions, ray, shift, grid, rule, t_min[ray], t_max[ray], spans[ray, 0], spans[ray, 1],
                 True, starts, ends, rays, offsets[ray],
             )  # fmt: skip
 
