@@ -51,7 +51,7 @@ TOP = {"bench", "compat", "cli", "__init__", "__main__"}
 OPS_THIRD_PARTY = {
     "": {"torch"},
     "reference": {"torch"},
-    "cpu": {"torch", "numpy", "numba"},
+    "cpu": {"torch", "numpy", "numba", "llvmlite"},  # llvmlite is the part of numba that emits instructions
     "kernels": {"torch", "triton"},
 }
 

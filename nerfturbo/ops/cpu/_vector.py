@@ -15,10 +15,15 @@ of a tuple, `lanes`, which is known when the kernel is compiled; its values are 
 
 from __future__ import annotations
 
+from typing import Any
+
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
+
+# A kernel calls an intrinsic without its first parameter; type checkers do not know that.
+intrinsic: Any = extending.intrinsic
 
 _FLOAT, _INT32 = ir.FloatType(), ir.IntType(32)
 _FLAGS = ("contract",)

@@ -1,0 +1,200 @@
+"""The inputs on which every op is checked and timed: the sizes of a training step, drawn anew for each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.aabb import ray_aabb
+from ..ops.composite import composite, visibility
+from ..ops.fused_mlp import fused_mlp
+from ..ops.hash_encode import HashLayout, hash_encode
+from ..ops.importance import importance_sample
+from ..ops.march import OccupancyBits, StepRule, march
+from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits
+from ..ops.packed import compact, packed_cumsum, packed_sum
+from ..ops.random import Stream, random_uniform
+from ..ops.spherical_harmonics import spherical_harmonics
+from ..types import Aabb, PackedSamples
+
+BOX = Aabb.cube(1.0)
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One call to check and to time. `inputs` are the tensors; those in `wanted` also get gradients."""
+
+    op: str
+    size: str  # in words
+    function: Callable[..., Any]  # called with inputs by name
+    inputs: dict[str, Tensor]
+    wanted: tuple[str, ...] = ()
+    tolerance: float = 1e-4  # of the largest value, for values and gradients
+    outliers: float = 0.0  # share of values that may differ: those that rounding moves across a border
+    options: dict[str, Any] = field(default_factory=dict)  # of the function, not tensors
+
+
+def op_cases(device: torch.device, *, seed: int, quick: bool) -> Iterator[OpCase]:
+    """Every op at its size in a training step; a sixteenth of it for a quick look."""
+    draw = torch.Generator().manual_seed(seed)
+    small = 16 if quick else 1
+    makers = (_randomness, _rays, _packed, _compositing, _encoding, _networks, _grid)
+    for make in makers:
+        for case in make(draw, small):
+            inputs = {name: value.to(device) for name, value in case.inputs.items()}
+            yield OpCase(**(vars(case) | {"inputs": inputs}))
+
+
+def _unit(draw: torch.Generator, n: int) -> Tensor:
+    return torch.nn.functional.normalize(torch.randn(n, 3, generator=draw), dim=-1)
+
+
+def _samples(draw: torch.Generator, n_rays: int, n: int) -> dict[str, Tensor]:
+    """About n samples on n_rays rays."""
+    counts = torch.randint(0, 2 * n // n_rays + 1, (n_rays,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    rays = torch.repeat_interleave(torch.arange(n_rays), counts)
+    starts = (torch.arange(rays.shape[0]) - offsets[rays]).float() * 0.01
+    return {"t_starts": starts, "t_ends": starts + 0.01, "ray_indices": rays.int(), "offsets": offsets.int()}
+
+
+def _packed_samples(inputs: dict[str, Tensor]) -> PackedSamples:
+    return PackedSamples(inputs["t_starts"], inputs["t_ends"], inputs["ray_indices"], inputs["offsets"])
+
+
+def _randomness(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n = 65536 // small
+
+    def function(like: Tensor) -> Tensor:
+        return random_uniform(n, columns=3, seed=1, stream=Stream.USER, step=2, device=like.device)
+
+    yield OpCase("random", f"{n:,} x 3", function, {"like": torch.zeros(1)}, tolerance=0.0)
+
+
+def _rays(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n, resolution = 4096 // small, 128
+    origins = 3.0 * _unit(draw, n)
+    directions = torch.nn.functional.normalize(0.7 * torch.randn(n, 3, generator=draw) - origins, dim=-1)
+    rays = {"origins": origins, "directions": directions}
+    yield OpCase("aabb", f"{n:,} rays", lambda origins, directions: ray_aabb(origins, directions, BOX), rays)
+
+    axis = (torch.arange(resolution) + 0.5) / resolution * 2.0 - 1.0
+    x, y, z = torch.meshgrid(axis, axis, axis, indexing="ij")
+    shell = ((x**2 + y**2 + z**2).sqrt() - 0.6).abs() < 0.05
+    noise = torch.rand(shell.shape, generator=draw) < 0.002
+    bits, occupied = pack_bits((shell | noise).flatten()), (shell | noise).float().mean().item()
+
+    def function(origins: Tensor, directions: Tensor, bits: Tensor, jitter: Tensor) -> tuple[Tensor, ...]:
+        grid, rule = OccupancyBits(bits, BOX, resolution), StepRule(step_size=3.0**0.5 * 2 / 1024)
+        out = march(origins, directions, grid, rule, jitter=jitter)
+        return out.offsets.float(), out.t_starts.sum(), out.t_ends.sum()
+
+    rays |= {"bits": bits, "jitter": torch.rand(n, generator=draw)}
+    yield OpCase("march", f"{n:,} rays, {resolution}^3 cells, {occupied:.1%} occupied", function, rays)
+
+
+def _packed(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n_rays, n = 8192 // small, 131072 // small
+    samples = _samples(draw, n_rays, n)
+    values = {"values": torch.randn(samples["t_starts"].shape[0], generator=draw), "offsets": samples["offsets"]}
+    size = f"{samples['t_starts'].shape[0]:,} samples, {n_rays:,} rays"
+    yield OpCase("packed_sum", size, packed_sum, values, ("values",))
+    yield OpCase("packed_cumsum", size, packed_cumsum, values, ("values",))
+
+    def function(keep: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
+        out = compact(_packed_samples(inputs), keep)
+        return out.t_starts, out.t_ends, out.ray_indices, out.offsets
+
+    keep = torch.rand(samples["t_starts"].shape[0], generator=draw) < 0.3
+    yield OpCase("compact", size, function, samples | {"keep": keep}, tolerance=0.0)
+
+
+def _compositing(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n_rays, n = 8192 // small, 131072 // small
+    samples = _samples(draw, n_rays, n)
+    n = samples["t_starts"].shape[0]
+    size = f"{n:,} samples, {n_rays:,} rays"
+
+    def function(density: Tensor, rgb: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
+        return composite(density, rgb, _packed_samples(inputs), early_stop_eps=1e-4)
+
+    density, rgb = 60.0 * torch.rand(n, generator=draw) ** 4, torch.rand(n, 3, generator=draw)
+    yield OpCase("composite", size, function, samples | {"density": density, "rgb": rgb}, ("density", "rgb"))
+
+    def look(density: Tensor, **inputs: Tensor) -> Tensor:
+        return visibility(density, _packed_samples(inputs), early_stop_eps=1e-3).float()
+
+    yield OpCase("visibility", size, look, samples | {"density": density}, outliers=1e-4)
+
+    bins, rays = 64, 4096 // small
+    edges = torch.rand(rays, bins + 1, generator=draw).cumsum(-1)
+    histogram = {"edges": edges, "weights": torch.rand(rays, bins, generator=draw) ** 3}
+    yield OpCase(
+        "importance",
+        f"{rays:,} rays, {bins} bins to 64",
+        lambda edges, weights: importance_sample(edges, weights, 64),
+        histogram,
+        outliers=1e-4,
+    )
+
+
+def _encoding(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n, layout = 65536 // small, HashLayout(log2_entries=17)
+    inputs = {
+        "positions": torch.rand(n, 3, generator=draw),
+        "table": torch.randn(layout.n_entries, layout.n_features, generator=draw),
+    }
+    size = f"{n:,} points, 16 levels, 2^17 entries"
+    encode = {"function": lambda positions, table: hash_encode(positions, table, layout), "inputs": inputs}
+    # At a scale of 2048 a position's rounding is 1e-4 of a cell, and a slope belongs to the cell chosen.
+    yield OpCase("hash_encode", size, wanted=("table",), tolerance=1e-3, **encode)
+    yield OpCase(
+        "hash_encode",
+        size + ", to positions too",
+        wanted=("positions", "table"),
+        tolerance=2e-3,
+        outliers=1e-2,
+        **encode,
+    )
+    directions = {"directions": _unit(draw, n)}
+    yield OpCase("spherical_harmonics", f"{n:,} directions", spherical_harmonics, directions, ("directions",))
+
+
+def _networks(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n = 65536 // small
+    for widths in ((32, 64, 16), (32, 64, 64, 3)):
+        inputs = {"inputs": torch.randn(n, widths[0], generator=draw)}
+        for index in range(len(widths) - 1):
+            weight = torch.randn(widths[index + 1], widths[index], generator=draw)
+            inputs[f"weight_{index}"] = weight / widths[index] ** 0.5
+
+        def function(inputs: Tensor, **weights: Tensor) -> Tensor:
+            return fused_mlp(inputs, list(weights.values()))
+
+        shape = "-".join(str(width) for width in widths)
+        yield OpCase("fused_mlp", f"{n:,} points, {shape}", function, inputs, tuple(inputs), tolerance=5e-3)
+
+
+def _grid(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n = 128**3 // small
+    density = torch.rand(n, generator=draw)
+    cells = torch.randint(0, n, (n // 2,), generator=draw)
+    inputs = {"density": density, "cells": cells, "fresh": torch.rand(n // 2, generator=draw)}
+
+    def update(density: Tensor, cells: Tensor, fresh: Tensor) -> Tensor:
+        density = density.clone()
+        decay_and_max(density, cells, fresh, 0.95)
+        return density
+
+    yield OpCase("decay_and_max", f"{n // 2:,} of {n:,} cells", update, inputs)
+
+    def threshold(density: Tensor) -> tuple[Tensor, Tensor]:
+        bits = torch.empty(density.shape[0] // 32, dtype=torch.int32, device=density.device)
+        mean = threshold_bits(density, bits, 0.01)
+        return mean, bits
+
+    yield OpCase("threshold_bits", f"{n:,} cells", threshold, {"density": density})
