@@ -182,6 +182,9 @@ class TrainingStep:
         self.model, self.sampler, self.optimizer = model, sampler, optimizer
         self.n_rays = model.config.train.initial_rays
 
+    def set_learning_rate(self, value: float) -> None:
+        self.optimizer.set_learning_rate(value)
+
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         grid = self.model.grid
@@ -206,6 +209,9 @@ class TrainingStep:
         march = train.batch_samples * train.marched_per_trained / max(n_marched, 1)
         wanted = int(self.n_rays * min(fill, march, 2.0))
         self.n_rays = max(64, min(wanted, train.max_rays))
+
+    def prepare(self) -> None:
+        """Nothing to record: kernels compile when they first run."""
 
     def finish(self) -> None:
         """Nothing is ever queued here."""

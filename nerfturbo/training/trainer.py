@@ -97,6 +97,7 @@ class Trainer:
     def fit(self) -> TrainSummary:
         """Train until the steps, the time limit, a callback or Ctrl-C ends it; can be called again to go on."""
         stopped_by: Stop = "steps"
+        self.stepper.prepare()
         self._started = time.perf_counter()
         try:
             while self.step < self.config.train.steps:
@@ -110,7 +111,7 @@ class Trainer:
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
     def _advance(self) -> None:
-        self.optimizer.set_learning_rate(learning_rate(self.config.optim, self.step, self.progress))
+        self.stepper.set_learning_rate(learning_rate(self.config.optim, self.step, self.progress))
         record = self.stepper.advance(self.step, self.config.train.steps - self.step)
         self.step = record.step
         self.rays += record.total_rays
