@@ -11,7 +11,7 @@ from torch import Tensor
 from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import InstantNGP
-from nerfturbo.rendering import color_loss, ray_marching, render_image, render_rays, volume_rendering
+from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
 from nerfturbo.rendering.compositing import accumulate, render_weights
 from nerfturbo.sampling import OccupancyGrid, uniform_samples
 from nerfturbo.types import Aabb, Rays
@@ -140,13 +140,6 @@ def test_gradients_reach_the_field():
     color_loss(out.rgb, torch.zeros(32, 3)).backward()
     for name, parameter in field.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-def test_image_chunks_do_not_show():
-    rays = make_rays(60)
-    images = [render_image(Ball(), full_grid(), rays, height=6, width=10, chunk=chunk) for chunk in (7, 1000)]
-    assert images[0].rgb.shape == (6, 10, 3) and images[0].depth.shape == (6, 10)
-    assert torch.allclose(images[0].rgb, images[1].rgb, atol=1e-6)
 
 
 def test_accumulate_matches_rendering():
