@@ -223,7 +223,11 @@ def _case(dtype: str, features: int, runs: bool, pair: bool = True, scale: str |
 
 
 COMPILE_CASES = [
-    *(_case(dtype, features, runs) for dtype in ("fp32", "fp16") for features in (2, 4) for runs in (True, False)),
-    _case("fp32", 2, False, pair=False),
+    *(
+        _case(dtype, features, runs)
+        for dtype, features in (("fp32", 2), ("fp16", 2), ("fp16", 4))
+        for runs in (True, False)
+    ),
+    *(_case("fp32", features, runs, pair=False) for features in (2, 4) for runs in (True, False)),
     *(_case("i64", 2, runs, pair=False, scale="*fp32") for runs in (True, False)),
 ]

@@ -25,6 +25,14 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+@functools.lru_cache(maxsize=16)
+def has_tensor_cores(device: torch.device) -> bool:
+    """Whether Triton multiplies on tensor cores here: it no longer does on Turing, where cuBLAS still does."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return True
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
 def operand_type(dtype: torch.dtype, device: torch.device) -> tl.dtype:
     """What tensor cores multiply. The interpreter cannot multiply bf16, so there it is fp32."""
     names = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -106,13 +114,38 @@ def relu_backward(b_hidden, b_grad, b_weight, T: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit
+def zero_sum(ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Sum of a weight's gradient: [inputs, outputs] or, where there are more outputs, its transpose.
+
+    The longer side comes first, since that is where the widest tensor-core instructions ask for 64 rows.
+    """
+    if COLS > ROWS:
+        return tl.zeros([COLS, ROWS], tl.float32)
+    else:
+        return tl.zeros([ROWS, COLS], tl.float32)
+
+
+@triton.jit
+def add_products(b_sum, b_input, b_grad, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr):
+    """b_sum += input^T grad, or its transpose."""
+    if COLS > ROWS:
+        return tl.dot(tl.trans(b_grad), b_input, b_sum, input_precision=PRECISION)
+    else:
+        return tl.dot(tl.trans(b_input), b_grad, b_sum, input_precision=PRECISION)
+
+
+@triton.jit
 def add_weight(
     p, b_sum, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, LD: tl.constexpr,
     PARTIAL: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum [ROWS, COLS] of this program to the (OUT, IN) block at p; PARTIAL: to this program's own copy."""
-    k = tl.arange(0, ROWS)[:, None]
-    o = tl.arange(0, COLS)[None, :]
+    """Add the sum of this program to the (OUT, IN) block at p; PARTIAL: to this program's own copy."""
+    if COLS > ROWS:
+        k = tl.arange(0, ROWS)[None, :]
+        o = tl.arange(0, COLS)[:, None]
+    else:
+        k = tl.arange(0, ROWS)[:, None]
+        o = tl.arange(0, COLS)[None, :]
     m = (k < IN) & (o < OUT)
     if PARTIAL:
         tl.store(p + tl.program_id(0) * SIZE + o * LD + k, b_sum, mask=m)

@@ -16,11 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..hash_encode import HashLayout
+from ..reference import fused_mlp as reference
 from ._common import CompileCase, check_kernel_float
 from ._grid import clamp_unit, level_constants, load_point, used_rows
-from ._mlp import fp32_precision, load_weight, operand_type, padded, processors, relu_layer
+from ._mlp import fp32_precision, has_tensor_cores, load_weight, operand_type, padded, processors, relu_layer
+from .hash_encode import hash_encode
 
-BLOCK, WARPS, PROGRAMS = 64, 4, 8
+BLOCK, WARPS, PROGRAMS = 32, 4, 8
 
 
 @triton.jit
@@ -35,6 +37,20 @@ def _cells(x, scale):
 def _rows(ix, iy, iz, nodes, hash_mask):
     hashed = (ix ^ (iy * -1640531535) ^ (iz * 805459861)) & hash_mask
     return tl.where(hash_mask >= 0, hashed, ix + nodes * (iy + nodes * iz))
+
+
+@triton.jit
+def _blend_x(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
+    """The two corners along x times `weight`, as in `hash_encode._blend_x`, for all levels at once."""
+    i_pair = tl.arange(0, 2 * F)[None, None, :]
+    paired = (row0 ^ row1) == 1
+    b_pair = tl.load(p_level + ((row0 >> 1) * (2 * F))[:, :, None] + i_pair, mask=m, other=0.0)
+    m_lone = m & (paired == 0)[:, :, None]
+    b_lone = tl.load(p_level + (row1 * F)[:, :, None] + tl.arange(0, F)[None, None, :], mask=m_lone, other=0.0)
+    near, far = weight * (1.0 - fx), weight * fx
+    first = (i_pair // F) == (row0 & 1)[:, :, None]
+    b_weight = tl.where(first, near[:, :, None], tl.where(paired, far, 0.0)[:, :, None])
+    return b_weight * b_pair.to(tl.float32), far[:, :, None] * b_lone.to(tl.float32)
 
 
 @triton.jit
@@ -55,13 +71,17 @@ def _encode_tile(
     iy, fy = _cells(y, scale)
     iz, fz = _cells(z, scale)
     m_entry = (m_level[:, None] & m[None, :])[:, :, None]
-    p_level = p_table + offset[:, None, None] + tl.arange(0, F)[None, None, :]
-    b_sum = tl.zeros([ROWS, BLOCK, F], tl.float32)
-    for c in tl.static_range(8):
-        weight = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
-        row = _rows(ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), nodes, hash_mask)
-        b_entry = tl.load(p_level + (row * F)[:, :, None], mask=m_entry, other=0.0)
-        b_sum += weight[:, :, None] * b_entry.to(tl.float32)
+    p_level = p_table + offset[:, None, None]
+    b_pair = tl.zeros([ROWS, BLOCK, 2 * F], tl.float32)
+    b_lone = tl.zeros([ROWS, BLOCK, F], tl.float32)
+    for c in tl.static_range(4):
+        weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+        row0 = _rows(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+        row1 = _rows(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+        pair, lone = _blend_x(p_level, row0, row1, fx, weight, m_entry, F)
+        b_pair += pair
+        b_lone += lone
+    b_sum = tl.sum(tl.reshape(b_pair, [ROWS, BLOCK, 2, F]), 2) + b_lone
     return tl.reshape(tl.permute(b_sum, (1, 0, 2)), [BLOCK, ROWS * F])
 
 
@@ -98,6 +118,9 @@ def ngp_density(
     *,
     n_used: Tensor | None = None,
 ) -> Tensor:
+    if not has_tensor_cores(positions.device):
+        encoding = hash_encode(positions, table, layout, n_used=n_used)
+        return reference.fused_mlp(encoding, [weights[0], weights[1][:1]])[:, 0].float()
     density_in, density_out = (w.contiguous() for w in weights)
     check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
     positions, n = positions.float(), positions.shape[0]
@@ -126,4 +149,4 @@ def _case(features: int) -> CompileCase:
     return CompileCase(_density_kernel, signature, constexprs, WARPS, name=f"density-fp16-{features}")
 
 
-COMPILE_CASES = [_case(2), _case(4)]
+TENSOR_CORE_CASES = [_case(2), _case(4)]

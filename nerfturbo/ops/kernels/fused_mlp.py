@@ -23,13 +23,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import InputError
-from .._sink import GradientSink
+from .._sink import GradientSink, redirect_all, zero_tail
+from ..reference import fused_mlp as reference
 from ._common import CompileCase, check_kernel_float
 from ._grid import used_rows
 from ._mlp import (
+    add_products,
     add_weight,
     feature_major,
     fp32_precision,
+    has_tensor_cores,
     keep_rows,
     load_tile,
     load_weight,
@@ -39,6 +42,7 @@ from ._mlp import (
     relu_backward,
     relu_layer,
     store_tile,
+    zero_sum,
 )
 
 MAX_LAYERS, MAX_WIDTH = 4, 128
@@ -98,10 +102,10 @@ def _backward_kernel(
         W1 = load_weight(p_w1, P1, P2, D1, D2, D1, T)
     if HIDDEN > 2:
         W2 = load_weight(p_w2, P2, P3, D2, D3, D2, T)
-    G0 = tl.zeros([P0, P1], tl.float32)
-    G1 = tl.zeros([P1, P2], tl.float32)
-    G2 = tl.zeros([P2, P3], tl.float32)
-    GL = tl.zeros([PL, PY], tl.float32)
+    G0 = zero_sum(P0, P1)
+    G1 = zero_sum(P1, P2)
+    G2 = zero_sum(P2, P3)
+    GL = zero_sum(PL, PY)
     for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK)
         m = i < n_used
@@ -118,20 +122,20 @@ def _backward_kernel(
             h3 = relu_layer(h2, W2, T, PRECISION)
             h = h3
         if p_gl is not None:
-            GL = tl.dot(tl.trans(h), b_d, GL, input_precision=PRECISION)
+            GL = add_products(GL, h, b_d, PL, PY, PRECISION)
         if HIDDEN > 0:
             b_d = relu_backward(h, b_d, WL, T, PRECISION)
         if HIDDEN > 2:
             if p_g2 is not None:
-                G2 = tl.dot(tl.trans(h2), b_d, G2, input_precision=PRECISION)
+                G2 = add_products(G2, h2, b_d, P2, P3, PRECISION)
             b_d = relu_backward(h2, b_d, W2, T, PRECISION)
         if HIDDEN > 1:
             if p_g1 is not None:
-                G1 = tl.dot(tl.trans(h1), b_d, G1, input_precision=PRECISION)
+                G1 = add_products(G1, h1, b_d, P1, P2, PRECISION)
             b_d = relu_backward(h1, b_d, W1, T, PRECISION)
         if HIDDEN > 0:
             if p_g0 is not None:
-                G0 = tl.dot(tl.trans(b_x), b_d, G0, input_precision=PRECISION)
+                G0 = add_products(G0, b_x, b_d, P0, P1, PRECISION)
         if p_dx is not None:
             b_dx = tl.dot(b_d, tl.trans(W0 if HIDDEN > 0 else WL), input_precision=PRECISION)
             store_tile(p_dx, b_dx, i, n, stride_dn, stride_dc, D0, P0, EVEN)
@@ -271,6 +275,8 @@ def fused_mlp(
         got = f"{len(weights)} layers, widths {widths}"
         wanted = f"at most {MAX_LAYERS} layers, {MAX_WIDTH} wide, on the Triton backend"
         raise InputError("weights", wanted, got, "use ops.wide_mlp or torch.nn.Linear for larger networks")
+    if not has_tensor_cores(inputs.device):
+        return zero_tail(reference.fused_mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
     return _FusedMlp.apply(inputs, sink, n_used, *(w.contiguous() for w in weights))
 
 
@@ -280,11 +286,10 @@ def _cases(dtype: str, operand: Any, widths: tuple[int, ...], **tile: Any) -> li
     hidden = shape["HIDDEN"]
     absent = {f"p_{kind}{k}": None for kind in "wg" for k in range(hidden, 3)}
     pointers = {f"p_{kind}{k}": "*fp32" for kind in "wg" for k in range(hidden)} | {"p_last": "*fp32", "p_gl": "*fp32"}
-    strides = {f"stride_{name}c": "i32" for name in "xyd"}
     signature = {"p_x": f"*{dtype}", "p_y": f"*{dtype}", "p_dy": f"*{dtype}", "p_dx": f"*{dtype}", "p_used": "*i32"}
-    signature |= {"n": "i32", **pointers, **strides}
+    signature |= {"n": "i32", **pointers}
     constexprs = {**shape, **absent, "BLOCK": 64, "EVEN": True, "PARTIAL": False}
-    constexprs |= {f"stride_{name}n": 1 for name in "xyd"}
+    constexprs |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
     name = f"{dtype}-{'-'.join(map(str, widths))}"
     result = []
     for kind, kernel in (("forward", _forward_kernel), ("backward", _backward_kernel)):
@@ -302,7 +307,7 @@ def _cases(dtype: str, operand: Any, widths: tuple[int, ...], **tile: Any) -> li
     return result
 
 
-COMPILE_CASES = [
+TENSOR_CORE_CASES = [
     *_cases("fp16", tl.float16, (32, 64, 16)),
     *_cases("bf16", tl.bfloat16, (32, 64, 64, 16)),
 ]

@@ -25,7 +25,6 @@ from .._sink import GradientSink
 from ..hash_encode import HashLayout
 from ._common import CompileCase, check_kernel_float
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
-from ._hash_backward import COMPILE_CASES as BACKWARD_CASES
 from ._hash_backward import add_table_gradient
 
 BLOCK = 128
@@ -196,19 +195,18 @@ def hash_encode(
 
 
 _POINTERS = {"p_positions": "*fp32", "p_levels": "*i32", "p_scales": "*fp32", "p_used": "*i32", "n": "i32"}
-_STRIDES = {"stride_xn": "i32", "stride_xc": "i32"}
 
 
 def _forward_case(dtype: str, features: int) -> CompileCase:
-    signature = {**_POINTERS, **_STRIDES, "p_table": f"*{dtype}", "p_out": f"*{dtype}", "stride_of": "i32"}
-    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK, "stride_xn": 1}
-    del signature["stride_xn"]
+    signature = {**_POINTERS, "p_table": f"*{dtype}", "p_out": f"*{dtype}"}
+    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK}
+    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_of": 1 << 18}
     return CompileCase(_forward_kernel, signature, constexprs, WARPS, name=f"forward-{dtype}-{features}")
 
 
 def _positions_case(dtype: str) -> CompileCase:
-    signature = {**_POINTERS, **_STRIDES, "p_table": f"*{dtype}", "p_grad": f"*{dtype}", "p_out": "*fp32"}
-    signature |= {"stride_gn": "i32", "stride_gf": "i32"}
+    signature = {**_POINTERS, "p_table": f"*{dtype}", "p_grad": f"*{dtype}", "p_out": "*fp32"}
+    signature |= dict.fromkeys(["stride_xn", "stride_xc", "stride_gn", "stride_gf"], "i32")
     constexprs = {"LEVELS": 16, "F": 2, "BLOCK": BLOCK}
     return CompileCase(_backward_positions_kernel, signature, constexprs, WARPS, name=f"positions-{dtype}")
 
@@ -216,5 +214,4 @@ def _positions_case(dtype: str) -> CompileCase:
 COMPILE_CASES = [
     *(_forward_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("bf16", 2), ("fp32", 2))),
     _positions_case("fp16"),
-    *BACKWARD_CASES,
 ]

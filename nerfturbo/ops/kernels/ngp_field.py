@@ -24,15 +24,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import InputError
-from .._sink import GradientSink
+from .._sink import GradientSink, redirect_all, zero_tail
 from ..ngp_field import NgpWeights
+from ..reference import ngp_field as reference
 from . import fused_mlp
 from ._common import CompileCase, check_kernel_float
 from ._grid import used_rows
 from ._mlp import (
+    add_products,
     add_weight,
     feature_major,
     fp32_precision,
+    has_tensor_cores,
     keep_rows,
     load_tile,
     load_weight,
@@ -42,11 +45,11 @@ from ._mlp import (
     relu_backward,
     relu_layer,
     store_tile,
+    zero_sum,
 )
-from ._ngp_density import COMPILE_CASES as DENSITY_CASES
 from ._ngp_density import ngp_density
 
-__all__ = ["COMPILE_CASES", "ngp_density", "ngp_field"]
+__all__ = ["ngp_density", "ngp_field"]
 
 BLOCK, WARPS, STAGES = 64, 4, 3
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
@@ -125,10 +128,10 @@ def _colour_backward_kernel(
     W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
     W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
     W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
-    G3a = tl.zeros([PS, PH], tl.float32)
-    G3b = tl.zeros([PF, PH], tl.float32)
-    G4 = tl.zeros([PH, PH], tl.float32)
-    G5 = tl.zeros([PH, 16], tl.float32)
+    G3a = zero_sum(PS, PH)
+    G3b = zero_sum(PF, PH)
+    G4 = zero_sum(PH, PH)
+    G5 = zero_sum(PH, 16)
     for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK)
         m = i < n_used
@@ -138,12 +141,12 @@ def _colour_backward_kernel(
         p_logit = p_draw + i.to(tl.int64) * stride_rn + 3 * tl.cast(stride_rc, tl.int64)
         dlogit = tl.load(p_logit, mask=m, other=0.0).to(tl.float32)
         h1, h2 = _colour_hidden(b_s, b_y, W3a, W3b, W4, T, PRECISION)
-        G5 = tl.dot(tl.trans(h2), b_d, G5, input_precision=PRECISION)
+        G5 = add_products(G5, h2, b_d, PH, 16, PRECISION)
         b_d = relu_backward(h2, b_d, W5, T, PRECISION)
-        G4 = tl.dot(tl.trans(h1), b_d, G4, input_precision=PRECISION)
+        G4 = add_products(G4, h1, b_d, PH, PH, PRECISION)
         b_d = relu_backward(h1, b_d, W4, T, PRECISION)
-        G3a = tl.dot(tl.trans(b_s), b_d, G3a, input_precision=PRECISION)
-        G3b = tl.dot(tl.trans(b_y), b_d, G3b, input_precision=PRECISION)
+        G3a = add_products(G3a, b_s, b_d, PS, PH, PRECISION)
+        G3b = add_products(G3b, b_y, b_d, PF, PH, PRECISION)
         b_dy = tl.dot(b_d, tl.trans(W3b), input_precision=PRECISION)
         b_dy += tl.where((tl.arange(0, PF) == 0)[None, :], dlogit[:, None], 0.0)
         store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
@@ -271,6 +274,9 @@ def ngp_field(
     for name, width in _shape(encoding, directions, weights).items():
         if name in ("DE", "DS", "DF", "DH") and width > 64:
             raise InputError("weights", "widths up to 64 on the Triton backend", str(width), "use ops.fused_mlp")
+    if not has_tensor_cores(encoding.device):
+        own = NgpWeights(*redirect_all(weights, sink))
+        return zero_tail(reference.ngp_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
     own = [w.contiguous() for w in weights]
     return _NgpField.apply(encoding, directions.contiguous(), ray_indices.contiguous(), sink, n_used, *own)
 
@@ -286,17 +292,18 @@ def _cases(dtype: str, operand: Any) -> list[CompileCase]:
     }
     pointers |= {"p_draw": "fp32", "p_dfeatures": dtype, **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)}}
     signature = {name: f"*{kind}" for name, kind in pointers.items()}
-    signature |= {"n": "i32", "stride_xc": "i32", "stride_c": "i32", "stride_rc": "i32"}
+    signature["n"] = "i32"
     widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}
     constexprs = widths | {"T": operand, "PRECISION": "tf32", "BLOCK": BLOCK, "EVEN": True, "PARTIAL": False}
     constexprs |= {"stride_xn": 1, "stride_rn": 1, "p_ddirections": None}
+    constexprs |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
     result = []
     for kind, kernel in (("forward", _forward_kernel), ("colour-backward", _colour_backward_kernel)):
         has = set(kernel.arg_names)
         chosen = {k: v for k, v in signature.items() if k in has}
         constant = {k: v for k, v in constexprs.items() if k in has}
-        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, name=f"{kind}-{dtype}"))
+        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, 64, f"{kind}-{dtype}"))
     return result
 
 
-COMPILE_CASES = [*_cases("fp16", tl.float16), *_cases("bf16", tl.bfloat16), *DENSITY_CASES]
+TENSOR_CORE_CASES = [*_cases("fp16", tl.float16), *_cases("bf16", tl.bfloat16)]
