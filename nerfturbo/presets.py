@@ -8,7 +8,11 @@ from .config import Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, 
 from .errors import InputError
 
 _PRESETS: dict[str, Config] = {
-    "ngp": Config(preset="ngp"),
+    "ngp": Config(
+        preset="ngp",
+        field=FieldConfig(n_levels=8, n_features=4),
+        optim=OptimConfig(lr=2e-2, hold_fraction=0.4, weight_decay=0.0, skip_untouched=False),
+    ),
     "ngp-cpu": Config(
         preset="ngp-cpu",
         grid=GridConfig(resolution=64, warmup_steps=128),
