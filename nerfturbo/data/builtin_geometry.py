@@ -16,19 +16,27 @@ two points before the hit never steps past it, and the search for a hit converge
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from numba import njit
 
 from .builtin_tables import BOX, CAPSULE, SPHERE, TORUS
 
 FAR = 1e30
-_TOLERANCE = 1e-7
+_TOLERANCE = 1e-6
 _GOLDEN = 0.6180339887498949
 _TAPS = 4  # heights at which `openness` looks around
 
-# Only the entry is cached on disk: it holds everything it calls, and thirty small files would take longer to read.
-_fast = {"nogil": True, "error_model": "numpy", "fastmath": {"nsz", "arcp", "contract", "afn"}}
-jit, cached_jit = njit(**_fast), njit(cache=True, **_fast)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"nsz", "arcp", "contract", "afn"}}
+jit = njit(**_OPTIONS)
+
+
+def cached_jit(function: Callable[..., None]) -> Callable[..., None]:
+    """For the entry alone: its file holds all it calls, and thirty small files would take longer to read."""
+    try:
+        return njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # no folder to keep it in
+        return jit(function)
 
 
 @jit
@@ -104,6 +112,14 @@ def normal(solids, i, x, y, z):
 
 
 @jit
+def _slab(origin, slope, half, t, stop):
+    """The part of [t, stop] where |origin + t slope| <= half."""
+    inverse = 1.0 / (slope if abs(slope) > 1e-12 else 1e-12)
+    middle, reach = -origin * inverse, half * abs(inverse)
+    return max(t, middle - reach), min(stop, middle + reach)
+
+
+@jit
 def _clip(solids, i, ray, t, stop):
     """The part of [t, stop] inside the solid's own bounding box: on a flat face it starts at the hit."""
     kind = int(solids[i, 0])
@@ -114,12 +130,11 @@ def _clip(solids, i, ray, t, stop):
         a, b, c = a + b, a + b, b
     elif kind != BOX:
         a = b = max(a, b)
-    for axis in range(3):
-        half = a if axis == 0 else b if axis == 1 else c
-        slope = ray[3 + axis] if abs(ray[3 + axis]) > 1e-12 else 1e-12
-        t1, t2 = (-half - ray[axis]) / slope, (half - ray[axis]) / slope
-        t, stop = max(t, min(t1, t2)), min(stop, max(t1, t2))
-    return t, stop
+    t, stop = _slab(ray[2], ray[5], c, t, stop)
+    if t > stop:
+        return t, stop
+    t, stop = _slab(ray[0], ray[3], a, t, stop)
+    return _slab(ray[1], ray[4], b, t, stop)
 
 
 @jit
@@ -154,12 +169,13 @@ def _hit(solids, i, ray, t, stop):
 
 
 @jit
-def first_hit(solids, active, n_active, ray):
-    """(distance along the ray, solid) of the nearest hit among the solids active[:n_active]; (FAR, -1) for none."""
+def first_hit(solids, active, ray):
+    """(distance along the ray, solid) of the nearest hit among the active solids (a list ended by -1), or (FAR, -1)."""
     ox, oy, oz, dx, dy, dz = ray
     best, which = FAR, -1
-    for k in range(n_active):
-        i = active[k]
+    for i in active:
+        if i < 0:
+            break
         cx, cy, cz = ox - solids[i, 1], oy - solids[i, 2], oz - solids[i, 3]
         middle = -(cx * dx + cy * dy + cz * dz)
         under = solids[i, 17] * solids[i, 17] - (cx * cx + cy * cy + cz * cz - middle * middle)

@@ -5,14 +5,11 @@ A material is one row of a float64 table (see `builtin_tables.pack`), colours in
 Patterns and parameters:
     SOLID     a
     CHECKER   a and b in squares of side p0 on top (z > p1), c elsewhere
-    RINGS     a and b in concentric rings p0 wide on top (z > p1), c elsewhere
-    LATLONG   a and b in p0 meridian by p1 parallel fields
     GORES     a, b and c in p0 meridian fields, a at the poles (beyond p1 of the way up)
     STRIPES   a and b in bands p0 high along z, rising by p1 bands in a turn
     GLYPHS    a letter in b with a frame in c on each face of a box; the first face shows letter p0
     WOOD      a to b along wavy rings p0 apart, stretched along z
     GLOBE     land b in a sea a, with a grid c every p0 degrees
-    DOTS      p0 dots b of angular radius p1 on a
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import math
 import numpy as np
 
 from .builtin_geometry import jit
-from .builtin_tables import CHECKER, DOTS, GLYPHS, GORES, LATLONG, RINGS, SOLID, STRIPES, WOOD
+from .builtin_tables import CHECKER, GLYPHS, GORES, SOLID, STRIPES, WOOD
 
 _LETTERS = "NERFTUBO"
 _STROKES = {  # polylines in [-1, 1]^2
@@ -67,9 +64,9 @@ def _noise(x, y, z):
 
 
 @jit
-def _fractal(x, y, z, octaves):
+def _fractal(x, y, z):
     total, weight = 0.0, 0.5
-    for _ in range(octaves):
+    for _ in range(4):
         total += weight * _noise(x, y, z)
         x, y, z, weight = 2.03 * x + 11.3, 2.03 * y + 5.7, 2.03 * z + 3.1, 0.5 * weight
     return total
@@ -83,17 +80,6 @@ def _on_letter(letter, u, v):
         along = min(max(((u - ax) * bx + (v - ay) * by) / (bx * bx + by * by), 0.0), 1.0)
         dx, dy = u - ax - along * bx, v - ay - along * by
         if dx * dx + dy * dy < _STROKE_HALF_WIDTH * _STROKE_HALF_WIDTH:
-            return True
-    return False
-
-
-@jit
-def _on_dot(count, cosine, x, y, z):
-    for k in range(count):  # dots on a Fibonacci spiral
-        height = 1.0 - (2.0 * k + 1.0) / count
-        ring = math.sqrt(1.0 - height * height)
-        angle = 2.399963229728653 * k
-        if x * ring * math.cos(angle) + y * ring * math.sin(angle) + z * height > cosine:
             return True
     return False
 
@@ -123,7 +109,7 @@ def _globe_choice(grid, x, y, z):
         return 2
     if abs(longitude - round(longitude)) * math.sqrt(max(1.0 - z * z, 0.0)) < thin:
         return 2
-    return 1 if _fractal(2.3 * x + 4.2, 2.3 * y + 1.7, 2.3 * z + 7.9, 5) > 0.505 else 0
+    return 1 if _fractal(2.3 * x + 4.2, 2.3 * y + 1.7, 2.3 * z + 7.9) > 0.505 else 0
 
 
 @jit
@@ -131,19 +117,16 @@ def blend(material, solids, i, x, y, z):
     """(weight of b, weight of c) at a point in local coordinates; a has the rest."""
     pattern = int(material[0])
     p0, p1 = material[10], material[11]
-    choice = 0
     if pattern == SOLID:
-        choice = 0
-    elif pattern == CHECKER:
+        return 0.0, 0.0
+    if pattern == CHECKER:
         choice = (int(math.floor(x / p0)) + int(math.floor(y / p0))) & 1 if z > p1 else 2
-    elif pattern == RINGS:
-        choice = int(math.sqrt(x * x + y * y) / p0) & 1 if z > p1 else 2
     elif pattern == STRIPES:
         choice = int(math.floor(z / p0 + p1 * math.atan2(y, x) / (2.0 * math.pi))) & 1
     elif pattern == GLYPHS:
         choice = _glyph_choice(int(p0), x / solids[i, 13], y / solids[i, 14], z / solids[i, 15])
     elif pattern == WOOD:
-        wobble = _fractal(3.0 * x, 3.0 * y, 0.8 * z, 3)
+        wobble = _fractal(3.0 * x, 3.0 * y, 0.8 * z)
         ring = math.sqrt(x * x + y * y) / p0 + 3.0 * wobble
         grain = 0.5 + 0.5 * math.sin(2.0 * math.pi * ring)
         return 0.75 * grain * grain + 0.25 * wobble, 0.0
@@ -151,13 +134,8 @@ def blend(material, solids, i, x, y, z):
         radius = max(math.sqrt(x * x + y * y + z * z), 1e-9)
         x, y, z = x / radius, y / radius, z / radius
         turn = math.atan2(y, x) / (2.0 * math.pi) + 0.5
-        if pattern == LATLONG:
-            rise = math.asin(min(max(z, -1.0), 1.0)) / math.pi + 0.5
-            choice = (int(turn * p0) + int(rise * p1)) & 1
-        elif pattern == GORES:
+        if pattern == GORES:
             choice = 0 if abs(z) > p1 else int(turn * p0) % 3
-        elif pattern == DOTS:
-            choice = 1 if _on_dot(int(p0), math.cos(p1), x, y, z) else 0
         else:
             choice = _globe_choice(p0, x, y, z)
     return (1.0 if choice == 1 else 0.0), (1.0 if choice == 2 else 0.0)

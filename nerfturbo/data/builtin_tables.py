@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see builtin_geometry
-SOLID, CHECKER, RINGS, LATLONG, GORES, STRIPES, GLYPHS, WOOD, GLOBE, DOTS = range(10)  # patterns, see builtin_patterns
+SOLID, CHECKER, GORES, STRIPES, GLYPHS, WOOD, GLOBE = range(7)  # patterns, see builtin_patterns
 
 Vector = tuple[float, float, float]
 Matrix = tuple[Vector, Vector, Vector]

@@ -68,7 +68,7 @@ def test_hits_are_the_first_crossing(solid: Solid) -> None:
         origin *= 3.0 / np.linalg.norm(origin)
         target = np.asarray(solid.center) + rng.uniform(-0.6, 0.6, 3)
         direction = (target - origin) / np.linalg.norm(target - origin)
-        t, which = geometry.first_hit(solids, active, 1, (*origin, *direction))
+        t, which = geometry.first_hit(solids, active, (*origin, *direction))
         steps = torch.linspace(0.0, 6.0, 6001, dtype=torch.float64)[:, None]
         along_ray = _solid_distance(solid, torch.from_numpy(origin) + steps * torch.from_numpy(direction))
         if which == 0:
@@ -91,7 +91,7 @@ def test_normals_are_gradients(solid: Solid) -> None:
         direction /= np.linalg.norm(direction)
         target = np.asarray(solid.center) + 0.6 * rng.uniform(-1.0, 1.0, 3)
         origin = target - 3.0 * direction
-        t, which = geometry.first_hit(solids, active, 1, (*origin, *direction))
+        t, which = geometry.first_hit(solids, active, (*origin, *direction))
         if which < 0:
             continue
         point = torch.from_numpy(origin + t * direction)[None].requires_grad_()
