@@ -1,11 +1,13 @@
 """What the kernel files share: small jit helpers, allocation rules, and how a kernel is listed for compile checks.
 
-Layout of a ray kernel: a program owns a tile of `RAYS` rays and walks along them `STEPS` samples at a time, so that a
-warp serves four rays of few samples or one ray of many. Programs past the rays write the unused tail.
+Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp, so that it serves
+four rays of few samples or one ray of many. Programs take tiles in turn, about as many programs as the device holds:
+starting one costs more than a short ray. Programs behind those of the rays write the unused tail.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +49,18 @@ def tile_for(n_rows: int, n_rays: int) -> dict[str, int]:
     return {"RAYS": 4, "STEPS": 8} if few else {"RAYS": 1, "STEPS": 32}
 
 
+@functools.cache
+def _resident_programs(device: torch.device) -> int:
+    """One-warp programs that the device runs at a time."""
+    if device.type != "cuda":
+        return 2
+    return 32 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def ray_programs(n_tiles: int, device: torch.device) -> int:
+    return min(n_tiles, _resident_programs(device))
+
+
 def tail_programs(n_rows: int) -> int:
     """Programs behind those of the rays, which share the tail."""
     return min(triton.cdiv(n_rows, TAIL_BLOCK), 1 if INTERPRETED else TAIL_PROGRAMS)
@@ -86,9 +100,9 @@ def one_minus_exp(x):
 
 
 @triton.jit
-def ray_tile(p_offsets, n_rays, RAYS: tl.constexpr):
-    """Rays of this program (RAYS,), their first sample and their number of samples; none for rays past the last."""
-    i_ray = tl.program_id(0) * RAYS + tl.arange(0, RAYS)
+def ray_tile(p_offsets, tile, n_rays, RAYS: tl.constexpr):
+    """Rays of a tile (RAYS,), their first sample and their number of samples; none for rays past the last."""
+    i_ray = tile * RAYS + tl.arange(0, RAYS)
     m_ray = i_ray < n_rays
     start = tl.load(p_offsets + i_ray, mask=m_ray, other=0)
     end = tl.load(p_offsets + i_ray + 1, mask=m_ray, other=0)

@@ -24,6 +24,7 @@ from ._common import (
     check_kernel_float,
     empty_in_layout_of,
     one_minus_exp,
+    ray_programs,
     ray_tile,
     scalar_or_pointer,
     shift_right,
@@ -81,35 +82,35 @@ def _forward_kernel(
     is_first = tl.program_id(1) == 0
     if tl.program_id(0) < ray_programs:
         alpha_thre = _threshold(alpha_thre, p_alpha_thre)
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
         i_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-        rgb = tl.zeros([RAYS, CHANNELS], tl.float32)
-        b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
-        b_depth = tl.zeros([RAYS, STEPS], tl.float32)
-        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
-        for k in range(0, tl.max(count, 0), STEPS):
-            step = k + tl.arange(0, STEPS)
-            m = step[None, :] < count[:, None]
-            row = start[:, None] + step[None, :]
-            t0, t1, passed, before, weight, lit, through = _load_weights(
-                p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
-            )
-            b_opacity += weight
-            b_depth += weight * (t0 + t1) * 0.5
-            tl.store(p_out_weights + row, weight, mask=m & is_first)
-            for c in tl.static_range(CHANNELS):
-                channel = tl.program_id(1) * CHANNELS + c
-                p_channel = p_rgb + row.to(tl.int64) * strides[1] + channel * strides[2]
-                value = tl.load(p_channel, mask=lit & (channel < n_channels), other=0.0).to(tl.float32)
-                part = tl.sum(weight * value, 1)
-                rgb += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
-        tl.store(p_out_opacity + i_ray, tl.sum(b_opacity, 1), mask=m_ray & is_first)
-        tl.store(p_out_depth + i_ray, tl.sum(b_depth, 1), mask=m_ray & is_first)
-        m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
-        tl.store(p_out_rgb + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], rgb, mask=m_out)
-    else:
-        if is_first:
-            zero_tail(p_out_weights, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            rgb = tl.zeros([RAYS, CHANNELS], tl.float32)
+            b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
+            b_depth = tl.zeros([RAYS, STEPS], tl.float32)
+            through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+            for k in range(0, tl.max(count, 0), STEPS):
+                step = k + tl.arange(0, STEPS)
+                m = step[None, :] < count[:, None]
+                row = start[:, None] + step[None, :]
+                t0, t1, passed, before, weight, lit, through = _load_weights(
+                    p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+                )
+                b_opacity += weight
+                b_depth += weight * (t0 + t1) * 0.5
+                tl.store(p_out_weights + row, weight, mask=m & is_first)
+                for c in tl.static_range(CHANNELS):
+                    channel = tl.program_id(1) * CHANNELS + c
+                    p_channel = p_rgb + row.to(tl.int64) * strides[1] + channel * strides[2]
+                    value = tl.load(p_channel, mask=lit & (channel < n_channels), other=0.0).to(tl.float32)
+                    part = tl.sum(weight * value, 1)
+                    rgb += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
+            tl.store(p_out_opacity + i_ray, tl.sum(b_opacity, 1), mask=m_ray & is_first)
+            tl.store(p_out_depth + i_ray, tl.sum(b_depth, 1), mask=m_ray & is_first)
+            m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
+            tl.store(p_out_rgb + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], rgb, mask=m_out)
+    elif is_first:
+        zero_tail(p_out_weights, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
 @triton.jit
@@ -136,6 +137,29 @@ def _weight_gradient(
     return g
 
 
+@triton.jit
+def _ray_total(
+    p_density, p_rgb, p_starts, p_ends, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
+    i_ray, m_ray, start, count, longest, strides, early_stop_eps, alpha_thre,
+    N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Sum of w dL/dw along each ray of a tile."""
+    total = tl.zeros([RAYS], tl.float32)
+    through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+    for k in range(0, longest, STEPS):
+        m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
+        row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+        t0, t1, passed, before, weight, lit, through = _load_weights(
+            p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+        )
+        g = _weight_gradient(
+            p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m, lit,
+            weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+        )  # fmt: skip
+        total += tl.sum(weight * g, 1)
+    return total
+
+
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _backward_kernel(
     p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre,
@@ -145,11 +169,16 @@ def _backward_kernel(
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         alpha_thre = _threshold(alpha_thre, p_alpha_thre)
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        longest = tl.max(count, 0)
-        total = tl.zeros([RAYS], tl.float32)  # of w g along the whole ray; a ray of one tile does not need it
-        seen = tl.zeros([RAYS], tl.float32)  # added up in the same order, so that nothing is left behind the last tile
-        if longest > STEPS:
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            longest = tl.max(count, 0)
+            total = tl.zeros([RAYS], tl.float32)  # a ray of one tile does not need it
+            if longest > STEPS:
+                total = _ray_total(
+                    p_density, p_rgb, p_starts, p_ends, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
+                    i_ray, m_ray, start, count, longest, strides, early_stop_eps, alpha_thre, N_CHANNELS, RAYS, STEPS,
+                )  # fmt: skip
+            seen = tl.zeros([RAYS], tl.float32)  # added up like the total, so that nothing is left behind the last tile
             through = tl.full([RAYS, STEPS], 1.0, tl.float32)
             for k in range(0, longest, STEPS):
                 m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
@@ -158,28 +187,16 @@ def _backward_kernel(
                     p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
                 )
                 g = _weight_gradient(
-                    p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m, lit,
-                    weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+                    p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb, i_ray, m_ray, row, m,
+                    lit, weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
                 )  # fmt: skip
-                total += tl.sum(weight * g, 1)
-        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
-        for k in range(0, longest, STEPS):
-            m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
-            row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
-            t0, t1, passed, before, weight, lit, through = _load_weights(
-                p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
-            )
-            g = _weight_gradient(
-                p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb, i_ray, m_ray, row, m, lit,
-                weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
-            )  # fmt: skip
-            if p_out_density is not None:
-                b_wg = weight * g
-                seen += tl.sum(b_wg, 1)
-                behind = tl.where(longest > STEPS, total - seen, 0.0)
-                later = behind[:, None] + sum_after(b_wg, RAYS, STEPS)
-                grad = (t1 - t0) * tl.where(lit, before * passed * g - later, 0.0)
-                tl.store(p_out_density + row.to(tl.int64) * strides[10], grad, mask=m)
+                if p_out_density is not None:
+                    b_wg = weight * g
+                    seen += tl.sum(b_wg, 1)
+                    behind = tl.where(longest > STEPS, total - seen, 0.0)
+                    later = behind[:, None] + sum_after(b_wg, RAYS, STEPS)
+                    grad = (t1 - t0) * tl.where(lit, before * passed * g - later, 0.0)
+                    tl.store(p_out_density + row.to(tl.int64) * strides[10], grad, mask=m)
     else:
         n_used = tl.load(p_offsets + n_rays)
         if p_out_density is not None:
@@ -196,16 +213,17 @@ def _visibility_kernel(
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         alpha_thre = _threshold(alpha_thre, p_alpha_thre)
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
-        for k in range(0, tl.max(count, 0), STEPS):
-            step = k + tl.arange(0, STEPS)
-            m = step[None, :] < count[:, None]
-            row = start[:, None] + step[None, :]
-            t0, t1, passed, before, weight, lit, through = _load_weights(
-                p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre, RAYS, STEPS
-            )
-            tl.store(p_out + row, lit.to(tl.uint8), mask=m)
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+            for k in range(0, tl.max(count, 0), STEPS):
+                step = k + tl.arange(0, STEPS)
+                m = step[None, :] < count[:, None]
+                row = start[:, None] + step[None, :]
+                t0, t1, passed, before, weight, lit, through = _load_weights(
+                    p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre, RAYS, STEPS
+                )
+                tl.store(p_out + row, lit.to(tl.uint8), mask=m)
     else:
         zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
@@ -229,13 +247,13 @@ class _Composite(torch.autograd.Function):
         weights = torch.empty(n_rows, dtype=torch.float32, device=rgb.device)
         number, pointer = scalar_or_pointer(alpha_thre, rgb.device)
         tile = tile_for(n_rows, n_rays)
-        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), rgb.device)
         channels = min(CHANNELS, triton.next_power_of_2(max(n_channels, 1)))
         if n_rays or n_rows:
-            grid = (ray_programs + tail_programs(n_rows), max(1, triton.cdiv(n_channels, channels)))
+            grid = (programs + tail_programs(n_rows), max(1, triton.cdiv(n_channels, channels)))
             _forward_kernel[grid](
                 density, rgb, t_starts, t_ends, offsets, pointer, out_rgb, opacity, depth, weights, n_rays, n_rows,
-                ray_programs, n_channels, (density.stride(0), *rgb.stride()), early_stop_eps, number,
+                programs, n_channels, (density.stride(0), *rgb.stride()), early_stop_eps, number,
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
         ctx.save_for_backward(density, rgb, t_starts, t_ends, offsets, pointer)
@@ -252,14 +270,14 @@ class _Composite(torch.autograd.Function):
         grad_rgb = empty_in_layout_of(rgb) if wants_rgb else None
         if n_rows and (wants_density or wants_rgb):
             tile = tile_for(n_rows, n_rays)
-            ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+            programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), rgb.device)
             strides = (
                 density.stride(0), *rgb.stride(), *_strides(grads[0], 2), *_strides(grads[1], 1),
                 *_strides(grads[2], 1), *_strides(grads[3], 1), *_strides(grad_rgb, 2), *_strides(grad_density, 1),
             )  # fmt: skip
-            _backward_kernel[(ray_programs + tail_programs(n_rows),)](
+            _backward_kernel[(programs + tail_programs(n_rows),)](
                 density, rgb, t_starts, t_ends, offsets, pointer, *grads, grad_density, grad_rgb, n_rays, n_rows,
-                ray_programs, strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+                programs, strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
         # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre
         return grad_density, grad_rgb, None, None, None, None, None
@@ -288,9 +306,9 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
     if n_rows:
         number, pointer = scalar_or_pointer(alpha_thre, density.device)
         tile = tile_for(n_rows, n_rays)
-        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
-        _visibility_kernel[(ray_programs + tail_programs(n_rows),)](
-            density, *intervals(samples), pointer, out, n_rays, n_rows, ray_programs, density.stride(0),
+        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), density.device)
+        _visibility_kernel[(programs + tail_programs(n_rows),)](
+            density, *intervals(samples), pointer, out, n_rays, n_rows, programs, density.stride(0),
             float(early_stop_eps), number, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return out.view(torch.bool)

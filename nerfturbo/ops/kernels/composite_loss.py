@@ -25,6 +25,7 @@ from ._common import (
     CompileCase,
     check_kernel_float,
     empty_in_layout_of,
+    ray_programs,
     ray_tile,
     sum_after,
     tail_programs,
@@ -106,6 +107,31 @@ def _write_gradient(
         tl.store(p + 3 * strides[7], grad, mask=m)
 
 
+@triton.jit
+def _colours(
+    p_raw, p_starts, p_ends, start, count, longest, strides, density_bias, early_stop_eps,
+    RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The first walk: colour without background and opacity of the rays of a tile."""
+    b_red = tl.zeros([RAYS, STEPS], tl.float32)
+    b_green = tl.zeros([RAYS, STEPS], tl.float32)
+    b_blue = tl.zeros([RAYS, STEPS], tl.float32)
+    b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
+    through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+    for k in range(0, longest, STEPS):
+        m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
+        row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+        length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
+        passed, before, weight, lit, through = tile_weights(
+            density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
+        )
+        b_red += tl.where(lit, weight * red, 0.0)
+        b_green += tl.where(lit, weight * green, 0.0)
+        b_blue += tl.where(lit, weight * blue, 0.0)
+        b_opacity += weight
+    return tl.sum(b_red, 1), tl.sum(b_green, 1), tl.sum(b_blue, 1), tl.sum(b_opacity, 1)
+
+
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _loss_kernel(
     p_raw, p_starts, p_ends, p_offsets, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad,
@@ -113,29 +139,27 @@ def _loss_kernel(
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        longest = tl.max(count, 0)
-        b_red = tl.zeros([RAYS, STEPS], tl.float32)
-        b_green = tl.zeros([RAYS, STEPS], tl.float32)
-        b_blue = tl.zeros([RAYS, STEPS], tl.float32)
-        b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
-        through = tl.full([RAYS, STEPS], 1.0, tl.float32)
-        for k in range(0, longest, STEPS):
-            m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
-            row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
-            length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
-            passed, before, weight, lit, through = tile_weights(
-                density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
+        n_trained = n_rays
+        if p_kept is not None:
+            n_trained = tl.minimum(tl.load(p_kept), n_rays)
+        share = 1.0 / (3.0 * tl.maximum(n_trained, 1).to(tl.float32))
+        b_loss = tl.zeros([RAYS], tl.float32)
+        b_square = tl.zeros([RAYS], tl.float32)
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            longest = tl.max(count, 0)
+            red, green, blue, opacity = _colours(
+                p_raw, p_starts, p_ends, start, count, longest, strides, density_bias, early_stop_eps, RAYS, STEPS
             )
-            b_red += tl.where(lit, weight * red, 0.0)
-            b_green += tl.where(lit, weight * green, 0.0)
-            b_blue += tl.where(lit, weight * blue, 0.0)
-            b_opacity += weight
-        _finish_rays(
-            p_raw, p_starts, p_ends, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad, n_rays,
-            ray_programs, i_ray, m_ray, start, count, longest, tl.sum(b_red, 1), tl.sum(b_green, 1), tl.sum(b_blue, 1),
-            tl.sum(b_opacity, 1), strides, density_bias, early_stop_eps, delta, HUBER, ALPHA, RAYS, STEPS,
-        )  # fmt: skip
+            loss, square = _finish_rays(
+                p_raw, p_starts, p_ends, p_background, p_target, p_scale, p_rgb, p_grad, n_trained, share, i_ray, m_ray,
+                start, count, longest, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
+                HUBER, ALPHA, RAYS, STEPS,
+            )  # fmt: skip
+            b_loss += loss
+            b_square += square
+        tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
+        tl.store(p_parts + ray_programs + tl.program_id(0), tl.sum(b_square, 0) * share)
     elif p_grad is not None:
         n_used = tl.load(p_offsets + n_rays)
         for c in range(4):
@@ -144,14 +168,11 @@ def _loss_kernel(
 
 @triton.jit
 def _finish_rays(
-    p_raw, p_starts, p_ends, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad, n_rays,
-    ray_programs, i_ray, m_ray, start, count, longest, red, green, blue, opacity, strides, density_bias,
-    early_stop_eps, delta, HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
+    p_raw, p_starts, p_ends, p_background, p_target, p_scale, p_rgb, p_grad, n_trained, share, i_ray, m_ray,
+    start, count, longest, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
+    HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """From the tile's colours to its part of the loss and to the gradient."""
-    n_trained = n_rays
-    if p_kept is not None:
-        n_trained = tl.minimum(tl.load(p_kept), n_rays)
+    """From the tile's colours to each ray's loss and squared error, and to the gradient."""
     trained = m_ray & (i_ray < n_trained)
     back0, loss0, square0, slope0 = _channel_loss(
         red, opacity, p_background, p_target, p_rgb, i_ray, m_ray, trained, strides, delta, 0, HUBER, ALPHA
@@ -162,9 +183,6 @@ def _finish_rays(
     back2, loss2, square2, slope2 = _channel_loss(
         blue, opacity, p_background, p_target, p_rgb, i_ray, m_ray, trained, strides, delta, 2, HUBER, ALPHA
     )
-    share = 1.0 / (3.0 * tl.maximum(n_trained, 1).to(tl.float32))
-    tl.store(p_parts + tl.program_id(0), tl.sum(loss0 + loss1 + loss2, 0) * share)
-    tl.store(p_parts + ray_programs + tl.program_id(0), tl.sum(square0 + square1 + square2, 0) * share)
     if p_grad is not None:
         if p_scale is not None:
             share *= tl.load(p_scale)
@@ -177,6 +195,7 @@ def _finish_rays(
             p_raw, p_starts, p_ends, p_grad, start, count, longest, slopes, total, largest, behind, strides,
             density_bias, early_stop_eps, RAYS, STEPS,
         )  # fmt: skip
+    return loss0 + loss1 + loss2, square0 + square1 + square2
 
 
 @triton.jit(do_not_specialize=["n_parts"])
@@ -216,21 +235,21 @@ class _CompositeLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
         tile = tile_for(n_rows, n_rays)
-        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), device)
         grad = empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
         rgb = torch.empty(n_rays, 3, dtype=torch.float32, device=device)
-        parts = torch.empty(2 * ray_programs, dtype=torch.float32, device=device)
+        parts = torch.empty(2 * programs, dtype=torch.float32, device=device)
         loss, mse = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
         grad_strides = (0, 0) if grad is None else grad.stride()
         if n_rays or n_rows:
-            _loss_kernel[(ray_programs + (0 if grad is None else tail_programs(n_rows)),)](
+            _loss_kernel[(programs + (0 if grad is None else tail_programs(n_rows)),)](
                 raw, *intervals(samples), background, target, samples.n_rays_kept, scale, rgb, parts, grad,
-                n_rays, n_rows, ray_programs,
+                n_rays, n_rows, programs,
                 (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
                 density_bias, early_stop_eps, rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4,
                 **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
-        _sum_kernel[(1,)](parts, loss, mse, ray_programs, BLOCK=SUM_BLOCK, num_warps=8)
+        _sum_kernel[(1,)](parts, loss, mse, programs, BLOCK=SUM_BLOCK, num_warps=8)
         ctx.save_for_backward(grad, scale)
         ctx.mark_non_differentiable(mse, rgb)
         return loss, mse, rgb

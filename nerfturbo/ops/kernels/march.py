@@ -1,11 +1,13 @@
-"""Marching in three launches: count per ray, offsets (`_offsets`), write per ray. Ray order is an invariant.
+"""Marching in four launches: prepare, count per ray, offsets (`_offsets`), write per ray. Ray order is an invariant.
 
-One program = one ray in one warp, which tests STEPS lattice points at a time: neighbours on a ray share words of the
-bitfield, and no lane waits for another ray. The count also leaves the first and last step with a sample, so that the
-write walks only there. Both launches must decide alike about each point, so the arithmetic up to that decision is
-the same function with explicit `fma`, and nothing else is contracted (`enable_fp_fusion=False`).
+Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise
+the bitfield, a byte per block of 4^3 cells and its neighbourhood (`_march`).
+Count and write: a warp takes GROUP rays, one after the other. Each lane asks the summary about one of the next 32
+segments of 32 lattice steps; then the warp tests the steps of the segments that may hold samples, a lane a step. So
+empty space costs a look at a byte per segment, and neighbours on a ray share words of the bitfield.
 
-fp32 throughout, no atomics. Rays past `n_active`, a device scalar, leave at once. See docs/ops/march.md.
+fp32 throughout, no atomics, nothing read back when a capacity is given. Rays past `n_active`, a device scalar, cost a
+comparison. See docs/ops/march.md.
 """
 
 from __future__ import annotations
@@ -19,159 +21,128 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from ..march import OccupancyBits, StepRule
-from ._common import TAIL_BLOCK, CompileCase, check_kernel_float, tail_programs
-from ._offsets import fit_offsets
-from .aabb import box_interval, load_xyz
+from ._common import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs
+from ._march import (
+    COLUMNS,
+    LANES,
+    active_segments,
+    lattice,
+    load_ray,
+    pop_lowest,
+    prepare_rays,
+    summarize,
+    test_segment,
+)
+from ._offsets import GROUP, empty_counts, fit_offsets
 from .packed import empty_samples, write_tail
 
-COUNT_STEPS = 128
-WRITE_STEPS = 32
+PREPARED = 64  # rays of one preparing program
+LONGEST_PART = 3.8 * 2.0  # cells that the summary covers around a point, in both directions
+STEPS = 256 if INTERPRETED else 32  # lattice steps of a segment, tested at once
+SKIP_EMPTY = not INTERPRETED  # summarising takes many programs; tests turn it on where they mean it
 
 
-@triton.jit
-def _lattice(u, near, step_size, t_c, u_c, log_growth, CONE: tl.constexpr):
-    t = near + u * step_size
-    if CONE:
-        t = tl.where(u < u_c, t, t_c * tl.exp(tl.maximum(u - u_c, 0.0) * log_growth))
-    return t
-
-
-@triton.jit
-def _inverse_lattice(t, near, step_size, t_c, u_c, log_growth, CONE: tl.constexpr):
-    u = tl.div_rn(t - near, step_size)
-    if CONE:
-        u = tl.where(t < t_c, u, u_c + tl.log(tl.maximum(t, t_c) / t_c) / log_growth)
-    return u
-
-
-@triton.jit
-def _is_occupied(p_bits, x, y, z, m, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr):
-    """0 or 1 for points given in cells of the finest level, from the centre; points outside clamp to border cells."""
-    half: tl.constexpr = RESOLUTION * 0.5
-    level = tl.zeros_like(x).to(tl.int32)
-    if LEVELS > 1:
-        largest = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
-        scale = tl.full(x.shape, 1.0, tl.float32)
-        for i in tl.static_range(LEVELS - 1):
-            beyond = largest > half * 2**i
-            level += beyond.to(tl.int32)
-            scale = tl.where(beyond, scale * 0.5, scale)
-        x, y, z = x * scale, y * scale, z * scale
-    i_x = tl.minimum(tl.maximum((x + half).to(tl.int32), 0), RESOLUTION - 1)
-    i_y = tl.minimum(tl.maximum((y + half).to(tl.int32), 0), RESOLUTION - 1)
-    i_z = tl.minimum(tl.maximum((z + half).to(tl.int32), 0), RESOLUTION - 1)
-    i_cell = ((level * RESOLUTION + i_x) * RESOLUTION + i_y) * RESOLUTION + i_z
-    word = tl.load(p_bits + (i_cell >> 5), mask=m, other=0)
-    return (word >> (i_cell & 31)) & 1
-
-
-@triton.jit
-def _ray_range(p_origins, p_directions, p_jitter, p_limits, i_ray, strides, rule, box, CONE: tl.constexpr):
-    """A ray in cells from the grid's centre, its interval of t, its first and last lattice step, and its jitter."""
-    near, far, step_size, t_c, u_c, log_growth = rule
-    ox, oy, oz = load_xyz(p_origins, i_ray, strides[0], strides[1], True)
-    dx, dy, dz = load_xyz(p_directions, i_ray, strides[2], strides[3], True)
-    t_min, t_max = box_interval(
-        ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], near, far
-    )  # fmt: skip
-    if p_limits is not None:
-        t_min = tl.maximum(t_min, tl.load(p_limits + 2 * i_ray))
-        t_max = tl.minimum(t_max, tl.load(p_limits + 2 * i_ray + 1))
-    jitter = 0.0
-    if p_jitter is not None:
-        jitter = tl.load(p_jitter + i_ray).to(tl.float32)
-    first = tl.floor(_inverse_lattice(t_min, near, step_size, t_c, u_c, log_growth, CONE) - jitter) - 1.0
-    last = tl.ceil(_inverse_lattice(t_max, near, step_size, t_c, u_c, log_growth, CONE) - jitter) + 1.0
-    first = tl.maximum(first, 0.0)
-    # The limit is for directions far from unit length, which must not hang the device.
-    n_steps = tl.where(t_max > t_min, tl.minimum(last - first, 1048576.0), 0.0)
-    origin = ((ox - box[6]) * box[9], (oy - box[7]) * box[10], (oz - box[8]) * box[11])
-    direction = (dx * box[9], dy * box[10], dz * box[11])
-    return origin, direction, t_min, t_max, first.to(tl.int32), n_steps.to(tl.int32), jitter
-
-
-@triton.jit
-def _test_steps(
-    p_bits, step, origin, direction, t_min, t_max, jitter, rule,
-    CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rays", "ray_blocks"])
+def _prepare_kernel(
+    p_origins, p_directions, p_jitter, p_limits, p_n_active, p_bits, p_rays, p_summary, n_rays, ray_blocks,
+    strides, rule, box, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, WORDS: tl.constexpr,
+    RAYS: tl.constexpr,
 ):  # fmt: skip
-    """t where the lattice steps begin and end, and whether (0 or 1) each is a sample."""
-    near, far, step_size, t_c, u_c, log_growth = rule
-    u = step.to(tl.float32) + jitter
-    t0 = _lattice(u, near, step_size, t_c, u_c, log_growth, CONE)
-    t1 = _lattice(u + 1.0, near, step_size, t_c, u_c, log_growth, CONE)
-    middle = (t0 + t1) * 0.5
-    inside = (middle >= t_min) & (middle < t_max)
-    x = tl.fma(middle, direction[0], origin[0])
-    y = tl.fma(middle, direction[1], origin[1])
-    z = tl.fma(middle, direction[2], origin[2])
-    return t0, t1, _is_occupied(p_bits, x, y, z, inside, LEVELS, RESOLUTION)
-
-
-@triton.jit
-def _count_kernel(
-    p_origins, p_directions, p_bits, p_jitter, p_limits, p_n_active, p_counts, p_steps, strides, rule, box,
-    CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    i_ray = tl.program_id(0)
-    count = 0
-    lowest = 0x7FFFFFFF
-    highest = -1
-    active = True
-    if p_n_active is not None:
-        active = i_ray < tl.load(p_n_active)
-    if active:
-        origin, direction, t_min, t_max, first, n_steps, jitter = _ray_range(
-            p_origins, p_directions, p_jitter, p_limits, i_ray, strides, rule, box, CONE
+    block = tl.program_id(0)
+    if block < ray_blocks:
+        i_ray = block * RAYS + tl.arange(0, RAYS)
+        n_active = n_rays
+        if p_n_active is not None:
+            n_active = tl.minimum(tl.load(p_n_active), n_rays)
+        prepare_rays(
+            p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, i_ray < n_active, strides, rule, box, CONE
         )
-        b_count = tl.zeros([STEPS], tl.int32)
-        b_low = tl.full([STEPS], 0x7FFFFFFF, tl.int32)
-        b_high = tl.full([STEPS], -1, tl.int32)
-        for k in range(0, n_steps, STEPS):
-            step = first + k + tl.arange(0, STEPS)  # the test of t_min and t_max ends a ray, not the number of steps
-            t0, t1, hit = _test_steps(
-                p_bits, step, origin, direction, t_min, t_max, jitter, rule, CONE, LEVELS, RESOLUTION
-            )
-            b_count += hit
-            b_low = tl.minimum(b_low, tl.where(hit != 0, step, 0x7FFFFFFF))
-            b_high = tl.where(hit != 0, step, b_high)
-        count = tl.sum(b_count, 0)
-        lowest = tl.min(b_low, 0)
-        highest = tl.max(b_high, 0)
-    tl.store(p_counts + i_ray, count)
-    tl.store(p_steps + 2 * i_ray, lowest)
-    tl.store(p_steps + 2 * i_ray + 1, highest)
+    else:
+        summarize(p_bits, p_summary, block - ray_blocks, LEVELS, RESOLUTION, WORDS)
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows"])
+@triton.jit(do_not_specialize=["n_rays"])
+def _count_kernel(
+    p_rays, p_bits, p_summary, p_n_active, p_counts, p_sums, n_rays, rule,
+    GROUP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr,
+    RESOLUTION: tl.constexpr,
+):  # fmt: skip
+    n_active = n_rays
+    if p_n_active is not None:
+        n_active = tl.minimum(tl.load(p_n_active), n_rays)
+    i_step = tl.arange(0, STEPS)
+    i_segment = tl.arange(0, LANES)
+    for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
+        total = 0
+        for i_ray in range(group * GROUP, tl.minimum(group * GROUP + GROUP, n_rays)):
+            b_count = tl.zeros([STEPS], tl.int32)
+            if i_ray < n_active:
+                n_steps = tl.load(p_rays + i_ray * COLUMNS + 10).to(tl.int32)
+                origin, direction, t_min, t_max, first, jitter, largest = load_ray(p_rays + i_ray * COLUMNS)
+                for k in range(0, n_steps, LANES * STEPS):
+                    u = (first + (k + i_segment * STEPS).to(tl.float32)) + jitter
+                    word = active_segments(
+                        p_summary, u, tl.cdiv(n_steps - k, STEPS), origin, direction, largest, rule,
+                        STEPS, PARTS, CONE, LEVELS, RESOLUTION,
+                    )  # fmt: skip
+                    while word != 0:
+                        segment, word = pop_lowest(word)
+                        u = (first + (k + segment * STEPS + i_step).to(tl.float32)) + jitter
+                        b_count += test_segment(
+                            p_bits, u, origin, direction, t_min, t_max, rule, CONE, LEVELS, RESOLUTION
+                        )
+            count = tl.sum(b_count, 0)
+            tl.store(p_counts + i_ray, count)
+            total += count
+        tl.store(p_sums + group, total)
+
+
+@triton.jit
+def _write_ray(
+    p_rays, p_bits, p_summary, p_starts, p_ends, p_out_rays, i_ray, place, end, rule,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
+):  # fmt: skip
+    i_step = tl.arange(0, STEPS)
+    i_segment = tl.arange(0, LANES)
+    n_steps = tl.load(p_rays + i_ray * COLUMNS + 10).to(tl.int32)
+    origin, direction, t_min, t_max, first, jitter, largest = load_ray(p_rays + i_ray * COLUMNS)
+    k = 0
+    while (k < n_steps) & (place < end):
+        u = (first + (k + i_segment * STEPS).to(tl.float32)) + jitter
+        word = active_segments(
+            p_summary, u, tl.cdiv(n_steps - k, STEPS), origin, direction, largest, rule,
+            STEPS, PARTS, CONE, LEVELS, RESOLUTION,
+        )  # fmt: skip
+        while (word != 0) & (place < end):
+            segment, word = pop_lowest(word)
+            u = (first + (k + segment * STEPS + i_step).to(tl.float32)) + jitter
+            hit = test_segment(p_bits, u, origin, direction, t_min, t_max, rule, CONE, LEVELS, RESOLUTION)
+            i_row = place + tl.cumsum(hit, 0) - 1
+            m = hit != 0
+            tl.store(p_starts + i_row, lattice(u, rule, CONE), mask=m)
+            tl.store(p_ends + i_row, lattice(u + 1.0, rule, CONE), mask=m)
+            tl.store(p_out_rays + i_row, i_ray + tl.zeros([STEPS], tl.int32), mask=m)
+            place += tl.sum(hit, 0)
+        k += LANES * STEPS
+
+
+@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _write_kernel(
-    p_origins, p_directions, p_bits, p_jitter, p_limits, p_offsets, p_steps, p_starts, p_ends, p_rays, n_rays, n_rows,
-    strides, rule, box, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, STEPS: tl.constexpr,
+    p_rays, p_bits, p_summary, p_offsets, p_starts, p_ends, p_out_rays, n_rays, n_rows, ray_programs, rule,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
     TAIL: tl.constexpr,
 ):  # fmt: skip
-    i_ray = tl.program_id(0)
-    if i_ray < n_rays:
-        place = tl.load(p_offsets + i_ray)
-        end = tl.load(p_offsets + i_ray + 1)
-        if end > place:
-            origin, direction, t_min, t_max, first, n_steps, jitter = _ray_range(
-                p_origins, p_directions, p_jitter, p_limits, i_ray, strides, rule, box, CONE
-            )
-            lowest = tl.load(p_steps + 2 * i_ray)
-            highest = tl.load(p_steps + 2 * i_ray + 1)
-            for k in range(lowest, highest + 1, STEPS):
-                step = k + tl.arange(0, STEPS)
-                t0, t1, hit = _test_steps(
-                    p_bits, step, origin, direction, t_min, t_max, jitter, rule, CONE, LEVELS, RESOLUTION
-                )
-                i_row = place + tl.cumsum(hit, 0) - 1
-                m = hit != 0
-                tl.store(p_starts + i_row, t0, mask=m)
-                tl.store(p_ends + i_row, t1, mask=m)
-                tl.store(p_rays + i_row, i_ray + tl.zeros([STEPS], tl.int32), mask=m)
-                place += tl.sum(hit, 0)
+    if tl.program_id(0) < ray_programs:
+        for i_ray in range(tl.program_id(0), n_rays, ray_programs):
+            place = tl.load(p_offsets + i_ray)
+            end = tl.load(p_offsets + i_ray + 1)
+            if end > place:
+                _write_ray(
+                    p_rays, p_bits, p_summary, p_starts, p_ends, p_out_rays, i_ray, place, end, rule,
+                    STEPS, PARTS, CONE, LEVELS, RESOLUTION,
+                )  # fmt: skip
     else:
-        write_tail(p_starts, p_ends, p_rays, n_rays, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        write_tail(p_starts, p_ends, p_out_rays, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
 def _rule_arguments(rule: StepRule) -> tuple[float, ...]:
@@ -188,6 +159,17 @@ def _box_arguments(grid: OccupancyBits) -> tuple[float, ...]:
     return (*outer.low, *outer.high, *grid.aabb.center, *(grid.resolution / size for size in grid.aabb.size))
 
 
+def _parts(grid: OccupancyBits, rule: StepRule) -> int:
+    """In how many parts a segment asks the summary, so many that each fits its margin; 0: skipping does not pay."""
+    if not SKIP_EMPTY or grid.resolution % 32:
+        return 0
+    segment = STEPS * rule.step_size * grid.resolution / min(grid.aabb.size)  # in cells
+    fitting = [parts for parts in (1, 2, 4) if segment / parts <= LONGEST_PART]
+    if rule.cone_angle > 0.0:
+        fitting = fitting[-1:]  # steps grow: the finest parts fit for longest
+    return fitting[0] if fitting else 0
+
+
 @torch.no_grad()
 def march(
     origins: Tensor,
@@ -202,55 +184,53 @@ def march(
 ) -> PackedSamples:
     check_kernel_float(origins=origins, directions=directions, jitter=jitter, limits=limits)
     n_rays, device = origins.shape[0], origins.device
-    jitter = None if jitter is None else jitter.contiguous()
-    limits = None if limits is None else limits.float().contiguous()
-    counts = torch.empty(n_rays, dtype=torch.int32, device=device)
-    steps = torch.empty(n_rays, 2, dtype=torch.int32, device=device)
-    common = {
-        "strides": (*origins.stride(), *directions.stride()),
-        "rule": _rule_arguments(rule),
-        "box": _box_arguments(grid),
-        "CONE": rule.cone_angle > 0.0,
-        "LEVELS": grid.levels,
-        "RESOLUTION": grid.resolution,
-        "num_warps": 1,
-        "enable_fp_fusion": False,
-    }
-    rays = (origins.detach(), directions.detach(), grid.bits, jitter, limits)
+    parts, levels, resolution = _parts(grid, rule), grid.levels, grid.resolution
+    columns = levels * (resolution // 4) ** 2 if parts else 0  # of blocks
+    rays = torch.empty(n_rays, COLUMNS.value, dtype=torch.float32, device=device)
+    summary = torch.empty(columns * (resolution // 4), dtype=torch.int8, device=device) if parts else None
+    counts, sums = empty_counts(n_rays, device)
+    numbers = _rule_arguments(rule)
+    shape = {"CONE": rule.cone_angle > 0.0, "LEVELS": levels, "RESOLUTION": resolution}
+    options = {"num_warps": 1, "enable_fp_fusion": False}
     if n_rays:
-        _count_kernel[(n_rays,)](*rays, n_active, counts, steps, STEPS=COUNT_STEPS, **common)
-    offsets, kept = fit_offsets(counts, capacity)
+        ray_blocks = triton.cdiv(n_rays, PREPARED)
+        _prepare_kernel[(ray_blocks + columns,)](
+            origins.detach(), directions.detach(), None if jitter is None else jitter.contiguous(),
+            None if limits is None else limits.float().contiguous(), n_active, grid.bits, rays, summary, n_rays,
+            ray_blocks, (*origins.stride(), *directions.stride()), numbers, _box_arguments(grid), **shape,
+            WORDS=triton.next_power_of_2(max(1, resolution // 32)), RAYS=PREPARED, **options,
+        )  # fmt: skip
+        _count_kernel[(ray_programs(triton.cdiv(n_rays, GROUP), device),)](
+            rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, STEPS=STEPS,
+            PARTS=parts, **shape, **options,
+        )  # fmt: skip
+    offsets, kept = fit_offsets(counts, sums, capacity)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, origins)
     if n_rows:
-        tail = 0 if capacity is None else tail_programs(n_rows)
-        _write_kernel[(n_rays + tail,)](
-            *rays, offsets, steps, *new, n_rays, n_rows, STEPS=WRITE_STEPS, TAIL=TAIL_BLOCK, **common
-        )
+        programs = ray_programs(n_rays, device)
+        _write_kernel[(programs + (0 if capacity is None else tail_programs(n_rows)),)](
+            rays, grid.bits, summary, offsets, *new, n_rays, n_rows, programs, numbers, STEPS=STEPS, PARTS=parts,
+            **shape, TAIL=TAIL_BLOCK, **options,
+        )  # fmt: skip
     return PackedSamples(*new, offsets, kept)
 
 
 def _cases() -> list[CompileCase]:
-    types = {"strides": ("i32",) * 4, "rule": ("fp32",) * 6, "box": ("fp32",) * 12}
-    rays = {"p_origins": "*fp32", "p_directions": "*fp32", "p_bits": "*i32", "p_jitter": "*fp32", "p_limits": "*fp32"}
-    counts = {"p_n_active": "*i32", "p_counts": "*i32", "p_steps": "*i32"}
-    out = {"p_offsets": "*i32", "p_steps": "*i32", "p_starts": "*fp32", "p_ends": "*fp32", "p_rays": "*i32"}
-    sizes = {"n_rays": "i32", "n_rows": "i32"}
+    rule, rays = {"rule": ("fp32",) * 6}, {"p_rays": "*fp32", "p_bits": "*i32", "p_summary": "*i8"}
+    prepare = {"p_origins": "*fp32", "p_directions": "*fp32", "p_jitter": "*fp32", "p_limits": "*fp32"}
+    prepare |= {"p_n_active": "*i32", **rays, "n_rays": "i32", "ray_blocks": "i32", "strides": ("i32",) * 4}
+    prepare |= {**rule, "box": ("fp32",) * 12}
+    count = {**rays, "p_n_active": "*i32", "p_counts": "*i32", "p_sums": "*i32", "n_rays": "i32", **rule}
+    write = {**rays, "p_offsets": "*i32", "p_starts": "*fp32", "p_ends": "*fp32", "p_out_rays": "*i32", **rule}
+    write |= dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
     cases = []
-    for cone, levels in ((False, 1), (True, 5)):
-        options = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128}
-        name = f"{levels} levels"
-        cases.append(
-            CompileCase(_count_kernel, rays | counts | types, options | {"STEPS": COUNT_STEPS}, name=name),
-        )
-        cases.append(
-            CompileCase(
-                _write_kernel,
-                rays | out | sizes | types,
-                options | {"STEPS": WRITE_STEPS, "TAIL": TAIL_BLOCK},
-                name=name,
-            )
-        )
+    for cone, levels, parts in ((False, 1, 1), (True, 5, 4)):
+        shape, name = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128}, f"{levels} levels"
+        cases.append(CompileCase(_prepare_kernel, prepare, {**shape, "WORDS": 4, "RAYS": PREPARED}, name=name))
+        steps = {**shape, "STEPS": 32, "PARTS": parts}
+        cases.append(CompileCase(_count_kernel, count, {**steps, "GROUP": GROUP}, name=name))
+        cases.append(CompileCase(_write_kernel, write, {**steps, "TAIL": TAIL_BLOCK}, name=name))
     return cases
 
 

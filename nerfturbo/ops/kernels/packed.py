@@ -19,6 +19,7 @@ from ._common import (
     TAIL_BLOCK,
     CompileCase,
     check_kernel_float,
+    ray_programs,
     ray_tile,
     shift_right,
     spread_last,
@@ -26,7 +27,7 @@ from ._common import (
     tile_for,
     zero_tail,
 )
-from ._offsets import fit_offsets
+from ._offsets import GROUP, empty_counts, fit_offsets
 
 CHANNELS = 4  # summed by one program; the grid's second axis takes the rest
 
@@ -36,20 +37,21 @@ def _sum_kernel(
     p_values, p_offsets, p_out, n_rays, n_channels, stride_row, stride_channel,
     CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
     i_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    total = tl.zeros([RAYS, CHANNELS], tl.float32)
-    for k in range(0, tl.max(count, 0), STEPS):
-        step = k + tl.arange(0, STEPS)
-        m = step[None, :] < count[:, None]  # (RAYS, STEPS)
-        row = (start[:, None] + step[None, :]).to(tl.int64) * stride_row
-        for c in tl.static_range(CHANNELS):
-            channel = tl.program_id(1) * CHANNELS + c
-            value = tl.load(p_values + row + channel * stride_channel, mask=m & (channel < n_channels), other=0.0)
-            part = tl.sum(value.to(tl.float32), 1)
-            total += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
-    m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
-    tl.store(p_out + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], total, mask=m_out)
+    for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), tl.num_programs(0)):
+        i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+        total = tl.zeros([RAYS, CHANNELS], tl.float32)
+        for k in range(0, tl.max(count, 0), STEPS):
+            step = k + tl.arange(0, STEPS)
+            m = step[None, :] < count[:, None]  # (RAYS, STEPS)
+            row = (start[:, None] + step[None, :]).to(tl.int64) * stride_row
+            for c in tl.static_range(CHANNELS):
+                channel = tl.program_id(1) * CHANNELS + c
+                value = tl.load(p_values + row + channel * stride_channel, mask=m & (channel < n_channels), other=0.0)
+                part = tl.sum(value.to(tl.float32), 1)
+                total += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
+        m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
+        tl.store(p_out + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], total, mask=m_out)
 
 
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
@@ -59,17 +61,18 @@ def _spread_kernel(
 ):  # fmt: skip
     first_channel = tl.program_id(1) * CHANNELS
     if tl.program_id(0) < ray_programs:
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        for c in tl.static_range(CHANNELS):
-            channel = first_channel + c
-            p_ray = p_grad_out + i_ray.to(tl.int64) * stride_out + channel * stride_out_channel
-            grad = tl.load(p_ray, mask=m_ray & (channel < n_channels), other=0.0)
-            for k in range(0, tl.max(count, 0), STEPS):
-                step = k + tl.arange(0, STEPS)
-                m = (step[None, :] < count[:, None]) & (channel < n_channels)
-                row = (start[:, None] + step[None, :]).to(tl.int64)
-                value = grad[:, None] + tl.zeros([RAYS, STEPS], tl.float32)
-                tl.store(p_grad + row * stride_row + channel * stride_channel, value, mask=m)
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            for c in tl.static_range(CHANNELS):
+                channel = first_channel + c
+                p_ray = p_grad_out + i_ray.to(tl.int64) * stride_out + channel * stride_out_channel
+                grad = tl.load(p_ray, mask=m_ray & (channel < n_channels), other=0.0)
+                for k in range(0, tl.max(count, 0), STEPS):
+                    step = k + tl.arange(0, STEPS)
+                    m = (step[None, :] < count[:, None]) & (channel < n_channels)
+                    row = (start[:, None] + step[None, :]).to(tl.int64)
+                    value = grad[:, None] + tl.zeros([RAYS, STEPS], tl.float32)
+                    tl.store(p_grad + row * stride_row + channel * stride_channel, value, mask=m)
     else:
         n_used = tl.load(p_offsets + n_rays)
         for channel in range(first_channel, tl.minimum(first_channel + CHANNELS, n_channels)):
@@ -82,35 +85,38 @@ def _cumsum_kernel(
     EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        before = tl.zeros([RAYS, STEPS], tl.float32)
-        for k in range(0, tl.max(count, 0), STEPS):
-            step = (k + tl.arange(0, STEPS))[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
-            m = step < count[:, None]
-            if REVERSE:
-                step = count[:, None] - 1 - step
-            row = start[:, None] + step
-            value = tl.load(p_values + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
-            running = tl.cumsum(value, 1)
-            total = spread_last(running, RAYS, STEPS)
-            if EXCLUSIVE:  # shifted, not subtracted: a large value must not eat the digits of the sum before it
-                running = shift_right(running, 0.0, RAYS, STEPS)
-            tl.store(p_out + row, before + running, mask=m)
-            before += total
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            before = tl.zeros([RAYS, STEPS], tl.float32)
+            for k in range(0, tl.max(count, 0), STEPS):
+                step = (k + tl.arange(0, STEPS))[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
+                m = step < count[:, None]
+                if REVERSE:
+                    step = count[:, None] - 1 - step
+                row = start[:, None] + step
+                value = tl.load(p_values + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
+                running = tl.cumsum(value, 1)
+                total = spread_last(running, RAYS, STEPS)
+                if EXCLUSIVE:  # shifted, not subtracted: a large value must not eat the digits of the sum before it
+                    running = shift_right(running, 0.0, RAYS, STEPS)
+                tl.store(p_out + row, before + running, mask=m)
+                before += total
     else:
         zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
 @triton.jit(do_not_specialize=["n_rays"])
-def _count_kernel(p_keep, p_offsets, p_counts, n_rays, RAYS: tl.constexpr, STEPS: tl.constexpr):
-    i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-    kept = tl.zeros([RAYS], tl.int32)
-    for k in range(0, tl.max(count, 0), STEPS):
-        step = k + tl.arange(0, STEPS)
-        m = step[None, :] < count[:, None]
-        keep = tl.load(p_keep + start[:, None] + step[None, :], mask=m, other=0)
-        kept += tl.sum((keep != 0).to(tl.int32), 1)
-    tl.store(p_counts + i_ray, kept, mask=m_ray)
+def _count_kernel(p_keep, p_offsets, p_counts, p_sums, n_rays, GROUP: tl.constexpr, STEPS: tl.constexpr):
+    for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
+        i_ray, m_ray, start, count = ray_tile(p_offsets, group, n_rays, GROUP)
+        b_kept = tl.zeros([GROUP, STEPS], tl.int32)
+        for k in range(0, tl.max(count, 0), STEPS):
+            step = k + tl.arange(0, STEPS)
+            m = step[None, :] < count[:, None]
+            b_kept += (tl.load(p_keep + start[:, None] + step[None, :], mask=m, other=0) != 0).to(tl.int32)
+        kept = tl.sum(b_kept, 1)
+        tl.store(p_counts + i_ray, kept, mask=m_ray)
+        tl.store(p_sums + group, tl.sum(kept, 0))
 
 
 @triton.jit
@@ -127,21 +133,23 @@ def _compact_kernel(
     ray_programs, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        i_ray, m_ray, start, count = ray_tile(p_offsets, n_rays, RAYS)
-        target = tl.load(p_new_offsets + i_ray, mask=m_ray, other=0)
-        end = tl.load(p_new_offsets + i_ray + 1, mask=m_ray, other=0)
-        count = tl.where(end > target, count, 0)  # a ray that lost all its samples, or did not fit
-        for k in range(0, tl.max(count, 0), STEPS):
-            step = k + tl.arange(0, STEPS)
-            m = step[None, :] < count[:, None]
-            row = start[:, None] + step[None, :]
-            keep = (tl.load(p_keep + row, mask=m, other=0) != 0).to(tl.int32)
-            place = target[:, None] + tl.cumsum(keep, 1) - 1
-            target += tl.sum(keep, 1)
-            m_keep = keep != 0
-            tl.store(p_new_starts + place, tl.load(p_starts + row, mask=m_keep, other=0.0), mask=m_keep)
-            tl.store(p_new_ends + place, tl.load(p_ends + row, mask=m_keep, other=0.0), mask=m_keep)
-            tl.store(p_new_rays + place, i_ray[:, None] + tl.zeros([RAYS, STEPS], tl.int32), mask=m_keep)
+        for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
+            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            target = tl.load(p_new_offsets + i_ray, mask=m_ray, other=0)
+            end = tl.load(p_new_offsets + i_ray + 1, mask=m_ray, other=0)
+            count = tl.where(end > target, count, 0)  # a ray that lost all its samples, or did not fit
+            before = target[:, None] + tl.zeros([RAYS, STEPS], tl.int32)
+            for k in range(0, tl.max(count, 0), STEPS):
+                step = k + tl.arange(0, STEPS)
+                m = step[None, :] < count[:, None]
+                row = start[:, None] + step[None, :]
+                keep = (tl.load(p_keep + row, mask=m, other=0) != 0).to(tl.int32)
+                running = before + tl.cumsum(keep, 1)
+                before = spread_last(running, RAYS, STEPS)
+                m_keep = keep != 0
+                tl.store(p_new_starts + running - 1, tl.load(p_starts + row, mask=m_keep, other=0.0), mask=m_keep)
+                tl.store(p_new_ends + running - 1, tl.load(p_ends + row, mask=m_keep, other=0.0), mask=m_keep)
+                tl.store(p_new_rays + running - 1, i_ray[:, None] + tl.zeros([RAYS, STEPS], tl.int32), mask=m_keep)
     else:
         n_used = tl.load(p_new_offsets + n_rays)
         write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
@@ -155,7 +163,8 @@ class _Sum(torch.autograd.Function):
         if out.numel():
             tile = tile_for(values.shape[0], n_rays)
             channels = min(CHANNELS, triton.next_power_of_2(n_channels))
-            _sum_kernel[(triton.cdiv(n_rays, tile["RAYS"]), triton.cdiv(n_channels, channels))](
+            programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), values.device)
+            _sum_kernel[(programs, triton.cdiv(n_channels, channels))](
                 values, offsets, out, n_rays, n_channels, *values.stride(), CHANNELS=channels, **tile, num_warps=1
             )
         ctx.save_for_backward(offsets)
@@ -169,10 +178,10 @@ class _Sum(torch.autograd.Function):
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
         if grad.numel():
             tile = tile_for(n_rows, n_rays)
-            ray_programs = triton.cdiv(n_rays, tile["RAYS"])
+            programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), grad.device)
             channels = min(CHANNELS, triton.next_power_of_2(n_channels))
-            _spread_kernel[(ray_programs + tail_programs(n_rows), triton.cdiv(n_channels, channels))](
-                grad_out, offsets, grad, n_rays, n_rows, ray_programs, n_channels, *grad_out.stride(), *grad.stride(),
+            _spread_kernel[(programs + tail_programs(n_rows), triton.cdiv(n_channels, channels))](
+                grad_out, offsets, grad, n_rays, n_rows, programs, n_channels, *grad_out.stride(), *grad.stride(),
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
         return grad, None  # offsets
@@ -197,9 +206,9 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dty
     out = torch.empty(n_rows, dtype=dtype, device=values.device)
     if n_rows:
         tile = tile_for(n_rows, n_rays)
-        ray_programs = triton.cdiv(n_rays, tile["RAYS"])
-        _cumsum_kernel[(ray_programs + tail_programs(n_rows),)](
-            values, offsets, out, n_rays, n_rows, ray_programs, values.stride(0),
+        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), values.device)
+        _cumsum_kernel[(programs + tail_programs(n_rows),)](
+            values, offsets, out, n_rays, n_rows, programs, values.stride(0),
             EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return out
@@ -225,19 +234,21 @@ def empty_samples(n_rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @torch.no_grad()
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
     check_kernel_float(t_starts=samples.t_starts)
-    n_rays, marks = samples.n_rays, keep.contiguous().view(torch.uint8)
+    n_rays, device, marks = samples.n_rays, keep.device, keep.contiguous().view(torch.uint8)
     tile = tile_for(samples.capacity, n_rays)
-    ray_programs = triton.cdiv(n_rays, tile["RAYS"])
-    counts = torch.empty(n_rays, dtype=torch.int32, device=keep.device)
+    counts, sums = empty_counts(n_rays, device)
     if n_rays:
-        _count_kernel[(ray_programs,)](marks, samples.offsets, counts, n_rays, **tile, num_warps=1)
-    offsets, kept = fit_offsets(counts, capacity, samples.n_rays_kept)
+        _count_kernel[(ray_programs(triton.cdiv(n_rays, GROUP), device),)](
+            marks, samples.offsets, counts, sums, n_rays, GROUP=GROUP, STEPS=tile["STEPS"], num_warps=1
+        )
+    offsets, kept = fit_offsets(counts, sums, capacity, samples.n_rays_kept)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, keep)
     if n_rows:
+        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), device)
         tail = 0 if capacity is None else tail_programs(n_rows)
-        _compact_kernel[(ray_programs + tail,)](
-            samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, ray_programs,
+        _compact_kernel[(programs + tail,)](
+            samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, programs,
             **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
@@ -260,7 +271,8 @@ def _cases() -> list[CompileCase]:
         cases.append(CompileCase(_spread_kernel, spread, {"CHANNELS": CHANNELS, **tails}, name=name))
         scan = {"p_values": "*fp32", "p_out": "*fp32", "stride": "i32", **sizes, **rows}
         cases.append(CompileCase(_cumsum_kernel, scan, {"EXCLUSIVE": True, "REVERSE": True, **tails}, name=name))
-        cases.append(CompileCase(_count_kernel, {"p_keep": "*u8", "p_counts": "*i32", **sizes}, tile, name=name))
+        count = {"p_keep": "*u8", "p_counts": "*i32", "p_sums": "*i32", **sizes}
+        cases.append(CompileCase(_count_kernel, count, {"GROUP": GROUP, "STEPS": steps}, name=name))
         move = {"p_starts": "*fp32", "p_ends": "*fp32", "p_keep": "*u8", **sizes, **rows, **new}
         cases.append(CompileCase(_compact_kernel, move, tails, name=name))
     return cases
