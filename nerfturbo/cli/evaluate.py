@@ -53,7 +53,7 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
     from ..ops._dispatch import resolve
     from .common import load_run, open_test_scene, with_data
     from .finish import print_result, score_run
-    from .train import resolve_device
+    from .settings import resolve_device
 
     device = resolve_device(args.device)
     opened = load_run(args.run, device)

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     from ..export.video import check_video_path, write_video
     from .common import chosen_backend, load_run
     from .progress import showing
-    from .train import resolve_device
+    from .settings import resolve_device
 
     output = args.output or open_run(args.run).path / f"{args.path}.gif"
     check_video_path(output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import shlex
 import signal
@@ -14,12 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 from ..data.scene import Scene
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
-from ..ops._dispatch import resolve
 from ..training.callbacks import MetricsLog, every_seconds, save_checkpoints
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.step import StepRecord
@@ -29,6 +25,7 @@ from .finish import Finished, finish
 from .progress import Display, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, default_output
+from .warm import warm_up
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
@@ -49,8 +46,7 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase(f"opening {config.data.source}")
     train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
     config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
-    backend = resolve(torch.empty(0, device=plan.device))
-    _warm_up(backend, display)
+    backend = warm_up(plan.device, display)
     trainer = Trainer(config, train_scene, device=plan.device)
     if plan.run is not None:
         run = plan.run
@@ -83,17 +79,6 @@ def _run(plan: Plan, display: Display) -> int:
 def _counts(train: Scene, test: Scene) -> str:
     width, height = train.cameras.size[0].tolist()
     return f"{train.name}: {len(train)} training views, {len(test)} test views ({test.split}), {width} x {height}"
-
-
-def _warm_up(backend: str, display: Display) -> None:
-    """Compile what is not cached yet, saying what: otherwise the first step would seem to hang."""
-    if backend != "cpu":
-        return
-    if importlib.util.find_spec("nerfturbo.ops.cpu._warmup") is None:
-        return
-    display.phase("loading CPU kernels")
-    module = importlib.import_module("nerfturbo.ops.cpu._warmup")
-    module.warmup(lambda name: display.phase(f"compiling CPU kernels (first run only): {name}"))
 
 
 class Session:

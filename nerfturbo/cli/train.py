@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from ..config import Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig
+from ..config import Config
 from ..errors import InputError
-from ..presets import preset
 from .parse import flag_value, parse
+from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
@@ -60,11 +59,7 @@ class TrainArgs:
     """Seconds between checkpoints."""
     json: bool = False
     """Print the result as one JSON object on stdout."""
-    grid: GridConfig = dataclasses.field(default_factory=GridConfig)
-    field: FieldConfig = dataclasses.field(default_factory=FieldConfig)
-    render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
-    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 @dataclass(frozen=True)
@@ -81,8 +76,7 @@ class Plan:
 def main(argv: Sequence[str]) -> int:
     """Parse, plan, train, finish."""
     start = _starting_config(argv)
-    default = TrainArgs(grid=start.grid, field=start.field, render=start.render, optim=start.optim, train=start.train)
-    args = parse(TrainArgs, argv, "train", default=default)
+    args = parse(TrainArgs, argv, "train", default=TrainArgs(settings=Settings.of(start)))
     plan = _plan(args, start)
     from .common import chosen_backend
     from .session import run_plan
@@ -92,51 +86,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _starting_config(argv: Sequence[str]) -> Config:
-    """The config whose values the nested flags have as defaults: decided by --resume, --preset and --device."""
-    resume, name = flag_value(argv, "--resume"), flag_value(argv, "--preset") or "auto"
-    asks_help = any(word in ("-h", "--help") for word in argv)
-    if resume is not None and not asks_help:
-        from ..evaluation.run_folder import open_run
+    resume = flag_value(argv, "--resume")
+    if resume is None or asks_help(argv):
+        return starting_config(argv)
+    from ..evaluation.run_folder import open_run
 
-        return open_run(resume).read_config()
-    device = flag_value(argv, "--device") or "auto"
-    if name != "auto" or not device.startswith("auto"):
-        return preset(name, "cpu" if device.startswith("cpu") else "cuda")
-    if asks_help:  # torch would take seconds to say whether it can use the GPU
-        return preset(name, "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
-    return preset(name, resolve_device(device))
-
-
-def resolve_device(name: str) -> str:
-    """A device torch can use here."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name)) from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            got = f"{name}, with {count} GPUs usable here"
-            raise InputError("--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
-    elif device.type not in ("cpu", "mps"):
-        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
-    return name
+    return open_run(resume).read_config()
 
 
 def _plan(args: TrainArgs, start: Config) -> Plan:
-    device = resolve_device(args.device)
-    train = replace(
-        args.train,
-        steps=args.train.steps if args.steps is None else args.steps,
-        time_limit=args.train.time_limit if args.time_limit is None else args.time_limit,
-        seed=args.train.seed if args.seed is None else args.seed,
-    )
-    config = replace(start, grid=args.grid, field=args.field, render=args.render, optim=args.optim, train=train)
-    _check(args, config)
+    shortcuts = {"--steps": args.steps, "--time-limit": args.time_limit, "--downscale": args.downscale}
+    check_positive(shortcuts | {"--eval-views": args.eval_views, "--save-every": args.save_every})
+    if args.turntable < 0:
+        raise InputError("--turntable", "a number >= 0", str(args.turntable))
+    device, config = resolve_device(args.device), args.settings.apply(start)
+    given = {"steps": args.steps, "time_limit": args.time_limit, "seed": args.seed}
+    train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
+    config = replace(config, train=train)
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
     source = config.data.source if args.scene is None else args.scene
@@ -161,28 +127,6 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     if limit is not None and state.train_seconds >= limit:
         raise InputError("--time-limit", f"more than the run's {state.train_seconds:.1f} s", f"{limit:g}", hint)
     return run
-
-
-def _check(args: TrainArgs, config: Config) -> None:
-    """What only makes sense above zero, named by its flag."""
-    positive = {
-        "--steps": config.train.steps,
-        "--time-limit": config.train.time_limit,
-        "--downscale": args.downscale,
-        "--eval-views": args.eval_views,
-        "--save-every": args.save_every,
-        "--train.batch-samples": config.train.batch_samples,
-        "--train.max-rays": config.train.max_rays,
-        "--train.initial-rays": config.train.initial_rays,
-        "--render.steps-per-diagonal": config.render.steps_per_diagonal,
-        "--grid.update-every": config.grid.update_every,
-        "--optim.lr": config.optim.lr,
-    }
-    for flag, value in positive.items():
-        if value is not None and not value > 0:
-            raise InputError(flag, "a number > 0", str(value))
-    if args.turntable < 0:
-        raise InputError("--turntable", "a number >= 0", str(args.turntable))
 
 
 def default_output(scene_name: str) -> Path:

@@ -1,0 +1,187 @@
+"""A whole InstantNGP training step on each backend of a device against the reference: first the gate, then the clock.
+
+Both backends continue from the same trained state, so they march the same cells and train the same samples.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data.scene import Scene
+from ..ops._dispatch import Backend, use_backend
+from ..rendering.model import NerfModel, SceneBounds
+from ..training.step import compute_loss, draw_background
+from ..training.trainer import Trainer
+from .ops import backends
+from .record import Record, machine
+
+TOLERANCE = 2e-3  # of a gradient's largest value; sums of many samples are taken in another order
+PROTOCOL = (
+    "gate: loss and every parameter's gradient of the first step against the reference; then {warm} steps of training "
+    "on the fast backend, and from that one state {blocks} blocks of {steps} steps on each backend in turn; a block "
+    "holds grid updates as training does; milliseconds are the median over blocks of a block's time over its steps; "
+    "loading and compilation are outside"
+)
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """One backend. Times are None where the gate failed."""
+
+    backend: str
+    step_ms: float | None
+    ratio: float | None  # the reference's time / this backend's time
+    rays_per_step: float
+    samples_per_step: float
+    gate: str  # "passed", or what was wrong
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """How long to measure. `steps` should be a multiple of the steps between grid updates."""
+
+    warm_steps: int = 256
+    steps: int = 16
+    blocks: int = 3
+
+
+QUICK = StepBudget(warm_steps=64, steps=4, blocks=1)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A trainer's state, to begin every block from the same point."""
+
+    step: int
+    n_rays: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> _Snapshot:
+        trainer.stepper.finish()
+        model = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        optimizer = {name: value.clone() for name, value in trainer.optimizer.state_tensors().items()}
+        return cls(trainer.step, trainer.stepper.n_rays, model, optimizer)
+
+    def restore(self, trainer: Trainer) -> None:
+        trainer.model.load_state_dict(self.model)
+        trainer.optimizer.load_state_tensors(self.optimizer)
+        trainer.step, trainer.stepper.n_rays = self.step, self.n_rays
+
+
+def run_step_benchmark(
+    config: Config, scene: Scene, *, device: torch.device | str = "cpu", budget: StepBudget | None = None
+) -> list[StepTiming]:
+    """Gate and time a step on each backend that runs on the device, the reference first."""
+    device, budget = torch.device(device), budget or StepBudget()
+    names: list[Backend] = backends(device)
+    config = replace(config, train=replace(config.train, steps=budget.warm_steps, time_limit=None))
+    gates = _gates(config, scene, device, names)
+    passed: list[Backend] = [name for name in names if gates[name] == "passed"]
+    trainers = {name: _trainer(config, scene, device, name) for name in passed}
+    with use_backend(passed[-1]):
+        trainers[passed[-1]].fit()
+        snapshot = _Snapshot.of(trainers[passed[-1]])
+    blocks: dict[Backend, list[_Block]] = {name: [] for name in passed}
+    for _ in range(budget.blocks):
+        for name in passed:
+            blocks[name].append(_run_block(trainers[name], snapshot, name, budget.steps))
+    return [_timing(name, gates[name], blocks) for name in names]
+
+
+def _trainer(config: Config, scene: Scene, device: torch.device, backend: Backend) -> Trainer:
+    if backend == "reference":  # plain torch reads values back, which a CUDA graph cannot hold
+        config = replace(config, train=replace(config.train, capture=False))
+    with use_backend(backend):
+        return Trainer(config, scene, device=device)
+
+
+@dataclass(frozen=True)
+class _Block:
+    milliseconds: float  # a step
+    rays: float
+    samples: float
+
+
+def _run_block(trainer: Trainer, snapshot: _Snapshot, backend: Backend, n_steps: int) -> _Block:
+    with use_backend(backend):
+        snapshot.restore(trainer)
+        step, rays, samples, last = snapshot.step, 0, 0, snapshot.step + n_steps
+        trainer.stepper.finish()
+        begun = time.perf_counter()
+        while step < last:
+            record = trainer.stepper.advance(step, last - step)
+            step, rays, samples = record.step, rays + record.total_rays, samples + record.total_samples
+        trainer.stepper.finish()
+        seconds = time.perf_counter() - begun
+    done = step - snapshot.step
+    return _Block(1e3 * seconds / done, rays / done, samples / done)
+
+
+def _timing(name: Backend, gate: str, blocks: dict[Backend, list[_Block]]) -> StepTiming:
+    if not blocks.get(name):
+        return StepTiming(name, None, None, 0.0, 0.0, gate)
+    own = statistics.median(block.milliseconds for block in blocks[name])
+    base = statistics.median(block.milliseconds for block in blocks["reference"])
+    return StepTiming(name, own, base / own, blocks[name][0].rays, blocks[name][0].samples, gate)
+
+
+def _gates(config: Config, scene: Scene, device: torch.device, names: Sequence[Backend]) -> dict[Backend, str]:
+    truth = _first_step(config, scene, device, "reference")
+    verdicts: dict[Backend, str] = {"reference": "passed"}
+    for name in names:
+        if name != "reference":
+            verdicts[name] = compare_steps(_first_step(config, scene, device, name), truth)
+    return verdicts
+
+
+def _first_step(config: Config, scene: Scene, device: torch.device, backend: Backend) -> dict[str, Tensor]:
+    """Loss and gradients of step 0, by name, in fp32."""
+    from ..data.batches import PixelSampler
+
+    with use_backend(backend):
+        model = NerfModel(config, SceneBounds.of(scene)).to(device)
+        sampler = PixelSampler(scene, device, config.train.seed)
+        n_rays = config.train.initial_rays
+        background = draw_background(config, 0, n_rays, device)
+        result = compute_loss(model, sampler.draw(0, n_rays), background, step=0)
+        result.loss.backward()
+    found = {"loss": result.loss.detach()}
+    return found | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare_steps(found: dict[str, Tensor], truth: dict[str, Tensor]) -> str:
+    """ "passed", or the first value that differs from the truth."""
+    if found.keys() != truth.keys():
+        return f"gradients of other parameters: {sorted(found.keys() ^ truth.keys())}"
+    for name, expected in truth.items():
+        largest = float(expected.double().abs().max())
+        difference = float((found[name].double() - expected.double()).abs().max())
+        if not difference <= TOLERANCE * max(largest, 1e-12):  # written so that a NaN counts as wrong
+            return f"{name} differs by {difference:.3g}, its largest value is {largest:.3g}"
+    return "passed"
+
+
+def step_record(
+    timings: Sequence[StepTiming], config: Config, scene: Scene, *, device: str, budget: StepBudget
+) -> Record:
+    """The timings as a benchmark file."""
+    protocol = PROTOCOL.format(warm=budget.warm_steps, blocks=budget.blocks, steps=budget.steps)
+    width, height = scene.cameras.size[0].tolist()
+    values: dict[str, Any] = {
+        "scene": f"{scene.name}, {len(scene)} views, {width} x {height}",
+        "preset": config.preset,
+        "batch_samples": config.train.batch_samples,
+        "timings": [asdict(timing) for timing in timings],
+    }
+    what = "a whole InstantNGP training step against the reference"
+    return Record(what, protocol, config.train.seed, values, machine=machine(device))

@@ -1,0 +1,188 @@
+"""`nerfturbo bench ops|step|scene`: correctness first, then time; a table on the terminal, a JSON file on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from ..errors import InputError
+from .parse import parse
+from .settings import Settings, check_positive, resolve_device, starting_config
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..config import Config
+
+
+@dataclass(frozen=True)
+class OpsArgs:
+    """Time every operation on the fast backend of a device against the reference."""
+
+    ops: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Only these operations; all of them unless given."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    quick: bool = False
+    """Fewer repeats and smaller sizes."""
+    seed: int = 0
+    """Of the random inputs."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-ops.json")
+    """Where the result is written."""
+    json: bool = False
+    """Print the result on stdout instead of the table."""
+
+
+def ops(argv: Sequence[str]) -> int:
+    """Gate and time the ops."""
+    args = parse(OpsArgs, argv, "bench ops")
+    from ..bench.ops import render_table, run_ops_benchmark, write_timings
+    from ..evaluation.run_folder import check_writable
+
+    check_writable(args.output)
+    device = resolve_device(args.device)
+    timings = run_ops_benchmark(device, args.ops or None, quick=args.quick, seed=args.seed)
+    write_timings(args.output, timings, device=device, seed=args.seed)
+    _show(render_table(timings), args.output, as_json=args.json)
+    return 0 if all(timing.gate == "passed" for timing in timings) else 1
+
+
+@dataclass(frozen=True)
+class StepArgs:
+    """Time a whole training step on the fast backend of a device against the reference, from one trained state."""
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
+    """A scene folder, or a built-in scene by name."""
+    preset: str = "auto"
+    """Where the values below come from; auto chooses by device."""
+    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Divide the width and height of every picture by this."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    quick: bool = False
+    """Fewer steps: a first impression, too noisy to publish."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-step.json")
+    """Where the result is written."""
+    json: bool = False
+    """Print the result on stdout instead of the table."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
+
+
+def step(argv: Sequence[str]) -> int:
+    """Gate and time a step."""
+    start = starting_config(argv)
+    args = parse(StepArgs, argv, "bench step", default=StepArgs(settings=Settings.of(start)))
+    from ..bench.record import write_json
+    from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
+    from ..data.scene import load_scene
+    from ..evaluation.run_folder import check_writable
+
+    check_writable(args.output)
+    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    budget = QUICK if args.quick else StepBudget(steps=config.grid.update_every)
+    scene = load_scene(args.scene, "train", downscale=args.downscale)
+    timings = run_step_benchmark(config, scene, device=device, budget=budget)
+    write_json(args.output, step_record(timings, config, scene, device=device, budget=budget))
+    table = _table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
+    for timing in timings:
+        milliseconds = "-" if timing.step_ms is None else f"{timing.step_ms:.1f}"
+        ratio = "-" if timing.ratio is None else f"{timing.ratio:.1f}x"
+        counts = (f"{timing.rays_per_step:.0f}", f"{timing.samples_per_step:.0f}")
+        table.add_row(timing.backend, milliseconds, ratio, *counts, timing.gate)
+    _show(table, args.output, as_json=args.json)
+    return 0 if all(timing.gate == "passed" for timing in timings) else 1
+
+
+@dataclass(frozen=True)
+class SceneArgs:
+    """Train a scene and score its test views at marks of training time, the clock stopped while scoring."""
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
+    """A scene folder, or a built-in scene by name."""
+    marks: Annotated[tuple[float, ...], tyro.conf.arg(metavar="SECONDS")] = (10.0, 20.0, 30.0, 60.0)
+    """Seconds of training after which to score; training ends at the last."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = (0,)
+    """One run each; the median counts."""
+    preset: str = "auto"
+    """Where the values below come from; auto chooses by device."""
+    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Divide the width and height of every picture by this."""
+    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Score only this many test views, evenly spaced; all of them unless given."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-scene.json")
+    """Where the result is written."""
+    json: bool = False
+    """Print the result on stdout instead of the table."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
+
+
+def scene(argv: Sequence[str]) -> int:
+    """Train and score, seed by seed."""
+    start = starting_config(argv)
+    args = parse(SceneArgs, argv, "bench scene", default=SceneArgs(settings=Settings.of(start)))
+    check_positive({"--eval-views": args.eval_views, "--marks": min(args.marks, default=0.0)})
+    if not args.seeds:
+        raise InputError("--seeds", "at least one", "none")
+    from ..bench.record import write_json
+    from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
+    from ..evaluation.run_folder import check_writable
+    from .progress import showing
+    from .scenes import open_scenes
+    from .warm import warm_up
+
+    check_writable(args.output)
+    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    runs = []
+    with showing() as display:
+        display.phase(f"opening {args.scene}")
+        scenes = open_scenes(args.scene, args.downscale)
+        warm_up(device, display)
+
+        def report(mark: Mark) -> None:
+            display.note(f"{mark.seconds:.1f} s, step {mark.step}: {mark.psnr:.2f} dB")
+
+        for seed in args.seeds:
+            display.phase(f"training {scenes[0].name}, seed {seed}, {max(args.marks):g} s")
+            seeded = replace(config, train=replace(config.train, seed=seed))
+            run = run_scene_benchmark(
+                seeded, scenes, args.marks, device=device, eval_views=args.eval_views, report=report
+            )
+            runs.append(run)
+    record = scene_record(runs, config, scenes[1], device=device, eval_views=args.eval_views)
+    write_json(args.output, record)
+    table = _table(f"{scenes[0].name}: PSNR, dB", "seconds", *(f"seed {run.seed}" for run in runs), "median")
+    for index, (mark, median) in enumerate(median_marks(runs)):
+        table.add_row(f"{mark:g}", *(f"{run.marks[index].psnr:.2f}" for run in runs), f"{median:.2f}")
+    _show(table, args.output, as_json=args.json)
+    return 0
+
+
+def _config(settings: Settings, start: Config, source: str, downscale: int) -> Config:
+    return replace(settings.apply(start), data=replace(start.data, source=source, downscale=downscale))
+
+
+def _table(title: str, *headers: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title)
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="right" if index else "left")
+    return table
+
+
+def _show(table: Table, output: Path, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    if as_json:
+        print(json.dumps(json.loads(output.read_text())))
+        return
+    Console(highlight=False).print(table)
+    print(output)

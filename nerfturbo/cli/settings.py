@@ -1,0 +1,91 @@
+"""The stages of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..config import Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig
+from ..errors import InputError
+from ..presets import preset
+from .parse import flag_value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All stages but the data, which every verb asks for in its own way."""
+
+    grid: GridConfig = dataclasses.field(default_factory=GridConfig)
+    field: FieldConfig = dataclasses.field(default_factory=FieldConfig)
+    render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+
+    @classmethod
+    def of(cls, config: Config) -> Settings:
+        return cls(config.grid, config.field, config.render, config.optim, config.train)
+
+    def apply(self, config: Config) -> Config:
+        """The config with these stages in it; values that make no sense are named by their flag."""
+        self._check()
+        return replace(config, grid=self.grid, field=self.field, render=self.render, optim=self.optim, train=self.train)
+
+    def _check(self) -> None:
+        check_positive(
+            {
+                "--train.steps": self.train.steps,
+                "--train.time-limit": self.train.time_limit,
+                "--train.batch-samples": self.train.batch_samples,
+                "--train.max-rays": self.train.max_rays,
+                "--train.initial-rays": self.train.initial_rays,
+                "--train.marched-per-trained": self.train.marched_per_trained,
+                "--render.steps-per-diagonal": self.render.steps_per_diagonal,
+                "--grid.update-every": self.grid.update_every,
+                "--field.width": self.field.width,
+                "--field.depth": self.field.depth,
+                "--optim.lr": self.optim.lr,
+            }
+        )
+
+
+def check_positive(values: dict[str, float | int | None]) -> None:
+    """Refuse what is not above zero, by the name of its flag; None is a flag that was not given."""
+    for flag, value in values.items():
+        if value is not None and not value > 0:
+            raise InputError(flag, "a number > 0", str(value))
+
+
+def asks_help(argv: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help") for word in argv)
+
+
+def starting_config(argv: Sequence[str]) -> Config:
+    """The config whose values the nested flags have as defaults: decided by --preset and --device."""
+    name, device = flag_value(argv, "--preset") or "auto", flag_value(argv, "--device") or "auto"
+    if name != "auto" or device != "auto":
+        return preset(name, "cpu" if device.startswith("cpu") else "cuda")
+    if asks_help(argv):  # torch would take seconds to say whether it can use the GPU
+        return preset(name, "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
+    return preset(name, resolve_device(device))
+
+
+def resolve_device(name: str) -> str:
+    """A device torch can use here."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name)) from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            got = f"{name}, with {count} GPUs usable here"
+            raise InputError("--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
+    elif device.type not in ("cpu", "mps"):
+        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
+    return name
