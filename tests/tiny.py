@@ -1,4 +1,4 @@
-"""A scene and a config so small that a training step costs milliseconds: a coloured ball seen from a ring of cameras."""
+"""A scene and a config so small that a training step costs milliseconds: a ball, seen from a ring of cameras."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import NerfturboError
 from ..ops import composite, hash_encode, importance_sample, march, spherical_harmonics, use_backend
 from ..ops._dispatch import Backend, available
 from ..ops.hash_encode import HashLayout
@@ -61,7 +60,7 @@ def _compare(name: str, case: Callable[[str], Outputs], truth: Outputs, backend:
     try:
         with use_backend(backend):
             found = case(device)
-    except (NerfturboError, RuntimeError, ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # a compiler may raise anything, and whatever it is must not end the examination
         return SelfTest(backend, device, name, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     worst, where = 0.0, ""
     for key, result in truth.items():

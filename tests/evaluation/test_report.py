@@ -46,10 +46,15 @@ def run(tmp_path: Path) -> RunFolder:
 def test_the_page_asks_nothing_of_the_network(run: RunFolder) -> None:
     page = run.report_file.read_text()
     assert "default-src 'none'" in page  # and the browser is told to forbid it
-    for pattern in (r"""(?:src|href)\s*=\s*["']?\s*(?!data:)[a-z]+:""", r"url\(\s*['\"]?(?!data:)", r"@import", r"<link"):
+    for pattern in (
+        r"""(?:src|href)\s*=\s*["']?\s*(?!data:)[a-z]+:""",
+        r"url\(\s*['\"]?(?!data:)",
+        r"@import",
+        r"<link",
+    ):
         assert not re.search(pattern, page.replace(json_text(page), ""), re.IGNORECASE), pattern
-    addresses = set(re.findall(r"https?://[^\s\"'<>\\)]+", page))
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://example.invalid/x.png"}  # a name, and our own bait
+    named = set(re.findall(r"https?://[^\s\"'<>\\)]+", page))
+    assert named <= {"http://www.w3.org/2000/svg", "http://example.invalid/x.png"}  # a name, and our own bait
 
 
 def json_text(page: str) -> str:
@@ -64,7 +69,9 @@ def test_the_data_comes_back_whole_and_cannot_end_its_element(run: RunFolder) ->
     data = json.loads(json_text(page))
     assert data["metrics"]["scene"] == HOSTILE and data["metrics"]["psnr"] == 29.5
     assert [view["index"] for view in data["views"]] == [1, 0]  # worst first
-    assert all(view[name].startswith("data:image/webp;base64,") for view in data["views"] for name in ("truth", "error"))
+    assert all(
+        view[name].startswith("data:image/webp;base64,") for view in data["views"] for name in ("truth", "error")
+    )
     assert data["turntable"].startswith("data:image/gif;base64,")
     assert data["config"]["grid"]["resolution"] == 8
 
@@ -116,5 +123,5 @@ def test_the_page_draws_itself_in_a_browser(run: RunFolder, tmp_path: Path) -> N
     flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     command = [browser, *flags, run.report_file.as_uri()]
     page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert "29.50" in page and page.count("<path d=\"M") >= 3 and page.count("<tr") == 3
+    assert "29.50" in page and page.count('<path d="M') >= 3 and page.count("<tr") == 3
     assert 'id="stage" hidden' not in page

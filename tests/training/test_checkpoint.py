@@ -62,7 +62,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint_and_no_rubbish(
         monkeypatch.setattr("safetensors.torch.save_file", full)
     else:
         monkeypatch.setattr(module.os, fails_in, full)
-    with pytest.raises(CheckpointError, match="No space left on device.*earlier checkpoints are intact"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*earlier checkpoints are intact"):
         save_checkpoint(tmp_path, state(2), model(), None)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     load_tensors(list_checkpoints(tmp_path)[0], model())

@@ -52,7 +52,7 @@ def test_random_backgrounds_depend_on_step_and_index_alone() -> None:
     whole = draw_background(tiny_config(), 3, 8, device)
     assert torch.equal(whole[5:], draw_background(tiny_config(), 3, 3, device, first=5))
     assert not torch.equal(whole, draw_background(tiny_config(), 4, 8, device))
-    assert 0.0 <= float(whole.min()) and float(whole.max()) < 1.0
+    assert float(whole.min()) >= 0.0 and float(whole.max()) < 1.0
 
 
 def test_in_an_empty_grid_the_error_is_that_of_the_background_alone() -> None:

@@ -50,7 +50,9 @@ def test_training_lowers_the_loss_and_counts_what_it_does() -> None:
 def test_save_kill_resume_equals_never_stopped(tmp_path: Path) -> None:
     whole = Trainer(tiny_config(steps=24), ball_scene())
     whole.fit()
-    first = Trainer(tiny_config(steps=24), ball_scene(), callbacks=[every(11, save_checkpoints(tmp_path / "checkpoints"))])
+    first = Trainer(
+        tiny_config(steps=24), ball_scene(), callbacks=[every(11, save_checkpoints(tmp_path / "checkpoints"))]
+    )
     first.callbacks.append(lambda trainer, record: setattr(trainer, "should_stop", record.step >= 13))
     assert first.fit().stopped_by == "callback"  # two steps past the checkpoint: lost, as by a kill
     second = Trainer(tiny_config(steps=24), ball_scene())
