@@ -146,16 +146,25 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _number(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(what, "a finite number", "nothing" if value is None else repr(value))
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # JSON allows integers of any length
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(what, "a finite number", _shown(value))
+    return number
+
+
+def _shown(value: object) -> str:
+    """A value from a file as it may appear in a message: short, and printable whatever it holds."""
+    return "nothing" if value is None else ascii(value)[:60]
 
 
 def _pose(value: object, where: str) -> Tensor:
     what = f"{where}: transform_matrix"
     rows = value if isinstance(value, list) else []
     if len(rows) not in (3, 4) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
-        raise InputError(what, "a 4x4 matrix", "nothing" if value is None else repr(value)[:60])
+        raise InputError(what, "a 4x4 matrix", _shown(value))
     pose = torch.tensor([[_number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
     determinant = float(torch.linalg.det(pose[:, :3]))
     if determinant <= 0.0:
@@ -171,15 +180,17 @@ def _pose(value: object, where: str) -> Tensor:
 def _image_path(folder: Path, value: object, where: str) -> Path:
     what = f"{where}: file_path"
     if not isinstance(value, str) or not value or "\0" in value:
-        raise InputError(what, "a path", "nothing" if value is None else repr(value))
+        raise InputError(what, "a path", _shown(value))
     relative = posixpath.normpath(value.replace("\\", "/"))
     if relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]:
-        raise InputError(what, "a path inside the scene's folder", repr(value))
-    candidates = [folder / (relative + extension) for extension in _EXTENSIONS]
-    for path in candidates:
-        if path.is_file():
-            return path
-    raise InputError(str(candidates[1] if not candidates[0].suffix else candidates[0]), "an image file", "no such file")
+        raise InputError(what, "a path inside the scene's folder", _shown(value))
+    try:
+        found = next((path for e in _EXTENSIONS if (path := folder / (relative + e)).is_file()), None)
+    except OSError as error:  # a name that is too long, say
+        raise InputError(what, "the path of an image", error.strerror or str(error)) from None
+    if found is None:
+        raise InputError(what, "the path of an image", f"no such file {_shown(value)}")
+    return found
 
 
 def _times(frames: list[dict[str, Any]], where: list[str]) -> Tensor | None:

@@ -109,6 +109,8 @@ class Cameras:
 
     def image_rays(self, index: int) -> Rays:
         """One ray through the centre of each pixel of a picture, row after row."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"camera {index} of {len(self)}")
         width, height = self.size[index].tolist()
         y, x = torch.meshgrid(
             torch.arange(height, device=self.device) + PIXEL_CENTER,

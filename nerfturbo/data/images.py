@@ -123,8 +123,7 @@ def load_images(paths: Sequence[Path], *, downscale: int = 1) -> ImagePool:
         sizes = torch.tensor([_downscaled(probe[0], downscale) for probe in probes], dtype=torch.int64)
         alpha = any(probe[1] for probe in probes)
         offsets = _offsets(sizes)
-        pixels = torch.empty((int(offsets[-1]), 4 if alpha else 3), dtype=torch.uint8)
-        pool = ImagePool(pixels, offsets, sizes)
+        pool = ImagePool(_allocate(int(offsets[-1]), 4 if alpha else 3), offsets, sizes)
 
         def decode(index: int) -> None:
             array = _to_array(_open_upright(paths[index]), downscale, alpha)
@@ -145,6 +144,14 @@ def save_image(path: Path, image: Tensor) -> None:
 
 def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)])
+
+
+def _allocate(n_pixels: int, channels: int) -> Tensor:
+    try:
+        return torch.empty((n_pixels, channels), dtype=torch.uint8)
+    except (RuntimeError, MemoryError):
+        got = f"{n_pixels * channels / 2**30:.1f} GiB of pixels"
+        raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
 
 
 def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:

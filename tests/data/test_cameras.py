@@ -106,8 +106,9 @@ def test_indexing_gives_cameras_and_iteration_ends() -> None:
     assert [len(part) for part in (cameras[1], cameras[1:3], cameras[torch.tensor([0, 4, 4])])] == [1, 2, 3]
     assert torch.equal(cameras[-1].camera_to_world, cameras.camera_to_world[4:])
     assert len(list(cameras)) == 5
-    with pytest.raises(IndexError):
-        cameras[5]
+    for read in (lambda: cameras[5], lambda: cameras.image_rays(5), lambda: cameras.image_rays(-1)):
+        with pytest.raises(IndexError):
+            read()
 
 
 @pytest.mark.parametrize(
@@ -143,3 +144,34 @@ def test_bad_field_of_view(angle: float) -> None:
 def test_bad_scale(factor: float) -> None:
     with pytest.raises(InputError, match="factor"):
         make().scaled(factor)
+
+
+@pytest.mark.gpu
+def test_rays_inside_a_cuda_graph() -> None:
+    """Nothing in `rays` waits for the device or copies to it."""
+    cameras = make()
+    on_device = cameras.to("cuda")
+    index, x, y = torch.randint(0, 5, (64,)), torch.rand(64) * 60, torch.rand(64) * 40
+    inputs = [value.cuda() for value in (index, x, y)]
+    on_device.rays(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rays = on_device.rays(*inputs)
+    inputs[0].copy_(index.flip(0))
+    graph.replay()
+    expected = cameras.rays(index.flip(0), x, y)
+    assert torch.allclose(rays.directions.cpu(), expected.directions, atol=1e-6)
+    assert torch.allclose(rays.pixel_radii.cpu(), expected.pixel_radii, rtol=1e-5)
+
+
+@pytest.mark.gpu
+def test_cameras_on_a_gpu_are_built_without_waiting() -> None:
+    cameras = make().to("cuda")
+    with torch.cuda.device(0):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            cameras.scaled(0.5)
+            cameras[1:3]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
