@@ -38,6 +38,6 @@ def fused_mlp(
     if sink is not None:
         sink.check([f"weights[{index}]" for index in range(len(weights))], weights)
     mlp = implementation("fused_mlp", "fused_mlp", inputs)
-    if resolve(inputs) == "triton":
+    if resolve(inputs) != "reference":
         return mlp(inputs, list(weights), sink=sink, n_used=n_used)
     return zero_tail(mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)

@@ -123,7 +123,7 @@ def hash_encode(
     if sink is not None:
         sink.check(["table"], [table])
     encode = implementation("hash_encode", "hash_encode", positions)
-    if resolve(positions) == "triton":
+    if resolve(positions) != "reference":
         return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
     buffer, found_inf = (None, None) if sink is None else (sink.buffers[0], sink.found_inf)
     values = redirect(table, half, buffer, found_inf)

@@ -68,7 +68,7 @@ def ngp_field(
     if sink is not None:
         sink.check(NgpWeights._fields, weights)
     field = implementation("ngp_field", "ngp_field", encoding)
-    if resolve(encoding) == "triton":
+    if resolve(encoding) != "reference":
         return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
     own = NgpWeights(*redirect_all(weights, sink))
     return zero_tail(field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
@@ -104,7 +104,7 @@ def ngp_density(
     check_device(positions=positions, table=table, density_in=density_in, density_out=density_out)
     density = implementation("ngp_field", "ngp_density", positions)
     with torch.no_grad():
-        if resolve(positions) == "triton":
+        if resolve(positions) != "reference":
             return density(positions, table, layout, weights, n_used=n_used)
         return zero_tail(density(zero_tail(positions, n_used), table, layout, weights), n_used)
 

@@ -162,3 +162,19 @@ def test_deterministic_gradients_are_bit_equal() -> None:
     weights = make_weights(PLAIN, device)
     first, second = (run("triton", encoding.half(), directions, rays, weights) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_sink_reports_a_gradient_that_is_not_finite(kernel_device: torch.device, bad: float) -> None:
+    encoding, directions, rays = make_inputs(PLAIN, 64, kernel_device)
+    weights = make_weights(PLAIN, kernel_device)
+    leaves = NgpWeights(*(w.clone().requires_grad_() for w in weights))
+    for channel, expected in ((0, 1), (3, 1), (None, 0)):
+        flag = torch.zeros((), device=kernel_device)
+        sink = GradientSink(tuple(torch.zeros_like(w) for w in weights), flag)
+        grad = torch.ones(64, 4, device=kernel_device)
+        if channel is not None:
+            grad[7, channel] = bad
+        with use_backend("triton"):
+            ngp_field(encoding, directions, rays, leaves, sink=sink).backward(grad)
+        assert flag.item() == expected

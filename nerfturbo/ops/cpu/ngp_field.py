@@ -1,9 +1,9 @@
 """Instant-NGP's two networks, a block of points at a time: hidden layers never leave the cache.
 
 Decomposition: a task = a chunk of blocks; a block reads its encodings (feature-major or point-major), looks up its
-rays' directions and runs all five layers (`_layers`). The backward computes the hidden layers again, which is cheaper
-than writing and reading them, and then writes each gradient over the activation it belongs to. Every chunk sums its
-own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
+rays' directions and runs all five layers (`_layers`). The backward writes each gradient over the activation it belongs
+to; it finds the activations where the forward kept them, or computes them again where that would be too much memory.
+Every chunk sums its own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
 
 fp32 inside; half encodings are widened once. Rows past `n_used` are not computed.
 """
@@ -25,16 +25,18 @@ from ._layers import (
     POINTS,
     Layers,
     backward_layer,
+    by_features,
     forward_layer,
     pack_layers,
-    padded,
     read_block,
-    unpack_gradient,
     weight_gradient,
+    weight_gradients,
+    write_block,
 )
 from .hash_encode import hash_encode
 
 CHUNK = 8  # blocks
+MAX_KEPT = 1 << 28  # bytes of activations; more are computed again in the backward
 ZERO = np.float32(0.0)
 
 
@@ -58,45 +60,164 @@ def _forward_block(layers, rows, encoding, point_major, directions, rays, start,
 
 
 @jit()
-def _forward(first, last, n_used, layers, rows, encoding, point_major, directions, rays, out):
-    """Blocks first ... last - 1; out (4, n)."""
+def _forward(first, last, n_used, layers, rows, encoding, point_major, directions, rays, kept, out):
+    """Blocks first ... last - 1; out (4, n). Activations stay in kept (blocks, rows, POINTS), unless that is empty."""
     acts = np.empty((rows[6], POINTS), np.float32)
     for block in range(first, last):
         start = block * POINTS
         n = min(POINTS, n_used - start)
+        if kept.shape[0] > 0:
+            acts = kept[block]
         _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
-        for channel in range(3):
-            out[channel, start : start + n] = acts[rows[5] + channel, :n]
-        out[3, start : start + n] = acts[rows[2] + directions.shape[1], :n]
+        write_block(acts, rows[5], 3, start, n, out)
+        write_block(acts, rows[2] + directions.shape[1], 1, start, n, out[3:])
 
 
 @jit()
 def _backward(
-    first, last, n_used, layers, rows, encoding, point_major, directions, rays, grad, sums, g_encoding, g_directions
+    first,
+    last,
+    n_used,
+    layers,
+    rows,
+    encoding,
+    point_major,
+    directions,
+    rays,
+    kept,
+    grad,
+    sums,
+    to_encoding,
+    to_directions,
 ):
-    """Chunks first ... last - 1. sums (chunks, weights); g_encoding like encoding, g_directions (d, n), or empty."""
+    """Chunks first ... last - 1. sums (chunks, weights); to_encoding (e, n) and to_directions (d, n), or empty."""
     acts = np.empty((rows[6], POINTS), np.float32)
-    n_directions = directions.shape[1]
+    features = rows[2] + directions.shape[1]
     for chunk in range(first, last):
-        sums[chunk, :] = ZERO
+        own = sums[chunk]
+        own[:] = ZERO
         for start in range(chunk * CHUNK * POINTS, min((chunk + 1) * CHUNK * POINTS, n_used), POINTS):
             n = min(POINTS, n_used - start)
-            _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
+            if kept.shape[0] > 0:
+                acts = kept[start // POINTS]
+            else:
+                _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
             read_block(grad[:3], False, start, n, acts, rows[5])
             for layer in range(4, 2, -1):
-                weight_gradient(layers, layer, acts, rows[layer + 1], acts, rows[layer], sums[chunk])
+                weight_gradient(layers, layer, acts, rows[layer + 1], acts, rows[layer], own)
                 backward_layer(layers, layer, acts, rows[layer + 1], acts, rows[layer], True)
-            weight_gradient(layers, 2, acts, rows[3], acts, rows[2], sums[chunk])
+            weight_gradient(layers, 2, acts, rows[3], acts, rows[2], own)
             backward_layer(layers, 2, acts, rows[3], acts, rows[2], False)
-            for f in range(n_directions if g_directions.shape[0] > 0 else 0):
-                g_directions[f, start : start + n] = acts[rows[2] + f, :n]
-            features = rows[2] + n_directions
+            write_block(acts, rows[2], to_directions.shape[0], start, n, to_directions)
             for k in range(n):
                 acts[features, k] += grad[3, start + k]
-            weight_gradient(layers, 1, acts, features, acts, rows[1], sums[chunk])
+            weight_gradient(layers, 1, acts, features, acts, rows[1], own)
             backward_layer(layers, 1, acts, features, acts, rows[1], True)
-            weight_gradient(layers, 0, acts, rows[1], acts, rows[0], sums[chunk])
-            if g_encoding.shape[0] > 0:
+            weight_gradient(layers, 0, acts, rows[1], acts, rows[0], own)
+            if to_encoding.shape[0] > 0:
                 backward_layer(layers, 0, acts, rows[1], acts, rows[0], False)
-                for f in range(g_encoding.shape[0]):
-                    g_encoding[f, start : start + n] = acts[rows[0] + f, :n]
+                write_block(acts, rows[0], to_encoding.shape[0], start, n, to_encoding)
+
+
+def _rows(layers: Layers, n_directions: int) -> np.ndarray:
+    """The row at which each layer's input begins, then the outputs and their end. Features follow the directions."""
+    colour = max(int(layers.inputs[2]), n_directions + int(layers.outputs[1]))
+    sizes = [layers.inputs[0], layers.inputs[1], colour, layers.inputs[3], layers.inputs[4], layers.outputs[4]]
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(sizes, np.int64))])
+
+
+class _NgpField(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        encoding: Tensor,
+        directions: Tensor,
+        rays: Tensor,
+        n_used: int,
+        sink: GradientSink | None,
+        *weights: Tensor,
+    ) -> Tensor:
+        layers = pack_layers(weights)
+        out = torch.empty(4, encoding.shape[0])
+        out[:, n_used:] = 0.0
+        source = (*by_features(as_float32("encoding", encoding)), array(as_float32("directions", directions)))
+        rows, n_blocks = _rows(layers, directions.shape[1]), -(-n_used // POINTS)
+        needed = any(ctx.needs_input_grad) and n_blocks * rows[6] * POINTS * 4 <= MAX_KEPT
+        kept = torch.empty(n_blocks if needed else 0, rows[6], POINTS)
+        launch(_forward, n_blocks, CHUNK, n_used, layers, rows, *source, array(rays), kept.numpy(), out.numpy())
+        ctx.save_for_backward(encoding, directions, rays, kept, *weights)
+        ctx.layers, ctx.rows, ctx.n_used, ctx.sink, ctx.spent = layers, rows, n_used, sink, False
+        return out.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        encoding, directions, rays, kept, *weights = ctx.saved_tensors
+        n, n_used, layers = encoding.shape[0], ctx.n_used, ctx.layers
+        if ctx.spent:  # a second backward: the first one left gradients where the activations were
+            kept = kept[:0]
+        ctx.spent = True
+        g_encoding = torch.empty(encoding.shape[1] if ctx.needs_input_grad[0] else 0, n)
+        g_directions = torch.empty(directions.shape[1] if ctx.needs_input_grad[1] else 0, n)
+        for tail in (g_encoding[:, n_used:], g_directions[:, n_used:]):
+            tail.zero_()
+        n_chunks = -(-n_used // (CHUNK * POINTS))
+        sums = np.empty((n_chunks, layers.starts[-1]), np.float32)
+        source = (*by_features(encoding.float()), array(directions.float()), array(rays), kept.numpy(), array(grad.t()))
+        results = (sums, g_encoding.numpy(), g_directions.numpy())
+        launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *source, *results)
+        own = weight_gradients(sums.sum(axis=0), layers, weights, ctx.sink)
+        to_encoding = g_encoding.t().to(encoding.dtype) if ctx.needs_input_grad[0] else None
+        to_directions = None
+        if ctx.needs_input_grad[1]:
+            to_directions = torch.zeros(directions.shape[0], directions.shape[1])
+            to_directions.index_add_(0, rays[:n_used].long(), g_directions[:, :n_used].t())
+            to_directions = to_directions.to(directions.dtype)
+        # encoding, directions, rays, n_used, sink, each of the weights
+        return to_encoding, to_directions, None, None, None, *own
+
+
+def ngp_field(
+    encoding: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor,
+    weights: NgpWeights,
+    *,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    used = encoding.shape[0] if n_used is None else min(int(n_used), encoding.shape[0])
+    return _NgpField.apply(encoding, directions, ray_indices, used, sink, *weights)
+
+
+@jit()
+def _density(first, last, n_used, layers, encoding, point_major, out):
+    """Blocks first ... last - 1 of out (n,) through the density network alone."""
+    hidden = layers.inputs[0]
+    logits = hidden + layers.outputs[0]
+    acts = np.empty((logits + layers.outputs[1], POINTS), np.float32)
+    for block in range(first, last):
+        start = block * POINTS
+        n = min(POINTS, n_used - start)
+        read_block(encoding, point_major, start, n, acts, 0)
+        forward_layer(layers, 0, acts, 0, acts, hidden, True)
+        forward_layer(layers, 1, acts, hidden, acts, logits, False)
+        out[start : start + n] = acts[logits, :n]
+
+
+def ngp_density(
+    positions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    weights: tuple[Tensor, Tensor],
+    *,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
+    encoding = hash_encode(positions[:used], table, layout)
+    layers = pack_layers([weights[0], weights[1][:1]])
+    out = torch.empty(positions.shape[0])
+    out[used:] = 0.0
+    source = by_features(as_float32("encoding", encoding))
+    launch(_density, -(-used // POINTS), CHUNK, used, layers, *source, out.numpy())
+    return out

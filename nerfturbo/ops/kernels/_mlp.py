@@ -137,9 +137,12 @@ def add_products(b_sum, b_input, b_grad, ROWS: tl.constexpr, COLS: tl.constexpr,
 @triton.jit
 def add_weight(
     p, b_sum, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, LD: tl.constexpr,
-    PARTIAL: tl.constexpr, SIZE: tl.constexpr,
+    PARTIAL: tl.constexpr, SIZE: tl.constexpr, p_found_inf,
 ):  # fmt: skip
-    """Add the sum of this program to the (OUT, IN) block at p; PARTIAL: to this program's own copy."""
+    """Add the sum of this program to the (OUT, IN) block at p; PARTIAL: to this program's own copy.
+
+    What is not finite in a gradient ends up in these sums, so this is where it is looked for.
+    """
     if COLS > ROWS:
         k = tl.arange(0, ROWS)[None, :]
         o = tl.arange(0, COLS)[:, None]
@@ -147,6 +150,9 @@ def add_weight(
         k = tl.arange(0, ROWS)[:, None]
         o = tl.arange(0, COLS)[None, :]
     m = (k < IN) & (o < OUT)
+    if p_found_inf is not None:
+        bad = ((tl.abs(b_sum) < float("inf")) == 0).to(tl.int32)  # NaN is not below infinity either
+        tl.store(p_found_inf, 1.0, mask=tl.max(tl.max(bad, 1), 0) != 0)
     if PARTIAL:
         tl.store(p + tl.program_id(0) * SIZE + o * LD + k, b_sum, mask=m)
     else:

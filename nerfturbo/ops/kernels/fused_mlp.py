@@ -85,7 +85,7 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def _backward_kernel(
-    p_x, p_w0, p_w1, p_w2, p_last, p_dy, p_dx, p_g0, p_g1, p_g2, p_gl, p_used, n,
+    p_x, p_w0, p_w1, p_w2, p_last, p_dy, p_dx, p_g0, p_g1, p_g2, p_gl, p_used, p_found_inf, n,
     stride_xn, stride_xc, stride_yn, stride_yc, stride_dn, stride_dc,
     HIDDEN: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, DL: tl.constexpr,
     DY: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr, PL: tl.constexpr,
@@ -144,13 +144,13 @@ def _backward_kernel(
             i = block * BLOCK + tl.arange(0, BLOCK)
             store_tile(p_dx, tl.zeros([BLOCK, P0], tl.float32), i, n, stride_dn, stride_dc, D0, P0, EVEN)
     if p_g0 is not None:
-        add_weight(p_g0, G0, P0, P1, D0, D1, D0, PARTIAL, D0 * D1)
+        add_weight(p_g0, G0, P0, P1, D0, D1, D0, PARTIAL, D0 * D1, p_found_inf)
     if p_g1 is not None:
-        add_weight(p_g1, G1, P1, P2, D1, D2, D1, PARTIAL, D1 * D2)
+        add_weight(p_g1, G1, P1, P2, D1, D2, D1, PARTIAL, D1 * D2, p_found_inf)
     if p_g2 is not None:
-        add_weight(p_g2, G2, P2, P3, D2, D3, D2, PARTIAL, D2 * D3)
+        add_weight(p_g2, G2, P2, P3, D2, D3, D2, PARTIAL, D2 * D3, p_found_inf)
     if p_gl is not None:
-        add_weight(p_gl, GL, PL, PY, DL, DY, DL, PARTIAL, DL * DY)
+        add_weight(p_gl, GL, PL, PY, DL, DY, DL, PARTIAL, DL * DY, p_found_inf)
 
 
 def _shape(x: Tensor, weights: list[Tensor]) -> dict[str, Any]:
@@ -209,8 +209,9 @@ def _groups(weights: list[Tensor], wanted: list[bool]) -> list[list[int]]:
 
 
 def backward(
-    x: Tensor, weights: list[Tensor], dy: Tensor, n_used: Tensor | None, *, needs_x: bool, sums: list[Tensor | None]
-) -> Tensor | None:
+    x: Tensor, weights: list[Tensor], dy: Tensor, n_used: Tensor | None, *, needs_x: bool, sums: list[Tensor | None],
+    found_inf: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
     """Gradient of x, and the weights' gradients added to `sums` (None: not wanted)."""
     n = x.shape[0]
     dx = feature_major(n, x.shape[1], x.dtype, x.device) if needs_x else None
@@ -230,7 +231,7 @@ def backward(
         out = dx if last else None
         _backward_kernel[(programs,)](
             p_x=x, **_pointers(weights, ("p_w0", "p_w1", "p_w2", "p_last")), p_dy=dy, p_dx=out,
-            **_pointers(targets, ("p_g0", "p_g1", "p_g2", "p_gl")), p_used=n_used, n=n,
+            **_pointers(targets, ("p_g0", "p_g1", "p_g2", "p_gl")), p_used=n_used, p_found_inf=found_inf, n=n,
             stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=dy.stride(0), stride_yc=dy.stride(1),
             stride_dn=1 if out is None else out.stride(0), stride_dc=1 if out is None else out.stride(1),
             **shape, **tile, PARTIAL=partial,
@@ -259,7 +260,8 @@ class _FusedMlp(torch.autograd.Function):
                 torch.zeros(w.shape, dtype=torch.float32, device=w.device) if want else None
                 for w, want in zip(weights, wanted, strict=True)
             ]
-        dx = backward(x, weights, dy, n_used, needs_x=ctx.needs_input_grad[0], sums=sums)
+        found_inf = None if ctx.sink is None else ctx.sink.found_inf
+        dx = backward(x, weights, dy, n_used, needs_x=ctx.needs_input_grad[0], sums=sums, found_inf=found_inf)
         grads = [None] * len(weights)
         if ctx.sink is None:
             grads = [None if s is None else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
@@ -287,7 +289,7 @@ def _cases(dtype: str, operand: Any, widths: tuple[int, ...], **tile: Any) -> li
     absent = {f"p_{kind}{k}": None for kind in "wg" for k in range(hidden, 3)}
     pointers = {f"p_{kind}{k}": "*fp32" for kind in "wg" for k in range(hidden)} | {"p_last": "*fp32", "p_gl": "*fp32"}
     signature = {"p_x": f"*{dtype}", "p_y": f"*{dtype}", "p_dy": f"*{dtype}", "p_dx": f"*{dtype}", "p_used": "*i32"}
-    signature |= {"n": "i32", **pointers}
+    signature |= {"p_found_inf": "*fp32", "n": "i32", **pointers}
     constexprs = {**shape, **absent, "BLOCK": 64, "EVEN": True, "PARTIAL": False}
     constexprs |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
     name = f"{dtype}-{'-'.join(map(str, widths))}"

@@ -117,8 +117,8 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def _colour_backward_kernel(
-    p_directions, p_rays, p_features, p_draw, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections, p_g3, p_g4, p_g5, p_used, n,
-    stride_c, stride_rn, stride_rc,
+    p_directions, p_rays, p_features, p_draw, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections, p_g3, p_g4, p_g5, p_used,
+    p_found_inf, n, stride_c, stride_rn, stride_rc,
     DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
@@ -156,10 +156,10 @@ def _colour_backward_kernel(
             row = i if PARTIAL else ray  # deterministic mode keeps samples apart
             p = p_ddirections + row.to(tl.int64)[:, None] * DS + c[None, :]
             tl.atomic_add(p, b_ds, mask=m[:, None] & (c < DS)[None, :], sem="relaxed")
-    add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF))
-    add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF))
-    add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH)
-    add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH)
+    add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH, p_found_inf)
+    add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
 
 
 def _shape(x: Tensor, directions: Tensor, weights: NgpWeights) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def forward(
 
 def colour_backward(
     x: Tensor, directions: Tensor, rays: Tensor, weights: NgpWeights, features: Tensor, draw: Tensor,
-    n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None,
+    n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None, found_inf: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Gradient of the density network's output; weight gradients added to the last three of `sums`."""
     n = features.shape[0]
@@ -208,7 +208,7 @@ def colour_backward(
         p_directions=directions, p_rays=rays, p_features=features, p_draw=draw,
         p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
         p_dfeatures=dfeatures, p_ddirections=ddirections, p_g3=targets[0], p_g4=targets[1], p_g5=targets[2],
-        p_used=n_used, n=n, stride_c=n, stride_rn=draw.stride(0), stride_rc=draw.stride(1),
+        p_used=n_used, p_found_inf=found_inf, n=n, stride_c=n, stride_rn=draw.stride(0), stride_rc=draw.stride(1),
         **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if partial:
@@ -245,13 +245,16 @@ class _NgpField(torch.autograd.Function):
             sums = [torch.zeros(w.shape, dtype=torch.float32, device=w.device) for w in weights]
         else:
             sums = list(ctx.sink.buffers)
+        found_inf = None if ctx.sink is None else ctx.sink.found_inf
         dx = torch.zeros_like(x) if x.shape[0] == 0 else None
         ddirections = _directions_gradient(directions, rays, n_used) if ctx.needs_input_grad[1] else None
         if x.shape[0]:
             dfeatures = colour_backward(
-                x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections
+                x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections, found_inf
             )
-            dx = fused_mlp.backward(x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2])
+            dx = fused_mlp.backward(
+                x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2], found_inf=found_inf
+            )
         if ddirections is not None:
             if torch.are_deterministic_algorithms_enabled():
                 total = torch.zeros(directions.shape, dtype=torch.float32, device=directions.device)
@@ -290,7 +293,12 @@ def _cases(dtype: str, operand: Any) -> list[CompileCase]:
         "p_raw": "fp32",
         "p_used": "i32",
     }
-    pointers |= {"p_draw": "fp32", "p_dfeatures": dtype, **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)}}
+    pointers |= {
+        "p_found_inf": "fp32",
+        "p_draw": "fp32",
+        "p_dfeatures": dtype,
+        **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)},
+    }
     signature = {name: f"*{kind}" for name, kind in pointers.items()}
     signature["n"] = "i32"
     widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}

@@ -1,0 +1,97 @@
+"""The wide MLP: values and every gradient by name against the reference, skip, odd widths, unused rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from nerfturbo.errors import InputError
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.wide_mlp import wide_mlp
+
+from ..ops.cases import assert_close, generator
+
+# inputs, widths of the layers, skip
+SHAPES = [(7, (20, 20, 20, 5), 2), (63, (130, 3), None), (8, (16,), None)]
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make(
+    inputs: int, widths: tuple[int, ...], skip: int | None, n: int, device: torch.device
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    draw = generator(1)
+    weights, biases, width = [], [], inputs
+    for index, outputs in enumerate(widths):
+        width += inputs if index == skip else 0
+        weights.append((torch.randn(outputs, width, generator=draw) * (2 / width) ** 0.5).to(device))
+        biases.append((0.1 * torch.randn(outputs, generator=draw)).to(device))
+        width = outputs
+    return torch.randn(n, inputs, generator=draw).to(device), weights, biases
+
+
+def run(
+    backend: str, inputs: Tensor, weights: list[Tensor], biases: list[Tensor], **options: object
+) -> dict[str, Tensor]:
+    leaves = [t.detach().clone().requires_grad_() for t in (inputs, *weights, *biases)]
+    depth = len(weights)
+    with use_backend(backend):  # type: ignore[arg-type]
+        out = wide_mlp(leaves[0], leaves[1 : 1 + depth], leaves[1 + depth :], **options)  # type: ignore[arg-type]
+        out.backward(torch.randn(out.shape, generator=generator(2)).to(out))
+    names = ["inputs", *(f"{kind}[{k}]" for kind in ("weights", "biases") for k in range(depth))]
+    return {"result": out.detach(), **{name: leaf.grad for name, leaf in zip(names, leaves, strict=True)}}
+
+
+def compare(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:
+    for name, value in want.items():
+        assert_close(name, got[name].to(value.dtype), value, tolerance)
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("relu_last", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 70])
+@pytest.mark.parametrize(("inputs", "widths", "skip"), SHAPES)
+def test_matches_reference(
+    kernel_device: torch.device, inputs: int, widths: tuple[int, ...], skip: int | None, n: int, relu_last: bool
+) -> None:
+    case = make(inputs, widths, skip, n, kernel_device)
+    options = {"skip": skip, "relu_last": relu_last}
+    compare(run("triton", *case, **options), run("reference", *case, **options), 2e-5)
+
+
+@pytest.mark.usefixtures("deterministic", "poisoned_empty")
+def test_deterministic_mode_and_unused_rows(kernel_device: torch.device) -> None:
+    inputs, weights, biases = make(7, (20, 20, 5), 1, 70, kernel_device)
+    inputs[50:] = float("nan")
+    options = {"skip": 1, "n_used": torch.tensor(50, dtype=torch.int32, device=kernel_device)}
+    got = run("triton", inputs, weights, biases, **options)
+    assert (got["result"][50:] == 0).all()
+    compare(got, run("reference", inputs, weights, biases, **options), 2e-5)
+
+
+def test_wrong_arguments_are_named(kernel_device: torch.device) -> None:
+    inputs, weights, biases = make(7, (20, 5), None, 3, kernel_device)
+    with pytest.raises(InputError, match="skip"):
+        wide_mlp(inputs, weights, biases, skip=2)
+    with pytest.raises(InputError, match=r"weights\[1\]"):
+        wide_mlp(inputs, weights, biases, skip=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_real_shapes(dtype: torch.dtype) -> None:
+    inputs, weights, biases = make(63, (256,) * 8, 4, 1 << 15, torch.device("cuda"))
+    options = {"skip": 4, "relu_last": True}
+    got = run("triton", inputs.to(dtype), weights, biases, **options)
+    want = run("reference", inputs.to(dtype).float(), weights, biases, **options)
+    for name, value in want.items():
+        error = (got[name].float() - value).norm() / value.norm()
+        assert error < (0.05 if dtype == torch.float16 else 0.2), f"{name} is off by {error.item():.2g}"
