@@ -22,6 +22,7 @@ def psnr_from_mse(mse: float) -> float:
 def psnr(image: Tensor, truth: Tensor) -> float:
     """Peak signal-to-noise ratio in dB of two pictures (height, width, channels) in [0, 1].
 
+    >>> import torch
     >>> round(psnr(torch.full((4, 4, 3), 0.6), torch.full((4, 4, 3), 0.5)), 3)
     20.0
     """
