@@ -38,6 +38,7 @@ from .packed import empty_samples, write_tail
 
 PREPARED = 64  # rays of one preparing program
 LONGEST_PART = 3.8 * 2.0  # cells that the summary covers around a point, in both directions
+OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 STEPS = 256 if INTERPRETED else 32  # lattice steps of a segment, tested at once
 SKIP_EMPTY = not INTERPRETED  # summarising takes many programs; tests turn it on where they mean it
 
@@ -170,6 +171,32 @@ def _parts(grid: OccupancyBits, rule: StepRule) -> int:
     return fitting[0] if fitting else 0
 
 
+def _prepare(
+    origins: Tensor,
+    directions: Tensor,
+    grid: OccupancyBits,
+    rule: StepRule,
+    *,
+    jitter: Tensor | None,
+    limits: Tensor | None,
+    n_active: Tensor | None,
+    parts: int,
+) -> tuple[Tensor, Tensor | None]:
+    """The rays as the walks read them, and the summary of the bitfield where they ask it."""
+    n_rays, device, blocks = origins.shape[0], origins.device, grid.resolution // 4
+    rays = torch.empty(n_rays, COLUMNS.value, dtype=torch.float32, device=device)
+    summary = torch.empty(grid.levels, blocks, blocks, blocks, dtype=torch.int8, device=device) if parts else None
+    ray_blocks = triton.cdiv(n_rays, PREPARED)
+    _prepare_kernel[(ray_blocks + (grid.levels * blocks**2 if parts else 0),)](
+        origins.detach(), directions.detach(), None if jitter is None else jitter.contiguous(),
+        None if limits is None else limits.float().contiguous(), n_active, grid.bits, rays, summary, n_rays,
+        ray_blocks, (*origins.stride(), *directions.stride()), _rule_arguments(rule), _box_arguments(grid),
+        CONE=rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
+        WORDS=triton.next_power_of_2(max(1, grid.resolution // 32)), RAYS=PREPARED, **OPTIONS,
+    )  # fmt: skip
+    return rays, summary
+
+
 @torch.no_grad()
 def march(
     origins: Tensor,
@@ -183,35 +210,27 @@ def march(
     n_active: Tensor | None,
 ) -> PackedSamples:
     check_kernel_float(origins=origins, directions=directions, jitter=jitter, limits=limits)
-    n_rays, device = origins.shape[0], origins.device
-    parts, levels, resolution = _parts(grid, rule), grid.levels, grid.resolution
-    columns = levels * (resolution // 4) ** 2 if parts else 0  # of blocks
-    rays = torch.empty(n_rays, COLUMNS.value, dtype=torch.float32, device=device)
-    summary = torch.empty(columns * (resolution // 4), dtype=torch.int8, device=device) if parts else None
+    n_rays, device, parts = origins.shape[0], origins.device, _parts(grid, rule)
     counts, sums = empty_counts(n_rays, device)
     numbers = _rule_arguments(rule)
-    shape = {"CONE": rule.cone_angle > 0.0, "LEVELS": levels, "RESOLUTION": resolution}
-    options = {"num_warps": 1, "enable_fp_fusion": False}
+    shape = {"STEPS": STEPS, "PARTS": parts, "CONE": rule.cone_angle > 0.0}
+    shape |= {"LEVELS": grid.levels, "RESOLUTION": grid.resolution}
+    rays = summary = None
     if n_rays:
-        ray_blocks = triton.cdiv(n_rays, PREPARED)
-        _prepare_kernel[(ray_blocks + columns,)](
-            origins.detach(), directions.detach(), None if jitter is None else jitter.contiguous(),
-            None if limits is None else limits.float().contiguous(), n_active, grid.bits, rays, summary, n_rays,
-            ray_blocks, (*origins.stride(), *directions.stride()), numbers, _box_arguments(grid), **shape,
-            WORDS=triton.next_power_of_2(max(1, resolution // 32)), RAYS=PREPARED, **options,
-        )  # fmt: skip
+        rays, summary = _prepare(
+            origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
+        )
         _count_kernel[(ray_programs(triton.cdiv(n_rays, GROUP), device),)](
-            rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, STEPS=STEPS,
-            PARTS=parts, **shape, **options,
-        )  # fmt: skip
+            rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
+        )
     offsets, kept = fit_offsets(counts, sums, capacity)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, origins)
     if n_rows:
         programs = ray_programs(n_rays, device)
         _write_kernel[(programs + (0 if capacity is None else tail_programs(n_rows)),)](
-            rays, grid.bits, summary, offsets, *new, n_rays, n_rows, programs, numbers, STEPS=STEPS, PARTS=parts,
-            **shape, TAIL=TAIL_BLOCK, **options,
+            rays, grid.bits, summary, offsets, *new, n_rays, n_rows, programs, numbers, **shape, TAIL=TAIL_BLOCK,
+            **OPTIONS,
         )  # fmt: skip
     return PackedSamples(*new, offsets, kept)
 
