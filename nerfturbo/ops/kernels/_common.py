@@ -7,7 +7,6 @@ starting one costs more than a short ray. Programs behind those of the rays writ
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,9 @@ KERNEL_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: a program costs a millisecond, so take few
 TAIL_BLOCK = 128  # places of the unused tail written at a time: few, for they cost the whole kernel registers
 TAIL_PROGRAMS = 256
+FEW, MANY = (32, 8) if INTERPRETED else (4, 8), (32, 8) if INTERPRETED else (1, 32)  # tiles: RAYS, STEPS
+FEW_SAMPLES = 12  # places per ray up to which rays count as short
+PROGRAMS = 32  # one-warp programs that a multiprocessor runs at a time
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,15 @@ class CompileCase:
 
 def tile_for(n_rows: int, n_rays: int) -> dict[str, int]:
     """RAYS and STEPS of a one-warp tile: eight lanes a ray where rays hold few samples, a whole warp otherwise."""
-    if INTERPRETED:
-        return {"RAYS": 32, "STEPS": 8}
-    few = n_rows <= 12 * n_rays
-    return {"RAYS": 4, "STEPS": 8} if few else {"RAYS": 1, "STEPS": 32}
-
-
-@functools.cache
-def _resident_programs(device: torch.device) -> int:
-    """One-warp programs that the device runs at a time."""
-    if device.type != "cuda":
-        return 2
-    return 32 * torch.cuda.get_device_properties(device).multi_processor_count
+    rays, steps = FEW if n_rows <= FEW_SAMPLES * n_rays else MANY
+    return {"RAYS": rays, "STEPS": steps}
 
 
 def ray_programs(n_tiles: int, device: torch.device) -> int:
-    return min(n_tiles, _resident_programs(device))
+    """How many programs share the tiles: those that the device holds; a few for the interpreter."""
+    if device.type != "cuda":
+        return min(n_tiles, 2)
+    return min(n_tiles, PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def tail_programs(n_rows: int) -> int:
