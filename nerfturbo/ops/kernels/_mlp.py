@@ -93,6 +93,16 @@ def store_tile(p, b_tile, i, n, stride_n, stride_c, WIDTH: tl.constexpr, COLS: t
 
 
 @triton.jit
+def zero_blocks(
+    p, n_used, n, stride_n, stride_c, WIDTH: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
+):
+    """Zero the rows of the blocks that hold no used row; each program takes its share."""
+    for block in range(tl.cdiv(n_used, BLOCK) + tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        store_tile(p, tl.zeros([BLOCK, COLS], tl.float32), i, n, stride_n, stride_c, WIDTH, COLS, EVEN)
+
+
+@triton.jit
 def keep_rows(b_tile, m, ALL: tl.constexpr):
     """Rows that do not count become zero, also where they hold NaN."""
     if ALL:
@@ -139,21 +149,22 @@ def add_weight(
     p, b_sum, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, LD: tl.constexpr,
     PARTIAL: tl.constexpr, SIZE: tl.constexpr, p_found_inf,
 ):  # fmt: skip
-    """Add the sum of this program to the (OUT, IN) block at p; PARTIAL: to this program's own copy.
+    """Add the sum of this program to the (OUT, IN) block at p (None: nowhere); PARTIAL: to this program's own copy.
 
     What is not finite in a gradient ends up in these sums, so this is where it is looked for.
     """
-    if COLS > ROWS:
-        k = tl.arange(0, ROWS)[None, :]
-        o = tl.arange(0, COLS)[:, None]
-    else:
-        k = tl.arange(0, ROWS)[:, None]
-        o = tl.arange(0, COLS)[None, :]
-    m = (k < IN) & (o < OUT)
-    if p_found_inf is not None:
-        bad = ((tl.abs(b_sum) < float("inf")) == 0).to(tl.int32)  # NaN is not below infinity either
-        tl.store(p_found_inf, 1.0, mask=tl.max(tl.max(bad, 1), 0) != 0)
-    if PARTIAL:
-        tl.store(p + tl.program_id(0) * SIZE + o * LD + k, b_sum, mask=m)
-    else:
-        tl.atomic_add(p + o * LD + k, b_sum, mask=m, sem="relaxed")
+    if p is not None:
+        if COLS > ROWS:
+            k = tl.arange(0, ROWS)[None, :]
+            o = tl.arange(0, COLS)[:, None]
+        else:
+            k = tl.arange(0, ROWS)[:, None]
+            o = tl.arange(0, COLS)[None, :]
+        m = (k < IN) & (o < OUT)
+        if p_found_inf is not None:
+            bad = ((tl.abs(b_sum) < float("inf")) == 0).to(tl.int32)  # NaN is not below infinity either
+            tl.store(p_found_inf, 1.0, mask=tl.max(tl.max(bad, 1), 0) != 0)
+        if PARTIAL:
+            tl.store(p + tl.program_id(0) * SIZE + o * LD + k, b_sum, mask=m)
+        else:
+            tl.atomic_add(p + o * LD + k, b_sum, mask=m, sem="relaxed")

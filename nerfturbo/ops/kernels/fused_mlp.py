@@ -42,6 +42,7 @@ from ._mlp import (
     relu_backward,
     relu_layer,
     store_tile,
+    zero_blocks,
     zero_sum,
 )
 
@@ -78,9 +79,7 @@ def _forward_kernel(
             b = relu_layer(b, W2, T, PRECISION)
         b_y = keep_rows(tl.dot(b, WL, input_precision=PRECISION), i < n_used, ALL)
         store_tile(p_y, b_y, i, n, stride_yn, stride_yc, DY, PY, EVEN)
-    for block in range(tl.cdiv(n_used, BLOCK) + tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        i = block * BLOCK + tl.arange(0, BLOCK)
-        store_tile(p_y, tl.zeros([BLOCK, PY], tl.float32), i, n, stride_yn, stride_yc, DY, PY, EVEN)
+    zero_blocks(p_y, n_used, n, stride_yn, stride_yc, DY, PY, BLOCK, EVEN)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -133,24 +132,17 @@ def _backward_kernel(
             if p_g1 is not None:
                 G1 = add_products(G1, h1, b_d, P1, P2, PRECISION)
             b_d = relu_backward(h1, b_d, W1, T, PRECISION)
-        if HIDDEN > 0:
-            if p_g0 is not None:
-                G0 = add_products(G0, b_x, b_d, P0, P1, PRECISION)
+        if HIDDEN > 0 and p_g0 is not None:
+            G0 = add_products(G0, b_x, b_d, P0, P1, PRECISION)
         if p_dx is not None:
             b_dx = tl.dot(b_d, tl.trans(W0 if HIDDEN > 0 else WL), input_precision=PRECISION)
             store_tile(p_dx, b_dx, i, n, stride_dn, stride_dc, D0, P0, EVEN)
     if p_dx is not None:
-        for block in range(tl.cdiv(n_used, BLOCK) + tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-            i = block * BLOCK + tl.arange(0, BLOCK)
-            store_tile(p_dx, tl.zeros([BLOCK, P0], tl.float32), i, n, stride_dn, stride_dc, D0, P0, EVEN)
-    if p_g0 is not None:
-        add_weight(p_g0, G0, P0, P1, D0, D1, D0, PARTIAL, D0 * D1, p_found_inf)
-    if p_g1 is not None:
-        add_weight(p_g1, G1, P1, P2, D1, D2, D1, PARTIAL, D1 * D2, p_found_inf)
-    if p_g2 is not None:
-        add_weight(p_g2, G2, P2, P3, D2, D3, D2, PARTIAL, D2 * D3, p_found_inf)
-    if p_gl is not None:
-        add_weight(p_gl, GL, PL, PY, DL, DY, DL, PARTIAL, DL * DY, p_found_inf)
+        zero_blocks(p_dx, n_used, n, stride_dn, stride_dc, D0, P0, BLOCK, EVEN)
+    add_weight(p_g0, G0, P0, P1, D0, D1, D0, PARTIAL, D0 * D1, p_found_inf)
+    add_weight(p_g1, G1, P1, P2, D1, D2, D1, PARTIAL, D1 * D2, p_found_inf)
+    add_weight(p_g2, G2, P2, P3, D2, D3, D2, PARTIAL, D2 * D3, p_found_inf)
+    add_weight(p_gl, GL, PL, PY, DL, DY, DL, PARTIAL, DL * DY, p_found_inf)
 
 
 def _shape(x: Tensor, weights: list[Tensor]) -> dict[str, Any]:

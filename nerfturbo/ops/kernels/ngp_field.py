@@ -45,6 +45,7 @@ from ._mlp import (
     relu_backward,
     relu_layer,
     store_tile,
+    zero_blocks,
     zero_sum,
 )
 from ._ngp_density import ngp_density
@@ -110,9 +111,7 @@ def _forward_kernel(
         store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
         logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
         tl.store(p_raw + 3 * tl.cast(stride_c, tl.int64) + i, logit, mask=i < n)
-    for block in range(tl.cdiv(n_used, BLOCK) + tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        i = block * BLOCK + tl.arange(0, BLOCK)
-        store_tile(p_raw, tl.zeros([BLOCK, 4], tl.float32), i, n, 1, stride_c, 4, 4, EVEN)
+    zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
 
 
 @triton.jit(do_not_specialize=["n"])
