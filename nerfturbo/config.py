@@ -119,7 +119,7 @@ class TrainConfig:
     """At most this many rays per step."""
     initial_rays: int = 4096
     """Rays of the first step."""
-    marched_per_trained: int = 8
+    marched_per_trained: int = 6
     """The visibility pass may look at this many times the trained samples."""
     precision: Literal["auto", "fp32", "fp16"] = "auto"
     """Of the hash table and the networks; sums, positions and compositing stay fp32. auto: fp16 on a GPU."""
