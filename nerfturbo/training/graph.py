@@ -1,4 +1,4 @@
-"""The whole training step as one CUDA graph.
+"""Training on a GPU: the whole step as one CUDA graph.
 
 The step that runs eagerly is recorded once and replayed: pixels, rays, marching, field, compositing, loss, backward,
 optimizer, loss scale and counters. Shapes are fixed by a sample capacity; what changes from step to step (the step, the
@@ -23,17 +23,21 @@ WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
 RING = 256  # steps the ring remembers
 
 
-class CapturedStep:
-    """Drives training on a GPU by replaying graphs; the counterpart of `TrainingStep`."""
+class DeviceStep:
+    """Drives training on a GPU by replaying graphs; the counterpart of `TrainingStep`.
 
-    def __init__(self, model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> None:
-        self.model, self.sampler, self.optimizer = model, sampler, optimizer
+    Without `capture` it runs the same functions with the same shapes one kernel at a time: slower, and what the
+    recorded step must equal.
+    """
+
+    def __init__(self, model: NerfModel, sampler: PixelSampler, optimizer: Optimizer, *, capture: bool = True) -> None:
+        self.model, self.sampler, self.optimizer, self.capture = model, sampler, optimizer, capture
         train = model.config.train
         self.budget = RayBudget(train.batch_samples, train.batch_samples * train.marched_per_trained, train.max_rays)
         self.state = StepState.create(step=0, n_active=train.initial_rays, length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._step_graph: torch.cuda.CUDAGraph | None = None
-        self._grid_graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._run_step: Callable[[], None] | None = None
+        self._update_grid: dict[bool, Callable[[], None]] = {}
         self._stream = torch.cuda.Stream(model.device)
         self._host_ring = torch.zeros(2, RING, len(COLUMNS), pin_memory=True)
         self._host_totals = torch.zeros(2, 2, dtype=torch.int64, pin_memory=True)
@@ -55,7 +59,7 @@ class CapturedStep:
         The recorded functions first run for real. While they do, the non-finite flag is up, so that the optimizer
         changes nothing; counters and grid are put back afterwards.
         """
-        if self._step_graph is not None:
+        if self._run_step is not None:
             return
         state, optimizer, grid = self.state, self.optimizer, self.model.grid
         kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
@@ -68,8 +72,8 @@ class CapturedStep:
                 optimizer.found_inf.fill_(1.0)
                 self._body()
             for all_cells in (True, False):
-                self._grid_graphs[all_cells] = self._record(self._grid_function(all_cells))
-            self._step_graph = self._record(self._body)
+                self._update_grid[all_cells] = self._recorded(self._grid_function(all_cells))
+            self._run_step = self._recorded(self._body)
             for tensor, value in zip(kept, saved, strict=True):
                 tensor.copy_(value)
             optimizer.found_inf.zero_()
@@ -82,16 +86,16 @@ class CapturedStep:
     def advance(self, step: int, limit: int) -> StepRecord:
         """Queue steps up to the next grid update, and report the chunk before (the first time: this one)."""
         self.prepare()
-        assert self._step_graph is not None
+        assert self._run_step is not None
         grid = self.model.grid.config
         n_steps = min(limit, grid.update_every - step % grid.update_every)
         with torch.cuda.stream(self._stream):
             if self._chunk == 0:
                 self.state.step.fill_(step)
             if step % grid.update_every == 0:
-                self._grid_graphs[step < grid.warmup_steps].replay()
+                self._update_grid[step < grid.warmup_steps]()
             for _ in range(n_steps):
-                self._step_graph.replay()
+                self._run_step()
             slot = self._chunk % 2
             self._host_ring[slot].copy_(self.state.ring, non_blocking=True)
             self._host_totals[slot].copy_(self.state.totals, non_blocking=True)
@@ -109,8 +113,10 @@ class CapturedStep:
 
         return update
 
-    def _record(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record without running."""
+    def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
+        """The function as a replay of its recording, or itself where nothing is captured."""
+        if not self.capture:
+            return function
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -120,7 +126,7 @@ class CapturedStep:
                 f"the training step cannot be captured as a CUDA graph ({error}); a field must not read values back to "
                 "the host (.item(), nonzero, boolean masks) while it runs; set train.capture to False to run it eagerly"
             ) from error
-        return graph
+        return graph.replay
 
     def _report(self, step: int, n_steps: int) -> StepRecord:
         """Wait for the chunk before this one, so that one chunk is always queued behind the one that runs."""

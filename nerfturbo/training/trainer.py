@@ -16,7 +16,7 @@ from ..data.batches import PixelSampler
 from ..data.scene import Scene
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import CheckpointState, load_tensors, read_state, save_checkpoint
-from .graph import CapturedStep
+from .graph import DeviceStep
 from .optim import Optimizer, learning_rate
 from .step import StepRecord, TrainingStep
 
@@ -43,10 +43,11 @@ def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
     return torch.float16 if wanted == "fp16" else None
 
 
-def make_stepper(model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> TrainingStep | CapturedStep:
-    """Replay graphs where there is a GPU, step eagerly elsewhere or when asked."""
-    captured = model.device.type == "cuda" and model.config.train.capture
-    return CapturedStep(model, sampler, optimizer) if captured else TrainingStep(model, sampler, optimizer)
+def make_stepper(model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> TrainingStep | DeviceStep:
+    """Fixed shapes and graphs where there is a GPU, exact shapes step by step elsewhere."""
+    if model.device.type == "cuda":
+        return DeviceStep(model, sampler, optimizer, capture=model.config.train.capture)
+    return TrainingStep(model, sampler, optimizer)
 
 
 class Trainer:

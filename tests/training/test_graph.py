@@ -1,0 +1,135 @@
+"""The captured step: equal to the eager one, trains any field that can be captured, says why one cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
+from nerfturbo.data.batches import PixelSampler
+from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.data.scene import Scene
+from nerfturbo.errors import BackendError
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training.graph import DeviceStep
+from nerfturbo.training.optim import Optimizer
+from nerfturbo.training.trainer import Trainer, half_dtype
+
+pytestmark = pytest.mark.gpu
+
+SMALL = Config(
+    grid=GridConfig(resolution=64, warmup_steps=32),
+    field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512),
+    render=RenderConfig(steps_per_diagonal=256),
+    train=TrainConfig(steps=200, batch_samples=1 << 15, max_rays=4096, initial_rays=512),
+)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    return builtin_scene("toybox", "train", resolution=100, n_views=12)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make_step(scene: Scene, config: Config, *, capture: bool) -> DeviceStep:
+    model = NerfModel(config, SceneBounds.of(scene)).to("cuda")
+    optimizer = Optimizer(model, config.optim, half_dtype=half_dtype(config, model.device))
+    return DeviceStep(model, PixelSampler(scene, "cuda", config.train.seed), optimizer, capture=capture)
+
+
+def run(step: DeviceStep, n_steps: int) -> dict[str, Tensor]:
+    done = 0
+    while done < n_steps:
+        done = step.advance(done, n_steps - done).step
+    step.finish()
+    return {name: value.clone() for name, value in step.model.state_dict().items()}
+
+
+def test_captured_equals_eager_bit_for_bit(scene: Scene, deterministic: None):
+    captured, eager = (run(make_step(scene, SMALL, capture=capture), 64) for capture in (True, False))
+    for name, value in captured.items():
+        assert torch.equal(value, eager[name]), name
+
+
+def test_deterministic_mode_repeats_itself(scene: Scene, deterministic: None):
+    first, second = (run(make_step(scene, SMALL, capture=True), 100) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_without_determinism_the_first_gradients_agree(scene: Scene):
+    steps = [make_step(scene, SMALL, capture=capture) for capture in (True, False)]
+    moments = []
+    for step in steps:
+        run(step, 1)
+        moments.append(torch.cat([buffer.state.first for buffer in step.optimizer.buffers]))
+    assert (moments[0] - moments[1]).norm() < 1e-3 * moments[1].norm()
+
+
+def test_preparing_leaves_no_trace(scene: Scene):
+    step = make_step(scene, SMALL, capture=True)
+    before = {name: value.clone() for name, value in step.model.state_dict().items()}
+    step.prepare()
+    for name, value in step.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert int(step.state.step) == 0 and float(step.optimizer.found_inf) == 0.0 and int(step.optimizer.skipped) == 0
+    assert all(float(buffer.state.first.abs().sum()) == 0.0 for buffer in step.optimizer.buffers)
+
+
+def test_budget_stays_full(scene: Scene):
+    step = make_step(scene, SMALL, capture=True)
+    run(step, 192)
+    samples = step.state.ring[100:190, 3]
+    assert samples.max() <= SMALL.train.batch_samples
+    assert samples.mean() > 0.85 * SMALL.train.batch_samples or int(step.state.n_active) == SMALL.train.max_rays
+
+
+@pytest.mark.parametrize("kind", ["ngp", "vanilla"])
+@pytest.mark.parametrize("prune", [True, False])
+def test_trains(scene: Scene, kind: str, prune: bool):
+    field = SMALL.field if kind == "ngp" else FieldConfig(kind="vanilla", width=64, depth=4)
+    config = replace(SMALL, field=field, render=replace(SMALL.render, prune=prune))
+    if kind == "vanilla":
+        config = replace(config, optim=replace(config.optim, lr=1e-3, eps=1e-8))
+    trainer = Trainer(config, scene, device="cuda")
+    losses: list[float] = []
+    trainer.callbacks.append(lambda _, record: losses.append(record.mse))
+    trainer.fit()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+class ReadsBack(nn.Module):
+    """A field that asks the host: it cannot be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        return self.weight[3].exp().expand(positions.shape[0]) + 0.0 * positions[:, 0]
+
+    def forward(
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        brightness = float(self.weight.detach().sum())  # waits for the device
+        rgb = torch.sigmoid(self.weight[:3] * brightness).expand(positions.shape[0], 3)
+        return rgb, self.density(positions)
+
+
+def test_a_field_that_reads_back_is_refused_with_a_reason(scene: Scene):
+    model = NerfModel(SMALL, SceneBounds.of(scene))
+    model.field = ReadsBack()  # type: ignore[assignment]
+    model = model.to("cuda")
+    step = DeviceStep(model, PixelSampler(scene, "cuda", 0), Optimizer(model, SMALL.optim))
+    with pytest.raises(BackendError, match=r"cannot be captured.*\.item\(\)"):
+        step.advance(0, 1)
