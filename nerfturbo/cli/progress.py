@@ -102,7 +102,9 @@ class RichDisplay:
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
+        from rich.spinner import Spinner
 
+        self._spinner = Spinner("dots")
         self._console, self._phase, self._started = console, "", time.monotonic()
         self._fraction: float | None = None
         self._eta: float | None = None
@@ -115,7 +117,7 @@ class RichDisplay:
         self._fraction, self._eta, self._record = None, None, None
 
     def note(self, text: str) -> None:
-        self._console.print(text)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
         self._fraction, self._eta, self._record = fraction, eta, record
@@ -126,13 +128,13 @@ class RichDisplay:
     def _render(self) -> RenderableType:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
-        from rich.spinner import Spinner
         from rich.table import Table
         from rich.text import Text
 
         if self._fraction is None:
             seconds = time.monotonic() - self._started
-            return Spinner("dots", text=Text(f"{self._phase} ({seconds:.0f} s)"), speed=1.0)
+            self._spinner.update(text=Text(f"{self._phase} ({seconds:.0f} s)"))
+            return self._spinner
         line = Table.grid(padding=(0, 1), expand=False)
         left = "" if self._eta is None else f"{duration(self._eta)} left"
         bar = ProgressBar(total=1.0, completed=self._fraction, width=32)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from ..data.scene import Scene
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
@@ -48,6 +50,7 @@ def _run(plan: Plan, display: Display) -> int:
     config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
     backend = warm_up(plan.device, display)
     trainer = Trainer(config, train_scene, device=plan.device)
+    _try_field(trainer)
     if plan.run is not None:
         run = plan.run
         trainer.resume(latest_checkpoint(run.path))
@@ -58,7 +61,10 @@ def _run(plan: Plan, display: Display) -> int:
     display.note(f"{_counts(train_scene, test_scene)}; writing {run.path}")
 
     session = Session(trainer, run, display, Preview(test_scene))
-    summary = session.train(plan.args.save_every)
+    try:
+        summary = session.train(plan.args.save_every)
+    except KeyboardInterrupt:
+        return _say_stopped_at_once(plan, run, display)
     if session.interrupted:
         return _say_how_to_go_on(plan, run, summary, display)
     done = Finished(
@@ -74,6 +80,13 @@ def _run(plan: Plan, display: Display) -> int:
         return finish(done, display, plan.args)
     except KeyboardInterrupt:
         return _say_how_to_go_on(plan, run, summary, display)
+
+
+def _try_field(trainer: Trainer) -> None:
+    """Evaluate one point, so that a setting no kernel can run is refused before anything is written."""
+    positions = torch.tensor([trainer.model.bounds.aabb.center], device=trainer.device)
+    with torch.no_grad():
+        trainer.model.field(positions, torch.tensor([[0.0, 0.0, 1.0]], device=trainer.device))
 
 
 def _counts(train: Scene, test: Scene) -> str:
@@ -166,6 +179,16 @@ def go_on_command(plan: Plan, run: Path, *, trained: bool) -> str:
     for flag, value in (("--device", plan.args.device), ("--backend", plan.args.backend)):
         command += [flag, value] if value != "auto" else []
     return shlex.join(command)
+
+
+def _say_stopped_at_once(plan: Plan, run: RunFolder, display: Display) -> int:
+    """After a second Ctrl-C: the step in hand is lost, and with it everything since the last checkpoint."""
+    display.close()
+    found = list_checkpoints(run.checkpoints)
+    command = go_on_command(plan, run.path, trained=False)
+    where = f"the last checkpoint is {found[-1]}; resume with: {command}" if found else "there is no checkpoint yet"
+    print(f"stopped at once; {where}", file=sys.stderr)
+    return 130
 
 
 def _say_how_to_go_on(plan: Plan, run: RunFolder, summary: TrainSummary, display: Display) -> int:

@@ -33,21 +33,39 @@ class Settings:
         return replace(config, grid=self.grid, field=self.field, render=self.render, optim=self.optim, train=self.train)
 
     def _check(self) -> None:
+        train, optim, grid, field, render = self.train, self.optim, self.grid, self.field, self.render
         check_positive(
             {
-                "--train.steps": self.train.steps,
-                "--train.time-limit": self.train.time_limit,
-                "--train.batch-samples": self.train.batch_samples,
-                "--train.max-rays": self.train.max_rays,
-                "--train.initial-rays": self.train.initial_rays,
-                "--train.marched-per-trained": self.train.marched_per_trained,
-                "--render.steps-per-diagonal": self.render.steps_per_diagonal,
-                "--grid.update-every": self.grid.update_every,
-                "--field.width": self.field.width,
-                "--field.depth": self.field.depth,
-                "--optim.lr": self.optim.lr,
+                "--train.steps": train.steps,
+                "--train.time-limit": train.time_limit,
+                "--train.batch-samples": train.batch_samples,
+                "--train.max-rays": train.max_rays,
+                "--train.initial-rays": train.initial_rays,
+                "--train.marched-per-trained": train.marched_per_trained,
+                "--render.steps-per-diagonal": render.steps_per_diagonal,
+                "--grid.update-every": grid.update_every,
+                "--field.width": field.width,
+                "--field.depth": field.depth,
+                "--field.color-depth": field.color_depth,
+                "--field.geo-features": field.geo_features,
+                "--optim.lr": optim.lr,
+                "--optim.eps": optim.eps,
+                "--optim.final-lr-fraction": optim.final_lr_fraction,
             }
         )
+        shares = {
+            "--grid.decay": grid.decay,
+            "--optim.hold-fraction": optim.hold_fraction,
+            "--optim.beta1": optim.beta1,
+            "--optim.beta2": optim.beta2,
+            "--render.early-stop-eps": render.early_stop_eps,
+            "--render.alpha-thre": render.alpha_thre,
+        }
+        for flag, value in shares.items():
+            if not 0.0 <= value < 1.0:
+                raise InputError(flag, "a number from 0 to below 1", str(value))
+        if not 0 <= train.seed < 1 << 63:
+            raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
 
 
 def check_positive(values: dict[str, float | int | None]) -> None:

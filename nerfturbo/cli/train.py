@@ -99,10 +99,9 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     check_positive(shortcuts | {"--eval-views": args.eval_views, "--save-every": args.save_every})
     if args.turntable < 0:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
-    device, config = resolve_device(args.device), args.settings.apply(start)
     given = {"steps": args.steps, "time_limit": args.time_limit, "seed": args.seed}
-    train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
-    config = replace(config, train=train)
+    train = replace(args.settings.train, **{name: value for name, value in given.items() if value is not None})
+    device, config = resolve_device(args.device), replace(args.settings, train=train).apply(start)
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
     source = config.data.source if args.scene is None else args.scene
