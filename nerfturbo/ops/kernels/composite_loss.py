@@ -1,7 +1,8 @@
 """Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits.
 
-Tiles of rays as in `_common`. A program composites its rays, knows their error at once, and walks along them a second
-time, out of the cache, to write the gradient; the derivation is that of `composite` (docs/ops/composite.md). Each
+Tiles of rays as in `_common`. A program composites its rays, knows their error at once, and writes the gradient of what
+it still holds in registers; rays longer than a tile are walked along a second time, out of the cache, for the rest.
+The derivation is that of `composite` (docs/ops/composite.md). Each
 program leaves its part of the loss in memory and one last program adds the parts in order: no atomics, the same sum
 every time. The backward multiplies the gradient by what arrives at the loss, read on the device.
 
@@ -76,35 +77,59 @@ def _channel_loss(
 
 
 @triton.jit
-def _write_gradient(
-    p_raw, p_starts, p_ends, p_grad, start, count, longest, slopes, total, largest, background, strides, density_bias,
-    early_stop_eps, RAYS: tl.constexpr, STEPS: tl.constexpr,
+def _store_gradient(
+    p_grad, row, m, length, density, red, green, blue, passed, before, weight, lit, slopes, background, behind, strides,
+    RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The second walk: gradient to the four logits of every sample of the tile's rays."""
+    """Gradient to the four logits of a tile's samples, given the sum of w dL/dw behind the tile."""
+    g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
+    b_wg = weight * g
+    later = behind + sum_after(b_wg, RAYS, STEPS)
+    grad = length * tl.where(lit, before * passed * g - later, 0.0) * tl.where(lit, density, 0.0)
+    p = p_grad + row.to(tl.int64) * strides[6]
+    tl.store(p, weight * slopes[0][:, None] * red * (1.0 - red), mask=m)
+    tl.store(p + strides[7], weight * slopes[1][:, None] * green * (1.0 - green), mask=m)
+    tl.store(p + 2 * strides[7], weight * slopes[2][:, None] * blue * (1.0 - blue), mask=m)
+    tl.store(p + 3 * strides[7], grad, mask=m)
+
+
+@triton.jit
+def _tile_rows(start, count, k, STEPS: tl.constexpr):
+    step = k + tl.arange(0, STEPS)
+    return start[:, None] + step[None, :], step[None, :] < count[:, None]
+
+
+@triton.jit
+def _write_gradient(
+    p_raw, p_starts, p_ends, p_grad, start, count, longest, last, slopes, total, largest, background, strides,
+    density_bias, early_stop_eps, RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The second walk, over all tiles of the rays but the last, which the first walk left in registers."""
     seen = tl.zeros([RAYS], tl.float32)
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
-    for k in range(0, longest, STEPS):
-        m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
-        row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+    k = 0
+    while k + STEPS < longest:
+        row, m = _tile_rows(start, count, k, STEPS)
         length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
         passed, before, weight, lit, through = tile_weights(
             density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
         )
         g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
-        b_wg = weight * g
-        seen += tl.sum(b_wg, 1)
-        later = sum_after(b_wg, RAYS, STEPS)
-        if longest > STEPS:
-            # What lies behind the tile is a difference of sums; a dense sample would multiply its rounding, but then
-            # little light is left, and the weights behind add up to no more than that.
-            bound = through * largest[:, None]
-            later += tl.minimum(tl.maximum((total - seen)[:, None], -bound), bound)
-        grad = length * tl.where(lit, before * passed * g - later, 0.0) * tl.where(lit, density, 0.0)
-        p = p_grad + row.to(tl.int64) * strides[6]
-        tl.store(p, weight * slopes[0][:, None] * red * (1.0 - red), mask=m)
-        tl.store(p + strides[7], weight * slopes[1][:, None] * green * (1.0 - green), mask=m)
-        tl.store(p + 2 * strides[7], weight * slopes[2][:, None] * blue * (1.0 - blue), mask=m)
-        tl.store(p + 3 * strides[7], grad, mask=m)
+        seen += tl.sum(weight * g, 1)
+        # What lies behind the tile is a difference of sums; a dense sample would multiply its rounding, but then
+        # little light is left, and the weights behind add up to no more than that.
+        bound = through * largest[:, None]
+        behind = tl.minimum(tl.maximum((total - seen)[:, None], -bound), bound)
+        _store_gradient(
+            p_grad, row, m, length, density, red, green, blue, passed, before, weight, lit, slopes, background, behind,
+            strides, RAYS, STEPS,
+        )  # fmt: skip
+        k += STEPS
+    row, m = _tile_rows(start, count, k, STEPS)
+    _store_gradient(
+        p_grad, row, m, last[0], last[1], last[2], last[3], last[4], last[5], last[6], last[7], m & (last[8] != 0),
+        slopes, background, tl.zeros([RAYS, STEPS], tl.float32), strides, RAYS, STEPS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -112,24 +137,25 @@ def _colours(
     p_raw, p_starts, p_ends, start, count, longest, strides, density_bias, early_stop_eps,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The first walk: colour without background and opacity of the rays of a tile."""
-    b_red = tl.zeros([RAYS, STEPS], tl.float32)
-    b_green = tl.zeros([RAYS, STEPS], tl.float32)
-    b_blue = tl.zeros([RAYS, STEPS], tl.float32)
-    b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
-    through = tl.full([RAYS, STEPS], 1.0, tl.float32)
+    """The first walk: colour without background and opacity of the rays of a tile, and all of its last samples."""
+    zero = tl.zeros([RAYS, STEPS], tl.float32)
+    b_red, b_green, b_blue, b_opacity = zero, zero, zero, zero
+    length, density, red, green, blue, passed, before, weight = zero, zero, zero, zero, zero, zero, zero, zero
+    shines = tl.zeros([RAYS, STEPS], tl.int32)
+    through = zero + 1.0
     for k in range(0, longest, STEPS):
-        m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
-        row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
+        row, m = _tile_rows(start, count, k, STEPS)
         length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
         passed, before, weight, lit, through = tile_weights(
             density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
         )
+        shines = lit.to(tl.int32)
         b_red += tl.where(lit, weight * red, 0.0)
         b_green += tl.where(lit, weight * green, 0.0)
         b_blue += tl.where(lit, weight * blue, 0.0)
         b_opacity += weight
-    return tl.sum(b_red, 1), tl.sum(b_green, 1), tl.sum(b_blue, 1), tl.sum(b_opacity, 1)
+    last = (length, density, red, green, blue, passed, before, weight, shines)
+    return tl.sum(b_red, 1), tl.sum(b_green, 1), tl.sum(b_blue, 1), tl.sum(b_opacity, 1), last
 
 
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
@@ -148,12 +174,12 @@ def _loss_kernel(
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
             i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
             longest = tl.max(count, 0)
-            red, green, blue, opacity = _colours(
+            red, green, blue, opacity, last = _colours(
                 p_raw, p_starts, p_ends, start, count, longest, strides, density_bias, early_stop_eps, RAYS, STEPS
             )
             loss, square = _finish_rays(
                 p_raw, p_starts, p_ends, p_background, p_target, p_scale, p_rgb, p_grad, n_trained, share, i_ray, m_ray,
-                start, count, longest, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
+                start, count, longest, last, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
                 HUBER, ALPHA, RAYS, STEPS,
             )  # fmt: skip
             b_loss += loss
@@ -169,7 +195,7 @@ def _loss_kernel(
 @triton.jit
 def _finish_rays(
     p_raw, p_starts, p_ends, p_background, p_target, p_scale, p_rgb, p_grad, n_trained, share, i_ray, m_ray,
-    start, count, longest, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
+    start, count, longest, last, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """From the tile's colours to each ray's loss and squared error, and to the gradient."""
@@ -192,7 +218,7 @@ def _finish_rays(
         largest = tl.abs(slopes[0]) * (1.0 + tl.abs(back0)) + tl.abs(slopes[1]) * (1.0 + tl.abs(back1))
         largest += tl.abs(slopes[2]) * (1.0 + tl.abs(back2))  # no |dL/dw| exceeds this
         _write_gradient(
-            p_raw, p_starts, p_ends, p_grad, start, count, longest, slopes, total, largest, behind, strides,
+            p_raw, p_starts, p_ends, p_grad, start, count, longest, last, slopes, total, largest, behind, strides,
             density_bias, early_stop_eps, RAYS, STEPS,
         )  # fmt: skip
     return loss0 + loss1 + loss2, square0 + square1 + square2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +43,26 @@ def mean_loss(error: Tensor, rule: LossRule, n_rays_kept: Tensor | None) -> Tens
     return total / (n_rays_kept.clamp(min=1) * error.shape[1])
 
 
+def activate(raw: Tensor, samples: PackedSamples, density_bias: float) -> tuple[Tensor, Tensor]:
+    """Density (capacity,) and colour (capacity, 3) of the logits; a tail may hold anything and gets no gradient."""
+    wide = widen(raw)
+    wide = torch.where(samples.used[:, None], wide, torch.zeros_like(wide))
+    return _ClampedExp.apply(wide[:, 3] + density_bias), torch.sigmoid(wide[:, :3])
+
+
+def compare(
+    colour: Tensor, opacity: Tensor, samples: PackedSamples, background: Tensor, target: Tensor, rule: LossRule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """loss, mse and the rays' colour over the background."""
+    background, target = background.detach().to(colour.dtype), target.detach().to(colour.dtype)
+    if target.shape[1] == 4:
+        target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
+    rgb = colour + background * (1.0 - opacity[:, None])
+    error = rgb - target
+    mse = mean_loss(error.detach(), LossRule("mse"), samples.n_rays_kept)
+    return mean_loss(error, rule, samples.n_rays_kept), mse, rgb.detach()
+
+
 def composite_loss(
     raw: Tensor,
     samples: PackedSamples,
@@ -54,18 +73,7 @@ def composite_loss(
     density_bias: float,
     early_stop_eps: float,
     gradient_scale: Tensor | None,
-    composite: Callable[..., tuple[Tensor, ...]] = composite,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = widen(raw)
-    wide = torch.where(samples.used[:, None], wide, torch.zeros_like(wide))  # a tail may hold anything
-    density = _ClampedExp.apply(wide[:, 3] + density_bias)
-    colour, opacity, *_ = composite(
-        density, torch.sigmoid(wide[:, :3]), samples, early_stop_eps=early_stop_eps, alpha_thre=0.0
-    )
-    background, target = background.detach().to(colour.dtype), target.detach().to(colour.dtype)
-    if target.shape[1] == 4:
-        target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
-    rgb = colour + background * (1.0 - opacity[:, None])
-    error = rgb - target
-    mse = mean_loss(error.detach(), LossRule("mse"), samples.n_rays_kept)
-    return mean_loss(error, rule, samples.n_rays_kept), mse, rgb.detach()
+    density, rgb = activate(raw, samples, density_bias)
+    colour, opacity, *_ = composite(density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=0.0)
+    return compare(colour, opacity, samples, background, target, rule)
