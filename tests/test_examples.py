@@ -1,0 +1,41 @@
+"""The examples run and do what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name[:2]}", EXAMPLES / name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_sphere_is_rendered(tmp_path: Path):
+    covered = load("01_render_a_sphere.py").main(tmp_path / "sphere.png", 48)
+    assert 0.25 < covered < 0.45
+    assert (tmp_path / "sphere.png").stat().st_size > 500
+
+
+def test_the_grid_saves_most_samples():
+    counts = list(load("02_skip_empty_space.py").main(500).values())
+    assert counts[1] < 0.15 * counts[0] and counts[2] < 0.5 * counts[1]
+
+
+def test_a_plain_field_learns():
+    first, last = load("03_train_your_own_field.py").main(60)
+    assert last > first + 4.0
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_examples_are_short_and_introduced(path: Path):
+    text = path.read_text()
+    assert text.startswith('"""') and len(text.splitlines()) <= 120
