@@ -1,0 +1,95 @@
+"""Density and visibility in rounds: the next few samples of every ray that still lets light through.
+
+A round takes FIRST samples of each ray, the next one twice as many, and so on: few rounds for a ray that nothing stops,
+little wasted on one that stops at once. Within a round all samples pass level by level through the encoder and then
+through torch's matrix products, as if they were all there is: that keeps tables in cache, which following one ray
+after the other would not.
+
+fp32 whatever comes in; deterministic. Rows that no ray owns are never read.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...types import PackedSamples
+from ..ngp_visibility import MAX_LOGIT, NgpDensity
+from ._launch import array, as_float32, jit, launch
+from .hash_encode import hash_encode
+
+FIRST = 8  # samples of a ray in the first round
+CHUNK = 256  # rays per task
+TOP = np.float32(MAX_LOGIT)
+
+
+@jit()
+def _place(first, last, live, begin, starts, ends, origins, directions, low, size, slots, positions):
+    """positions[slots[k] ...] of the next samples of ray live[k], with the box at [0, 1]."""
+    for k in range(first, last):
+        ray, count = live[k], slots[k + 1] - slots[k]
+        for j in range(count):
+            i = begin[ray] + j
+            middle = (starts[i] + ends[i]) * np.float32(0.5)
+            for axis in range(3):
+                x = origins[ray, axis] + middle * directions[ray, axis]
+                positions[slots[k] + j, axis] = (x - low[axis]) / size[axis]
+
+
+@jit()
+def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps, threshold, keep):
+    """Flags of this round's samples, then where each ray goes on and how much light is left."""
+    for k in range(first, last):
+        ray, light = live[k], through[live[k]]
+        for j in range(slots[k + 1] - slots[k]):
+            if light < eps:
+                break
+            i, logit = begin[ray] + j, logits[slots[k] + j]
+            density = np.float32(math.exp(TOP if logit > TOP else logit))
+            decay = np.float32(math.expm1(-density * (ends[i] - starts[i])))  # -alpha
+            if -decay >= threshold:  # false for NaN
+                keep[i] = True
+                light += decay * light
+        begin[ray] += slots[k + 1] - slots[k]
+        through[ray] = light
+
+
+def _logits(positions: Tensor, field: NgpDensity, table: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+    encoding = hash_encode(positions, table, field.layout).to(field.table.dtype).float()
+    hidden = (weights[0] @ encoding.t()).relu_()
+    return (weights[1] @ hidden)[0]
+
+
+@torch.no_grad()
+def ngp_visibility(
+    origins: Tensor,
+    directions: Tensor,
+    samples: PackedSamples,
+    field: NgpDensity,
+    *,
+    early_stop_eps: float,
+    alpha_thre: float | Tensor,
+) -> Tensor:
+    keep = torch.zeros(samples.capacity, dtype=torch.bool)
+    table = as_float32("field.table", field.table.detach())
+    weights = (field.weights[0].detach().float(), field.weights[1][:1].detach().float())
+    rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
+    intervals = (array(samples.t_starts), array(samples.t_ends))
+    box = (np.array(field.aabb.low, np.float32), np.array(field.aabb.size, np.float32))
+    limits = (np.float32(early_stop_eps), np.float32(alpha_thre))
+    begin, end = array(samples.offsets[:-1].clone()), array(samples.offsets[1:])
+    through = np.ones(samples.n_rays, np.float32)
+    live, steps = np.flatnonzero(end > begin), FIRST
+    while live.size:
+        slots = np.zeros(live.size + 1, np.int64)
+        np.cumsum(np.minimum(end[live] - begin[live], steps), out=slots[1:])
+        positions = torch.empty(int(slots[-1]), 3)
+        launch(_place, live.size, CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
+        logits = _logits(positions, field, table, weights).numpy()
+        launch(_advance, live.size, CHUNK, live, begin, through, *intervals, logits, slots, *limits, keep.numpy())
+        live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
+        steps *= 2
+    return keep
