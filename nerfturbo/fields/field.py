@@ -32,11 +32,17 @@ class Field(Protocol):
 class RayField(Field, Protocol):
     """A field that takes packed samples whole, so that it can encode directions once per ray and fuse what follows.
 
-    Rendering and training use these two methods where a field has them; the results are those of `Field`.
+    Rendering and training use these methods where a field has them; the results are those of `Field`.
     """
 
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         """(capacity,) density of every sample, without gradient."""
+        ...
+
+    def sample_visibility(
+        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+    ) -> Tensor:
+        """(capacity,) bool: what `ops.visibility` says of `sample_density`; hidden samples need not be evaluated."""
         ...
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:

@@ -11,6 +11,7 @@ from ..ops import GradientSink
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
 from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from ..ops.ngp_visibility import NgpDensity, ngp_visibility
 from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
@@ -95,6 +96,15 @@ class InstantNGP(nn.Module):
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
         return truncated_exp(self._density_logits(positions, samples.n_samples))
+
+    def sample_visibility(
+        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+    ) -> Tensor:
+        table = self.encoding.table if self.half_table is None else self.half_table
+        field = NgpDensity(self.aabb, table, self.encoding.layout, self.weights[:2])
+        return ngp_visibility(
+            rays.origins, rays.directions, samples, field, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
+        )
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)

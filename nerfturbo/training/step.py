@@ -88,15 +88,17 @@ def place_samples(
     if not config.render.prune:
         return marched, marched.n_samples
     with torch.no_grad():
-        if isinstance(model.field, RayField):
-            density = model.field.sample_density(rays, marched)
-        else:
-            sigma_fn, _ = field_functions(model.field, rays)
-            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
         threshold = (
             settings.alpha_thre if settings.alpha_thre <= 0.0 else model.grid.mean.clamp(max=settings.alpha_thre)
         )
-        keep = visibility(density, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold)
+        if isinstance(model.field, RayField):
+            keep = model.field.sample_visibility(
+                rays, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold
+            )
+        else:
+            sigma_fn, _ = field_functions(model.field, rays)
+            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
+            keep = visibility(density, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold)
         kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
     return kept, marched.n_samples
 
