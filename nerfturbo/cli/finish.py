@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..data.cameras import Cameras
 from ..data.scene import Scene
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.paths import orbit_path
@@ -30,7 +32,8 @@ from .progress import Display, duration, quantity
 if TYPE_CHECKING:
     from .train import TrainArgs
 
-TURNTABLE_PIXELS = 256  # of the longer side
+TURNTABLE_PIXELS = (96, 256)  # of the longer side, at least and at most
+TURNTABLE_SECONDS = 15.0
 TURNTABLE_FPS = 12
 
 
@@ -101,7 +104,7 @@ def write_turntable(run: RunFolder, model: NerfModel, scene: Scene, n_frames: in
     """One turn about the scene as turntable.gif, and as .mp4 where that can be encoded."""
     display.phase("rendering the turntable")
     cameras = orbit_path(scene.cameras, model.bounds.aabb.center, n_frames)
-    cameras = cameras.scaled(min(1.0, TURNTABLE_PIXELS / int(cameras.size.max())))
+    cameras = cameras.scaled(_affordable_size(model, cameras) / int(cameras.size.max()))
     frames: list[Tensor] = []
     for index in range(n_frames):
         image = model.render_image(cameras, index)
@@ -110,6 +113,18 @@ def write_turntable(run: RunFolder, model: NerfModel, scene: Scene, n_frames: in
     write_video(run.turntable_file("gif"), frames, fps=TURNTABLE_FPS)
     if can_write_mp4():
         write_video(run.turntable_file("mp4"), frames, fps=TURNTABLE_FPS)
+
+
+def _affordable_size(model: NerfModel, cameras: Cameras) -> int:
+    """The longer side such that all frames take about `TURNTABLE_SECONDS`, judged by a small one; within bounds."""
+    least, most = TURNTABLE_PIXELS
+    largest = min(most, int(cameras.size.max()))
+    probe = cameras[0].scaled(min(1.0, least / int(cameras.size.max())))
+    begun = time.perf_counter()
+    model.render_image(probe, 0)
+    seconds = max(time.perf_counter() - begun, 1e-6) * len(cameras)
+    side = int(probe.size.max())
+    return max(side, min(largest, int(side * (TURNTABLE_SECONDS / seconds) ** 0.5)))
 
 
 def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> None:
