@@ -1,16 +1,22 @@
-"""Short vectors of float32 inside numba kernels: the features of one table row move and blend as one value.
+"""Short vectors of float32 inside numba kernels.
 
-numba has no such type, and its compiler rarely finds the vectors in scalar code that gathers. Each function here emits
-one or two LLVM instructions; with them a look-up is one load instead of one per feature. The length is the length
-of a tuple, `lanes`, which is known when the kernel is compiled; its values are not used.
+numba has no such type, and its compiler rarely finds the vectors in scalar code that gathers or that multiplies small
+matrices. Each function here emits one or two LLVM instructions, for any processor. The length is the length of a
+tuple, `lanes`, which is known when the kernel is compiled; its values are not used.
 
-    v = load(table, row, lanes)         table[row, :] of a C-contiguous (rows, len(lanes)) array
-    lerp(a, b, f)                       a + f * (b - a)
-    scale(v, f)                         v * f
-    dot(a, b)                           a scalar
-    add_to(table, row, v)               table[row, :] += v
-    load_column(x, i, lanes)            x[:, i] of a (len(lanes), n) array
-    store_column(x, i, v)               x[:, i] = v
+    load(rows, i, lanes)                rows[i, :] of a C-contiguous (n, len(lanes)) array
+    add_to(rows, i, v)                  rows[i, :] += v
+    load_column(x, j, lanes)            x[:, j] of a (len(lanes), n) array
+    store_column(x, j, v)               x[:, j] = v
+    load_span(x, i, j, lanes)           x[i, j : j + len(lanes)] of an array whose rows are contiguous
+    store_span(x, i, j, v)              x[i, j : j + len(v)] = v
+
+    zeros(lanes)                        lerp(a, b, f) = a + f * (b - a)         scale(v, f) = v * f
+    dot(a, b), total(v): scalars        multiply_add(sum, a, b) = sum + a * b, with b a vector or a scalar
+    relu(v): NaN stays                  where_positive(v, x): v where x > 0, else 0
+    multiply_add_lane(sum, a, w, k)     sum + a * w[k], k a literal
+
+Indices are never negative: they are not checked and do not wrap.
 """
 
 from __future__ import annotations
@@ -64,11 +70,33 @@ def _column_pointers(context, builder, signature, args, length):
     return pointers
 
 
+def _span_pointer(context, builder, signature, args, length):
+    """Pointer to element args[1], args[2] of array args[0], as a vector."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    stride = cgutils.unpack_tuple(builder, array.strides, 2)[0]
+    row, column = (context.cast(builder, args[k], signature.args[k], types.intp) for k in (1, 2))
+    address = builder.add(builder.ptrtoint(array.data, stride.type), builder.mul(row, stride))
+    element = builder.gep(builder.inttoptr(address, _FLOAT.as_pointer()), [column])
+    return builder.bitcast(element, ir.VectorType(_FLOAT, length).as_pointer())
+
+
+def _pick(builder, vector, lanes):
+    """The given lanes of a vector, as a vector."""
+    undefined = ir.Constant(vector.type, ir.Undefined)
+    return builder.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
+
+
 def _splat(builder, scalar, length):
-    kind = ir.VectorType(_FLOAT, length)
-    undefined = ir.Constant(kind, ir.Undefined)
-    one = builder.insert_element(undefined, scalar, ir.Constant(_INT32, 0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_INT32, length), [0] * length))
+    undefined = ir.Constant(ir.VectorType(_FLOAT, length), ir.Undefined)
+    return _pick(builder, builder.insert_element(undefined, scalar, ir.Constant(_INT32, 0)), [0] * length)
+
+
+def _multiply_add(builder, total, a, b):
+    return builder.fadd(total, builder.fmul(a, b, flags=_FLAGS), flags=_FLAGS)
+
+
+def _zeros(length):
+    return ir.Constant(ir.VectorType(_FLOAT, length), [0.0] * length)
 
 
 @intrinsic
@@ -108,6 +136,82 @@ def store_column(typing_context, columns, column, vector):
         return context.get_dummy_value()
 
     return types.void(columns, column, vector), generate
+
+
+@intrinsic
+def load_span(typing_context, array, row, column, lanes):
+    def generate(context, builder, signature, args):
+        return builder.load(_span_pointer(context, builder, signature, args, len(lanes)), align=4)
+
+    return Vector(len(lanes))(array, row, column, lanes), generate
+
+
+@intrinsic
+def store_span(typing_context, array, row, column, vector):
+    def generate(context, builder, signature, args):
+        builder.store(args[3], _span_pointer(context, builder, signature, args, vector.length), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, row, column, vector), generate
+
+
+@intrinsic
+def zeros(typing_context, lanes):
+    def generate(context, builder, signature, args):
+        return _zeros(len(lanes))
+
+    return Vector(len(lanes))(lanes), generate
+
+
+@intrinsic
+def multiply_add(typing_context, sums, a, b):
+    def generate(context, builder, signature, args):
+        factor = args[2] if isinstance(b, Vector) else _splat(builder, args[2], sums.length)
+        return _multiply_add(builder, args[0], args[1], factor)
+
+    return sums(sums, a, b if isinstance(b, Vector) else types.float32), generate
+
+
+@extending.intrinsic(prefer_literal=True)
+def _multiply_add_lane(typing_context, sums, a, weights, lane):
+    def generate(context, builder, signature, args):
+        return _multiply_add(builder, args[0], args[1], _pick(builder, args[2], [lane.literal_value] * sums.length))
+
+    return sums(sums, a, weights, lane), generate
+
+
+multiply_add_lane: Any = _multiply_add_lane
+
+
+@intrinsic
+def relu(typing_context, vector):
+    def generate(context, builder, signature, args):
+        negative = builder.fcmp_ordered("<", args[0], _zeros(vector.length))
+        return builder.select(negative, _zeros(vector.length), args[0])
+
+    return vector(vector), generate
+
+
+@intrinsic
+def where_positive(typing_context, vector, gate):
+    def generate(context, builder, signature, args):
+        positive = builder.fcmp_ordered(">", args[1], _zeros(vector.length))
+        return builder.select(positive, args[0], _zeros(vector.length))
+
+    return vector(vector, gate), generate
+
+
+@intrinsic
+def total(typing_context, vector):
+    def generate(context, builder, signature, args):
+        rest, length = args[0], vector.length
+        while length > 1:  # halves onto each other: pairwise, so that no digits are lost in a long chain
+            length //= 2
+            low, high = _pick(builder, rest, list(range(length))), _pick(builder, rest, list(range(length, 2 * length)))
+            rest = builder.fadd(low, high, flags=_FLAGS)
+        return builder.extract_element(rest, ir.Constant(_INT32, 0))
+
+    return types.float32(vector), generate
 
 
 @intrinsic

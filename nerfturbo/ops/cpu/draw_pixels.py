@@ -1,5 +1,66 @@
-"""On a CPU a batch is a few thousand pixels: plain torch is fast enough."""
+"""Pixel draws: numba's random bits and one pass over the rays. The same pixels as the reference, fp32 rays.
 
-from ..reference.draw_pixels import draw_pixels
+Decomposition: a task = a chunk of rays.
+"""
 
-__all__ = ["draw_pixels"]
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..draw_pixels import PixelPool
+from ..random import Stream
+from ..reference.draw_pixels import BITS
+from ._launch import array, jit, launch
+from .random import random_bits
+
+CHUNK = 2048
+_SHIFT = 32 - BITS
+
+
+@jit(exact=True)
+def _look_up(first, last, words, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images):
+    """words (n_rays, 2): the top BITS bits of each make the 48-bit draw."""
+    n_pixels = np.int64(pixels.shape[0])
+    for ray in range(first, last):
+        high, low = np.int64(words[ray, 0] >> np.uint32(_SHIFT)), np.int64(words[ray, 1] >> np.uint32(_SHIFT))
+        pixel = (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
+        below, above = 0, offsets.shape[0] - 1  # the picture with offsets[below] <= pixel < offsets[above]
+        while above - below > 1:
+            middle = (below + above) // 2
+            if offsets[middle] <= pixel:
+                below = middle
+            else:
+                above = middle
+        row, column = divmod(pixel - offsets[below], widths[below])
+        x = (np.float32(column) + np.float32(0.5) - intrinsics[below, 2]) / intrinsics[below, 0]
+        y = (np.float32(row) + np.float32(0.5) - intrinsics[below, 3]) / intrinsics[below, 1]
+        square = np.float32(0.0)
+        for axis in range(3):
+            d = poses[below, axis, 0] * x - poses[below, axis, 1] * y - poses[below, axis, 2]
+            directions[ray, axis] = d
+            origins[ray, axis] = poses[below, axis, 3]
+            square += d * d
+        length = np.float32(math.sqrt(square))
+        for axis in range(3):
+            directions[ray, axis] /= length
+        for channel in range(pixels.shape[1]):
+            rgba[ray, channel] = np.float32(pixels[pixel, channel]) / np.float32(255.0)
+        images[ray] = below
+
+
+@torch.no_grad()
+def draw_pixels(
+    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    device = pool.pixels.device
+    words = random_bits(n_rays, columns=2, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=device)
+    origins, directions = torch.empty(n_rays, 3), torch.empty(n_rays, 3)
+    rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
+    cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
+    results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
+    launch(_look_up, n_rays, CHUNK, words.numpy().view(np.uint32), array(pool.pixels), *cameras, *results)
+    return origins, directions, rgba, images

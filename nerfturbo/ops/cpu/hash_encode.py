@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .._sink import GradientSink
 from ..hash_encode import PRIMES, HashLayout
 from ._launch import array, as_float32, jit, launch
-from ._vector import add_to, dot, lerp, load, load_column, scale, store_column
+from ._vector import add_to, dot, lerp, load, load_column, multiply_add, scale, store_column, total, zeros
 
 BLOCK = 128  # points whose rows and fractions are held at a time: they stay in the first-level cache
 CHUNK = 16384  # points per task
 PRIME_Y, PRIME_Z = np.uint32(PRIMES[1]), np.uint32(PRIMES[2])
-ONE = np.uint32(1)
+ONE, HALF = np.uint32(1), np.float32(0.5)
 
 
 class _Levels(NamedTuple):
@@ -64,44 +65,50 @@ def _prepare(first, last, positions, unit):
             unit[axis, i] = x if x < np.float32(1.0) else np.float32(1.0)
 
 
+@jit(inline=True)
+def _hash(x, yz, mask):
+    return np.uint32(np.uint32(x ^ yz) & mask)
+
+
 @jit()
 def _find_rows(unit, start, n, levels, level, rows, fractions):
-    """rows (8, BLOCK) of the level's slice and fractions (3, BLOCK) of points start ... start + n - 1."""
-    size = levels.scales[level]
-    for axis in range(3):
-        line = unit[axis, start : start + n]
-        for k in range(n):
-            p = line[k] * size + np.float32(0.5)
-            cell = np.int32(p)
-            fractions[axis, k] = p - np.float32(cell)
-            rows[axis, k] = cell
-    nodes = levels.nodes[level]
-    if levels.hashed[level]:
-        mask = np.uint32(levels.sizes[level] - 1)
-        for k in range(n):
-            x0, y0, z0 = rows[0, k], np.uint32(rows[1, k] * PRIME_Y), np.uint32(rows[2, k] * PRIME_Z)
-            x1, y1, z1 = np.uint32(x0 + ONE), np.uint32(y0 + PRIME_Y), np.uint32(z0 + PRIME_Z)
+    """Of points start ... start + n - 1: rows[c * BLOCK + k] in the level's slice, fractions[axis * BLOCK + k].
+
+    Scratch of a constant layout and a cast after every operation: only so does the compiler see vectors of 32 bits.
+    """
+    size, nodes, mask = levels.scales[level], levels.nodes[level], np.uint32(levels.sizes[level] - 1)
+    xs, ys, zs = unit[0, start : start + n], unit[1, start : start + n], unit[2, start : start + n]
+    hashed, plane = levels.hashed[level], np.uint32(nodes * nodes)
+    for k in range(n):
+        px, py, pz = xs[k] * size + HALF, ys[k] * size + HALF, zs[k] * size + HALF
+        ix, iy, iz = np.int32(px), np.int32(py), np.int32(pz)
+        fractions[k] = px - np.float32(ix)
+        fractions[BLOCK + k] = py - np.float32(iy)
+        fractions[2 * BLOCK + k] = pz - np.float32(iz)
+        x0, y0, z0 = np.uint32(ix), np.uint32(iy), np.uint32(iz)
+        x1 = np.uint32(x0 + ONE)
+        if hashed:
+            y0, z0 = np.uint32(y0 * PRIME_Y), np.uint32(z0 * PRIME_Z)
+            y1, z1 = np.uint32(y0 + PRIME_Y), np.uint32(z0 + PRIME_Z)
             a, b, c, d = np.uint32(y0 ^ z0), np.uint32(y1 ^ z0), np.uint32(y0 ^ z1), np.uint32(y1 ^ z1)
-            rows[0, k], rows[1, k] = (x0 ^ a) & mask, (x1 ^ a) & mask
-            rows[2, k], rows[3, k] = (x0 ^ b) & mask, (x1 ^ b) & mask
-            rows[4, k], rows[5, k] = (x0 ^ c) & mask, (x1 ^ c) & mask
-            rows[6, k], rows[7, k] = (x0 ^ d) & mask, (x1 ^ d) & mask
-    else:
-        for k in range(n):
-            a = np.uint32(rows[0, k] + np.uint32(nodes * np.uint32(rows[1, k] + np.uint32(nodes * rows[2, k]))))
-            b = np.uint32(a + nodes)
-            c = np.uint32(a + np.uint32(nodes * nodes))
-            d = np.uint32(c + nodes)
-            rows[0, k], rows[1, k] = a, a + ONE
-            rows[2, k], rows[3, k] = b, b + ONE
-            rows[4, k], rows[5, k] = c, c + ONE
-            rows[6, k], rows[7, k] = d, d + ONE
+            rows[k], rows[BLOCK + k] = _hash(x0, a, mask), _hash(x1, a, mask)
+            rows[2 * BLOCK + k], rows[3 * BLOCK + k] = _hash(x0, b, mask), _hash(x1, b, mask)
+            rows[4 * BLOCK + k], rows[5 * BLOCK + k] = _hash(x0, c, mask), _hash(x1, c, mask)
+            rows[6 * BLOCK + k], rows[7 * BLOCK + k] = _hash(x0, d, mask), _hash(x1, d, mask)
+        else:
+            a = np.uint32(np.uint32(y0 * nodes) + np.uint32(z0 * plane))
+            b, c = np.uint32(a + nodes), np.uint32(a + plane)
+            d = np.uint32(b + plane)
+            rows[k], rows[BLOCK + k] = np.uint32(x0 + a), np.uint32(x1 + a)
+            rows[2 * BLOCK + k], rows[3 * BLOCK + k] = np.uint32(x0 + b), np.uint32(x1 + b)
+            rows[4 * BLOCK + k], rows[5 * BLOCK + k] = np.uint32(x0 + c), np.uint32(x1 + c)
+            rows[6 * BLOCK + k], rows[7 * BLOCK + k] = np.uint32(x0 + d), np.uint32(x1 + d)
 
 
 @jit()
 def _encode(first, last, n_chunks, unit, table, levels, lanes, out):
     """Tasks first ... last - 1, of which task level * n_chunks + chunk writes out[level's features, chunk's points]."""
-    rows, fractions = np.empty((8, BLOCK), np.uint32), np.empty((3, BLOCK), np.float32)
+    rows, fractions = np.empty(8 * BLOCK, np.uint32), np.empty(3 * BLOCK, np.float32)
     n_points, features = unit.shape[1], len(lanes)
     for task in range(first, last):
         level, chunk = task // n_chunks, task % n_chunks
@@ -111,47 +118,53 @@ def _encode(first, last, n_chunks, unit, table, levels, lanes, out):
             _find_rows(unit, start, n, levels, level, rows, fractions)
             target = out[level * features : (level + 1) * features, start:]
             for k in range(n):
-                fx, fy, fz = fractions[0, k], fractions[1, k], fractions[2, k]
-                a = lerp(load(own, rows[0, k], lanes), load(own, rows[1, k], lanes), fx)
-                b = lerp(load(own, rows[2, k], lanes), load(own, rows[3, k], lanes), fx)
-                c = lerp(load(own, rows[4, k], lanes), load(own, rows[5, k], lanes), fx)
-                d = lerp(load(own, rows[6, k], lanes), load(own, rows[7, k], lanes), fx)
+                fx, fy, fz = fractions[k], fractions[BLOCK + k], fractions[2 * BLOCK + k]
+                a = lerp(load(own, rows[k], lanes), load(own, rows[BLOCK + k], lanes), fx)
+                b = lerp(load(own, rows[2 * BLOCK + k], lanes), load(own, rows[3 * BLOCK + k], lanes), fx)
+                c = lerp(load(own, rows[4 * BLOCK + k], lanes), load(own, rows[5 * BLOCK + k], lanes), fx)
+                d = lerp(load(own, rows[6 * BLOCK + k], lanes), load(own, rows[7 * BLOCK + k], lanes), fx)
                 store_column(target, k, lerp(lerp(a, b, fy), lerp(c, d, fy), fz))
 
 
 @jit()
-def _scatter(first, last, n_used, unit, grad, levels, lanes, clear, table_grad):
-    """Tasks first ... last - 1, of which task t adds the part of level n_levels - 1 - t to the table's gradient."""
-    rows, fractions = np.empty((8, BLOCK), np.uint32), np.empty((3, BLOCK), np.float32)
-    features, one = len(lanes), np.float32(1.0)
+def _scatter(first, last, n_used, unit, grad, levels, lanes, clear, table_grad, checks):
+    """Tasks first ... last - 1, of which task t adds the part of level n_levels - 1 - t to the table's gradient.
+
+    checks[level] becomes 0, or NaN where a gradient is not finite.
+    """
+    rows, fractions = np.empty(8 * BLOCK, np.uint32), np.empty(3 * BLOCK, np.float32)
+    features, zero, one = len(lanes), np.float32(0.0), np.float32(1.0)
     for task in range(first, last):
         level = levels.scales.shape[0] - 1 - task
         own = table_grad[levels.offsets[level] : levels.offsets[level] + levels.sizes[level]]
         if clear:
-            own[:] = np.float32(0.0)
+            own[:] = zero
+        check = zeros(lanes)
         for start in range(0, n_used, BLOCK):
             n = min(BLOCK, n_used - start)
             _find_rows(unit, start, n, levels, level, rows, fractions)
             source = grad[level * features : (level + 1) * features, start:]
             for k in range(n):
                 g = load_column(source, k, lanes)
-                fx, fy, fz = fractions[0, k], fractions[1, k], fractions[2, k]
+                check = multiply_add(check, g, zero)
+                fx, fy, fz = fractions[k], fractions[BLOCK + k], fractions[2 * BLOCK + k]
                 g0, g1, ey, ez = scale(g, one - fx), scale(g, fx), one - fy, one - fz
                 a, b, c, d = ey * ez, fy * ez, ey * fz, fy * fz
-                add_to(own, rows[0, k], scale(g0, a))
-                add_to(own, rows[1, k], scale(g1, a))
-                add_to(own, rows[2, k], scale(g0, b))
-                add_to(own, rows[3, k], scale(g1, b))
-                add_to(own, rows[4, k], scale(g0, c))
-                add_to(own, rows[5, k], scale(g1, c))
-                add_to(own, rows[6, k], scale(g0, d))
-                add_to(own, rows[7, k], scale(g1, d))
+                add_to(own, rows[k], scale(g0, a))
+                add_to(own, rows[BLOCK + k], scale(g1, a))
+                add_to(own, rows[2 * BLOCK + k], scale(g0, b))
+                add_to(own, rows[3 * BLOCK + k], scale(g1, b))
+                add_to(own, rows[4 * BLOCK + k], scale(g0, c))
+                add_to(own, rows[5 * BLOCK + k], scale(g1, c))
+                add_to(own, rows[6 * BLOCK + k], scale(g0, d))
+                add_to(own, rows[7 * BLOCK + k], scale(g1, d))
+        checks[level] = total(check)
 
 
 @jit()
 def _slope(first, last, positions, unit, table, grad, levels, lanes, out):
     """out (n, 3), zeroed before, += the gradient to points first ... last - 1, from all levels."""
-    rows, fractions = np.empty((8, BLOCK), np.uint32), np.empty((3, BLOCK), np.float32)
+    rows, fractions = np.empty(8 * BLOCK, np.uint32), np.empty(3 * BLOCK, np.float32)
     features, zero, one = len(lanes), np.float32(0.0), np.float32(1.0)
     for level in range(levels.scales.shape[0]):
         own, size = table[levels.offsets[level] :], levels.scales[level]
@@ -161,11 +174,11 @@ def _slope(first, last, positions, unit, table, grad, levels, lanes, out):
             source = grad[level * features : (level + 1) * features, start:]
             for k in range(n):
                 g = load_column(source, k, lanes)
-                s0, s1 = dot(g, load(own, rows[0, k], lanes)), dot(g, load(own, rows[1, k], lanes))
-                s2, s3 = dot(g, load(own, rows[2, k], lanes)), dot(g, load(own, rows[3, k], lanes))
-                s4, s5 = dot(g, load(own, rows[4, k], lanes)), dot(g, load(own, rows[5, k], lanes))
-                s6, s7 = dot(g, load(own, rows[6, k], lanes)), dot(g, load(own, rows[7, k], lanes))
-                fx, fy, fz = fractions[0, k], fractions[1, k], fractions[2, k]
+                s0, s1 = dot(g, load(own, rows[k], lanes)), dot(g, load(own, rows[BLOCK + k], lanes))
+                s2, s3 = dot(g, load(own, rows[2 * BLOCK + k], lanes)), dot(g, load(own, rows[3 * BLOCK + k], lanes))
+                s4, s5 = dot(g, load(own, rows[4 * BLOCK + k], lanes)), dot(g, load(own, rows[5 * BLOCK + k], lanes))
+                s6, s7 = dot(g, load(own, rows[6 * BLOCK + k], lanes)), dot(g, load(own, rows[7 * BLOCK + k], lanes))
+                fx, fy, fz = fractions[k], fractions[BLOCK + k], fractions[2 * BLOCK + k]
                 ex, ey, ez = one - fx, one - fy, one - fz
                 i = start + k
                 out[i, 0] += size * (ez * (ey * (s1 - s0) + fy * (s3 - s2)) + fz * (ey * (s5 - s4) + fy * (s7 - s6)))
@@ -179,41 +192,72 @@ def _slope(first, last, positions, unit, table, grad, levels, lanes, out):
 
 class _HashEncode(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
+    def forward(
+        ctx: Any,
+        positions: Tensor,
+        table: Tensor,
+        values: Tensor,
+        layout: HashLayout,
+        n_used: int,
+        sink: GradientSink | None,
+    ) -> Tensor:
         n, lanes = positions.shape[0], (0,) * layout.n_features
-        source = as_float32("positions", positions).detach().numpy()
-        unit = torch.empty(3, n)
-        launch(_prepare, n, 4 * CHUNK, source, unit.numpy())
-        out = torch.empty(layout.n_outputs, n)
-        n_chunks = -(-n // CHUNK)
-        wide = array(as_float32("table", table))
+        unit, out = torch.empty(3, n_used), torch.empty(layout.n_outputs, n)
+        out[:, n_used:] = 0.0
+        launch(_prepare, n_used, 4 * CHUNK, as_float32("positions", positions).detach().numpy(), unit.numpy())
+        n_chunks, rows = -(-n_used // CHUNK), array(as_float32("table", values))
         launch(
-            _encode, layout.n_levels * n_chunks, 1, n_chunks, unit.numpy(), wide, _levels(layout), lanes, out.numpy()
+            _encode, layout.n_levels * n_chunks, 1, n_chunks, unit.numpy(), rows, _levels(layout), lanes, out.numpy()
         )
-        ctx.save_for_backward(positions, table, unit)
-        ctx.layout = layout
-        return out.t().to(table.dtype)
+        ctx.save_for_backward(positions, values, unit)
+        ctx.layout, ctx.n_used, ctx.sink, ctx.dtype = layout, n_used, sink, table.dtype
+        return out.t().to(values.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        positions, table, unit = ctx.saved_tensors
-        layout, n = ctx.layout, positions.shape[0]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        positions, values, unit = ctx.saved_tensors
+        layout, n_used = ctx.layout, ctx.n_used
         levels, lanes = _levels(layout), (0,) * layout.n_features
         columns = array(grad.float().t())
-        grad_positions = grad_table = None
+        to_positions = to_table = None
         if ctx.needs_input_grad[1]:
-            wide = torch.empty(layout.n_entries, layout.n_features)
-            launch(_scatter, layout.n_levels, 1, n, unit.numpy(), columns, levels, lanes, True, wide.numpy())
-            grad_table = wide.to(table.dtype)
+            to_table = _table_gradient(unit, columns, layout, ctx.sink, n_used)
+            to_table = None if to_table is None else to_table.to(ctx.dtype)
         if ctx.needs_input_grad[0]:
-            wide = torch.zeros(n, 3)
-            source = positions.detach().float().numpy()
-            rows = array(table.float())
-            launch(_slope, n, CHUNK // 4, source, unit.numpy(), rows, columns, levels, lanes, wide.numpy())
-            grad_positions = wide.to(positions.dtype)
-        return grad_positions, grad_table, None  # positions, table, layout
+            wide = torch.zeros(positions.shape[0], 3)
+            source, rows = positions.detach().float().numpy(), array(values.float())
+            launch(_slope, n_used, CHUNK // 4, source, unit.numpy(), rows, columns, levels, lanes, wide.numpy())
+            to_positions = wide.to(positions.dtype)
+        return to_positions, to_table, None, None, None, None  # positions, table, values, layout, n_used, sink
 
 
-def hash_encode(positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
-    return _HashEncode.apply(positions, table, layout)
+def _table_gradient(
+    unit: Tensor, columns: np.ndarray, layout: HashLayout, sink: GradientSink | None, n_used: int
+) -> Tensor | None:
+    """A new gradient, or None after adding it to the sink's buffer."""
+    buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
+    target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
+    checks, lanes = np.zeros(layout.n_levels, np.float32), (0,) * layout.n_features
+    numbers = (unit.numpy(), columns, _levels(layout), lanes, buffer is None, target.numpy(), checks)
+    launch(_scatter, layout.n_levels, 1, n_used, *numbers)
+    if sink is None:
+        return target
+    if buffer is None:
+        sink.buffers[0].add_(target)
+    if sink.found_inf is not None and not np.isfinite(checks).all():
+        sink.found_inf.fill_(1.0)
+    return None
+
+
+def hash_encode(
+    positions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    *,
+    half: Tensor | None = None,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
+    return _HashEncode.apply(positions, table, table.detach() if half is None else half, layout, used, sink)
