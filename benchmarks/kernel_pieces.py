@@ -275,8 +275,28 @@ def adam_pieces(inputs: Inputs) -> list[Piece]:
 
         name = f"adam 12 M, {str(kind)[6:]} gradient"
         pieces += variants(name, update, adam_kernels, tiles if kind == torch.float32 else tiles[:2])
-    grad = torch.randn(master.shape, device=DEVICE)
-    pieces.append(Piece("gradient norm of 12 M", lambda: check_gradients([grad], inputs.flag)))
+    small_state = AdamState.of(master, dtype=torch.bfloat16)
+    grad = torch.zeros(master.shape, dtype=torch.float16, device=DEVICE)
+    pieces.append(
+        Piece(
+            "adam 12 M, float16 gradient, bf16 moments", lambda: adam_update(master, grad, small_state, lr, half=half)
+        )
+    )
+    # Skipping depends on the gradient, which the update zeroes: time a fresh copy of a real one each time.
+    layout, real = LAYOUTS["16x2"], torch.zeros(master.shape, device=DEVICE)
+    hash_backward.add_table_gradient(
+        real.view(-1, 2), inputs.positions, inputs.grad_encoding, layout, inputs.used, None
+    )
+    copy, sparse = torch.empty_like(real), AdamRule(skip_untouched=True)
+
+    def skip_update() -> None:
+        copy.copy_(real)
+        adam_update(master, copy, state, lr, rule=sparse, half=half)
+
+    pieces.append(Piece("copy of a 12 M gradient", lambda: copy.copy_(real)))
+    pieces.append(Piece("copy + adam 12 M that skips untouched entries", skip_update))
+    dense = torch.randn(master.shape, device=DEVICE)
+    pieces.append(Piece("gradient norm of 12 M", lambda: check_gradients([dense], inputs.flag)))
     small = torch.zeros(10_240, device=DEVICE)
     state_small = AdamState.of(small)
     pieces.append(Piece("adam 10 k", lambda: adam_update(small, torch.zeros_like(small), state_small, lr)))

@@ -47,9 +47,11 @@ class AdamState(NamedTuple):
     step: Tensor  # () int64 on the device, shared by all buffers of a step
 
     @classmethod
-    def of(cls, params: Tensor, step: Tensor | None = None) -> AdamState:
+    def of(cls, params: Tensor, step: Tensor | None = None, dtype: torch.dtype | None = None) -> AdamState:
+        """Zero moments in `dtype` (None: the parameters'); `step` is shared where given."""
         fresh = torch.zeros((), dtype=torch.int64, device=params.device) if step is None else step
-        return cls(torch.zeros_like(params), torch.zeros_like(params), fresh)
+        first, second = (torch.zeros_like(params, dtype=dtype) for _ in range(2))
+        return cls(first, second, fresh)
 
 
 @torch.no_grad()

@@ -26,14 +26,6 @@ BLOCK, WARPS = 1024, 8
 CHECK_BLOCK, CHECK_PROGRAMS = 4096, 512
 
 
-@triton.jit
-def _scalar(p, default):
-    if p is not None:
-        return tl.load(p)
-    else:
-        return default
-
-
 @triton.jit(do_not_specialize=["n"])
 def _adam_kernel(
     p_params, p_half, p_first, p_second, p_grad, p_step, p_lr, p_grad_scale, p_found_inf, n,
@@ -47,7 +39,9 @@ def _adam_kernel(
         m = (i_row.to(tl.int64) * 4 < n)[:, None]  # one mask per row of four keeps loads 16 bytes wide
     else:
         m = i < n
-    skipped = _scalar(p_found_inf, 0.0) != 0.0
+    skipped = False
+    if p_found_inf is not None:
+        skipped = tl.load(p_found_inf) != 0.0
     if skipped:
         tl.store(p_grad + i, tl.zeros([BLOCK // 4, 4], p_grad.dtype.element_ty), mask=m)
     else:
@@ -61,7 +55,9 @@ def _adam_kernel(
         params = tl.load(p_params + i, mask=m, other=0.0)
         first = tl.load(p_first + i, mask=m, other=0.0).to(tl.float32)
         second = tl.load(p_second + i, mask=m, other=0.0).to(tl.float32)
-        grad = raw * (1.0 / _scalar(p_grad_scale, 1.0))
+        grad = raw
+        if p_grad_scale is not None:
+            grad = raw * (1.0 / tl.load(p_grad_scale))
         if DECAY == 1:
             grad += weight_decay * params
         new_first = beta1 * first + rest1 * grad
@@ -180,18 +176,23 @@ def finish_step(
     )  # fmt: skip
 
 
-def _adam_case(grad: str, skip: bool) -> CompileCase:
+def _adam_case(grad: str, skip: bool, scalars: bool = True) -> CompileCase:
     pointers = {"p_params": "fp32", "p_half": "fp16", "p_first": "fp32", "p_second": "fp32", "p_grad": grad}
-    pointers |= {"p_step": "i64", "p_lr": "fp32", "p_grad_scale": "fp32", "p_found_inf": "fp32"}
-    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
-    signature |= dict.fromkeys(["log2_beta1", "log2_beta2", "beta1", "beta2"], "fp32")
-    signature |= dict.fromkeys(["rest1", "rest2", "eps", "weight_decay"], "fp32")
+    pointers |= {"p_step": "i64", "p_lr": "fp32"}
     constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
-    return CompileCase(_adam_kernel, signature, constexprs, WARPS, name=f"adam-{grad}{'-skip' if skip else ''}")
+    if scalars:
+        pointers |= {"p_grad_scale": "fp32", "p_found_inf": "fp32"}
+    else:
+        constexprs |= {"p_grad_scale": None, "p_found_inf": None}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
+    numbers = ["log2_beta1", "log2_beta2", "beta1", "beta2", "rest1", "rest2", "eps", "weight_decay"]
+    name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}"
+    return CompileCase(_adam_kernel, signature | dict.fromkeys(numbers, "fp32"), constexprs, WARPS, name=name)
 
 
 COMPILE_CASES = [
     *(_adam_case(grad, skip) for grad in ("fp32", "fp16") for skip in (False, True)),
+    _adam_case("fp32", False, scalars=False),
     CompileCase(
         _norm_kernel, {"p_grad": "*fp32", "p_sums": "*fp32", "n": "i32"}, {"BLOCK": CHECK_BLOCK}, 8, name="norm"
     ),
