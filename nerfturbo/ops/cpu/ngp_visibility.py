@@ -2,7 +2,7 @@
 
 A round takes FIRST samples of each ray, the next one twice as many, and so on: few rounds for a ray that nothing stops,
 little wasted on one that stops at once. Within a round all samples pass level by level through the encoder and then
-through torch's matrix products, as if they were all there is: that keeps tables in cache, which following one ray
+through the network, as if they were all there is: that keeps tables in cache, which following one ray
 after the other would not.
 
 fp32 whatever comes in; deterministic. Rows that no ray owns are never read.
@@ -19,7 +19,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..ngp_visibility import MAX_LOGIT, NgpDensity
 from ._launch import array, as_float32, jit, launch
-from .hash_encode import hash_encode
+from .ngp_field import ngp_density
 
 FIRST = 8  # samples of a ray in the first round
 CHUNK = 256  # rays per task
@@ -57,12 +57,6 @@ def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps
         through[ray] = light
 
 
-def _logits(positions: Tensor, field: NgpDensity, table: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
-    encoding = hash_encode(positions, table, field.layout).to(field.table.dtype).float()
-    hidden = (weights[0] @ encoding.t()).relu_()
-    return (weights[1] @ hidden)[0]
-
-
 @torch.no_grad()
 def ngp_visibility(
     origins: Tensor,
@@ -88,7 +82,7 @@ def ngp_visibility(
         np.cumsum(np.minimum(end[live] - begin[live], steps), out=slots[1:])
         positions = torch.empty(int(slots[-1]), 3)
         launch(_place, live.size, CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
-        logits = _logits(positions, field, table, weights).numpy()
+        logits = ngp_density(positions, table, field.layout, weights).numpy()
         launch(_advance, live.size, CHUNK, live, begin, through, *intervals, logits, slots, *limits, keep.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2
