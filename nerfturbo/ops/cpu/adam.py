@@ -23,10 +23,10 @@ CHUNK = 1 << 16
 
 @jit(exact=True)
 def _update(
-    first, last, params, grad, moment1, moment2, scale, rate1, rate2, lr, beta1, beta2, eps, decay, decoupled, skip
-):
-    """rate1 = 1 / (1 - beta1^t), rate2 likewise; every number fp32."""
-    one = np.float32(1.0)
+    first, last, params, grad, moment1, moment2, scale, rate1, rate2, lr, beta1, beta2, rest1, rest2, eps, decay,
+    decoupled, skip,
+):  # fmt: skip
+    """rate1 = 1 / (1 - beta1^t), rest1 = 1 - beta1, both rounded once to fp32; rate2 and rest2 likewise."""
     for i in range(first, last):
         raw = grad[i]
         if skip and raw == 0.0:
@@ -35,8 +35,8 @@ def _update(
         p, g = params[i], raw * scale
         if not decoupled:
             g += decay * p
-        m = beta1 * moment1[i] + (one - beta1) * g
-        v = beta2 * moment2[i] + (one - beta2) * g * g
+        m = beta1 * moment1[i] + rest1 * g
+        v = beta2 * moment2[i] + rest2 * g * g
         moment1[i], moment2[i] = m, v
         change = lr * (m * rate1) / (np.float32(math.sqrt(v * rate2)) + eps)
         if decoupled:
@@ -79,6 +79,8 @@ def adam_update(
         1.0 / (1.0 - rule.betas[1] ** time),
         lr.item(),
         *rule.betas,
+        1.0 - rule.betas[0],
+        1.0 - rule.betas[1],
         rule.eps,
         rule.weight_decay,
     ]
