@@ -71,7 +71,7 @@ def make_rays(n_rays: int) -> tuple[Tensor, Tensor]:
     """From a sphere of cameras towards points around the middle."""
     draw = torch.Generator().manual_seed(0)
     origins = torch.nn.functional.normalize(torch.randn(n_rays, 3, generator=draw), dim=-1) * 4.0
-    aim = torch.randn(n_rays, 3, generator=draw) * 0.75
+    aim = torch.randn(n_rays, 3, generator=draw) * 0.88
     return origins, torch.nn.functional.normalize(aim - origins, dim=-1)
 
 
@@ -83,7 +83,7 @@ def make_grid(resolution: int, device: str) -> OccupancyBits:
 
 
 def make_field(layout: HashLayout, width: int, device: str, *, opaque: bool = True) -> NgpDensity:
-    """density = exp(7 - k |distance to the sphere|): the distance stands in the finest level that is not hashed."""
+    """density = exp(9 - k |distance to the sphere|): the distance stands in the finest level that is not hashed."""
     draw = torch.Generator().manual_seed(1)
     table = torch.randn(layout.n_entries, layout.n_features, generator=draw) * 0.1
     index = max(i for i, level in enumerate(layout.levels) if not level.hashed)
@@ -97,8 +97,8 @@ def make_field(layout: HashLayout, width: int, device: str, *, opaque: bool = Tr
     density_out = torch.randn(16, width, generator=draw) * 0.1
     density_in[:3] = 0.0
     density_in[0, column], density_in[1, column], density_in[2, column + 1] = 1.0, -1.0, 1.0
-    slope = 6.3 / SHELL / 8.0 if opaque else 0.0
-    density_out[0, :3] = torch.tensor([-slope, -slope, 7.0 if opaque else -3.0])
+    slope = 8.0 / SHELL / 8.0 if opaque else 0.0
+    density_out[0, :3] = torch.tensor([-slope, -slope, 9.0 if opaque else -3.0])
     dtype = torch.float32 if device == "cpu" else torch.float16
     return NgpDensity(BOX, table.to(device, dtype), layout, (density_in.to(device), density_out.to(device)))
 
