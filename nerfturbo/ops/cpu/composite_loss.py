@@ -70,7 +70,8 @@ def _value_and_slope(error, huber, delta):
 
 @jit()
 def _forward(
-    first, last, offsets, starts, ends, raw, background, target, n_kept, bias, eps, huber, delta, share, losses, out, grad
+    first, last, offsets, starts, ends, raw, background, target,
+    n_kept, bias, eps, huber, delta, share, losses, out, grad,
 ):  # fmt: skip
     """losses (n_rays, 2): sums over channels of value and squared error. share: of one value in the mean. grad (4, n)
     receives the gradient of the loss, unless it is empty."""

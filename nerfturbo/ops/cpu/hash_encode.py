@@ -190,6 +190,15 @@ def _slope(first, last, positions, unit, table, grad, levels, lanes, out):
                 out[i, axis] = zero
 
 
+def encode(positions: Tensor, table: Tensor, layout: HashLayout, unit: Tensor, out: Tensor) -> None:
+    """Write the clamped positions to unit (3, n) and their features to out (n_outputs, >= n). fp32, no gradient."""
+    n = unit.shape[1]
+    n_chunks, lanes = -(-n // CHUNK), (0,) * layout.n_features
+    launch(_prepare, n, 4 * CHUNK, positions.detach().numpy(), unit.numpy())
+    rows, levels = array(table), _levels(layout)
+    launch(_encode, layout.n_levels * n_chunks, 1, n_chunks, unit.numpy(), rows, levels, lanes, out.numpy())
+
+
 class _HashEncode(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -201,14 +210,9 @@ class _HashEncode(torch.autograd.Function):
         n_used: int,
         sink: GradientSink | None,
     ) -> Tensor:
-        n, lanes = positions.shape[0], (0,) * layout.n_features
-        unit, out = torch.empty(3, n_used), torch.empty(layout.n_outputs, n)
+        unit, out = torch.empty(3, n_used), torch.empty(layout.n_outputs, positions.shape[0])
         out[:, n_used:] = 0.0
-        launch(_prepare, n_used, 4 * CHUNK, as_float32("positions", positions).detach().numpy(), unit.numpy())
-        n_chunks, rows = -(-n_used // CHUNK), array(as_float32("table", values))
-        launch(
-            _encode, layout.n_levels * n_chunks, 1, n_chunks, unit.numpy(), rows, _levels(layout), lanes, out.numpy()
-        )
+        encode(as_float32("positions", positions), as_float32("table", values), layout, unit, out)
         ctx.save_for_backward(positions, values, unit)
         ctx.layout, ctx.n_used, ctx.sink, ctx.dtype = layout, n_used, sink, table.dtype
         return out.t().to(values.dtype)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from .._sink import GradientSink
 from ..hash_encode import HashLayout
 from ..ngp_field import NgpWeights
-from ._launch import array, as_float32, jit, launch
+from ._launch import array, as_float32, jit, launch, scratch
 from ._layers import (
     POINTS,
     Layers,
@@ -33,9 +33,10 @@ from ._layers import (
     weight_gradients,
     write_block,
 )
-from .hash_encode import hash_encode
+from .hash_encode import encode
 
 CHUNK = 8  # blocks
+SLICE = 1 << 15  # points whose density is looked up at a time
 MAX_KEPT = 1 << 28  # bytes of activations; more are computed again in the backward
 ZERO = np.float32(0.0)
 
@@ -205,6 +206,21 @@ def _density(first, last, n_used, layers, encoding, point_major, out):
         out[start : start + n] = acts[logits, :n]
 
 
+def density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: Layers, out: Tensor) -> None:
+    """out (n,) for positions (n, 3), both fp32; `layers` as `pack_layers([density_in, density_out[:1]])` packs them.
+
+    Goes through the points in slices, whose encoding stays in cache between encoder and network.
+    """
+    n = positions.shape[0]
+    for start in range(0, n, SLICE):
+        part = positions[start : start + SLICE]
+        unit, encoding = scratch("unit", 3, part.shape[0]), scratch("encoding", layout.n_outputs, part.shape[0])
+        encode(part, table, layout, unit, encoding)
+        own = out[start : start + SLICE].numpy()
+        n_blocks = -(-part.shape[0] // POINTS)
+        launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
+
+
 def ngp_density(
     positions: Tensor,
     table: Tensor,
@@ -214,10 +230,8 @@ def ngp_density(
     n_used: Tensor | None = None,
 ) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
-    encoding = hash_encode(positions[:used], table, layout)
-    layers = pack_layers([weights[0], weights[1][:1]])
     out = torch.empty(positions.shape[0])
     out[used:] = 0.0
-    source = by_features(as_float32("encoding", encoding))
-    launch(_density, -(-used // POINTS), CHUNK, used, layers, *source, out.numpy())
+    points, rows = as_float32("positions", positions)[:used], as_float32("table", table)
+    density_logits(points, rows, layout, pack_layers([weights[0], weights[1][:1]]), out[:used])
     return out
