@@ -144,7 +144,7 @@ def scene(argv: Sequence[str]) -> int:
     with showing() as display:
         display.phase(f"opening {args.scene}")
         scenes = open_scenes(args.scene, args.downscale)
-        warm_up(device, display)
+        warm_up(config, scenes[0], device, display)
 
         def report(mark: Mark) -> None:
             display.note(f"{mark.seconds:.1f} s, step {mark.step}: {mark.psnr:.2f} dB")

@@ -48,7 +48,8 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase(f"opening {config.data.source}")
     train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
     config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
-    backend = warm_up(plan.device, display)
+    backend = warm_up(config, train_scene, plan.device, display)
+    display.phase("preparing the model")
     trainer = Trainer(config, train_scene, device=plan.device)
     _try_field(trainer)
     if plan.run is not None:
@@ -60,7 +61,7 @@ def _run(plan: Plan, display: Display) -> int:
         run = create_run(output, config, overwrite=plan.args.overwrite)
     display.note(f"{_counts(train_scene, test_scene)}; writing {run.path}")
 
-    session = Session(trainer, run, display, Preview(test_scene))
+    session = Session(trainer, run, display, Preview(test_scene, len(test_scene) // 2))
     try:
         summary = session.train(plan.args.save_every)
     except KeyboardInterrupt:
@@ -111,6 +112,8 @@ class Session:
         self.log.start(self.trainer)
         save = save_checkpoints(self.run.checkpoints)
         self.trainer.callbacks += [self._keep, self.log, self._look, self._show, every_seconds(save_every, save)]
+        self.display.phase("preparing the step")  # on a GPU: compiling kernels (first run only) and recording the graph
+        self.trainer.stepper.prepare()
         self.display.phase("training")
         with _interrupts(self._stop):
             summary = self.trainer.fit()
