@@ -61,8 +61,8 @@ def ray_marching(
 
     Args:
         sigma_fn: density of samples; samples behind transmittance < early_stop_eps and samples with
-            alpha < alpha_thre are dropped. alpha_thre is capped by the grid's mean thickness, so that it deletes
-            nothing while the field is young.
+            alpha < alpha_thre are dropped. alpha_thre is capped by half the grid's mean thickness, so that it
+            does not delete a young field.
         render_step_size: None is the grid's own step.
         stratified: jitter each ray's samples by the draw of (seed, step, ray).
         capacity: fixed length of the marched samples; None gives exact lengths.
@@ -78,7 +78,7 @@ def ray_marching(
     if sigma_fn is None or (early_stop_eps <= 0.0 and alpha_thre <= 0.0):
         return samples
     density = _checked_density(sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices), samples)
-    threshold: float | Tensor = alpha_thre if alpha_thre <= 0.0 else grid.mean.clamp(max=alpha_thre)
+    threshold = grid.alpha_threshold(alpha_thre)
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=threshold)
     return compact(samples, keep, capacity=capacity)
 

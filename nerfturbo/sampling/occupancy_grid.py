@@ -56,6 +56,11 @@ class OccupancyGrid(nn.Module):
         """() share of occupied cells, on the device."""
         return unpack_bits(self.bits).float().mean()
 
+    def alpha_threshold(self, alpha_thre: float) -> Tensor | float:
+        """The alpha below which a sample may be skipped: never more than half the grid's mean thickness, because a
+        young field is thin everywhere, and skipping all of it would end its training."""
+        return alpha_thre if alpha_thre <= 0.0 else (self.mean * 0.5).clamp(max=alpha_thre)
+
     def cell_positions(self, cells: Tensor, fraction: Tensor | float = 0.5) -> Tensor:
         """(n, 3) world position inside each cell (n,) int64; fraction 0.5 is its centre."""
         r = self.config.resolution

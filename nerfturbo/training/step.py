@@ -88,9 +88,7 @@ def place_samples(
     if not config.render.prune:
         return marched, marched.n_samples
     with torch.no_grad():
-        threshold = (
-            settings.alpha_thre if settings.alpha_thre <= 0.0 else model.grid.mean.clamp(max=settings.alpha_thre)
-        )
+        threshold = model.grid.alpha_threshold(settings.alpha_thre)
         if isinstance(model.field, RayField):
             keep = model.field.sample_visibility(
                 rays, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold
