@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:
         clock.restart()
+    # Read when torch is imported. By default OpenMP's idle threads spin, and take the cores from our own kernels'
+    # threads and from everything else on a busy machine, where a step then takes many times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     verb, rest = _split(arguments)
     if verb is None:
         return _overview(arguments)
