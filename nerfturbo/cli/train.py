@@ -19,6 +19,7 @@ from .settings import Settings, asks_help, check_positive, resolve_device, start
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
 
+NO_STEP_LIMIT = 1_000_000_000  # a time limit alone ends the run, however fast the machine is
 BackendName = Literal["auto", "reference", "cpu", "triton"]
 
 
@@ -36,7 +37,7 @@ class TrainArgs:
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Stop after this many steps; short for --train.steps."""
     time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
-    """Stop after this many seconds of training; short for --train.time-limit."""
+    """Stop after this many seconds of training, whatever the preset's steps; short for --train.time-limit."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Run folder to write; runs/SCENE-TIME unless given."""
     overwrite: bool = False
@@ -99,7 +100,8 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     check_positive(shortcuts | {"--eval-views": args.eval_views, "--save-every": args.save_every})
     if args.turntable < 0:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
-    given = {"steps": args.steps, "time_limit": args.time_limit, "seed": args.seed}
+    steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps
+    given = {"steps": steps, "time_limit": args.time_limit, "seed": args.seed}
     train = replace(args.settings.train, **{name: value for name, value in given.items() if value is not None})
     device, config = resolve_device(args.device), replace(args.settings, train=train).apply(start)
     if args.resume is not None:
