@@ -12,11 +12,11 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
     """Read the flags of one verb; wrong ones are explained on stderr and exit with 2."""
     import tyro
 
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    arguments = list(argv)
+    config = (tyro.conf.FlagCreatePairsOff,)  # --json, without a --no-json
+    words, name = list(argv), f"nerfturbo {prog}"
     if default is None:
-        return tyro.cli(kind, prog=f"nerfturbo {prog}", args=arguments, config=config[1:])
-    return tyro.cli(kind, prog=f"nerfturbo {prog}", args=arguments, default=default, config=config[1:])
+        return tyro.cli(kind, prog=name, args=words, config=config)
+    return tyro.cli(kind, prog=name, args=words, default=default, config=config)
 
 
 def flag_value(argv: Sequence[str], flag: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import to_dict
 from .pictures import load_comparison
-from .run_folder import RunFolder, write_text
+from .run_folder import RunFolder, finite, write_text
 
 MAX_POINTS = 600  # of a curve
 MAX_PICTURES = 24  # views shown with pictures; the table lists all of them
@@ -31,7 +31,7 @@ def render_page(data: dict[str, Any]) -> str:
     folder = files("nerfturbo.evaluation")
     page = (folder / "report_page.html").read_text(encoding="utf-8")
     # "<" is escaped so that no text of the data can end the script element it stands in.
-    blob = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
+    blob = json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c")
     parts = {
         "/*STYLE*/": (folder / "report_page.css").read_text(encoding="utf-8"),
         "/*SCRIPT*/": (folder / "report_page.js").read_text(encoding="utf-8"),
@@ -99,11 +99,3 @@ def _curves(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Columns: the page is smaller that way."""
     kept = _thinned(records)
     return {name: [record.get(name) for record in kept] for name in ("step", "seconds", *CURVES)}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

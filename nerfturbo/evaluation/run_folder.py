@@ -181,7 +181,7 @@ def remove_own_files(run: RunFolder) -> None:
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Whole or not at all; numbers that JSON cannot say (NaN, infinity) become null."""
-    write_text(path, json.dumps(_finite(document), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(document), indent=1, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -194,13 +194,14 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same plain values with null for numbers that JSON cannot say."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -1,0 +1,1 @@
+"""What leaves the project for other programs."""
