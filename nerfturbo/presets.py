@@ -19,7 +19,7 @@ _PRESETS: dict[str, Config] = {
         field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512, width=32),
         render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
         optim=OptimConfig(lr=2e-2, weight_decay=0.0, skip_untouched=False),
-        train=TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=4096, initial_rays=256),
+        train=TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192, initial_rays=256),
     ),
     "vanilla": Config(
         preset="vanilla",

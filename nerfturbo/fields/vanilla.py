@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import FieldConfig
+from ..ops.wide_mlp import wide_mlp
 from ..types import Aabb
 from .encodings import frequency_encode
 
@@ -17,7 +18,10 @@ class VanillaNeRF(nn.Module):
     """`depth` layers of `width` with the input fed in again half-way, a density head, and one colour layer.
 
     Positions are scaled so that the box becomes [-1, 1]^3. Density is softplus(h - 1), which starts non-empty.
+    A trainer sets `compute_dtype` for mixed precision: the layers then multiply in it, and everything else stays fp32.
     """
+
+    compute_dtype: torch.dtype | None = None
 
     def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -27,10 +31,10 @@ class VanillaNeRF(nn.Module):
         n_direction = 3 * (2 * DIRECTION_FREQUENCIES + 1)
         width = config.width
         self.skip = config.depth // 2 if config.depth > 4 else -1
-        self.trunk = nn.ModuleList()
-        for index in range(config.depth):
-            inputs = n_position if index == 0 else width
-            self.trunk.append(nn.Linear(inputs + (n_position if index == self.skip else 0), width))
+        inputs = [n_position] + [width] * (config.depth - 1)
+        if self.skip > 0:
+            inputs[self.skip] += n_position
+        self.trunk = nn.ModuleList(nn.Linear(n, width) for n in inputs)
         self.density_head = nn.Linear(width, 1)
         self.feature_head = nn.Linear(width, width)
         self.color_hidden = nn.Linear(width + n_direction, width // 2)
@@ -47,15 +51,20 @@ class VanillaNeRF(nn.Module):
 
     def _trunk(self, positions: Tensor) -> Tensor:
         encoded = frequency_encode(self.aabb.normalize(positions) * 2.0 - 1.0, POSITION_FREQUENCIES)
-        hidden = encoded
-        for index, layer in enumerate(self.trunk):
-            if index == self.skip:
-                hidden = torch.cat([hidden, encoded.to(hidden.dtype)], dim=-1)
-            hidden = torch.relu(layer(hidden))
-        return hidden
+        skip = self.skip if self.skip > 0 else None
+        return self._layers(
+            encoded, [layer for layer in self.trunk if isinstance(layer, nn.Linear)], skip=skip, relu_last=True
+        )
+
+    def _layers(
+        self, inputs: Tensor, layers: list[nn.Linear], *, skip: int | None = None, relu_last: bool = False
+    ) -> Tensor:
+        inputs = inputs if self.compute_dtype is None else inputs.to(self.compute_dtype)
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        return wide_mlp(inputs, weights, biases, skip=skip, relu_last=relu_last)
 
     def _density(self, hidden: Tensor) -> Tensor:
-        logits = self.density_head(hidden)[:, 0]
+        logits = self._layers(hidden, [self.density_head])[:, 0]
         return torch.nn.functional.softplus((logits if logits.dtype == torch.float64 else logits.float()) - 1.0)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
@@ -69,7 +78,7 @@ class VanillaNeRF(nn.Module):
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         hidden = self._trunk(positions)
-        encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(hidden.dtype)
-        color = torch.relu(self.color_hidden(torch.cat([self.feature_head(hidden), encoded], dim=-1)))
-        logits = self.color_head(color)
+        features = self._layers(hidden, [self.feature_head])
+        encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
+        logits = self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
         return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config import OptimConfig
 from ..fields.ngp import InstantNGP
+from ..fields.vanilla import VanillaNeRF
 from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
 
@@ -89,6 +90,8 @@ class Optimizer:
                 module.half_table = halves.get(table)
                 module.table_sink = GradientSink((grads[table],), self.found_inf)
                 module.weight_sink = GradientSink(tuple(grads[weight] for weight in module.weights), self.found_inf)
+            elif isinstance(module, VanillaNeRF):
+                module.compute_dtype = self.half_dtype
 
     @property
     def learning_rate(self) -> float:

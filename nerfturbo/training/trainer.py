@@ -39,7 +39,7 @@ def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
     """What the precision setting means on a device."""
     wanted = config.train.precision
     if wanted == "auto":
-        wanted = "fp16" if device.type == "cuda" and config.field.kind == "ngp" else "fp32"
+        wanted = "fp16" if device.type == "cuda" else "fp32"
     return torch.float16 if wanted == "fp16" else None
 
 
