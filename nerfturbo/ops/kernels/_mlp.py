@@ -7,6 +7,7 @@ that are not a power of two, or below 16, are padded with zeros, which change no
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -26,11 +27,28 @@ def processors(device: torch.device) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def has_tensor_cores(device: torch.device) -> bool:
-    """Whether Triton multiplies on tensor cores here: it no longer does on Turing, where cuBLAS still does."""
-    if device.type != "cuda" or torch.version.hip is not None:
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Generation and bytes of shared memory that a program may use."""
+    found = torch.cuda.get_device_properties(device)
+    generation = 9 if torch.version.hip is not None else found.major
+    return generation, getattr(found, "shared_memory_per_block_optin", 64 * 1024)
+
+
+def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a fused kernel is the right way to run a network with these weights on operands of this type.
+
+    It is not on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32,
+    nor where weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors
+    were read off compiled backward kernels: weights are kept once on Hopper, in two orders before it.
+    """
+    if device.type != "cuda":
         return True
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    generation, shared = _capability(device)
+    if generation < 8 or (dtype == torch.float32 and fp32_precision() == "ieee"):
+        return False
+    size = sum(padded(w.shape[0]) * padded(w.shape[1]) for w in weights) * dtype.itemsize
+    factor = 1.7 if generation >= 9 and dtype != torch.float32 else 3.0
+    return factor * size + 24 * 1024 <= shared
 
 
 def operand_type(dtype: torch.dtype, device: torch.device) -> tl.dtype:
@@ -41,7 +59,8 @@ def operand_type(dtype: torch.dtype, device: torch.device) -> tl.dtype:
 
 def fp32_precision() -> str:
     """How fp32 operands are multiplied: as torch's own matmul would."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    # `allow_tf32`, the older name, raises once somebody has used this one.
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def feature_major(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from ..hash_encode import HashLayout
 from ..reference import fused_mlp as reference
 from ._common import CompileCase, check_kernel_float
 from ._grid import clamp_unit, level_constants, load_point, used_rows
-from ._mlp import fp32_precision, has_tensor_cores, load_weight, operand_type, padded, processors, relu_layer
+from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, processors, relu_layer
 from .fused_mlp import forward as mlp_forward
 from .hash_encode import hash_encode
 
@@ -120,7 +120,7 @@ def ngp_density(
     *,
     n_used: Tensor | None = None,
 ) -> Tensor:
-    if not has_tensor_cores(positions.device):
+    if not fits(weights, table.dtype, positions.device):
         encoding = hash_encode(positions, table, layout, n_used=n_used)
         return reference.fused_mlp(encoding, [weights[0], weights[1][:1]])[:, 0].float()
     density_in, density_out = (w.contiguous() for w in weights)

@@ -31,8 +31,8 @@ from ._mlp import (
     add_products,
     add_weight,
     feature_major,
+    fits,
     fp32_precision,
-    has_tensor_cores,
     keep_rows,
     load_tile,
     load_weight,
@@ -269,7 +269,7 @@ def fused_mlp(
         got = f"{len(weights)} layers, widths {widths}"
         wanted = f"at most {MAX_LAYERS} layers, {MAX_WIDTH} wide, on the Triton backend"
         raise InputError("weights", wanted, got, "use ops.wide_mlp or torch.nn.Linear for larger networks")
-    if not has_tensor_cores(inputs.device):
+    if not fits(weights, inputs.dtype, inputs.device):
         return zero_tail(reference.fused_mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
     return _FusedMlp.apply(inputs, sink, n_used, *(w.contiguous() for w in weights))
 

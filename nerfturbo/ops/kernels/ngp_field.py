@@ -34,8 +34,8 @@ from ._mlp import (
     add_products,
     add_weight,
     feature_major,
+    fits,
     fp32_precision,
-    has_tensor_cores,
     keep_rows,
     load_tile,
     load_weight,
@@ -276,7 +276,7 @@ def ngp_field(
     for name, width in _shape(encoding, directions, weights).items():
         if name in ("DE", "DS", "DF", "DH") and width > 64:
             raise InputError("weights", "widths up to 64 on the Triton backend", str(width), "use ops.fused_mlp")
-    if not has_tensor_cores(encoding.device):
+    if not fits(weights, encoding.dtype, encoding.device):
         own = NgpWeights(*redirect_all(weights, sink))
         return zero_tail(reference.ngp_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
     own = [w.contiguous() for w in weights]
