@@ -103,3 +103,15 @@ def test_real_shapes(widths: tuple[int, ...], dtype: torch.dtype) -> None:
     for name, value in want.items():
         error = (got[name].float() - value).norm() / value.norm()
         assert error < (0.02 if dtype == torch.float16 else 0.1), f"{name} is off by {error.item():.2g}"
+
+
+def test_what_does_not_fit_a_fused_kernel_runs_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _mlp = pytest.importorskip("nerfturbo.ops.kernels._mlp")
+    small = [torch.empty(64, 32, device="meta"), torch.empty(16, 64, device="meta")]
+    large = [torch.empty(128, 128, device="meta")] * 4
+    device = torch.device("cuda")
+    for generation, shared, expected in ((9, 227, (True, False)), (8, 99, (True, False)), (7, 64, (False, False))):
+        monkeypatch.setattr(_mlp, "_capability", lambda _, found=(generation, shared * 1024): found)
+        assert tuple(_mlp.fits(w, torch.float16, device) for w in (small, large)) == expected
+    monkeypatch.setattr(_mlp, "fp32_precision", lambda: "ieee")
+    assert not _mlp.fits(small, torch.float32, device)
