@@ -23,7 +23,7 @@ from ...types import PackedSamples
 from ..ngp_visibility import MAX_LOGIT, NgpDensity
 from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, scalar_or_pointer
 from ._grid import level_constants
-from ._mlp import fp32_precision, has_tensor_cores, load_weight, operand_type, padded, processors, relu_layer
+from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, processors, relu_layer
 from ._ngp_density import _cells, _rows, ngp_density
 from .composite import visibility
 from .sample_positions import sample_positions
@@ -223,7 +223,7 @@ def ngp_visibility(
         return torch.zeros(samples.capacity, dtype=torch.bool, device=origins.device)
     check_kernel_float(origins=origins, directions=directions)
     origins, directions = origins.detach().float().contiguous(), directions.detach().float().contiguous()
-    if not has_tensor_cores(origins.device):
+    if not fits(field.weights, field.table.dtype, origins.device):
         positions = sample_positions(origins, directions, samples, aabb=field.aabb)
         logits = ngp_density(positions, field.table, field.layout, field.weights, n_used=samples.n_samples)
         density = logits.clamp(max=MAX_LOGIT).exp()
