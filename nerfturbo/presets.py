@@ -23,6 +23,8 @@ _PRESETS: dict[str, Config] = {
     ),
     "vanilla": Config(
         preset="vanilla",
+        grid=GridConfig(resolution=96),
+        render=RenderConfig(prune=False),
         field=FieldConfig(kind="vanilla", width=256, depth=8),
         optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
         train=TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14, initial_rays=1024),
