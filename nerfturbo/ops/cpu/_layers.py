@@ -18,6 +18,7 @@ from torch import Tensor
 from .._sink import GradientSink
 from ._launch import array, as_float32, jit
 from ._vector import (
+    load_at,
     load_span,
     multiply_add,
     multiply_add_lane,
@@ -31,6 +32,7 @@ from ._vector import (
 POINTS = 128
 FOUR, SIXTEEN = (0,) * 4, (0,) * 16
 ZERO = np.float32(0.0)
+LINEAR, RELU, MASKED = np.int64(0), np.int64(1), np.int64(2)  # what happens to a product before it is stored
 
 
 class Layers(NamedTuple):
@@ -91,47 +93,46 @@ def weight_gradients(
     return [None] * len(grads)
 
 
-@jit()
-def _multiply(packed, start, n_in, n_out, x, x_row, y, y_row, mode):
-    """y[y_row + o] = sum over i of w[o, i] x[x_row + i] for a whole block; n_out outputs, four at a time.
+@jit(inner=True)
+def _multiply(packed, start, n_in, n_out, acts, source, target, mode):
+    """acts[target + o] = sum over i of w[o, i] acts[source + i], for a whole block and n_out outputs, four at a time.
 
-    mode 0: as it is; 1: ReLU; 2: zero where y, which holds the layer's activation, is not positive.
+    MASKED: zero where the target, which holds the layer's activation, is not positive.
     """
-    weights = packed[start : start + n_in * n_out].reshape(n_out // 4, n_in * 4)
-    for o in range(n_out // 4):
-        row = y_row + 4 * o
+    for o in range(0, n_out, 4):
+        row = target + o
         for p in range(0, POINTS, 16):
             a, b, c, d = zeros(SIXTEEN), zeros(SIXTEEN), zeros(SIXTEEN), zeros(SIXTEEN)
             for i in range(n_in):
-                v, w = load_span(x, x_row + i, p, SIXTEEN), load_span(weights, o, 4 * i, FOUR)
+                v, w = load_span(acts, source + i, p, SIXTEEN), load_at(packed, start + o * n_in + 4 * i, FOUR)
                 a, b = multiply_add_lane(a, v, w, 0), multiply_add_lane(b, v, w, 1)
                 c, d = multiply_add_lane(c, v, w, 2), multiply_add_lane(d, v, w, 3)
-            if mode == 1:
+            if mode == RELU:
                 a, b, c, d = relu(a), relu(b), relu(c), relu(d)
-            elif mode == 2:
-                a = where_positive(a, load_span(y, row, p, SIXTEEN))
-                b = where_positive(b, load_span(y, row + 1, p, SIXTEEN))
-                c = where_positive(c, load_span(y, row + 2, p, SIXTEEN))
-                d = where_positive(d, load_span(y, row + 3, p, SIXTEEN))
-            store_span(y, row, p, a)
-            store_span(y, row + 1, p, b)
-            store_span(y, row + 2, p, c)
-            store_span(y, row + 3, p, d)
+            elif mode == MASKED:
+                a = where_positive(a, load_span(acts, row, p, SIXTEEN))
+                b = where_positive(b, load_span(acts, row + 1, p, SIXTEEN))
+                c = where_positive(c, load_span(acts, row + 2, p, SIXTEEN))
+                d = where_positive(d, load_span(acts, row + 3, p, SIXTEEN))
+            store_span(acts, row, p, a)
+            store_span(acts, row + 1, p, b)
+            store_span(acts, row + 2, p, c)
+            store_span(acts, row + 3, p, d)
 
 
-@jit()
-def forward_layer(layers, layer, x, x_row, y, y_row, activate):
-    """y[y_row ...] = W x[x_row ...], then ReLU if `activate`."""
+@jit(inner=True)
+def forward_layer(layers, layer, acts, source, target, mode):
+    """acts[target ...] = W acts[source ...], with ReLU or LINEAR."""
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
-    _multiply(layers.forward, layers.starts[layer], n_in, n_out, x, x_row, y, y_row, 1 if activate else 0)
+    _multiply(layers.forward, layers.starts[layer], n_in, n_out, acts, source, target, mode)
 
 
-@jit()
-def backward_layer(layers, layer, g, g_row, y, y_row, masked):
-    """y[y_row ...] = W^T g[g_row ...]. If `masked`, y holds the layer's inputs, and where they are not positive the
-    gradient is zero: it takes the place of the activation, which must not be needed any more."""
+@jit(inner=True)
+def backward_layer(layers, layer, acts, source, target, mode):
+    """acts[target ...] = W^T acts[source ...]. MASKED: the target holds the layer's inputs, and where they are not
+    positive the gradient is zero. It takes the place of the activation, which must not be needed any more."""
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
-    _multiply(layers.backward, layers.starts[layer], n_out, n_in, g, g_row, y, y_row, 2 if masked else 0)
+    _multiply(layers.backward, layers.starts[layer], n_out, n_in, acts, source, target, mode)
 
 
 @jit(inline=True)
@@ -140,18 +141,18 @@ def _add_products(a, b, c, d, g, x0, x1, x2, x3):
 
 
 @jit(inline=True)
-def _add_row(out, o, i, a, b, c, d):
-    out[o, i] += total(a)
-    out[o, i + 1] += total(b)
-    out[o, i + 2] += total(c)
-    out[o, i + 3] += total(d)
+def _add_row(out, i, a, b, c, d):
+    out[i] += total(a)
+    out[i + 1] += total(b)
+    out[i + 2] += total(c)
+    out[i + 3] += total(d)
 
 
-@jit()
-def weight_gradient(layers, layer, g, g_row, x, x_row, out):
-    """out (flat, fp32) += g[g_row + o] . x[x_row + i] over the block's points, for every weight of the layer."""
+@jit(inner=True)
+def weight_gradient(layers, layer, acts, g_row, x_row, out):
+    """out (flat, fp32) += acts[g_row + o] . acts[x_row + i] over the block's points, for every weight of the layer."""
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
-    own = out[layers.starts[layer] : layers.starts[layer + 1]].reshape(n_out, n_in)
+    start = layers.starts[layer]
     for o in range(0, n_out, 4):
         for i in range(0, n_in, 4):
             s00, s01, s02, s03 = zeros(FOUR), zeros(FOUR), zeros(FOUR), zeros(FOUR)
@@ -159,21 +160,21 @@ def weight_gradient(layers, layer, g, g_row, x, x_row, out):
             s20, s21, s22, s23 = zeros(FOUR), zeros(FOUR), zeros(FOUR), zeros(FOUR)
             s30, s31, s32, s33 = zeros(FOUR), zeros(FOUR), zeros(FOUR), zeros(FOUR)
             for p in range(0, POINTS, 4):
-                g0, g1 = load_span(g, g_row + o, p, FOUR), load_span(g, g_row + o + 1, p, FOUR)
-                g2, g3 = load_span(g, g_row + o + 2, p, FOUR), load_span(g, g_row + o + 3, p, FOUR)
-                x0, x1 = load_span(x, x_row + i, p, FOUR), load_span(x, x_row + i + 1, p, FOUR)
-                x2, x3 = load_span(x, x_row + i + 2, p, FOUR), load_span(x, x_row + i + 3, p, FOUR)
+                g0, g1 = load_span(acts, g_row + o, p, FOUR), load_span(acts, g_row + o + 1, p, FOUR)
+                g2, g3 = load_span(acts, g_row + o + 2, p, FOUR), load_span(acts, g_row + o + 3, p, FOUR)
+                x0, x1 = load_span(acts, x_row + i, p, FOUR), load_span(acts, x_row + i + 1, p, FOUR)
+                x2, x3 = load_span(acts, x_row + i + 2, p, FOUR), load_span(acts, x_row + i + 3, p, FOUR)
                 s00, s01, s02, s03 = _add_products(s00, s01, s02, s03, g0, x0, x1, x2, x3)
                 s10, s11, s12, s13 = _add_products(s10, s11, s12, s13, g1, x0, x1, x2, x3)
                 s20, s21, s22, s23 = _add_products(s20, s21, s22, s23, g2, x0, x1, x2, x3)
                 s30, s31, s32, s33 = _add_products(s30, s31, s32, s33, g3, x0, x1, x2, x3)
-            _add_row(own, o, i, s00, s01, s02, s03)
-            _add_row(own, o + 1, i, s10, s11, s12, s13)
-            _add_row(own, o + 2, i, s20, s21, s22, s23)
-            _add_row(own, o + 3, i, s30, s31, s32, s33)
+            _add_row(out, start + (o + 0) * n_in + i, s00, s01, s02, s03)
+            _add_row(out, start + (o + 1) * n_in + i, s10, s11, s12, s13)
+            _add_row(out, start + (o + 2) * n_in + i, s20, s21, s22, s23)
+            _add_row(out, start + (o + 3) * n_in + i, s30, s31, s32, s33)
 
 
-@jit()
+@jit(inner=True)
 def read_block(source, point_major, start, n, target, row):
     """target[row + f, k] = feature f of point start + k; zero past the n points and in the rows that pad."""
     features = source.shape[1] if point_major else source.shape[0]
@@ -194,7 +195,7 @@ def read_block(source, point_major, start, n, target, row):
                 target[row + f, k] = source[f, start + k]
 
 
-@jit()
+@jit(inner=True)
 def write_block(source, row, features, start, n, target):
     """target[f, start + k] = source[row + f, k] for the n points of a block."""
     for f in range(features):

@@ -8,6 +8,7 @@ tuple, `lanes`, which is known when the kernel is compiled; its values are not u
     add_to(rows, i, v)                  rows[i, :] += v
     load_column(x, j, lanes)            x[:, j] of a (len(lanes), n) array
     store_column(x, j, v)               x[:, j] = v
+    load_at(x, i, lanes)                x[i : i + len(lanes)] of a contiguous array
     load_span(x, i, j, lanes)           x[i, j : j + len(lanes)] of an array whose rows are contiguous
     store_span(x, i, j, v)              x[i, j : j + len(v)] = v
 
@@ -136,6 +137,16 @@ def store_column(typing_context, columns, column, vector):
         return context.get_dummy_value()
 
     return types.void(columns, column, vector), generate
+
+
+@intrinsic
+def load_at(typing_context, array, index, lanes):
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        element = builder.gep(data, [context.cast(builder, args[1], signature.args[1], types.intp)])
+        return builder.load(builder.bitcast(element, ir.VectorType(_FLOAT, len(lanes)).as_pointer()), align=4)
+
+    return Vector(len(lanes))(array, index, lanes), generate
 
 
 @intrinsic

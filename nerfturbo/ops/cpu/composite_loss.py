@@ -36,7 +36,7 @@ def _density(logit, bias):
     return np.float32(math.exp(min(logit + bias, _HIGHEST)))
 
 
-@jit()
+@jit(inner=True)
 def _march_ray(begin, end, starts, ends, raw, bias, eps, colour, weights, passed, rgb):
     """Colour of one ray into `colour`; returns its opacity. Sample k of it leaves its weight, T_i e_i (-1: no weight)
     and colour in the scratch arrays."""

@@ -18,7 +18,10 @@ from .._sink import GradientSink, redirect_all, zero_tail
 from ..reference import fused_mlp as reference
 from ._launch import array, jit, launch
 from ._layers import (
+    LINEAR,
+    MASKED,
     POINTS,
+    RELU,
     Layers,
     backward_layer,
     by_features,
@@ -35,12 +38,12 @@ WIDEST = 128
 ZERO = np.float32(0.0)
 
 
-@jit()
+@jit(inner=True)
 def _forward_block(layers, rows, inputs, point_major, start, n, acts):
-    read_block(inputs, point_major, start, n, acts, 0)
+    read_block(inputs, point_major, start, n, acts, rows[0])
     n_layers = layers.inputs.shape[0]
     for layer in range(n_layers):
-        forward_layer(layers, layer, acts, rows[layer], acts, rows[layer + 1], layer + 1 < n_layers)
+        forward_layer(layers, layer, acts, rows[layer], rows[layer + 1], RELU if layer + 1 < n_layers else LINEAR)
 
 
 @jit()
@@ -64,12 +67,12 @@ def _backward(first, last, n_used, layers, rows, inputs, point_major, grad, sums
         for start in range(chunk * CHUNK * POINTS, min((chunk + 1) * CHUNK * POINTS, n_used), POINTS):
             n = min(POINTS, n_used - start)
             _forward_block(layers, rows, inputs, point_major, start, n, acts)
-            read_block(grad, False, start, n, acts, rows[n_layers])
+            read_block(grad, point_major != point_major, start, n, acts, rows[n_layers])
             for layer in range(n_layers - 1, -1, -1):
-                weight_gradient(layers, layer, acts, rows[layer + 1], acts, rows[layer], sums[chunk])
+                weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], sums[chunk])
                 if layer > 0 or to_inputs.shape[0] > 0:
-                    backward_layer(layers, layer, acts, rows[layer + 1], acts, rows[layer], layer > 0)
-            write_block(acts, 0, to_inputs.shape[0], start, n, to_inputs)
+                    backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], MASKED if layer > 0 else LINEAR)
+            write_block(acts, rows[0], to_inputs.shape[0], start, n, to_inputs)
 
 
 def _rows(layers: Layers) -> np.ndarray:

@@ -70,7 +70,7 @@ def _hash(x, yz, mask):
     return np.uint32(np.uint32(x ^ yz) & mask)
 
 
-@jit()
+@jit(inner=True)
 def _find_rows(unit, start, n, levels, level, rows, fractions):
     """Of points start ... start + n - 1: rows[c * BLOCK + k] in the level's slice, fractions[axis * BLOCK + k].
 

@@ -27,6 +27,8 @@ from .packed import empty_samples, fit_offsets
 CHUNK = 64  # rays
 BRICK = 4  # cells per axis
 ROUNDING = np.float32(4e-6)  # relative to the coordinates: several times what rounding can move a point
+WALK, WRITE = np.int64(0), np.int64(1)
+X, Y, Z = np.int64(0), np.int64(1), np.int64(2)
 ZERO, HALF, ONE, TINY = np.float32(0.0), np.float32(0.5), np.float32(1.0), np.float32(1e-12)
 
 
@@ -127,9 +129,9 @@ def _last_before(rule, jitter, k, t):
     return last
 
 
-@jit(exact=True)
+@jit(exact=True, inner=True)
 def _walk(o, d, ray, jitter, grid, rule, t_min, t_max, k_first, k_last, write, starts, ends, rays, target):
-    """From cell to cell between two lattice indices: count the samples and, if `write`, store them from `target` on.
+    """From cell to cell between two lattice indices: count the samples and, with WRITE, store them from `target` on.
 
     Returns the count and the first and last index that was kept.
     """
@@ -147,16 +149,16 @@ def _walk(o, d, ray, jitter, grid, rule, t_min, t_max, k_first, k_last, write, s
             k += ONE
             continue
         occupied, growth, x, y, z, size = _look(grid, ox + dx * middle, oy + dy * middle, oz + dz * middle)
-        leave = min(t_max - margin, _leave(grid, 0, growth, x, size, ox, ix, margin))
-        leave = min(leave, _leave(grid, 1, growth, y, size, oy, iy, margin))
-        leave = min(leave, _leave(grid, 2, growth, z, size, oz, iz, margin))
+        leave = min(t_max - margin, _leave(grid, X, growth, x, size, ox, ix, margin))
+        leave = min(leave, _leave(grid, Y, growth, y, size, oy, iy, margin))
+        leave = min(leave, _leave(grid, Z, growth, z, size, oz, iz, margin))
         last = min(_last_before(rule, jitter, k, leave), k_last) if leave > middle else k
         if occupied:
             if count == 0:
                 kept_first = k
             kept_last = last
             n = int(last - k) + 1
-            if write:
+            if write == WRITE:
                 for j in range(n):
                     u = k + np.float32(j) + jitter
                     starts[target + count + j] = _lattice(rule, u)
@@ -182,7 +184,7 @@ def _count(first, last, origins, directions, jitter, limits, n_active, grid, rul
         k_last = np.float32(math.ceil(_inverse(rule, t_max[ray]) - shift)) + ONE
         counts[ray], spans[ray, 0], spans[ray, 1] = _walk(
             origins, directions, ray, shift, grid, rule, t_min[ray], t_max[ray], k_first, k_last,
-            False, nothing, nothing, no_rays, 0,
+            WALK, nothing, nothing, no_rays, np.int64(0),
         )  # fmt: skip
 
 
@@ -193,7 +195,7 @@ def _write(first, last, origins, directions, jitter, grid, rule, t_min, t_max, s
             shift = jitter[ray] if jitter.shape[0] > 0 else ZERO
             _walk(
                 origins, directions, ray, shift, grid, rule, t_min[ray], t_max[ray], spans[ray, 0], spans[ray, 1],
-                True, starts, ends, rays, offsets[ray],
+                WRITE, starts, ends, rays, np.int64(offsets[ray]),
             )  # fmt: skip
 
 

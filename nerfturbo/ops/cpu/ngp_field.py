@@ -22,7 +22,10 @@ from ..hash_encode import HashLayout
 from ..ngp_field import NgpWeights
 from ._launch import array, as_float32, jit, launch, scratch
 from ._layers import (
+    LINEAR,
+    MASKED,
     POINTS,
+    RELU,
     Layers,
     backward_layer,
     by_features,
@@ -39,15 +42,16 @@ CHUNK = 8  # blocks
 SLICE = 1 << 15  # points whose density is looked up at a time
 MAX_KEPT = 1 << 28  # bytes of activations; more are computed again in the backward
 ZERO = np.float32(0.0)
+L0, L1, L2, L3, L4 = (np.int64(k) for k in range(5))  # not literals, see `jit`
 
 
-@jit()
+@jit(inner=True)
 def _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts):
     """All activations of points start ... start + n - 1, at the rows that `rows` gives for each layer's input."""
     read_block(encoding, point_major, start, n, acts, rows[0])
-    forward_layer(layers, 0, acts, rows[0], acts, rows[1], True)
+    forward_layer(layers, L0, acts, rows[0], rows[1], RELU)
     features = rows[2] + directions.shape[1]
-    forward_layer(layers, 1, acts, rows[1], acts, features, False)
+    forward_layer(layers, L1, acts, rows[1], features, LINEAR)
     for f in range(directions.shape[1]):
         line = acts[rows[2] + f]
         for k in range(n):
@@ -55,9 +59,9 @@ def _forward_block(layers, rows, encoding, point_major, directions, rays, start,
         line[n:] = ZERO
     for row in range(features + layers.outputs[1], rows[3]):
         acts[row, :] = ZERO
-    forward_layer(layers, 2, acts, rows[2], acts, rows[3], True)
-    forward_layer(layers, 3, acts, rows[3], acts, rows[4], True)
-    forward_layer(layers, 4, acts, rows[4], acts, rows[5], False)
+    forward_layer(layers, L2, acts, rows[2], rows[3], RELU)
+    forward_layer(layers, L3, acts, rows[3], rows[4], RELU)
+    forward_layer(layers, L4, acts, rows[4], rows[5], LINEAR)
 
 
 @jit()
@@ -70,8 +74,8 @@ def _forward(first, last, n_used, layers, rows, encoding, point_major, direction
         if kept.shape[0] > 0:
             acts = kept[block]
         _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
-        write_block(acts, rows[5], 3, start, n, out)
-        write_block(acts, rows[2] + directions.shape[1], 1, start, n, out[3:])
+        write_block(acts, rows[5], L3, start, n, out)
+        write_block(acts, rows[2] + directions.shape[1], L1, start, n, out[3:])
 
 
 @jit()
@@ -103,20 +107,20 @@ def _backward(
                 acts = kept[start // POINTS]
             else:
                 _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
-            read_block(grad[:3], False, start, n, acts, rows[5])
+            read_block(grad[:3], point_major != point_major, start, n, acts, rows[5])
             for layer in range(4, 2, -1):
-                weight_gradient(layers, layer, acts, rows[layer + 1], acts, rows[layer], own)
-                backward_layer(layers, layer, acts, rows[layer + 1], acts, rows[layer], True)
-            weight_gradient(layers, 2, acts, rows[3], acts, rows[2], own)
-            backward_layer(layers, 2, acts, rows[3], acts, rows[2], False)
+                weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], own)
+                backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], MASKED)
+            weight_gradient(layers, L2, acts, rows[3], rows[2], own)
+            backward_layer(layers, L2, acts, rows[3], rows[2], LINEAR)
             write_block(acts, rows[2], to_directions.shape[0], start, n, to_directions)
             for k in range(n):
                 acts[features, k] += grad[3, start + k]
-            weight_gradient(layers, 1, acts, features, acts, rows[1], own)
-            backward_layer(layers, 1, acts, features, acts, rows[1], True)
-            weight_gradient(layers, 0, acts, rows[1], acts, rows[0], own)
+            weight_gradient(layers, L1, acts, features, rows[1], own)
+            backward_layer(layers, L1, acts, features, rows[1], MASKED)
+            weight_gradient(layers, L0, acts, rows[1], rows[0], own)
             if to_encoding.shape[0] > 0:
-                backward_layer(layers, 0, acts, rows[1], acts, rows[0], False)
+                backward_layer(layers, L0, acts, rows[1], rows[0], LINEAR)
                 write_block(acts, rows[0], to_encoding.shape[0], start, n, to_encoding)
 
 
@@ -193,17 +197,17 @@ def ngp_field(
 
 @jit()
 def _density(first, last, n_used, layers, encoding, point_major, out):
-    """Blocks first ... last - 1 of out (n,) through the density network alone."""
+    """Blocks first ... last - 1 of out (1, n) through the density network alone."""
     hidden = layers.inputs[0]
     logits = hidden + layers.outputs[0]
     acts = np.empty((logits + layers.outputs[1], POINTS), np.float32)
     for block in range(first, last):
         start = block * POINTS
         n = min(POINTS, n_used - start)
-        read_block(encoding, point_major, start, n, acts, 0)
-        forward_layer(layers, 0, acts, 0, acts, hidden, True)
-        forward_layer(layers, 1, acts, hidden, acts, logits, False)
-        out[start : start + n] = acts[logits, :n]
+        read_block(encoding, point_major, start, n, acts, L0)
+        forward_layer(layers, L0, acts, L0, hidden, RELU)
+        forward_layer(layers, L1, acts, hidden, logits, LINEAR)
+        write_block(acts, logits, L1, start, n, out)
 
 
 def density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: Layers, out: Tensor) -> None:
@@ -216,7 +220,7 @@ def density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers:
         part = positions[start : start + SLICE]
         unit, encoding = scratch("unit", 3, part.shape[0]), scratch("encoding", layout.n_outputs, part.shape[0])
         encode(part, table, layout, unit, encoding)
-        own = out[start : start + SLICE].numpy()
+        own = out[start : start + SLICE][None].numpy()
         n_blocks = -(-part.shape[0] // POINTS)
         launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
 

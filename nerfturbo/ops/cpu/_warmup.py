@@ -1,0 +1,129 @@
+"""Compile the kernels of a training step before it starts, saying which: a first start should not seem to hang.
+
+numba compiles a kernel at its first call and keeps it on disk: beside this file where that folder can be written, else
+in the user's cache folder, or in NUMBA_CACHE_DIR. Later starts load it in milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ...types import Aabb, PackedSamples
+from .._sink import GradientSink
+from ..adam import AdamRule, AdamState
+from ..composite_loss import LossRule
+from ..draw_pixels import PixelPool
+from ..hash_encode import HashLayout
+from ..march import OccupancyBits, StepRule
+from ..ngp_field import NgpWeights
+from ..ngp_visibility import NgpDensity
+
+# Kernels of other ops in the same files: a training step does not call them.
+_ELSEWHERE = {"_sum", "_spread", "_scan", "_slope", "_differentiate"}
+_STEP_MODULES = (
+    "draw_pixels",
+    "march",
+    "ngp_visibility",
+    "packed",
+    "sample_positions",
+    "hash_encode",
+    "spherical_harmonics",
+    "ngp_field",
+    "composite_loss",
+    "adam",
+    "occupancy",
+)
+
+
+def warmup(report: Callable[[str], None], *, n_features: int = 4) -> None:
+    """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
+
+    `n_features` of the hash grid, which the encoder's kernels are specialised on.
+    """
+    for name, run in _steps(n_features):
+        report(name)
+        run()
+
+
+def is_cached() -> bool:
+    """Whether the kernels of a training step lie on disk, compiled: a guess that costs a few milliseconds."""
+    try:
+        return all(kernel._cache._cache_file._load_index() for kernel in _kernels())
+    except (AttributeError, OSError):
+        return False
+
+
+def _kernels() -> Iterator[Any]:
+    for module in _STEP_MODULES:
+        for value in vars(importlib.import_module(f".{module}", __package__)).values():
+            # Only those that are called from Python have an entry of their own in the cache.
+            own = hasattr(value, "py_func") and value.py_func.__module__.endswith(f".{module}")
+            if own and value.py_func.__name__ not in _ELSEWHERE and hasattr(value._cache, "_cache_file"):
+                yield value
+
+
+def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name and call of each op, in the order of a training step."""
+    from . import (
+        adam,
+        composite_loss,
+        draw_pixels,
+        hash_encode,
+        march,
+        ngp_field,
+        ngp_visibility,
+        occupancy,
+        packed,
+        random,
+        sample_positions,
+        spherical_harmonics,
+    )
+
+    origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
+    box, device = Aabb.cube(1.0), torch.device("cpu")
+    grid = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), box, 4)
+    camera = (torch.eye(3, 4)[None], torch.ones(1, 4))
+    pool = PixelPool(torch.zeros(1, 4, dtype=torch.uint8), torch.tensor([0, 1]), torch.tensor([1]), *camera)
+    yield "draw_pixels", lambda: draw_pixels.draw_pixels(pool, 1, seed=0, step=0, first=0)
+    yield "random", lambda: random.random_uniform(1, columns=3, seed=0, stream=0, step=0, first=0, device=device)
+    options = {"jitter": torch.zeros(1), "limits": None, "capacity": None, "n_active": None}
+    yield "march", lambda: march.march(origins, directions, grid, StepRule(0.5), **options)
+
+    layout = HashLayout(n_levels=1, n_features=n_features, log2_entries=6, base_resolution=2, max_resolution=2)
+    table = torch.zeros(layout.n_entries, n_features, requires_grad=True)
+    sizes = ((4, layout.n_outputs), (16, 4), (4, 32), (4, 4), (3, 4))
+    weights = NgpWeights(*(torch.zeros(size, requires_grad=True) for size in sizes))
+    samples = PackedSamples.from_counts(torch.tensor([1]), torch.ones(1), torch.ones(1) * 2)
+    field = NgpDensity(box, table, layout, weights[:2])
+    limits = {"early_stop_eps": 1e-4, "alpha_thre": 0.0}
+    yield "visibility", lambda: ngp_visibility.ngp_visibility(origins, directions, samples, field, **limits)
+    keep = torch.ones(1, dtype=torch.bool)
+    yield "compact", lambda: packed.compact(samples, keep, capacity=None)
+
+    sink = GradientSink((torch.zeros_like(table),))
+    weight_sink = GradientSink(tuple(torch.zeros_like(weight) for weight in weights))
+    positions = sample_positions.sample_positions(origins, directions, samples, aabb=box)
+    yield "hash_encode", lambda: hash_encode.hash_encode(positions, table, layout, sink=sink).sum().backward()
+    yield "spherical_harmonics", lambda: spherical_harmonics.spherical_harmonics(directions, 4)
+
+    def network() -> None:
+        encoding = hash_encode.hash_encode(positions, table, layout, sink=sink)
+        angular = spherical_harmonics.spherical_harmonics(directions, 4)
+        raw = ngp_field.ngp_field(encoding, angular, samples.ray_indices, weights, sink=weight_sink)
+        background, target = torch.zeros(1, 3), torch.zeros(1, 4)
+        rest = {"density_bias": 0.0, "early_stop_eps": 0.0, "gradient_scale": None}
+        composite_loss.composite_loss(raw, samples, background, target, rule=LossRule(), **rest)[0].backward()
+
+    yield "networks and loss", network
+    buffer, number = torch.zeros(4), torch.zeros(())
+    state, rule = AdamState.of(buffer), AdamRule()
+    adam_options = {"rule": rule, "half": None, "grad_scale": None, "found_inf": None}
+    yield "adam", lambda: adam.adam_update(buffer, torch.ones(4), state, torch.ones(()), **adam_options)
+    yield "gradient check", lambda: adam.check_gradients([buffer], number)
+    cells, density = torch.zeros(1, dtype=torch.int64), torch.zeros(32)
+    yield "occupancy grid", lambda: occupancy.decay_and_max(density, cells, torch.ones(1), 0.95)
+    yield "occupancy bits", lambda: occupancy.threshold_bits(density, torch.zeros(1, dtype=torch.int32), 0.01)
