@@ -13,6 +13,14 @@ from .hash_encode import HashLayout
 from .ngp_field import NgpWeights, _check_weights
 
 
+def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
+    """Whether unused rows cost `ngp_logits` nothing here, so that it may be called with many more than are in use.
+
+    Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed.
+    """
+    return implementation("ngp_logits", "skips_unused", table)(table, weights)
+
+
 def ngp_logits(
     positions: Tensor,
     directions: Tensor,

@@ -1,11 +1,13 @@
 """Samples and a field to pixels."""
 
-from .image import RenderedImage, render_image
+from .frame import FrameRenderer
+from .image import RenderedImage, render_image, render_view
 from .losses import color_loss
 from .model import NerfModel, SceneBounds
 from .render import MarchSettings, field_functions, ray_marching, render_rays, volume_rendering
 
 __all__ = [
+    "FrameRenderer",
     "MarchSettings",
     "NerfModel",
     "RenderedImage",
@@ -15,5 +17,6 @@ __all__ = [
     "ray_marching",
     "render_image",
     "render_rays",
+    "render_view",
     "volume_rendering",
 ]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..fields.field import Field
-from ..fields.ngp import InstantNGP
 from ..ops._checks import check_device, check_shape
 from ..ops.camera_rays import camera_rays
 from ..ops.frame import FinishedRays, LiveRays, finish_rays
@@ -20,7 +19,7 @@ from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Rays
 from .image import RenderedImage, rows_at_once
 from .render import MarchSettings
-from .rounds import Evaluator, evaluator, make_round, render_budget, start, strip_order
+from .rounds import Evaluator, NgpEvaluator, evaluator, make_round, render_budget, start, strip_order
 
 MORE = 4  # rounds of the second graph; even, so that it ends on the side of the queue on which it began
 PATIENCE = 2  # replays of the second graph in one frame after which the first is recorded anew, with more rounds
@@ -30,8 +29,8 @@ class FrameRenderer:
     """Pictures of width x height pixels of one field, for cameras without distortion.
 
     Weights, hash table and occupancy bits are read where they lie, so a frame shows the field as it is at that moment;
-    who replaces those tensors (moves the model, say) makes a new renderer. Fields other than Instant-NGP, and CPUs,
-    render the same pixels without a graph.
+    who replaces those tensors (moves the model, say) makes a new renderer. On a GPU a table without a half copy is read
+    as halves, which training on a GPU does too. Fields other than Instant-NGP, and CPUs, render without a graph.
     """
 
     def __init__(
@@ -52,8 +51,8 @@ class FrameRenderer:
             check_device(background=background, bits=grid.bits)
         self.width, self.height, self.device = width, height, grid.bits.device
         self._field, self._grid, self._settings = field, grid, settings or MarchSettings()
-        self._background = background
-        budget = render_budget(field, self.device, max_memory)
+        self._background, self._half = background, self.device.type == "cuda"
+        budget = render_budget(field, self.device, max_memory, half=self._half)
         self._samples, self._band = budget.samples, rows_at_once(height, width, budget.rays)
         self._order = strip_order(self._band, width, self.device)
         self._camera, self._time = torch.zeros(16, device=self.device), None
@@ -94,10 +93,7 @@ class FrameRenderer:
         shifted[15] -= first
         self._camera.copy_(shifted)
         if self._recorded is None:
-            out, rounds = self._run_eagerly()
-            if self.device.type == "cuda" and type(self._field) is InstantNGP:
-                self._recorded = _Recorded(self, rounds)
-            return out
+            return self._run_eagerly()
         out, rounds = self._recorded.replay()
         if rounds > self._recorded.rounds + PATIENCE * MORE:
             out = FinishedRays(*(value.clone() for value in out))
@@ -108,7 +104,7 @@ class FrameRenderer:
         """The rays of the current part, at their beginning."""
         origins, directions = camera_rays(self._camera, width=self.width, height=self._band)
         times = None if self._time is None else torch.full_like(origins[:, 0], self._time)
-        evaluate = evaluator(self._field, Rays(origins, directions, times))
+        evaluate = evaluator(self._field, Rays(origins, directions, times), half=self._half)
         return evaluate, start(evaluate, self._grid, self._settings, self._order)
 
     def run(self, evaluate: Evaluator, live: LiveRays, rounds: int) -> LiveRays:
@@ -120,13 +116,18 @@ class FrameRenderer:
     def finish(self, live: LiveRays) -> FinishedRays:
         return finish_rays(live, self._background)
 
-    def _run_eagerly(self) -> tuple[FinishedRays, int]:
+    def _run_eagerly(self) -> FinishedRays:
+        """Without a graph; afterwards, where there can be one, it is known how many rounds it needs."""
         evaluate, live = self.begin()
         rounds = 0
         while int(live.n_live):
             live = self.run(evaluate, live, 1)
             rounds += 1
-        return self.finish(live), rounds
+        out = self.finish(live)
+        if self.device.type == "cuda" and isinstance(evaluate, NgpEvaluator):
+            del evaluate, live  # their memory is needed for recording
+            self._recorded = _Recorded(self, rounds)
+        return out
 
 
 class _Recorded:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..data.cameras import Cameras
+from ..data.conventions import PIXEL_CENTER
 from ..errors import InputError
 from ..fields.field import Field
 from ..ops.frame import FinishedRays
@@ -44,18 +47,54 @@ def render_image(
     """
     if len(rays) != height * width:
         raise InputError("rays", f"height * width = {height * width} rays", str(len(rays)))
-    settings = settings or MarchSettings()
-    budget = render_budget(field, rays.device, max_memory)
-    band = rows_at_once(height, width, budget.rays)
-    parts: list[FinishedRays] = []
-    for first in range(0, max(height, 1), max(band, 1)):
-        rows = min(band, height - first)
+
+    def render(first: int, rows: int, samples: int) -> FinishedRays:
         part = slice(first * width, (first + rows) * width)
         behind = background if background is None or background.dim() == 1 else background[part]
         order = strip_order(rows, width, rays.device)
-        parts.append(
-            render_part(field, rays[part], grid, settings=settings, rows=budget.samples, order=order, background=behind)
-        )
+        chosen = settings or MarchSettings()
+        return render_part(field, rays[part], grid, settings=chosen, rows=samples, order=order, background=behind)
+
+    budget = render_budget(field, rays.device, max_memory)
+    return _in_parts(lambda first, rows: render(first, rows, budget.samples), height, width, budget.rays)
+
+
+@torch.no_grad()
+def render_view(
+    field: Field,
+    grid: OccupancyGrid,
+    cameras: Cameras,
+    index: int,
+    *,
+    settings: MarchSettings | None = None,
+    background: Tensor | None = None,
+    max_memory: int | None = None,
+) -> RenderedImage:
+    """Picture `index` of the cameras, as `render_image` renders it; rays are made part by part, on the grid's device.
+
+    `background` is (channels,).
+    """
+    width, height = (int(side) for side in cameras.size[index])
+    device = grid.bits.device
+    cameras = cameras.to(device)
+    budget = render_budget(field, device, max_memory)
+    x = torch.arange(width, device=device) + PIXEL_CENTER
+
+    def render(first: int, rows: int) -> FinishedRays:
+        y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
+        indices = torch.full((rows * width,), index, dtype=torch.int64, device=device)
+        rays = cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
+        order = strip_order(rows, width, device)
+        chosen = settings or MarchSettings()
+        return render_part(field, rays, grid, settings=chosen, rows=budget.samples, order=order, background=background)
+
+    return _in_parts(render, height, width, budget.rays)
+
+
+def _in_parts(render: Callable[[int, int], FinishedRays], height: int, width: int, n_rays: int) -> RenderedImage:
+    """The picture from its parts: `render(first row, rows)` for as many rows at a time as the rays allow."""
+    band = max(1, rows_at_once(height, width, n_rays))
+    parts = [render(first, min(band, height - first)) for first in range(0, max(height, 1), band)]
     rgb, opacity, depth = (torch.cat(column) if len(parts) > 1 else column[0] for column in zip(*parts, strict=True))
     return RenderedImage(rgb.view(height, width, rgb.shape[1]), opacity.view(height, width), depth.view(height, width))
 

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..fields import build_field
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays, RenderOutput
-from .image import RenderedImage, render_image
+from .image import RenderedImage, render_view
 from .render import MarchSettings, render_rays
 
 
@@ -72,16 +72,16 @@ class NerfModel(nn.Module):
     def render_rays(self, rays: Rays, background: Tensor | None = None) -> RenderOutput:
         return render_rays(self.field, rays, self.grid, settings=self.settings, background=background)
 
-    def render_image(self, cameras: Cameras, index: int, background: Tensor | None = None) -> RenderedImage:
-        """Picture `index` of the cameras, over the background (white unless given)."""
-        width, height = (int(side) for side in cameras.size[index])
-        background = torch.ones(3, device=self.device) if background is None else background
-        return render_image(
+    def render_image(
+        self, cameras: Cameras, index: int, background: Tensor | None = None, *, max_memory: int | None = None
+    ) -> RenderedImage:
+        """Picture `index` of the cameras, over the background (white unless given), within `max_memory` bytes."""
+        return render_view(
             self.field,
             self.grid,
-            cameras.image_rays(index).to(self.device),
-            height=height,
-            width=width,
+            cameras,
+            index,
             settings=self.settings,
-            background=background,
+            background=torch.ones(3, device=self.device) if background is None else background,
+            max_memory=max_memory,
         )

@@ -29,7 +29,7 @@ from ..ops.frame import (
     start_rays,
 )
 from ..ops.march import StepRule
-from ..ops.ngp_logits import ngp_logits
+from ..ops.ngp_logits import ngp_logits, skips_unused
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays
@@ -61,23 +61,29 @@ _COSTS = {"cpu": _Cost(1 << 26, Budget(1 << 16, 1 << 17)), "cuda": _Cost(1 << 28
 LEAST = Budget(1 << 10, 1 << 13)
 
 
-def render_budget(field: Field, device: torch.device, max_memory: int | None = None) -> Budget:
+def render_budget(field: Field, device: torch.device, max_memory: int | None = None, *, half: bool = False) -> Budget:
     """Rays and samples that fit into `max_memory` bytes (None: 256 MiB on a GPU, 64 MiB on a CPU)."""
     cost = _COSTS.get(device.type, _COSTS["cuda"])
     memory = cost.memory if max_memory is None else max_memory
     if memory < 1:
         raise InputError("max_memory", "a number of bytes > 0", str(memory))
     rays = min(cost.most.rays, memory // 2 // BYTES_PER_RAY)
-    samples = min(cost.most.samples, memory // 2 // bytes_per_sample(field))
+    samples = min(cost.most.samples, memory // 2 // bytes_per_sample(field, half=half))
     return Budget(max(LEAST.rays, rays), max(LEAST.samples, samples // 128 * 128))
 
 
-def bytes_per_sample(field: Field) -> int:
-    """An estimate: encoding and logits for the fused field, a few wide layers for any other."""
+def bytes_per_sample(field: Field, *, half: bool = False) -> int:
+    """An estimate: encoding and logits for the fused field, a few layers for any other."""
     if not isinstance(field, InstantNGP):
         return 8192
-    table = field.encoding.table if field.half_table is None else field.half_table
-    return 64 + field.encoding.layout.n_outputs * table.element_size()
+    row = ngp_table(field, half=half, rows=1)
+    return 64 + field.encoding.layout.n_outputs * row.element_size() if skips_unused(row, field.weights) else 1024
+
+
+def ngp_table(field: InstantNGP, *, half: bool = False, rows: int | None = None) -> Tensor:
+    """The first rows of the table (None: all) in the precision in which it is read."""
+    table = (field.encoding.table if field.half_table is None else field.half_table)[:rows]
+    return table.half() if half and table.dtype == torch.float32 else table
 
 
 class Evaluator:
@@ -110,10 +116,9 @@ class NgpEvaluator(Evaluator):
     logits = True
     channels = 3
 
-    def __init__(self, field: InstantNGP, rays: Rays) -> None:
+    def __init__(self, field: InstantNGP, rays: Rays, table: Tensor) -> None:
         self.field, self.rays, self.aabb = field, rays, field.aabb
-        self._table = field.encoding.table if field.half_table is None else field.half_table
-        self._weights, self._layout = field.weights, field.encoding.layout
+        self._table, self._weights, self._layout = table, field.weights, field.encoding.layout
         self._angular = spherical_harmonics(rays.directions, field.config.sh_degree)
 
     def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
@@ -129,8 +134,12 @@ class NgpEvaluator(Evaluator):
         return logits[:, 3], logits[:, :3]
 
 
-def evaluator(field: Field, rays: Rays) -> Evaluator:
-    return NgpEvaluator(field, rays) if type(field) is InstantNGP else Evaluator(field, rays)
+def evaluator(field: Field, rays: Rays, *, half: bool = False) -> Evaluator:
+    """How to ask this field: Instant-NGP's table is read in the precision in which it is, or in `half`."""
+    if type(field) is not InstantNGP:
+        return Evaluator(field, rays)
+    table = ngp_table(field, half=half)
+    return NgpEvaluator(field, rays, table) if skips_unused(table, field.weights) else Evaluator(field, rays)
 
 
 def step_rule(grid: OccupancyGrid, settings: MarchSettings) -> StepRule:

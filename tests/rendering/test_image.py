@@ -37,13 +37,16 @@ def make_grid(fraction: float = 0.3, *, levels: int = 1, resolution: int = 16, d
 
 
 def make_field(device: str = "cpu", *, levels: int = 1) -> InstantNGP:
-    """Random, but with densities of all sizes."""
+    """Random, but with densities of all sizes; on a GPU with a half copy of the table, as after training."""
     config = FieldConfig(n_levels=4, log2_entries=10, base_resolution=4, max_resolution=32, width=16)
     field = InstantNGP(BOX.scaled(2.0 ** (levels - 1)), config)
     with torch.no_grad():
         field.encoding.table.normal_(generator=torch.Generator().manual_seed(3))
         field.density_net.weights[1][0] *= 4.0
-    return field.to(device)
+    field = field.to(device)
+    if device == "cuda":
+        field.half_table = field.encoding.table.detach().half()
+    return field
 
 
 def make_camera(width: int = WIDTH, height: int = HEIGHT) -> Cameras:
@@ -193,6 +196,22 @@ def test_memory_follows_the_budget():
     small, large = (render_budget(field, device, memory) for memory in (1 << 24, 1 << 28))
     assert small.rays < large.rays and small.samples < large.samples
     assert render_budget(Ball(), device, 1 << 28).samples < large.samples  # wide layers of unknown fields need room
+
+
+@pytest.mark.gpu
+def test_full_precision_on_a_gpu():
+    """Without a half copy: the picture in fp32, frames from halves."""
+    field, grid, cameras = make_field("cuda"), make_grid(device="cuda"), make_camera()
+    half = FrameRenderer(field, grid, width=WIDTH, height=HEIGHT)
+    field.half_table = None
+    rays = cameras.image_rays(0).to("cuda")
+    check(render_image(field, grid, rays, height=HEIGHT, width=WIDTH), field, rays, grid)
+    frames = FrameRenderer(field, grid, width=WIDTH, height=HEIGHT)
+    camera = (cameras.camera_to_world[0], cameras.focal[0], cameras.center[0])
+    field.half_table = field.encoding.table.detach().half()
+    want = half.render(*camera)
+    field.half_table = None
+    assert torch.allclose(frames.render(*camera).rgb, want.rgb, atol=1e-5) and frames.rounds is not None
 
 
 @pytest.mark.gpu

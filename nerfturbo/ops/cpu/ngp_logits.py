@@ -11,6 +11,10 @@ from .hash_encode import hash_encode
 from .ngp_field import ngp_field
 
 
+def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
+    return True
+
+
 def ngp_logits(
     positions: Tensor,
     directions: Tensor,

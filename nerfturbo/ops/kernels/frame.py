@@ -7,7 +7,7 @@ Compositing: one lane per place; the weights of its few samples pass through mem
 is summed by the same loop. Survivors enter the next queue by one atomic add per program.
 
 Programs are as many as the device holds and take blocks of the queue in turn: queues shrink, launches do not. Which
-rows and places a ray gets depends on timing, its values do not. fp32; nothing is read back.
+rows and places a ray gets depends on timing, its values do not. fp32; nothing is read back. See docs/rendering.md.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ BLOCK = 256 if INTERPRETED else 32  # rays of a program: a warp, whose lanes wal
 FINISH_BLOCK = 256
 DISTANCE_BLOCK = 2048 if INTERPRETED else 256
 FAR = 8  # blocks
+# The two sides of the queue change places from round to round: one kernel must serve both.
+UNALIGNED = ["p_queue", "p_next_queue", "p_live", "p_next_live", "p_used"]
 MAX_LOGIT = tl.constexpr(15.0)
 AT_THROUGH, AT_STEP, AT_TAKEN = tl.constexpr(THROUGH), tl.constexpr(STEP), tl.constexpr(TAKEN)
 AT_DEPTH, AT_COLOR = tl.constexpr(DEPTH), tl.constexpr(COLOR)
@@ -93,7 +95,7 @@ def _clear_rows(p_positions, p_starts, p_ends, p_rays, first, rows, BLOCK: tl.co
             tl.store(p_positions + axis * rows.to(tl.int64) + row, nothing, mask=row < rows)
 
 
-@triton.jit(do_not_specialize=["rows", "n_rays"])
+@triton.jit(do_not_specialize=["rows", "n_rays"], do_not_specialize_on_alignment=UNALIGNED)
 def _next_kernel(
     p_origins, p_directions, p_state, p_queue, p_live, p_next_live, p_used, p_bits, p_distance,
     p_positions, p_starts, p_ends, p_rays, p_spans, rows, n_rays, rule, box, unit, limits,
@@ -184,7 +186,7 @@ def _absorb_rays(
     return through
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@triton.jit(do_not_specialize=["n_rays"], do_not_specialize_on_alignment=UNALIGNED)
 def _absorb_kernel(
     p_state, p_queue, p_next_queue, p_live, p_next_live, p_used, p_spans, p_starts, p_ends, p_density, p_rgb, p_weights,
     p_alpha_thre, n_rays, n_channels, strides, early_stop_eps, alpha_thre,

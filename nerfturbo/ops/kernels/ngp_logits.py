@@ -24,8 +24,8 @@ from ._common import CompileCase, check_kernel_float
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
 from ._mlp import (
     feature_major,
+    fits,
     fp32_precision,
-    has_tensor_cores,
     load_tile,
     load_weight,
     operand_type,
@@ -147,6 +147,12 @@ def _launch(
     return raw
 
 
+def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
+    """Whether the kernels here run; otherwise encoding and networks run apart, on all rows."""
+    widest = max(*weights.density_in.shape, weights.colour_in.shape[1])
+    return widest <= 64 and fits(weights, table.dtype, table.device)
+
+
 def ngp_logits(
     positions: Tensor,
     directions: Tensor,
@@ -160,10 +166,13 @@ def ngp_logits(
     check_kernel_float(positions=positions, directions=directions, table=table, **weights._asdict())
     positions, table = positions.detach().float(), table.detach().contiguous()
     own = NgpWeights(*(w.detach().contiguous() for w in weights))
-    widest = max(layout.n_outputs, directions.shape[1], *own.density_out.shape)
-    if widest > 64 or not has_tensor_cores(positions.device):
+    if not skips_unused(table, own):
+        used = torch.arange(positions.shape[0], device=table.device) < (
+            positions.shape[0] if n_used is None else n_used
+        )
+        rays = torch.where(used, ray_indices, 0)
         encoding = hash_encode.encode_forward(positions, table, layout, n_used)
-        return ngp_field.ngp_field(encoding, directions, ray_indices, own, n_used=n_used)
+        return ngp_field.ngp_field(encoding, directions, rays, own, n_used=n_used)
     return _launch(
         positions, directions.contiguous(), ray_indices.contiguous(), table=table, layout=layout, weights=own,
         n_used=n_used,
