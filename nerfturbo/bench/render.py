@@ -1,0 +1,261 @@
+"""Frames of a trained model: first the gate, then the clock, then the memory of a frame that is too large to hold.
+
+Gate: the recorded frame of each view must show what `render_rays` shows, and score within 0.1 dB of it. Then frames are
+timed as a viewer asks for them, a new camera each time, and one 8K frame must stay within its budget.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from ..data.cameras import Cameras
+from ..data.scene import Scene
+from ..evaluation.evaluate import WHITE, truth_image
+from ..evaluation.metrics import mean_psnr, psnr
+from ..rendering.frame import FrameRenderer
+from ..rendering.image import RenderedImage
+from ..rendering.model import NerfModel
+from ..rendering.render import render_rays
+from ..types import Rays
+from .record import Record, machine
+
+CHUNK = 8192  # rays of a plain rendering at a time
+NEAR = 0.01  # colours closer than this are the same
+STRAY = 1e-3  # share of pixels that may differ: cells decided by another rounding
+DECIBELS = 0.1
+SIZES = ((800, 800), (1920, 1080))
+LARGE = (7680, 4320)
+MEMORY = 1 << 28  # bytes in which the large frame is rendered
+PROTOCOL = (
+    "gate: recorded frames against render_rays on the same rays, at most {stray:.1%} of the pixels more than {near} "
+    "apart and scores within {decibels} dB; what fails is not timed; then the median over {repeats} frames of a "
+    "new camera each: the camera goes to the device, the picture of floats stays there, one count is read back; wall "
+    "clock beside CUDA events; compilation and recording outside"
+)
+
+
+@dataclass(frozen=True)
+class FrameGate:
+    """What the frames show, compared with plain rendering of the same rays."""
+
+    views: int
+    psnr_frames: float
+    psnr_plain: float
+    largest_difference: float  # dB, over the views
+    stray_pixels: float  # share
+    verdict: str  # "passed", or what was wrong
+
+
+@dataclass(frozen=True)
+class FrameTiming:
+    """Frames of one size."""
+
+    width: int
+    height: int
+    way: str  # "frame": FrameRenderer, "image": render_image
+    milliseconds: float  # on the device; on a CPU the wall clock
+    wall_milliseconds: float
+    rounds: int | None  # of the recorded frame
+
+
+@dataclass(frozen=True)
+class LargeFrame:
+    """The frame that would not fit as a whole. `extra_bytes` is what it took besides the picture."""
+
+    width: int
+    height: int
+    seconds: float
+    budget_bytes: int
+    extra_bytes: int | None  # None on a CPU
+
+
+@dataclass(frozen=True)
+class RenderBenchmark:
+    """Result of `run_render_benchmark`."""
+
+    gate: FrameGate
+    timings: tuple[FrameTiming, ...]
+    large: LargeFrame | None
+
+
+def run_render_benchmark(
+    model: NerfModel,
+    scene: Scene,
+    *,
+    views: Sequence[int] | None = None,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    repeats: int = 30,
+    large: tuple[int, int] | None = LARGE,
+    max_memory: int | None = None,
+) -> RenderBenchmark:
+    """Gate the `views` (None: all) of a test scene, then time frames of (width, height) `sizes` along its cameras."""
+    chosen = list(range(len(scene))) if views is None else list(views)
+    gate = check_frames(model, scene, chosen, max_memory)
+    if gate.verdict != "passed":
+        return RenderBenchmark(gate, (), None)
+    timings = []
+    for width, height in sizes:
+        cameras = [_reshaped(scene.cameras, view, width, height) for view in chosen]
+        timings.extend(_time_size(model, cameras, repeats, max_memory))
+    whole = None if large is None else _render_large(model, _reshaped(scene.cameras, chosen[0], *large))
+    return RenderBenchmark(gate, tuple(timings), whole)
+
+
+def _background(model: NerfModel) -> Tensor:
+    return torch.tensor(WHITE, device=model.device)
+
+
+def frames_of(model: NerfModel, width: int, height: int, max_memory: int | None = None) -> FrameRenderer:
+    """The renderer of a model's frames over white."""
+    return FrameRenderer(
+        model.field,
+        model.grid,
+        width=width,
+        height=height,
+        settings=model.settings,
+        background=_background(model),
+        max_memory=max_memory,
+    )
+
+
+def _frame(frames: FrameRenderer, cameras: Cameras, view: int = 0) -> RenderedImage:
+    return frames.render(cameras.camera_to_world[view], cameras.focal[view], cameras.center[view])
+
+
+@torch.no_grad()
+def plain_image(model: NerfModel, rays: Rays) -> Tensor:
+    """(n_rays, 3): everything marched, then composited, a chunk of rays at a time."""
+    background = _background(model)
+    parts = [
+        render_rays(model.field, rays[slice(i, i + CHUNK)], model.grid, settings=model.settings, background=background)
+        for i in range(0, len(rays), CHUNK)
+    ]
+    return torch.cat([part.rgb for part in parts]).clamp(0.0, 1.0)
+
+
+def check_frames(model: NerfModel, scene: Scene, views: Sequence[int], max_memory: int | None = None) -> FrameGate:
+    """Compare each view's frame with plain rendering, by pixels and by score."""
+    frames: dict[tuple[int, int], FrameRenderer] = {}
+    scores: list[tuple[float, float]] = []
+    stray = total = 0
+    for view in views:
+        width, height = (int(side) for side in scene.cameras.size[view])
+        if (width, height) not in frames:
+            frames[width, height] = frames_of(model, width, height, max_memory)
+            _frame(frames[width, height], scene.cameras, view)  # recorded here, so that the next one is a replay
+        image = _frame(frames[width, height], scene.cameras, view).rgb
+        plain = plain_image(model, scene.cameras.to(model.device).image_rays(view)).view_as(image)
+        truth = truth_image(scene, view).to(model.device)
+        scores.append((psnr(image, truth), psnr(plain, truth)))
+        stray += int((~((image - plain).abs().amax(-1) <= NEAR)).sum())  # so that a NaN counts
+        total += width * height
+    ours, theirs = (mean_psnr([score[i] for score in scores]) for i in (0, 1))
+    worst = max(abs(a - b) if a != b else 0.0 for a, b in scores)
+    verdict = "passed"
+    if stray > STRAY * total:
+        verdict = f"{stray} of {total} pixels differ by more than {NEAR}"
+    elif not worst < DECIBELS:
+        verdict = f"scores differ by {worst:.3f} dB"
+    return FrameGate(len(scores), ours, theirs, worst, stray / total, verdict)
+
+
+def _reshaped(cameras: Cameras, view: int, width: int, height: int) -> Cameras:
+    """The view's camera with square pixels and a picture of another shape; the vertical field of view stays."""
+    focal = float(cameras.focal[view, 1]) * height / float(cameras.size[view, 1])
+    return Cameras(
+        camera_to_world=cameras.camera_to_world[view : view + 1].cpu(),
+        focal=torch.full((1, 2), focal),
+        center=torch.tensor([[width / 2.0, height / 2.0]]),
+        size=torch.tensor([[width, height]]),
+    )
+
+
+def _time_size(model: NerfModel, cameras: Sequence[Cameras], repeats: int, max_memory: int | None) -> list[FrameTiming]:
+    width, height = (int(side) for side in cameras[0].size[0])
+    frames = frames_of(model, width, height, max_memory)
+    ways = {
+        "frame": lambda camera: _frame(frames, camera),
+        "image": lambda camera: model.render_image(camera, 0),
+    }
+    result = []
+    for way, draw in ways.items():
+        for camera in cameras[:3]:
+            draw(camera)
+        pairs = [measure_ms(draw, cameras[i % len(cameras)], model.device) for i in range(repeats)]
+        device, wall = (statistics.median(column) for column in zip(*pairs, strict=True))
+        result.append(FrameTiming(width, height, way, device, wall, frames.rounds if way == "frame" else None))
+    return result
+
+
+def measure_ms(draw: Any, camera: Cameras, device: torch.device) -> tuple[float, float]:
+    """Milliseconds of one frame by CUDA events and by the wall clock; on a CPU both by the wall clock."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        draw(camera)
+        milliseconds = (time.perf_counter() - begun) * 1e3
+        return milliseconds, milliseconds
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    first.record()
+    draw(camera)
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last), (time.perf_counter() - begun) * 1e3
+
+
+def _render_large(model: NerfModel, cameras: Cameras) -> LargeFrame:
+    width, height = (int(side) for side in cameras.size[0])
+    on_gpu, before = model.device.type == "cuda", 0
+    if on_gpu:
+        torch.cuda.synchronize(model.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(model.device)
+        before = torch.cuda.memory_reserved(model.device)
+    begun = time.perf_counter()
+    image = _frame(frames_of(model, width, height, MEMORY), cameras)
+    extra = None
+    if on_gpu:
+        torch.cuda.synchronize(model.device)
+        picture = sum(4 * value.numel() for value in (image.rgb, image.opacity, image.depth))
+        extra = torch.cuda.max_memory_reserved(model.device) - before - picture
+    return LargeFrame(width, height, time.perf_counter() - begun, MEMORY, extra)
+
+
+def render_record(result: RenderBenchmark, model: NerfModel, scene: Scene, *, repeats: int = 30) -> Record:
+    """The result as a benchmark file."""
+    protocol = PROTOCOL.format(stray=STRAY, near=NEAR, decibels=DECIBELS, repeats=repeats)
+    values: dict[str, Any] = asdict(result) | {
+        "scene": f"{scene.name}, {scene.split}",
+        "preset": model.config.preset,
+        "occupied_cells": float(model.grid.occupied_fraction()),
+    }
+    what = "frames of a trained model: time, score, memory"
+    return Record(what, protocol, model.config.train.seed, values, machine=machine(model.device))
+
+
+def render_table(result: RenderBenchmark) -> Table:
+    """A rich table: one row per size and way."""
+    gate = result.gate
+    score = (
+        f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB, {gate.stray_pixels:.3%} pixels differ"
+    )
+    table = Table(title=f"frames: gate {gate.verdict} ({score})")
+    for header in ("size", "way", "ms", "wall ms", "rounds", "MB besides the picture"):
+        table.add_column(header, justify="left" if header in ("size", "way") else "right")
+    for t in result.timings:
+        numbers = [f"{value:.3f}" for value in (t.milliseconds, t.wall_milliseconds)]
+        table.add_row(f"{t.width} x {t.height}", t.way, *numbers, "-" if t.rounds is None else str(t.rounds), "")
+    if result.large is not None:
+        big = result.large
+        extra = "-" if big.extra_bytes is None else f"{big.extra_bytes / 2**20:.0f} of {big.budget_bytes / 2**20:.0f}"
+        table.add_row(f"{big.width} x {big.height}", "frame, once", "-", f"{big.seconds * 1e3:.0f}", "-", extra)
+    return table
