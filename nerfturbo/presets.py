@@ -11,7 +11,7 @@ _PRESETS: dict[str, Config] = {
     "ngp": Config(
         preset="ngp",
         field=FieldConfig(n_levels=8, n_features=4),
-        optim=OptimConfig(lr=2e-2, hold_fraction=0.4, weight_decay=0.0, skip_untouched=False),
+        optim=OptimConfig(hold_fraction=0.2, final_lr_fraction=0.01, weight_decay=0.0, skip_untouched=False),
     ),
     "ngp-cpu": Config(
         preset="ngp-cpu",
