@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def op_cases(device: torch.device, *, seed: int, quick: bool) -> Iterator[OpCase
     for make in makers:
         for case in make(draw, small):
             inputs = {name: value.to(device) for name, value in case.inputs.items()}
-            yield OpCase(**(vars(case) | {"inputs": inputs}))
+            yield replace(case, inputs=inputs)
 
 
 def _unit(draw: torch.Generator, n: int) -> Tensor:

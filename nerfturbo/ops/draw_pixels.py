@@ -1,7 +1,8 @@
 """Random pixels of a pool of pictures as rays and colours.
 
 Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
-step, i): ranks, devices and resumed runs see the same pixels. Poses look along -z with y up; directions have unit length.
+step, i): ranks, devices and resumed runs see the same pixels. Poses look along -z with y up; directions have unit
+length.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ fp32 inside; half encodings are widened once. Rows past `n_used` are not compute
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,18 @@ def _rows(layers: Layers, n_directions: int) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(sizes, np.int64))])
 
 
+_free: deque[Tensor] = deque(maxlen=2)  # activations of finished steps, for the next one to write over
+
+
+def _take(n: int) -> Tensor:
+    """At least n numbers of uninitialised memory, used before if possible: fresh pages cost milliseconds."""
+    try:
+        memory = _free.pop()
+    except IndexError:
+        memory = torch.empty(0)
+    return memory if memory.numel() >= n else torch.empty(n + n // 4)
+
+
 class _NgpField(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -140,6 +154,7 @@ class _NgpField(torch.autograd.Function):
         rays: Tensor,
         n_used: int,
         sink: GradientSink | None,
+        differentiable: bool,
         *weights: Tensor,
     ) -> Tensor:
         layers = pack_layers(weights)
@@ -147,21 +162,20 @@ class _NgpField(torch.autograd.Function):
         out[:, n_used:] = 0.0
         source = (*by_features(as_float32("encoding", encoding)), array(as_float32("directions", directions)))
         rows, n_blocks = _rows(layers, directions.shape[1]), -(-n_used // POINTS)
-        needed = any(ctx.needs_input_grad) and n_blocks * rows[6] * POINTS * 4 <= MAX_KEPT
-        kept = torch.empty(n_blocks if needed else 0, rows[6], POINTS)
+        keep = differentiable and n_blocks * rows[6] * POINTS * 4 <= MAX_KEPT
+        shape = (n_blocks if keep else 0, int(rows[6]), POINTS)
+        ctx.memory = _take(math.prod(shape)) if keep else torch.empty(0)
+        kept = ctx.memory[: math.prod(shape)].view(shape)
         launch(_forward, n_blocks, CHUNK, n_used, layers, rows, *source, array(rays), kept.numpy(), out.numpy())
-        ctx.save_for_backward(encoding, directions, rays, kept, *weights)
-        ctx.layers, ctx.rows, ctx.n_used, ctx.sink, ctx.spent = layers, rows, n_used, sink, False
+        ctx.save_for_backward(encoding, directions, rays, *weights)
+        ctx.layers, ctx.rows, ctx.n_used, ctx.sink, ctx.kept = layers, rows, n_used, sink, kept
         return out.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        encoding, directions, rays, kept, *weights = ctx.saved_tensors
-        n, n_used, layers = encoding.shape[0], ctx.n_used, ctx.layers
-        if ctx.spent:  # a second backward: the first one left gradients where the activations were
-            kept = kept[:0]
-        ctx.spent = True
+        encoding, directions, rays, *weights = ctx.saved_tensors
+        n, n_used, layers, kept = encoding.shape[0], ctx.n_used, ctx.layers, ctx.kept
         g_encoding = torch.empty(encoding.shape[1] if ctx.needs_input_grad[0] else 0, n)
         g_directions = torch.empty(directions.shape[1] if ctx.needs_input_grad[1] else 0, n)
         for tail in (g_encoding[:, n_used:], g_directions[:, n_used:]):
@@ -171,6 +185,10 @@ class _NgpField(torch.autograd.Function):
         source = (*by_features(encoding.float()), array(directions.float()), array(rays), kept.numpy(), array(grad.t()))
         results = (sums, g_encoding.numpy(), g_directions.numpy())
         launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *source, *results)
+        # Gradients lie where the activations were: a second backward would have to compute those again.
+        if ctx.kept.shape[0]:
+            _free.append(ctx.memory)
+            ctx.kept, ctx.memory = kept[:0].clone(), None
         own = weight_gradients(sums.sum(axis=0), layers, weights, ctx.sink)
         to_encoding = g_encoding.t().to(encoding.dtype) if ctx.needs_input_grad[0] else None
         to_directions = None
@@ -178,8 +196,8 @@ class _NgpField(torch.autograd.Function):
             to_directions = torch.zeros(directions.shape[0], directions.shape[1])
             to_directions.index_add_(0, rays[:n_used].long(), g_directions[:, :n_used].t())
             to_directions = to_directions.to(directions.dtype)
-        # encoding, directions, rays, n_used, sink, each of the weights
-        return to_encoding, to_directions, None, None, None, *own
+        # encoding, directions, rays, n_used, sink, differentiable, each of the weights
+        return to_encoding, to_directions, None, None, None, None, *own
 
 
 def ngp_field(
@@ -192,7 +210,8 @@ def ngp_field(
     n_used: Tensor | None = None,
 ) -> Tensor:
     used = encoding.shape[0] if n_used is None else min(int(n_used), encoding.shape[0])
-    return _NgpField.apply(encoding, directions, ray_indices, used, sink, *weights)
+    differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (encoding, directions, *weights))
+    return _NgpField.apply(encoding, directions, ray_indices, used, sink, differentiable, *weights)
 
 
 @jit()

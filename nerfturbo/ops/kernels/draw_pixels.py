@@ -135,9 +135,7 @@ def draw_pixels(
     return origins, directions, rgba, images
 
 
-_WORDS = dict.fromkeys(
-    ("n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"), "i32"
-)
+_WORDS = dict.fromkeys(("n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"), "i32")
 COMPILE_CASES = [
     CompileCase(
         _draw_kernel,
