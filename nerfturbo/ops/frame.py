@@ -52,7 +52,7 @@ class RoundLimits:
 @dataclass(frozen=True)
 class LiveRays:
     """Rays under way. `places[side]` lists the live ones in any order, `counts[side]` says how many; the other side
-    takes those of the next round. `counts[2]` is the number of samples of the current round.
+    takes those of the next round. `counts[2]` is the number of samples of the current round, `counts[3]` the backend's.
 
     Columns of `state`: transmittance; next lattice step, -1 when through the grid; samples taken; depth and colour so
     far, both weighted sums; the rest is padding.
@@ -65,7 +65,7 @@ class LiveRays:
     summary: Tensor | None  # what the backend knows of the grid beforehand
     state: Tensor  # (n_rays, columns) fp32
     places: Tensor  # (2, n_rays) int32
-    counts: Tensor  # (3,) int32
+    counts: Tensor  # (4,) int32
     channels: int
     side: int = 0
 
@@ -121,7 +121,7 @@ def start_rays(
     state[:, THROUGH] = 1.0
     places = torch.empty(2, n_rays, dtype=torch.int32, device=device)
     places[0] = order
-    counts = torch.zeros(3, dtype=torch.int32, device=device)
+    counts = torch.zeros(4, dtype=torch.int32, device=device)
     counts[0].fill_(n_rays)
     summary = implementation("frame", "summarize_grid", origins)(grid)
     origins, directions = (value.detach().float().contiguous() for value in (origins, directions))

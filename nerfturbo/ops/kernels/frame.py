@@ -6,8 +6,9 @@ lie without gaps, and the lanes write them. A program for which there is no room
 Compositing: one lane per place; the weights of its few samples pass through memory once, so that any number of channels
 is summed by the same loop. Survivors enter the next queue by one atomic add per program.
 
-Programs are as many as the device holds and take blocks of the queue in turn: queues shrink, launches do not. Which
-rows and places a ray gets depends on timing, its values do not. fp32; nothing is read back. See docs/rendering.md.
+Programs are as many as the device holds and share the blocks of the queue: queues shrink, launches do not. Some walks
+are ten times as long as others, so walking programs draw their next block from a counter. Which rows and places a ray
+gets depends on timing, its values do not. fp32; nothing is read back. See docs/rendering.md.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def _next_kernel(
     n_live = tl.load(p_live)
     if tl.program_id(0) == 0:
         tl.store(p_next_live, 0)  # nobody adds to it before this kernel has ended
-    for block in range(tl.program_id(0), tl.cdiv(n_live, BLOCK), tl.num_programs(0)):
+    block = tl.program_id(0)
+    while block < tl.cdiv(n_live, BLOCK):
+        following = tl.num_programs(0) + tl.atomic_add(p_used + 1, 1, sem="relaxed")  # asked for before it is needed
         place = block * BLOCK + tl.arange(0, BLOCK)
         m = place < n_live
         row = tl.zeros([BLOCK], tl.int32)
@@ -137,6 +140,7 @@ def _next_kernel(
                 _clear_rows(p_positions, p_starts, p_ends, p_rays, base, rows, BLOCK)
         tl.store(p_spans + place, row, mask=m)
         tl.store(p_spans + n_rays + place, count, mask=m)
+        block = following
 
 
 @triton.jit
@@ -197,6 +201,7 @@ def _absorb_kernel(
     n_live = tl.load(p_live)
     if tl.program_id(0) == 0:
         tl.store(p_used, 0)  # for the next round
+        tl.store(p_used + 1, 0)
     for block in range(tl.program_id(0), tl.cdiv(n_live, BLOCK), tl.num_programs(0)):
         place = block * BLOCK + tl.arange(0, BLOCK)
         m = place < n_live

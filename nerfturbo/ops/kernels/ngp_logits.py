@@ -129,7 +129,8 @@ def _launch(
     if not FUSED:
         encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
         tasks = triton.cdiv(n, ENCODE_BLOCK) * layout.n_levels
-        _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device)),)](
+        # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
+        _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
             p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
             **strides, LEVELS=layout.n_levels, F=features, BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
         )  # fmt: skip
