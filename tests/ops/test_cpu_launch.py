@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("numba")
+numba = pytest.importorskip("numba")
 
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.cpu._launch import jit, launch, scratch
@@ -125,6 +125,22 @@ def test_cache_goes_where_it_is_told(tmp_path: Path):
     folder = _cache_folder(os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
     assert folder.is_relative_to(tmp_path)
     assert list(folder.glob("*.nbi"))
+
+
+def test_without_a_place_for_the_cache_kernels_run_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    compiler = numba.njit
+
+    def refuse(*, cache: bool, **options):
+        if cache:
+            raise RuntimeError("cannot cache function 'f': no locator available")
+        return compiler(cache=False, **options)
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR"):
+        kernel = jit()(_count.py_func)
+    counts = np.zeros(3, np.int64)
+    launch(kernel, 3, 1, counts)
+    assert (counts == 1).all()
 
 
 def test_warm_up_names_what_it_compiles_and_fills_the_cache():

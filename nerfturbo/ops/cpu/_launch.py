@@ -16,10 +16,12 @@ not change results: kernels write disjoint parts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -46,15 +48,31 @@ def jit(*, exact: bool = False, inner: bool = False, inline: bool = False) -> Ca
     """
     inner = inner or inline
     compiler: Any = numba.njit  # its stubs do not know all options
-    return compiler(
-        cache=not inner,
-        nogil=True,
-        error_model="numpy",
-        fastmath=False if exact else set(CONTRACT),
-        forceinline=inline,
-        no_cpython_wrapper=inner,
-        no_cfunc_wrapper=True,
-    )
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "fastmath": False if exact else set(CONTRACT),
+        "forceinline": inline,
+        "no_cpython_wrapper": inner,
+        "no_cfunc_wrapper": True,
+    }
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return compiler(cache=not inner, **options)(function)
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            _warn_uncached()
+            return compiler(cache=False, **options)(function)
+
+    return decorate
+
+
+@functools.cache
+def _warn_uncached() -> None:
+    message = "compiled kernels cannot be kept, so that every start compiles them: set NUMBA_CACHE_DIR to a folder"
+    warnings.warn(f"{message} that can be written", RuntimeWarning, stacklevel=3)
 
 
 class _Job:
