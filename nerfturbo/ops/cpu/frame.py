@@ -57,7 +57,7 @@ def _space(live: LiveRays) -> _Grid:
     return _Grid(bits, bricks.numpy(), (low + high) * HALF, (high - low) * HALF, grid.resolution, grid.levels)
 
 
-@jit(exact=True)
+@jit(exact=True, inner=True)
 def _interval(origin, direction, box, near, far):
     """t_min and t_max inside the box, equal for rays that miss; the operations of `ray_aabb`."""
     start, end = near, far
@@ -72,7 +72,7 @@ def _interval(origin, direction, box, near, far):
     return start, end
 
 
-@jit(exact=True)
+@jit(exact=True, inner=True)
 def _find(o, d, grid, rule, t_min, t_max, k, limit):
     """From lattice step k on: the first sample's step, a word that tells the samples from there, how many, and the
     step to go on with, -1 at the end of the ray."""
