@@ -68,8 +68,10 @@ def backends(device: torch.device) -> list[Backend]:
 
 def _run_case(case: OpCase, device: torch.device, quick: bool) -> list[OpTiming]:
     names = backends(device)
-    verdicts: dict[Backend, str] = {name: "passed" if name == "reference" else _gate(case, name) for name in names}
-    passed = [name for name in names if verdicts[name] == "passed"]
+    verdicts: dict[Backend, str] = {}
+    for name in names:
+        verdicts[name] = "passed" if name == "reference" else _gate(case, name)
+    passed: list[Backend] = [name for name in names if verdicts[name] == "passed"]
     forward = _time({name: _runner(case, name, ()) for name in passed}, device, quick)
     total = forward
     if case.wanted:
@@ -92,7 +94,7 @@ def _runner(case: OpCase, backend: Backend, wanted: Sequence[str]) -> Callable[[
 
     def call() -> tuple[list[Tensor], Sequence[Tensor]]:
         with use_backend(backend), torch.set_grad_enabled(bool(wanted)):
-            result = case.function(**leaves, **case.options)
+            result = case.function(**leaves)
             outputs = [result] if isinstance(result, Tensor) else list(result)
             if not wanted:
                 return outputs, []
