@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops.aabb import ray_aabb
+from ..ops.adam import AdamState, adam_update
 from ..ops.composite import composite, visibility
+from ..ops.composite_loss import composite_loss
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
 from ..ops.importance import importance_sample
 from ..ops.march import OccupancyBits, StepRule, march
+from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
 from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits
 from ..ops.packed import compact, packed_cumsum, packed_sum
 from ..ops.random import Stream, random_uniform
@@ -22,6 +25,7 @@ from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples
 
 BOX = Aabb.cube(1.0)
+_WEIGHTS = NgpWeights._fields
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,13 @@ class OpCase:
     wanted: tuple[str, ...] = ()
     tolerance: float = 1e-4  # of the largest value, for values and gradients
     outliers: float = 0.0  # share of values that may differ: those that rounding moves across a border
-    options: dict[str, Any] = field(default_factory=dict)  # of the function, not tensors
 
 
 def op_cases(device: torch.device, *, seed: int, quick: bool) -> Iterator[OpCase]:
     """Every op at its size in a training step; a sixteenth of it for a quick look."""
     draw = torch.Generator().manual_seed(seed)
     small = 16 if quick else 1
-    makers = (_randomness, _rays, _packed, _compositing, _encoding, _networks, _grid)
+    makers = (_randomness, _rays, _packed, _compositing, _encoding, _networks, _field, _grid, _optimizer)
     for make in makers:
         for case in make(draw, small):
             inputs = {name: value.to(device) for name, value in case.inputs.items()}
@@ -177,6 +180,62 @@ def _networks(draw: torch.Generator, small: int) -> Iterator[OpCase]:
 
         shape = "-".join(str(width) for width in widths)
         yield OpCase("fused_mlp", f"{n:,} points, {shape}", function, inputs, tuple(inputs), tolerance=5e-3)
+
+
+def _field(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n, n_rays, layout = 65536 // small, 4096 // small, HashLayout(log2_entries=17)
+    sizes = ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64))
+    weights = {
+        name: torch.randn(size, generator=draw) / size[1] ** 0.5 for name, size in zip(_WEIGHTS, sizes, strict=True)
+    }
+    rays = torch.sort(torch.randint(0, n_rays, (n,), generator=draw)).values.int()
+    inputs = {
+        "encoding": torch.randn(32, n, generator=draw).t(),
+        "directions": torch.randn(n_rays, 16, generator=draw),
+        "rays": rays,
+    }
+
+    def network(encoding: Tensor, directions: Tensor, rays: Tensor, **weights: Tensor) -> Tensor:
+        return ngp_field(encoding, directions, rays, NgpWeights(**weights))
+
+    wanted = ("encoding", *_WEIGHTS)
+    yield OpCase("ngp_field", f"{n:,} points, width 64", network, inputs | weights, wanted, tolerance=5e-3)
+
+    def density(positions: Tensor, table: Tensor, density_in: Tensor, density_out: Tensor) -> Tensor:
+        return ngp_density(positions, table, layout, (density_in, density_out))
+
+    inputs = {
+        "positions": torch.rand(n, 3, generator=draw),
+        "table": torch.randn(layout.n_entries, layout.n_features, generator=draw),
+        "density_in": weights["density_in"],
+        "density_out": weights["density_out"],
+    }
+    yield OpCase("ngp_density", f"{n:,} points, 2^17 entries, width 64", density, inputs, tolerance=5e-3)
+
+    samples = _samples(draw, 8192 // small, 131072 // small)
+    n, n_rays = samples["t_starts"].shape[0], samples["offsets"].shape[0] - 1
+
+    def loss(raw: Tensor, background: Tensor, target: Tensor, **inputs: Tensor) -> Tensor:
+        return composite_loss(raw, _packed_samples(inputs), background, target).loss
+
+    pictures = {"background": torch.rand(n_rays, 3, generator=draw), "target": torch.rand(n_rays, 4, generator=draw)}
+    raw = {"raw": torch.randn(4, n, generator=draw).t() * 2.0}
+    size = f"{n:,} samples, {n_rays:,} rays"
+    yield OpCase("composite_loss", size, loss, samples | pictures | raw, ("raw",))
+
+
+def _optimizer(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    n = (1 << 22) // small
+    inputs = {name: torch.randn(n, generator=draw) for name in ("params", "grad", "first")}
+    inputs["second"] = torch.rand(n, generator=draw)
+
+    def update(params: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        """On the same tensors again and again: the first call, from which the gate compares, changes them."""
+        step = torch.zeros((), dtype=torch.int64, device=params.device)
+        adam_update(params, grad, AdamState(first, second, step), torch.tensor(0.01, device=params.device))
+        return params, first, second
+
+    yield OpCase("adam", f"{n:,} parameters", update, inputs)
 
 
 def _grid(draw: torch.Generator, small: int) -> Iterator[OpCase]:

@@ -9,11 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
-
-numba = pytest.importorskip("numba")
 
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.cpu._launch import jit, launch, scratch
