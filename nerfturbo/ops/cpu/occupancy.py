@@ -1,8 +1,7 @@
 """The occupancy grid's running maximum and bits.
 
-`decay_and_max`: cells may repeat, so every thread owns a range of the grid and picks its cells out of the whole list;
-reading the list once per thread is cheaper than sorting it or locking. `threshold_bits`: a task = a chunk of words.
-fp32, the mean summed in fp64 in a fixed order: deterministic.
+Decomposition: a task = a chunk of cells or of words of 32. Cells may repeat: all old values are read before any decays,
+and the maximum is atomic. fp32, the mean summed in fp64 in a fixed order: deterministic.
 """
 
 from __future__ import annotations
@@ -12,30 +11,33 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ._launch import array, as_float32, jit, launch
+from ._atomic import atomic_max
+from ._launch import array, as_float32, jit, launch, scratch
 
 CHUNK = 2048  # words of 32 cells
+CELLS = 32768
 
 
 @jit(exact=True)
-def _decay(first, last, width, density, cells, fresh, decay):
-    """Ranges first ... last - 1 of `width` cells. First decay, then the maximum, so that repeats decay once."""
-    low, high = first * width, last * width
-    old = np.empty(cells.shape[0], np.float32)
-    own = np.empty(cells.shape[0], np.int64)
-    n = 0
-    for i in range(cells.shape[0]):
-        if low <= cells[i] < high:
-            own[n] = i
-            old[n] = density[cells[i]]
-            n += 1
-    for k in range(n):
-        if old[k] >= 0.0:
-            density[cells[own[k]]] = old[k] * decay
-    for k in range(n):
-        value = fresh[own[k]]
-        if old[k] >= 0.0 and value > density[cells[own[k]]] and value < np.inf:
-            density[cells[own[k]]] = value
+def _gather(first, last, density, cells, old):
+    for i in range(first, last):
+        old[i] = density[cells[i]]
+
+
+@jit(exact=True)
+def _decay(first, last, density, cells, old, decay):
+    """Repeats of a cell all write the same number."""
+    for i in range(first, last):
+        if old[i] >= np.float32(0.0):
+            density[cells[i]] = old[i] * decay
+
+
+@jit(exact=True)
+def _raise(first, last, bits, cells, old, fresh, fresh_bits):
+    """`bits` is the density's memory; NaN, infinity and negative values are left out."""
+    for i in range(first, last):
+        if old[i] >= np.float32(0.0) and fresh[i] > np.float32(0.0) and fresh[i] < np.inf:
+            atomic_max(bits, cells[i], fresh_bits[i])
 
 
 @jit(exact=True)
@@ -62,10 +64,11 @@ def _pack(first, last, density, threshold, bits):
 @torch.no_grad()
 def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:
     _check_in_place("density", density)
-    n_ranges = torch.get_num_threads()
-    width = -(-density.shape[0] // n_ranges)
-    values = array(as_float32("fresh", fresh))
-    launch(_decay, n_ranges, 1, width, density.numpy(), array(cells), values, np.float32(decay))
+    values, index, n = array(as_float32("fresh", fresh)), array(cells), cells.shape[0]
+    thickness, old = density.numpy(), scratch("old density", n).numpy()
+    launch(_gather, n, CELLS, thickness, index, old)
+    launch(_decay, n, CELLS, thickness, index, old, np.float32(decay))
+    launch(_raise, n, CELLS, thickness.view(np.int32), index, old, values, values.view(np.int32))
 
 
 @torch.no_grad()
