@@ -106,6 +106,8 @@ class Evaluator:
     def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
         """Density (n,) and rgb (n, channels) of the rows in use: waits for the device to know how many."""
         n = min(int(samples.n_used), samples.t_starts.shape[0])
+        if n == 0:  # nothing to ask, and not every field takes nothing
+            return samples.t_starts[:0], samples.t_starts.new_empty(0, self.channels)
         rgb, density = self._ask(samples.positions[:n], samples.ray_indices[:n].long())
         return density, rgb
 

@@ -169,6 +169,16 @@ def test_frames_of_any_field_and_time():
     assert not early.opacity.any() and late.opacity.max() > 0.5 and frames.rounds is None
 
 
+def test_a_field_is_not_asked_about_nothing():
+    class Picky(Ball):
+        def __call__(self, positions, directions, times=None, camera_indices=None):
+            assert positions.shape[0] > 0
+            return super().__call__(positions, directions)
+
+    rays = make_camera().image_rays(0)
+    assert not render_image(Picky(), make_grid(0.0), rays, height=HEIGHT, width=WIDTH).opacity.any()
+
+
 def test_a_picture_without_pixels():
     rays = Rays(torch.zeros(0, 3), torch.zeros(0, 3))
     assert render_image(Ball(), make_grid(), rays, height=0, width=5).rgb.shape == (0, 5, 3)
