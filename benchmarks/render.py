@@ -3,8 +3,8 @@
     python benchmarks/render.py DATA --seconds 10 --out benchmarks/results/render.json
 
 DATA is a scene folder with a test split. Frames are first compared with plain rendering, by pixels and by score; what
-fails is not timed. Then come the rounds of a frame with the samples each evaluates, the kernels of a recorded frame,
-variants of the settings (the shipped ones marked *), and, last, the table of sizes.
+fails is not timed. With it come the rounds of a frame with the samples each evaluates, the kernels of a recorded frame,
+variants of the settings (the shipped ones marked *), and, last, the times.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from nerfturbo import Trainer, load_scene, preset
 from nerfturbo.bench.record import write_json
-from nerfturbo.bench.render import frames_of, measure_ms, render_record, render_table, run_render_benchmark
+from nerfturbo.bench.render import RenderBenchmark, frames_of, measure_ms, render_record, run_render_benchmark
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.ops.frame import RoundLimits
 from nerfturbo.ops.kernels import ngp_logits as kernels
@@ -91,28 +90,34 @@ def changed(module: object, **values: object) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def try_variants(model: NerfModel, cameras: list[Cameras], report: Callable[[str], None]) -> None:
-    shipped = rounds.LIMITS["cuda"]
-    choices = [(4, 0.5), (4, 1.0), (2, 0.5), (6, 0.5), (8, 0.5), (8, 1.0), (12, 1.0), (16, 1.0)]
-    for least, growth in choices:
-        limits = RoundLimits(least, 32, growth)
-        with changed(rounds, LIMITS={**rounds.LIMITS, "cuda": limits}):
-            milliseconds, n_rounds = frame_ms(model, cameras)
-        mark = "*" if limits == shipped else " "
-        report(f"{mark} samples a round from {least:2d}, growth {growth}: {milliseconds:.3f} ms, {n_rounds} rounds")
+def try_variant(
+    name: str, model: NerfModel, cameras: list[Cameras], module: object = None, memory: int | None = None, **values
+) -> None:
+    """One line: the frame's time with these values in place of the module's, or why it has none."""
+    shipped = module is not None and all(getattr(module, key) == value for key, value in values.items())
+    try:
+        with changed(module, **values):
+            milliseconds, n_rounds = frame_ms(model, cameras, max_memory=memory)
+        result = f"{milliseconds:.3f} ms, {n_rounds} rounds"
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"[:100]
+    print(f"  {'*' if shipped else ' '} {name}: {result}", flush=True)
+
+
+def try_variants(model: NerfModel, cameras: list[Cameras]) -> None:
+    for least, growth in ((4, 0.5), (4, 1.0), (2, 0.5), (6, 0.5), (8, 0.5), (8, 1.0), (12, 1.0), (16, 1.0)):
+        limits = {**rounds.LIMITS, "cuda": RoundLimits(least, 32, growth)}
+        try_variant(f"samples from {least}, growth {growth}", model, cameras, rounds, LIMITS=limits)
     for memory in (1 << 27, 1 << 28, 1 << 29, 1 << 30):
-        milliseconds, n_rounds = frame_ms(model, cameras, max_memory=memory)
-        report(f"  {memory >> 20:5d} MiB: {milliseconds:.3f} ms, {n_rounds} rounds")
-    for programs in (8, 10, 12, 16, 24):
-        with changed(kernels, ENCODE_PROGRAMS=programs):
-            mark = "*" if programs == kernels.ENCODE_PROGRAMS else " "
-            report(f"{mark} {programs} encoding programs per multiprocessor: {frame_ms(model, cameras)[0]:.3f} ms")
-    for block, warps, programs in ((64, 4, 2), (64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 8, 2)):
-        with changed(kernels, BLOCK=block, WARPS=warps, PROGRAMS=programs):
-            report(f"  networks {block} rows, {warps} warps, {programs} programs: {frame_ms(model, cameras)[0]:.3f} ms")
-    for block, warps, programs in ((32, 4, 4), (64, 4, 2), (64, 8, 2), (128, 8, 1)):
-        with changed(kernels, FUSED=True, BLOCK=block, WARPS=warps, PROGRAMS=programs):
-            report(f"  fused {block} rows, {warps} warps, {programs} programs: {frame_ms(model, cameras)[0]:.3f} ms")
+        try_variant(f"{memory >> 20} MiB", model, cameras, memory=memory)
+    for n in (8, 10, 12, 16, 24):
+        try_variant(f"encoding, {n} programs per multiprocessor", model, cameras, kernels, ENCODE_PROGRAMS=n)
+    networks = [(False, *shape) for shape in ((64, 4, 2), (64, 4, 4), (128, 8, 2))]
+    fused = [(True, *shape) for shape in ((32, 4, 4), (64, 4, 2), (64, 8, 2))]
+    for whole, block, warps, programs in networks + fused:
+        name = f"{'all in one' if whole else 'networks'}, {block} rows, {warps} warps, {programs} programs"
+        values = {"FUSED": whole, "BLOCK": block, "WARPS": warps, "PROGRAMS": programs}
+        try_variant(name, model, cameras, kernels, **values)
 
 
 def show_kernels(model: NerfModel, camera: Cameras, n_frames: int = 10) -> None:
@@ -130,6 +135,21 @@ def show_kernels(model: NerfModel, camera: Cameras, n_frames: int = 10) -> None:
     for event in events[:14]:
         print(f"  {event.device_time_total / n_frames:8.1f} us  x{event.count / n_frames:5.1f}  {event.key[:80]}")
     print(f"  {sum(event.device_time_total for event in events) / n_frames:8.1f} us in all kernels of a frame")
+
+
+def show(result: RenderBenchmark) -> None:
+    gate = result.gate
+    print(
+        f"gate: {gate.verdict}; {gate.views} views, frames {gate.psnr_frames:.3f} dB, plain {gate.psnr_plain:.3f} dB,"
+    )
+    print(f"      at most {gate.largest_difference:.4f} dB apart, {gate.stray_pixels:.4%} of the pixels differ")
+    for t in result.timings:
+        where = f"{t.width:4d} x {t.height:<4d} {t.way}"
+        print(f"{where}: {t.milliseconds:7.3f} ms, wall {t.wall_milliseconds:7.3f} ms, rounds {t.rounds}")
+    if result.large is not None and result.large.extra_bytes is not None:
+        big = result.large
+        memory = f"{big.extra_bytes / 2**20:.0f} MiB besides the picture, budget {big.budget_bytes / 2**20:.0f} MiB"
+        print(f"{big.width} x {big.height} frame, once: {big.seconds:.2f} s with compilation and recording, {memory}")
 
 
 def guarded(name: str, action: Callable[[], None]) -> None:
@@ -152,13 +172,13 @@ def main() -> None:
     print(f"{float(model.grid.occupied_fraction()):.2%} of the cells are occupied")
     cameras = [camera_of(scene.cameras, view) for view in range(len(scene))]
     guarded("rounds", lambda: show_rounds(model, cameras[0]))
-    guarded("kernels", lambda: show_kernels(model, cameras[0]))
-    if args.variants:
-        guarded("variants", lambda: try_variants(model, cameras, lambda line: print(line, flush=True)))
     result = run_render_benchmark(model, scene)
     if args.out is not None:
-        print("written:", write_json(args.out, render_record(result, model, scene)))
-    Console(width=120).print(render_table(result))
+        write_json(args.out, render_record(result, model, scene))
+    guarded("kernels", lambda: show_kernels(model, cameras[0]))
+    if args.variants:
+        guarded("variants", lambda: try_variants(model, cameras))
+    show(result)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from ..data.cameras import Cameras
@@ -26,6 +25,9 @@ from ..rendering.model import NerfModel
 from ..rendering.render import render_rays
 from ..types import Rays
 from .record import Record, machine
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 CHUNK = 8192  # rays of a plain rendering at a time
 NEAR = 0.01  # colours closer than this are the same
@@ -244,6 +246,8 @@ def render_record(result: RenderBenchmark, model: NerfModel, scene: Scene, *, re
 
 def render_table(result: RenderBenchmark) -> Table:
     """A rich table: one row per size and way."""
+    from rich.table import Table
+
     gate = result.gate
     score = (
         f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB, {gate.stray_pixels:.3%} pixels differ"
