@@ -19,8 +19,8 @@ from typing import NoReturn
 from ..errors import NerfturboError
 from . import clock
 
-# torch's libraries read these when they are loaded, which is later. Without the first, memory that a step frees goes back
-# to the system and comes back page by page in the next one, about 8% of a step on a CPU; without the second, OpenMP's
+# torch's libraries read these when they are loaded, which is later. Without the first, memory that a step frees goes
+# back to the system and returns page by page in the next one, about 8% of a step on a CPU; without the second, OpenMP's
 # idle threads spin on cores that other kernels could use.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
