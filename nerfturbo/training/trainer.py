@@ -14,6 +14,7 @@ import torch
 from ..config import Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.scene import Scene
+from ..fields import InstantNGP, VanillaNeRF
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import CheckpointState, load_tensors, read_state, save_checkpoint
 from .graph import DeviceStep
@@ -145,4 +146,9 @@ def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfMode
     config = from_dict(Config, state.config)
     model = NerfModel(config, SceneBounds.from_dict(state.bounds)).to(device)
     load_tensors(checkpoint, model)
+    dtype = half_dtype(config, torch.device(device))
+    if isinstance(model.field, InstantNGP) and dtype is not None:
+        model.field.half_table = model.field.encoding.table.detach().to(dtype)  # rendered as it was trained
+    elif isinstance(model.field, VanillaNeRF):
+        model.field.compute_dtype = dtype
     return model.eval()
