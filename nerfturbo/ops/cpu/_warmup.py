@@ -21,6 +21,20 @@ from ..hash_encode import HashLayout
 from ..march import OccupancyBits, StepRule
 from ..ngp_field import NgpWeights
 from ..ngp_visibility import NgpDensity
+from . import (
+    adam,
+    composite_loss,
+    draw_pixels,
+    hash_encode,
+    march,
+    ngp_field,
+    ngp_visibility,
+    occupancy,
+    packed,
+    random,
+    sample_positions,
+    spherical_harmonics,
+)
 
 # Kernels of other ops in the same files: a training step does not call them.
 _ELSEWHERE = {"_sum", "_spread", "_scan", "_slope", "_differentiate"}
@@ -68,21 +82,6 @@ def _kernels() -> Iterator[Any]:
 
 def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Name and call of each op, in the order of a training step."""
-    from . import (
-        adam,
-        composite_loss,
-        draw_pixels,
-        hash_encode,
-        march,
-        ngp_field,
-        ngp_visibility,
-        occupancy,
-        packed,
-        random,
-        sample_positions,
-        spherical_harmonics,
-    )
-
     origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
     box, device = Aabb.cube(1.0), torch.device("cpu")
     grid = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), box, 4)
