@@ -32,6 +32,7 @@ from ._vector import (
 POINTS = 128
 FOUR, SIXTEEN = (0,) * 4, (0,) * 16
 ZERO = np.float32(0.0)
+ALL = np.int64(0)
 LINEAR, RELU, MASKED = np.int64(0), np.int64(1), np.int64(2)  # what happens to a product before it is stored
 
 
@@ -94,12 +95,12 @@ def weight_gradients(
 
 
 @jit(inner=True)
-def _multiply(packed, start, n_in, n_out, acts, source, target, mode):
-    """acts[target + o] = sum over i of w[o, i] acts[source + i], for a whole block and n_out outputs, four at a time.
+def _multiply(packed, start, n_in, first_out, n_out, acts, source, target, mode):
+    """acts[target + o] = sum over i of w[o, i] acts[source + i], for a whole block and o from first_out to n_out - 1.
 
     MASKED: zero where the target, which holds the layer's activation, is not positive.
     """
-    for o in range(0, n_out, 4):
+    for o in range(first_out, n_out, 4):
         row = target + o
         for p in range(0, POINTS, 16):
             a, b, c, d = zeros(SIXTEEN), zeros(SIXTEEN), zeros(SIXTEEN), zeros(SIXTEEN)
@@ -124,15 +125,18 @@ def _multiply(packed, start, n_in, n_out, acts, source, target, mode):
 def forward_layer(layers, layer, acts, source, target, mode):
     """acts[target ...] = W acts[source ...], with ReLU or LINEAR."""
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
-    _multiply(layers.forward, layers.starts[layer], n_in, n_out, acts, source, target, mode)
+    _multiply(layers.forward, layers.starts[layer], n_in, ALL, n_out, acts, source, target, mode)
 
 
 @jit(inner=True)
-def backward_layer(layers, layer, acts, source, target, mode):
-    """acts[target ...] = W^T acts[source ...]. MASKED: the target holds the layer's inputs, and where they are not
-    positive the gradient is zero. It takes the place of the activation, which must not be needed any more."""
+def backward_layer(layers, layer, acts, source, target, first, mode):
+    """acts[target + i] = (W^T acts[source ...])_i for the inputs i >= first, a multiple of 4; ALL is 0.
+
+    MASKED: the target holds the layer's inputs, and where they are not positive the gradient is zero. The gradient
+    takes the place of the activation, which must not be needed any more.
+    """
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
-    _multiply(layers.backward, layers.starts[layer], n_out, n_in, acts, source, target, mode)
+    _multiply(layers.backward, layers.starts[layer], n_out, first, n_in, acts, source, target, mode)
 
 
 @jit(inline=True)

@@ -18,6 +18,7 @@ from .._sink import GradientSink, redirect_all, zero_tail
 from ..reference import fused_mlp as reference
 from ._launch import array, jit, launch
 from ._layers import (
+    ALL,
     LINEAR,
     MASKED,
     POINTS,
@@ -71,7 +72,9 @@ def _backward(first, last, n_used, layers, rows, inputs, point_major, grad, sums
             for layer in range(n_layers - 1, -1, -1):
                 weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], sums[chunk])
                 if layer > 0 or to_inputs.shape[0] > 0:
-                    backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], MASKED if layer > 0 else LINEAR)
+                    backward_layer(
+                        layers, layer, acts, rows[layer + 1], rows[layer], ALL, MASKED if layer > 0 else LINEAR
+                    )
             write_block(acts, rows[0], to_inputs.shape[0], start, n, to_inputs)
 
 

@@ -24,6 +24,7 @@ from ..hash_encode import HashLayout
 from ..ngp_field import NgpWeights
 from ._launch import array, as_float32, jit, launch, scratch
 from ._layers import (
+    ALL,
     LINEAR,
     MASKED,
     POINTS,
@@ -100,6 +101,7 @@ def _backward(
     """Chunks first ... last - 1. sums (chunks, weights); to_encoding (e, n) and to_directions (d, n), or empty."""
     acts = np.empty((rows[6], POINTS), np.float32)
     features = rows[2] + directions.shape[1]
+    unwanted = L0 if to_directions.shape[0] > 0 else directions.shape[1] // 4 * 4  # rows nobody asks the gradient of
     for chunk in range(first, last):
         own = sums[chunk]
         own[:] = ZERO
@@ -112,17 +114,17 @@ def _backward(
             read_block(grad[:3], point_major != point_major, start, n, acts, rows[5])
             for layer in range(4, 2, -1):
                 weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], own)
-                backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], MASKED)
+                backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], ALL, MASKED)
             weight_gradient(layers, L2, acts, rows[3], rows[2], own)
-            backward_layer(layers, L2, acts, rows[3], rows[2], LINEAR)
+            backward_layer(layers, L2, acts, rows[3], rows[2], unwanted, LINEAR)
             write_block(acts, rows[2], to_directions.shape[0], start, n, to_directions)
             for k in range(n):
                 acts[features, k] += grad[3, start + k]
             weight_gradient(layers, L1, acts, features, rows[1], own)
-            backward_layer(layers, L1, acts, features, rows[1], MASKED)
+            backward_layer(layers, L1, acts, features, rows[1], ALL, MASKED)
             weight_gradient(layers, L0, acts, rows[1], rows[0], own)
             if to_encoding.shape[0] > 0:
-                backward_layer(layers, L0, acts, rows[1], rows[0], LINEAR)
+                backward_layer(layers, L0, acts, rows[1], rows[0], ALL, LINEAR)
                 write_block(acts, rows[0], to_encoding.shape[0], start, n, to_encoding)
 
 
