@@ -13,6 +13,14 @@ from torch import Tensor
 from ..errors import InputError
 from ..types import Rays
 from .conventions import PIXEL_CENTER, world_to_camera
+from .distortion import (
+    distort_fisheye,
+    distort_opencv,
+    is_valid_fisheye,
+    is_valid_opencv,
+    undistort_fisheye,
+    undistort_opencv,
+)
 
 CameraModel = Literal["pinhole", "opencv", "fisheye"]
 
@@ -34,12 +42,18 @@ class Cameras:
     size: Tensor  # (n, 2) int64, width and height
     times: Tensor | None = None  # (n,) float32 in [0, 1]
     model: CameraModel = "pinhole"
-    distortion: Tensor | None = None  # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order
+    # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order; fisheye: k1 k2 k3 k4 and zeros; pinhole: None
+    distortion: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_shapes(self)
         if self.model not in _UNPROJECT:
             raise InputError("model", "one of " + ", ".join(_UNPROJECT), repr(self.model), "undistort the images first")
+        if (self.distortion is None) != (self.model == "pinhole"):
+            expected = "None for pinhole cameras, coefficients for the others"
+            raise InputError(
+                "distortion", expected, f"{'none' if self.distortion is None else 'some'} for {self.model}"
+            )
         if self.camera_to_world.device.type == "cpu":
             _check_values(self)
 
@@ -92,10 +106,16 @@ class Cameras:
         Only gathers and arithmetic: it never waits for the device, so that a CUDA graph can hold it.
         Differentiable to the poses and the intrinsics.
         """
+        return self.rays_along(camera_indices, self.local_directions(camera_indices, x, y))
+
+    def local_directions(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """(m, 3): what continuous pixel positions look along in the camera's own axes; not of unit length."""
+        points, coefficients = self._plane(camera_indices, x, y)
+        return _UNPROJECT[self.model](points, coefficients)
+
+    def rays_along(self, camera_indices: Tensor, local: Tensor) -> Rays:
+        """Rays along directions (m, 3) in the cameras' own axes, as `local_directions` gives them."""
         focal = self.focal[camera_indices]  # (m, 2)
-        points = (torch.stack([x, y], dim=-1) - self.center[camera_indices]) / focal  # at depth 1, distorted
-        coefficients = None if self.distortion is None else self.distortion[camera_indices]
-        local = _UNPROJECT[self.model](points, coefficients)  # (m, 3), OpenGL camera axes
         poses = self.camera_to_world[camera_indices]  # (m, 3, 4)
         directions = (poses[:, :, :3] * local[:, None, :]).sum(-1)
         lengths = torch.linalg.vector_norm(directions, dim=-1)
@@ -106,6 +126,19 @@ class Cameras:
             camera_indices=camera_indices,
             pixel_radii=_PIXEL_RADIUS / (lengths * focal.prod(-1).sqrt()),
         )
+
+    def is_valid(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """(m,) bool: whether a ray leads to the pixel position. A lens model ends where it folds over; a pinhole's
+        never does."""
+        points, coefficients = self._plane(camera_indices, x, y)
+        if coefficients is None:
+            return torch.ones_like(x, dtype=torch.bool)
+        return (is_valid_opencv if self.model == "opencv" else is_valid_fisheye)(points, coefficients)
+
+    def _plane(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Points on the image plane at depth 1, still distorted, and their coefficients."""
+        points = (torch.stack([x, y], dim=-1) - self.center[camera_indices]) / self.focal[camera_indices]
+        return points, None if self.distortion is None else self.distortion[camera_indices]
 
     def image_rays(self, index: int) -> Rays:
         """One ray through the centre of each pixel of a picture, row after row."""
@@ -121,17 +154,36 @@ class Cameras:
         return self.rays(camera_indices, x.reshape(-1), y.reshape(-1))
 
     def project(self, camera_indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """World points (m, 3) to pixel positions (m, 2) and depths (m,) in front of the camera; pinhole only.
+        """World points (m, 3) to pixel positions (m, 2) and depths (m,) in front of the camera.
 
-        Depths <= 0 are behind the camera and their pixel positions mean nothing.
+        Depths <= 0 are behind the camera and their pixel positions mean nothing, but for fisheye lenses, which may
+        look behind.
         """
-        if self.model != "pinhole":
-            raise InputError("model", "pinhole, the only one that projects", self.model)
         poses = world_to_camera(self.camera_to_world[camera_indices])
         local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
         depths = -local[:, 2]
-        plane = torch.stack([local[:, 0], -local[:, 1]], dim=-1) / depths[:, None]
+        axes = torch.stack([local[:, 0], -local[:, 1], depths], dim=-1)  # OpenCV's: y down, z forward
+        coefficients = None if self.distortion is None else self.distortion[camera_indices]
+        plane = _PROJECT[self.model](axes, coefficients)
         return plane * self.focal[camera_indices] + self.center[camera_indices], depths
+
+    def enclosing_pinholes(self) -> Cameras | None:
+        """Pinhole cameras that see all that these see; None where no plane holds it (a very wide lens)."""
+        if self.model == "pinhole":
+            return self
+        steps = torch.linspace(0.0, 1.0, 33, device=self.device)
+        low, high = torch.zeros_like(steps), torch.ones_like(steps)
+        u, v = torch.cat([steps, steps, low, high]), torch.cat([low, high, steps, steps])
+        index = torch.arange(len(self), device=self.device).repeat_interleave(u.shape[0])
+        x, y = ((self.size[:, i : i + 1] * border).reshape(-1) for i, border in enumerate((u, v)))
+        local = self.local_directions(index, x, y)
+        wide = -local[:, 2] < 0.2 * local.norm(dim=-1)
+        if bool((wide | ~self.is_valid(index, x, y)).any()):
+            return None
+        plane = (local[:, :2] / -local[:, 2:]).view(len(self), -1, 2) * torch.tensor([1.0, -1.0], device=self.device)
+        lowest, highest = plane.amin(1), plane.amax(1)
+        size = ((highest - lowest) * self.focal).ceil()
+        return replace(self, center=-lowest * self.focal, size=size.long(), model="pinhole", distortion=None)
 
     def resized(self, size: Tensor) -> Cameras:
         """The same views with pictures of `size` (n, 2) pixels: the field of view does not change."""
@@ -165,8 +217,43 @@ def _unproject_pinhole(points: Tensor, distortion: Tensor | None) -> Tensor:
     return torch.stack([x, -y, -torch.ones_like(x)], dim=-1)
 
 
-# A distorted model is one more entry: image-plane points (m, 2) with y down, coefficients (m, 8) -> directions (m, 3).
-_UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {"pinhole": _unproject_pinhole}
+def _unproject_opencv(points: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None  # held by Cameras
+    return _unproject_pinhole(undistort_opencv(points, distortion), None)
+
+
+def _unproject_fisheye(points: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    x, y, z = undistort_fisheye(points, distortion).unbind(-1)
+    return torch.stack([x, -y, -z], dim=-1)
+
+
+def _project_pinhole(axes: Tensor, distortion: Tensor | None) -> Tensor:
+    return axes[:, :2] / axes[:, 2:]
+
+
+def _project_opencv(axes: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    return distort_opencv(axes[:, :2] / axes[:, 2:], distortion)
+
+
+def _project_fisheye(axes: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    return distort_fisheye(axes, distortion)
+
+
+# A model is an entry in both. Image-plane points (m, 2) with y down, coefficients (m, 8) -> OpenGL directions (m, 3):
+_UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "pinhole": _unproject_pinhole,
+    "opencv": _unproject_opencv,
+    "fisheye": _unproject_fisheye,
+}
+# Points (m, 3) with OpenCV's axes, coefficients -> image-plane points (m, 2):
+_PROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "pinhole": _project_pinhole,
+    "opencv": _project_opencv,
+    "fisheye": _project_fisheye,
+}
 
 
 def _check_shapes(cameras: Cameras) -> None:
@@ -202,5 +289,7 @@ def _check_values(cameras: Cameras) -> None:
         raise InputError("center", "finite numbers", "NaN or infinity")
     if not bool((cameras.size > 0).all()):
         raise InputError("size", "at least one pixel", str(int(cameras.size.min())))
+    if cameras.distortion is not None and not bool(torch.isfinite(cameras.distortion.detach()).all()):
+        raise InputError("distortion", "finite numbers", "NaN or infinity")
     if cameras.times is not None and not bool(torch.isfinite(cameras.times.detach()).all()):
         raise InputError("times", "finite numbers", "NaN or infinity")

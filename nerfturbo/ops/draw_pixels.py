@@ -48,6 +48,15 @@ class DrawnPixels(NamedTuple):
     image_indices: Tensor  # (n_rays,) int64
 
 
+def drawn_indices(
+    n_pixels: int, n_rays: int, *, seed: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    """(n_rays,) int64 in [0, n_pixels): the pixels that `draw_pixels` draws, for cameras that are not pinholes."""
+    from .reference import draw_pixels as reference  # imports this file
+
+    return reference.drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
+
+
 def draw_pixels(pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int = 0) -> DrawnPixels:
     """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device."""
     if n_rays < 0:

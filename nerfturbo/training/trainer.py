@@ -66,10 +66,13 @@ class Trainer:
         self.step, self.rays, self.samples = 0, 0, 0
         self.should_stop = False
         self._seconds, self._started = 0.0, None
-        cameras = scene.cameras.to(self.device)
-        self.unseen_fraction = self.model.grid.mark_invisible(
-            cameras.camera_to_world, cameras.focal, cameras.center, cameras.size, scene.near
-        )
+        frusta = scene.cameras.enclosing_pinholes()
+        self.unseen_fraction = 0.0
+        if frusta is not None:
+            frusta = frusta.to(self.device)
+            self.unseen_fraction = self.model.grid.mark_invisible(
+                frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near
+            )
 
     @property
     def train_seconds(self) -> float:

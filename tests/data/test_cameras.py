@@ -125,7 +125,9 @@ def test_indexing_gives_cameras_and_iteration_ends() -> None:
         ({"size": torch.ones(5, 2)}, "size: expected integers"),
         ({"times": torch.zeros(4)}, "times"),
         ({"times": torch.full((5,), float("nan"))}, "times"),
-        ({"model": "fisheye"}, "model: expected one of pinhole"),
+        ({"model": "orthographic"}, "model: expected one of pinhole"),
+        ({"model": "fisheye"}, "distortion: expected None for pinhole"),
+        ({"model": "opencv", "distortion": torch.full((5, 8), float("nan"))}, "distortion: expected finite"),
         ({"distortion": torch.zeros(5, 4)}, "distortion"),
     ],
 )
