@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data.scene import BUILTIN_PREFIX, Scene, hold_out, load_scene
+from ..data.scene import BUILTIN_PREFIX, MissingSplitError, Scene, hold_out, load_scene
 from ..errors import InputError
 
 HOLD_OUT_EVERY = 8
@@ -31,4 +31,6 @@ def open_scenes(source: str, downscale: int) -> tuple[Scene, Scene]:
 
 def split_is_missing(error: InputError) -> bool:
     """The folder has no such split, as opposed to one that is broken."""
+    if isinstance(error, MissingSplitError):
+        return True
     return error.got == "no such file" and Path(error.what).name.startswith("transforms_")

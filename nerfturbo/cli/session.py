@@ -15,6 +15,7 @@ from types import FrameType
 
 import torch
 
+from ..data.fitting import fitted_config
 from ..data.scene import Scene
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
@@ -48,6 +49,9 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase(f"opening {config.data.source}")
     train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
     config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
+    config, fitted = fitted_config(config, train_scene)
+    for note in (*train_scene.notes, *fitted):
+        display.note(note)
     backend = warm_up(config, train_scene, plan.device, display)
     display.phase("preparing the model")
     trainer = Trainer(config, train_scene, device=plan.device)

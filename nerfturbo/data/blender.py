@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import posixpath
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -24,31 +23,23 @@ from torch import Tensor
 from ..errors import InputError
 from ..types import Aabb
 from .cameras import Cameras
+from .documents import image_path, number, pose, read_frames, read_json
 from .images import load_images, save_image
 from .scene import Scene, Split, farthest_distance
 
 BLENDER_AABB = Aabb.cube(1.5)
-_EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".webp", ".JPG", ".PNG")
 
 
 def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aabb: Aabb = BLENDER_AABB) -> Scene:
     """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times."""
     file = folder / f"transforms_{split}.json"
-    document = _read_json(file)
-    angle = _number(document.get("camera_angle_x"), f"{file}: camera_angle_x")
+    document = read_json(file, "a Blender transforms file")
+    angle = number(document.get("camera_angle_x"), f"{file}: camera_angle_x")
     if not 0.0 < angle < math.pi:
         raise InputError(f"{file}: camera_angle_x", "an angle between 0 and pi radians", str(angle))
-    frames = document.get("frames")
-    if not isinstance(frames, list) or not frames:
-        got = "none" if not frames else type(frames).__name__
-        raise InputError(f"{file}: frames", "a list of at least one frame", got)
-    where = [f"{file}: frame {index}" for index in range(len(frames))]
-    for frame, place in zip(frames, where, strict=True):
-        if not isinstance(frame, dict):
-            raise InputError(place, "an object with file_path and transform_matrix", type(frame).__name__)
-    placed = list(zip(frames, where, strict=True))
-    poses = torch.stack([_pose(frame.get("transform_matrix"), place) for frame, place in placed])
-    paths = [_image_path(folder, frame.get("file_path"), place) for frame, place in placed]
+    placed = read_frames(document, file)
+    poses = torch.stack([pose(frame.get("transform_matrix"), place) for frame, place in placed])
+    paths = [image_path(folder, frame.get("file_path"), f"{place}: file_path") for frame, place in placed]
     images = load_images(paths, downscale=downscale)
     width = images.sizes[:, :1].float()
     cameras = Cameras(
@@ -56,7 +47,7 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
         focal=(0.5 * width / math.tan(0.5 * angle)).expand(-1, 2).contiguous(),
         center=images.sizes.float() * 0.5,
         size=images.sizes,
-        times=_times(frames, where),
+        times=_times(placed),
     )
     return Scene(
         name=folder.resolve().name,
@@ -130,70 +121,7 @@ def _shared_angle(scene: Scene) -> float:
     return 2.0 * math.atan(float(half[0, 0]))
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        found = ", ".join(sorted(path.name for path in file.parent.glob("transforms*.json"))) or "none"
-        raise InputError(str(file), "a Blender transforms file", "no such file", f"found here: {found}") from None
-    except OSError as error:
-        raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(file), "valid JSON", str(error) or type(error).__name__) from None
-    if not isinstance(document, dict):
-        raise InputError(str(file), "a JSON object", type(document).__name__)
-    return document
-
-
-def _number(value: object, what: str) -> float:
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # JSON allows integers of any length
-        number = math.inf
-    if not math.isfinite(number):
-        raise InputError(what, "a finite number", _shown(value))
-    return number
-
-
-def _shown(value: object) -> str:
-    """A value from a file as it may appear in a message: short, and printable whatever it holds."""
-    return "nothing" if value is None else ascii(value)[:60]
-
-
-def _pose(value: object, where: str) -> Tensor:
-    what = f"{where}: transform_matrix"
-    rows = value if isinstance(value, list) else []
-    if len(rows) not in (3, 4) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
-        raise InputError(what, "a 4x4 matrix", _shown(value))
-    pose = torch.tensor([[_number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
-    determinant = float(torch.linalg.det(pose[:, :3]))
-    if determinant <= 0.0:
-        raise InputError(what, "a rotation in the first three columns", f"determinant {determinant:.3g}")
-    if abs(determinant - 1.0) > 1e-3:  # some exporters leave the camera object's scale in
-        pose[:, :3] /= determinant ** (1.0 / 3.0)
-    skew = float((pose[:, :3].T @ pose[:, :3] - torch.eye(3, dtype=torch.float64)).abs().max())
-    if skew > 1e-2:
-        raise InputError(what, "a rotation in the first three columns", f"axes off a right angle by {skew:.2g}")
-    return pose.float()
-
-
-def _image_path(folder: Path, value: object, where: str) -> Path:
-    what = f"{where}: file_path"
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise InputError(what, "a path", _shown(value))
-    relative = posixpath.normpath(value.replace("\\", "/"))
-    if relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]:
-        raise InputError(what, "a path inside the scene's folder", _shown(value))
-    try:
-        found = next((path for e in _EXTENSIONS if (path := folder / (relative + e)).is_file()), None)
-    except OSError as error:  # a name that is too long, say
-        raise InputError(what, "the path of an image", error.strerror or str(error)) from None
-    if found is None:
-        raise InputError(what, "the path of an image", f"no such file {_shown(value)}")
-    return found
-
-
-def _times(frames: list[dict[str, Any]], where: list[str]) -> Tensor | None:
-    if not any("time" in frame for frame in frames):
+def _times(placed: list[tuple[dict[str, Any], str]]) -> Tensor | None:
+    if not any("time" in frame for frame, _ in placed):
         return None
-    return torch.tensor([_number(f.get("time"), f"{place}: time") for f, place in zip(frames, where, strict=True)])
+    return torch.tensor([number(frame.get("time"), f"{place}: time") for frame, place in placed])

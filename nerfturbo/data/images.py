@@ -112,6 +112,11 @@ def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
     return torch.from_numpy(_to_array(image, downscale, _has_alpha(image)))
 
 
+def image_size(path: str | Path) -> tuple[int, int]:
+    """Width and height of a picture as `decode_image` gives it, from its header alone."""
+    return _probe(Path(path))[0]
+
+
 def load_images(paths: Sequence[Path], *, downscale: int = 1) -> ImagePool:
     """Decode files in parallel into one pool; it has four channels if any of them has alpha."""
     if downscale < 1:

@@ -20,11 +20,17 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 BUILTIN_PREFIX = "builtin:"
 
 
+class MissingSplitError(InputError):
+    """The scene is in order but has no views in the split asked for."""
+
+
 @dataclass(frozen=True)
 class Scene:
     """One split of a scene. Picture i was taken by camera i; everything of interest lies inside `aabb`.
 
-    `near` and `far` bound the distance along every ray, on top of the box.
+    `near` and `far` bound the distance along every ray, on top of the box. A scene without an end has `grid_levels`
+    > 1: everything lies inside the box scaled by 2^(grid_levels - 1). `to_original` leads back to the file's
+    coordinates, and `notes` say what was recognised and chosen.
     """
 
     name: str
@@ -36,6 +42,9 @@ class Scene:
     split: str
     has_alpha: bool
     source: str  # a folder, or "builtin:NAME": what `load_scene` opens again
+    grid_levels: int = 1
+    to_original: Tensor | None = None  # (4, 4) float64 on the CPU; None: the coordinates are the file's own
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.cameras) != len(self.images):
@@ -116,6 +125,30 @@ def _load_blender(folder: Path, split: Split, downscale: int) -> Scene:
     return load_blender(folder, split, downscale=downscale)
 
 
+def _load_transforms(folder: Path, split: Split, downscale: int) -> Scene:
+    from .transforms import load_transforms
+
+    return load_transforms(folder, split, downscale=downscale)
+
+
+def _load_colmap(folder: Path, split: Split, downscale: int) -> Scene:
+    from .colmap import load_colmap
+
+    return load_colmap(folder, split, downscale=downscale)
+
+
+def _is_colmap(folder: Path) -> bool:
+    from .colmap import find_model
+
+    return find_model(folder) is not None
+
+
+def _load_llff(folder: Path, split: Split, downscale: int) -> Scene:
+    from .llff import load_llff
+
+    return load_llff(folder, split, downscale=downscale)
+
+
 # The first that recognises the folder loads it, so the more telling ones come first.
 FORMATS: tuple[SceneFormat, ...] = (
     SceneFormat(
@@ -123,6 +156,24 @@ FORMATS: tuple[SceneFormat, ...] = (
         looked_for="transforms_train.json",
         recognise=lambda folder: any((folder / f"transforms_{split}.json").is_file() for split in SPLITS),
         load=_load_blender,
+    ),
+    SceneFormat(
+        name="instant-ngp / nerfstudio",
+        looked_for="transforms.json",
+        recognise=lambda folder: (folder / "transforms.json").is_file(),
+        load=_load_transforms,
+    ),
+    SceneFormat(
+        name="COLMAP",
+        looked_for="sparse/0/cameras.bin or .txt",
+        recognise=_is_colmap,
+        load=_load_colmap,
+    ),
+    SceneFormat(
+        name="LLFF",
+        looked_for="poses_bounds.npy",
+        recognise=lambda folder: (folder / "poses_bounds.npy").is_file(),
+        load=_load_llff,
     ),
 )
 

@@ -1,0 +1,124 @@
+"""COLMAP reconstructions: sparse/0 (or sparse/), binary or text, beside the pictures.
+
+`colmap_files.py` reads the files; here they become views: COLMAP's world-to-camera poses with OpenCV axes turn into
+camera-to-world ones with OpenGL axes, its pixel coordinates are ours already (the corner of the picture is 0, 0).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .cameras import CameraModel
+from .colmap_files import ColmapCamera, ColmapImage, read_cameras, read_images, read_points
+from .conventions import opencv_to_opengl, world_to_camera
+from .documents import find_image, image_path, shown
+from .posed import Lens, View, every_nth_is_test, posed_scene
+from .scene import Scene, Split
+
+_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "")
+_IMAGE_FOLDERS = ("images", "", "images_2", "images_4", "images_8")
+
+# Of each model: ours, and where fx fy cx cy and the coefficients in our order stand among its parameters (-1: zero).
+_LENSES: dict[str, tuple[CameraModel, tuple[int, int, int, int], tuple[int, ...]]] = {
+    "SIMPLE_PINHOLE": ("pinhole", (0, 0, 1, 2), ()),
+    "PINHOLE": ("pinhole", (0, 1, 2, 3), ()),
+    "SIMPLE_RADIAL": ("opencv", (0, 0, 1, 2), (3,)),
+    "RADIAL": ("opencv", (0, 0, 1, 2), (3, 4)),
+    "OPENCV": ("opencv", (0, 1, 2, 3), (4, 5, 6, 7)),
+    "FULL_OPENCV": ("opencv", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)),
+    "OPENCV_FISHEYE": ("fisheye", (0, 1, 2, 3), (4, 5, 6, 7)),
+    "SIMPLE_RADIAL_FISHEYE": ("fisheye", (0, 0, 1, 2), (3,)),
+    "RADIAL_FISHEYE": ("fisheye", (0, 0, 1, 2), (3, 4)),
+}
+
+
+def find_model(folder: Path) -> Path | None:
+    """The folder with a reconstruction's cameras and images, binary or text."""
+    for name in _FOLDERS:
+        for ending in (".bin", ".txt"):
+            if all((folder / name / f"{file}{ending}").is_file() for file in ("cameras", "images")):
+                return folder / name
+    return None
+
+
+def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
+    """One split of a reconstruction: every 8th picture, in the order of names, is a test view."""
+    model = find_model(folder)
+    if model is None:
+        raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
+    ending = ".bin" if all((model / f"{file}.bin").is_file() for file in ("cameras", "images")) else ".txt"
+    cameras = read_cameras(model / f"cameras{ending}")
+    images_file = model / f"images{ending}"
+    images = sorted(read_images(images_file), key=lambda image: image.name)
+    if not images:
+        raise InputError(str(images_file), "at least one registered image", "none", "reconstruct the scene again")
+    lenses = {
+        number: lens_of(camera, f"{model / 'cameras'}{ending}: camera {number}") for number, camera in cameras.items()
+    }
+    pictures = _picture_folder(folder, images, images_file)
+    views = []
+    for index, image in enumerate(images):
+        where = f"{images_file}: image {image.number}"
+        if image.camera not in lenses:
+            raise InputError(where, "a camera of the reconstruction", f"camera {image.camera}")
+        path = image_path(pictures, image.name, where)
+        views.append(View(path, _pose(image, where), lenses[image.camera], every_nth_is_test(index, len(images))))
+    points_file = model / f"points3D{ending}"
+    points = read_points(points_file) if points_file.is_file() else None
+    names = ", ".join(sorted({camera.model for camera in cameras.values()}))
+    notes = (
+        f"{len(images)} images by {len(cameras)} cameras ({names}) in {model.relative_to(folder)}/*{ending}",
+        "every 8th picture is a test view",
+    )
+    return posed_scene(folder, views, split, downscale=downscale, points=points, notes=notes)
+
+
+def lens_of(camera: ColmapCamera, what: str) -> Lens:
+    """A COLMAP camera as a lens; a model that is not known here is named."""
+    if camera.model not in _LENSES:
+        hint = "undistort the images with `colmap image_undistorter`"
+        raise InputError(what, "a model among " + ", ".join(_LENSES), camera.model, hint)
+    model, intrinsics, coefficients = _LENSES[camera.model]
+    fx, fy, cx, cy = (camera.parameters[index] for index in intrinsics)
+    distortion = [camera.parameters[index] for index in coefficients]
+    return Lens(
+        width=camera.width,
+        height=camera.height,
+        focal=(fx, fy),
+        center=(cx, cy),
+        model=model,
+        distortion=tuple(distortion + [0.0] * (8 - len(distortion))),
+    ).checked(what)
+
+
+def _pose(image: ColmapImage, what: str) -> Tensor:
+    quaternion = torch.tensor(image.quaternion, dtype=torch.float64)
+    translation = torch.tensor(image.translation, dtype=torch.float64)
+    length = float(quaternion.norm())
+    if not 0.5 < length < 2.0 or not bool((translation.abs() < 1e12).all()):
+        raise InputError(
+            what, "a unit quaternion and a finite translation", shown((*image.quaternion, *image.translation))
+        )
+    w, x, y, z = (quaternion / length).tolist()
+    rotation = torch.tensor(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ],
+        dtype=torch.float64,
+    )
+    return opencv_to_opengl(world_to_camera(torch.cat([rotation, translation[:, None]], dim=1)))
+
+
+def _picture_folder(folder: Path, images: list[ColmapImage], file: Path) -> Path:
+    """Where the first picture is found; the others must be there too."""
+    for name in _IMAGE_FOLDERS:
+        if find_image(folder / name, images[0].name, str(file)) is not None:
+            return folder / name
+    expected = f"the pictures it names in {folder / 'images'}"
+    raise InputError(str(file), expected, f"no such file {shown(images[0].name)}")

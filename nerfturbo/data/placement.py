@@ -1,0 +1,178 @@
+"""Where a real scene is put: upright, about the origin, with its cameras at distance 1 or less, in a box that fits.
+
+A scene from photos has any origin, any unit and any direction for up. Cameras say most of what is needed: their mean up
+axis is up, and what they look at is the middle. Points of a reconstruction, where there are some, say how far the
+surroundings reach: `grid_levels` nested boxes, each twice as large as the one before, cover them. The way back to the
+file's own coordinates is kept exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..types import Aabb
+from .cameras import Cameras
+from .scene import farthest_distance
+
+MAX_LEVELS = 6
+LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
+_NEAR = 0.05  # of the cameras' distance, where no points say how close things come
+_ENOUGH_POINTS = 16
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Bounds of a placed scene and the way back."""
+
+    to_original: Tensor  # (4, 4) float64: original = to_original @ placed
+    aabb: Aabb
+    near: float
+    far: float
+    grid_levels: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Similarity:
+    """placed = scale * rotation @ (original - center)"""
+
+    rotation: Tensor  # (3, 3) float64
+    center: Tensor  # (3,) float64
+    scale: float
+
+    def points(self, points: Tensor) -> Tensor:
+        return (points.double() - self.center) @ self.rotation.T * self.scale
+
+    def inverse(self) -> Tensor:
+        matrix = torch.eye(4, dtype=torch.float64)
+        matrix[:3, :3] = self.rotation.T / self.scale
+        matrix[:3, 3] = self.center
+        return matrix
+
+
+def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_object: bool = False) -> Placement:
+    """Choose a place for all cameras of a scene; `placed_poses` then moves them.
+
+    `poses` (n, 3, 4) are the cameras' poses in float64, `points` (m, 3) lie on surfaces. `is_object`: the pictures show
+    one thing on nothing, so that one box holds it.
+    """
+    upright, up_note = _upright(poses)
+    if points is not None and points.shape[0] < _ENOUGH_POINTS:
+        points = None
+    nearest = None if points is None else _nearest_depth(cameras, points)
+    center, center_note = _center(poses, nearest)
+    distances = (poses[:, :, 3] - center).norm(dim=-1)
+    scale = 1.0 / max(float(distances.max()), 1e-9)
+    if float(distances.max()) < 1e-6:  # one camera, or all in one place: what they see gives the unit
+        scale = 1.0 if points is None else 1.0 / max(float((points - center).norm(dim=-1).median()), 1e-9)
+    similarity = _Similarity(upright, center, scale)
+    notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
+    positions = similarity.points(poses[:, :, 3])
+    if is_object:
+        aabb, levels, near = _object_box(cameras, positions), 1, 0.0
+        notes += ("bounded, because the pictures have alpha: one box",)
+    elif points is None:
+        aabb, levels, near = Aabb.cube(1.0), LEVELS_WITHOUT_POINTS, _NEAR
+        notes += (f"unbounded, without points to measure: {levels} grid levels, {2 ** (levels - 1)} times the box",)
+    else:
+        near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
+        reach = _reach(similarity.points(points))
+        aabb, levels = Aabb.cube(1.0), levels_for(reach)
+        kind = "bounded" if levels == 1 else "unbounded"
+        notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
+    outer = aabb.scaled(2.0 ** (levels - 1))
+    far = farthest_distance(positions.float(), outer)
+    return Placement(similarity.inverse(), aabb, near, far, levels, notes)
+
+
+def keep_place(poses: Tensor, aabb: Aabb, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:
+    """A file that says where its box is: its coordinates stay as they are."""
+    outer = aabb.scaled(2.0 ** (levels - 1))
+    far = farthest_distance(poses[:, :, 3].float(), outer)
+    return Placement(torch.eye(4, dtype=torch.float64), aabb, near, far, levels, notes)
+
+
+def placed_poses(poses: Tensor, placement: Placement) -> Tensor:
+    """(n, 3, 4) float32: the float64 poses (n, 3, 4) at their new place, rotations still rotations."""
+    forward = torch.linalg.inv(placement.to_original)
+    scale = torch.linalg.det(forward[:3, :3]) ** (1.0 / 3.0)
+    rotation = forward[:3, :3] / scale
+    moved = poses[:, :, 3] @ forward[:3, :3].T + forward[:3, 3]
+    return torch.cat([rotation @ poses[:, :, :3], moved[:, :, None]], dim=-1).float()
+
+
+def levels_for(reach: float) -> int:
+    """Levels of boxes about the unit cube that hold what is `reach` away.
+
+    >>> [levels_for(reach) for reach in (0.5, 1.0, 1.1, 4.0, 1e9)]
+    [1, 1, 2, 3, 6]
+    """
+    return min(MAX_LEVELS, 1 + max(0, math.ceil(math.log2(max(reach, 1e-9)) - 1e-9)))
+
+
+def _upright(poses: Tensor) -> tuple[Tensor, str]:
+    """The smallest rotation (3, 3) that turns the mean up axis of the cameras to +z."""
+    up = poses[:, :, 1].mean(0)
+    length = float(up.norm())
+    if length < 0.1:
+        return torch.eye(3, dtype=torch.float64), "kept the file's axes: the cameras have no common up"
+    up = up / length
+    target = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    cosine = float(up @ target)
+    if cosine < -1.0 + 1e-9:
+        return torch.diag(torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)), "turned upside down"
+    x, y, z = torch.linalg.cross(up, target).tolist()
+    skew = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
+    rotation = torch.eye(3, dtype=torch.float64) + skew + skew @ skew / (1.0 + cosine)
+    degrees = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+    return rotation, f"turned by {degrees:.1f} degrees: the cameras' mean up is +z"
+
+
+def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:
+    """What the cameras look at, where they look inwards; else twice as far ahead as the nearest things they see, where
+    they look the same way; else the middle of the cameras."""
+    positions, forward = poses[:, :, 3], -poses[:, :, 2]
+    middle = positions.mean(0)
+    across = torch.eye(3, dtype=torch.float64) - forward[:, :, None] * forward[:, None, :]  # (n, 3, 3) projectors
+    system = across.sum(0)
+    if poses.shape[0] > 2 and float(torch.linalg.cond(system)) < 1e3:
+        focus = torch.linalg.solve(system, (across @ positions[:, :, None]).sum(0)).squeeze(-1)
+        ahead = ((focus - positions) * forward).sum(-1)
+        spread = float((positions - middle).norm(dim=-1).max())
+        inward = float((ahead > 0.0).double().mean()) > 0.9 and float(ahead.median()) < 3.0 * spread
+        if inward:
+            return focus, "centred on the point the cameras look at"
+    ahead = forward.mean(0)
+    if nearest is not None and float(ahead.norm()) > 0.8:
+        return middle + ahead / ahead.norm() * (2.0 * nearest), "centred ahead of the cameras, which look the same way"
+    return middle, "centred on the cameras, which look at no common point nearby"
+
+
+def _object_box(cameras: Cameras, positions: Tensor) -> Aabb:
+    """What the cameras' views can hold about the centre."""
+    half = 0.5 * cameras.size.double().amax(-1) / cameras.focal.double().amin(-1)
+    return Aabb.cube(float((positions.norm(dim=-1) * half).max().clamp(1e-3, 1.0)))
+
+
+def _reach(points: Tensor) -> float:
+    return float(torch.quantile(_sample(points).abs().amax(-1), 0.99))
+
+
+def _nearest_depth(cameras: Cameras, points: Tensor) -> float | None:
+    """Where the nearest hundredth of the points begins that a camera sees; None where no camera sees enough."""
+    points, nearest = _sample(points).float(), []
+    for index in range(0, len(cameras), max(1, len(cameras) // 32)):
+        where = torch.full((points.shape[0],), index)
+        pixels, depths = cameras.project(where, points)
+        inside = (depths > 0.0) & (pixels >= 0.0).all(-1) & (pixels <= cameras.size[index]).all(-1)
+        if int(inside.sum()) >= _ENOUGH_POINTS:
+            nearest.append(float(torch.quantile(depths[inside].double(), 0.01)))
+    return min(nearest) if nearest else None
+
+
+def _sample(points: Tensor, most: int = 20_000) -> Tensor:
+    return points[:: max(1, points.shape[0] // most)]

@@ -1,0 +1,195 @@
+"""`transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
+
+A file with `aabb_scale` follows instant-ngp: its box is the unit cube after `scale` and `offset`, and the scene reaches
+`aabb_scale` times as far. Without it the scene is placed by its cameras, as nerfstudio does. `train_filenames` and its
+kin choose the splits; without them every 8th frame, in the order of names, is a test view.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..types import Aabb
+from .cameras import CameraModel
+from .documents import find_image, number, pose, read_frames, read_json, shown
+from .images import image_size
+from .placement import MAX_LEVELS, Placement, keep_place
+from .posed import Lens, View, every_nth_is_test, posed_scene
+from .scene import SPLITS, Scene, Split
+
+FILE = "transforms.json"
+NGP_SCALE, NGP_OFFSET = 0.33, 0.5
+NGP_NEAR = 0.1  # in the unit cube
+_MODELS: dict[str, CameraModel] = {
+    "PINHOLE": "pinhole",
+    "SIMPLE_PINHOLE": "pinhole",
+    "SIMPLE_RADIAL": "opencv",
+    "RADIAL": "opencv",
+    "OPENCV": "opencv",
+    "FULL_OPENCV": "opencv",
+    "OPENCV_FISHEYE": "fisheye",
+}
+_COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
+    "pinhole": (),
+    "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
+    "fisheye": ("k1", "k2", "k3", "k4"),
+}
+
+Frame = tuple[dict[str, Any], str]  # with the words that say where it stands
+
+
+def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
+    """One split of a scene with a `transforms.json`."""
+    file = folder / FILE
+    document = read_json(file, "a transforms file")
+    listed = read_frames(document, file)
+    frames, paths, notes = _with_pictures(folder, listed)
+    splits, split_note = _splits(document, frames, paths, file)
+    poses = [pose(frame.get("transform_matrix"), where).double() for frame, where in frames]
+    lenses = [_lens(document, frame, path) for frame, path in zip(frames, paths, strict=True)]
+    views = [View(*entry) for entry in zip(paths, poses, lenses, splits, strict=True)]
+    views.sort(key=lambda view: view.image.as_posix())
+    notes += (split_note,)
+    if any("mask_path" in frame for frame, _ in frames):
+        notes += ("warning: masks are not used yet; masked pixels are trained like all others",)
+    back = _before_export(document, file)
+    if "aabb_scale" not in document:
+        scene = posed_scene(folder, views, split, downscale=downscale, notes=notes)
+    else:
+        box, levels, near = _ngp_box(document, file)
+        box_note = f"aabb_scale {document['aabb_scale']}: the file's own coordinates, {levels} grid levels"
+
+        def placing(all_poses: Tensor) -> Placement:
+            return keep_place(all_poses, box, levels=levels, near=near, notes=(box_note,))
+
+        scene = posed_scene(folder, views, split, downscale=downscale, placing=placing, notes=notes)
+    return scene if back is None else _with_way_back(scene, back)
+
+
+def _with_pictures(folder: Path, listed: list[Frame]) -> tuple[list[Frame], list[Path], tuple[str, ...]]:
+    """The frames whose pictures are there: files often list some that were sorted out later."""
+    found = [find_image(folder, frame.get("file_path"), f"{where}: file_path") for frame, where in listed]
+    if not any(found):
+        frame, where = listed[0]
+        raise InputError(f"{where}: file_path", "the path of an image", f"no such file {shown(frame.get('file_path'))}")
+    frames = [frame for frame, path in zip(listed, found, strict=True) if path is not None]
+    notes = (f"{len(listed)} frames in {FILE}",)
+    if len(frames) < len(listed):
+        notes += (f"warning: {len(listed) - len(frames)} frames left out, because their pictures are not there",)
+    return frames, [path for path in found if path is not None], notes
+
+
+def _lens(document: dict[str, Any], placed_frame: Frame, path: Path) -> Lens:
+    """Of a frame: its own numbers where it has them, else the file's."""
+    frame, where = placed_frame
+
+    def value(name: str) -> float | None:
+        for source in (frame, document):
+            if source.get(name) is not None:
+                return number(source[name], f"{where}: {name}")
+        return None
+
+    width, height = value("w"), value("h")
+    if width is None or height is None:
+        width, height = image_size(path)
+    if not (1 <= width <= 1 << 20 and 1 <= height <= 1 << 20):
+        raise InputError(f"{where}: w, h", "a picture of 1 to 2^20 pixels a side", f"{width:g} x {height:g}")
+    fx = value("fl_x") or _focal(value("camera_angle_x"), width, f"{where}: camera_angle_x")
+    fy = value("fl_y") or _focal(value("camera_angle_y"), height, f"{where}: camera_angle_y") or fx
+    fx = fx or fy
+    if fx is None or fy is None:
+        raise InputError(where, "fl_x or camera_angle_x, there or for the whole file", "neither")
+    cx, cy = value("cx"), value("cy")
+    model = _model(document, placed_frame)
+    coefficients = [value(name) or 0.0 for name in _COEFFICIENTS[model]]
+    return Lens(
+        width=round(width),
+        height=round(height),
+        focal=(fx, fy),
+        center=(0.5 * width if cx is None else cx, 0.5 * height if cy is None else cy),
+        model=model,
+        distortion=tuple(coefficients + [0.0] * (8 - len(coefficients))),
+    ).checked(where)
+
+
+def _focal(angle: float | None, side: float, what: str) -> float | None:
+    if angle is None:
+        return None
+    if not 0.0 < angle < math.pi:
+        raise InputError(what, "an angle between 0 and pi radians", str(angle))
+    return 0.5 * side / math.tan(0.5 * angle)
+
+
+def _model(document: dict[str, Any], placed_frame: Frame) -> CameraModel:
+    frame, where = placed_frame
+    name = frame.get("camera_model", document.get("camera_model"))
+    if name is None:
+        return "fisheye" if frame.get("is_fisheye", document.get("is_fisheye")) is True else "opencv"
+    if not isinstance(name, str) or name.upper() not in _MODELS:
+        raise InputError(f"{where}: camera_model", "one of " + ", ".join(_MODELS), shown(name))
+    return _MODELS[name.upper()]
+
+
+def _splits(document: dict[str, Any], frames: list[Frame], paths: list[Path], file: Path) -> tuple[list[Split], str]:
+    """The split of each frame, and how it was decided."""
+    chosen: dict[str, Split] = {}
+    for split in SPLITS:
+        names = document.get(f"{split}_filenames")
+        if names is None:
+            continue
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"{file}: {split}_filenames", "a list of file paths", shown(names))
+        chosen |= {posixpath.normpath(name.replace("\\", "/")): split for name in names}
+    if not chosen:
+        order = sorted(range(len(paths)), key=lambda index: paths[index].as_posix())
+        rank = {index: position for position, index in enumerate(order)}
+        return [every_nth_is_test(rank[i], len(paths)) for i in range(len(paths))], "every 8th frame is a test view"
+    keys = [posixpath.normpath(str(frame["file_path"]).replace("\\", "/")) for frame, _ in frames]
+    return [chosen.get(key, "train") for key in keys], "splits by the file's own lists"
+
+
+def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Aabb, int, float]:
+    """Box, grid levels and near, by instant-ngp's rules."""
+    reach = number(document["aabb_scale"], f"{file}: aabb_scale")
+    if not 1.0 <= reach <= 128.0:
+        raise InputError(f"{file}: aabb_scale", "a power of two from 1 to 128", f"{reach:g}")
+    scale = number(document.get("scale", NGP_SCALE), f"{file}: scale")
+    if not 1e-6 < scale < 1e6:
+        raise InputError(f"{file}: scale", "a number > 0", f"{scale:g}")
+    offset = document.get("offset", [NGP_OFFSET] * 3)
+    if not isinstance(offset, list) or len(offset) != 3:
+        raise InputError(f"{file}: offset", "three numbers", shown(offset))
+    x, y, z = (number(entry, f"{file}: offset") for entry in offset)
+    low = (-x / scale, -y / scale, -z / scale)
+    high = ((1.0 - x) / scale, (1.0 - y) / scale, (1.0 - z) / scale)
+    return Aabb(low, high), min(MAX_LEVELS, 1 + math.ceil(math.log2(reach))), NGP_NEAR / scale
+
+
+def _before_export(document: dict[str, Any], file: Path) -> Tensor | None:
+    """(4, 4): from the file's coordinates to those before `applied_transform` and `applied_scale`."""
+    if "applied_transform" not in document and "applied_scale" not in document:
+        return None
+    rows = document.get("applied_transform", torch.eye(4).tolist())
+    what = f"{file}: applied_transform"
+    good = isinstance(rows, list) and len(rows) in (3, 4) and all(isinstance(r, list) and len(r) == 4 for r in rows)
+    if not good:
+        raise InputError(what, "a 3x4 or 4x4 matrix", shown(rows))
+    matrix = torch.eye(4, dtype=torch.float64)
+    matrix[:3] = torch.tensor([[number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
+    matrix[:3] *= number(document.get("applied_scale", 1.0), f"{file}: applied_scale")
+    if not abs(float(torch.linalg.det(matrix))) > 1e-12:
+        raise InputError(what, "a transform that can be undone", "one that cannot")
+    return torch.linalg.inv(matrix)
+
+
+def _with_way_back(scene: Scene, back: Tensor) -> Scene:
+    to_file = torch.eye(4, dtype=torch.float64) if scene.to_original is None else scene.to_original
+    return replace(scene, to_original=back @ to_file)
