@@ -50,9 +50,9 @@ def _read_rows(file: Path) -> Tensor:
     """(n, 17) float64. The header is read first, so that no more is allocated than the file holds."""
     try:
         with file.open("rb") as source:
-            version = np.lib.format.read_magic(source)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(source, max_header_size=10_000)
+            if np.lib.format.read_magic(source) != (1, 0):  # later versions hold headers of more than 64 kB
+                raise ValueError("a version of the format that no small array needs")
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(source, max_header_size=10_000)
             raw = source.read()
     except OSError as error:
         raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None

@@ -1,0 +1,231 @@
+"""transforms.json, COLMAP and LLFF folders: the same cameras from each, splits, lenses, the way back, real scenes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.data.images import decode_image, save_image
+from nerfturbo.data.scene import FORMATS, MissingSplitError, Scene, load_scene
+from nerfturbo.errors import InputError
+
+from . import folders
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "transforms": folders.write_transforms,
+    "ngp": lambda folder: folders.write_transforms(folder, aabb_scale=4),
+    "colmap": folders.write_colmap,
+    "colmap text": lambda folder: folders.write_colmap(folder, text=True),
+    "llff": folders.write_llff,
+}
+
+
+def original_poses(scene: Scene) -> torch.Tensor:
+    """(n, 3, 4): back in the file's coordinates."""
+    back = torch.eye(4, dtype=torch.float64) if scene.to_original is None else scene.to_original
+    rotation = back[:3, :3] / torch.linalg.det(back[:3, :3]) ** (1.0 / 3.0)
+    poses = scene.cameras.camera_to_world.double()
+    positions = poses[:, :, 3] @ back[:3, :3].T + back[:3, 3]
+    return torch.cat([rotation @ poses[:, :, :3], positions[:, :, None]], -1)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_cameras_and_pictures(tmp_path: Path, name: str) -> None:
+    folder = WRITERS[name](tmp_path / "scene")
+    train, test = load_scene(folder, "train"), load_scene(folder, "test")
+    assert [int(test.images.image_bytes(i)[0, 0, 0]) for i in range(len(test))] == [0, 8]
+    assert [int(train.images.image_bytes(i)[0, 0, 0]) for i in range(len(train))] == [1, 2, 3, 4, 5, 6, 7, 9]
+    for scene, views in ((train, [1, 2, 3, 4, 5, 6, 7, 9]), (test, [0, 8])):
+        assert torch.allclose(original_poses(scene), folders.poses()[views], atol=1e-5)
+        assert torch.allclose(scene.cameras.focal, torch.tensor(folders.FOCAL)) and scene.cameras.model == "pinhole"
+        assert torch.allclose(scene.cameras.center, torch.tensor([12.0, 8.0]))
+        assert scene.notes and not scene.has_alpha
+    assert (train.aabb, train.near, train.far) == (test.aabb, test.near, test.far)
+    with pytest.raises(MissingSplitError, match="val"):
+        load_scene(folder, "val")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_smaller_pictures_keep_their_view(tmp_path: Path, name: str) -> None:
+    scene = load_scene(WRITERS[name](tmp_path / "scene"), "test", downscale=2)
+    assert scene.cameras.size.tolist() == [[12, 8]] * 2
+    assert torch.allclose(scene.cameras.focal, torch.tensor(folders.FOCAL / 2))
+
+
+def test_placed_scenes_are_upright_and_fit(tmp_path: Path) -> None:
+    scene = load_scene(folders.write_colmap(tmp_path / "scene"))
+    assert scene.cameras.positions.norm(dim=-1).max() <= 1.0 + 1e-5
+    assert scene.cameras.camera_to_world[:, 2, 1].mean() > 0.9  # their up axes point to +z
+    assert scene.grid_levels == 1 and 0.0 < scene.near < 0.5
+
+
+def test_ngp_files_keep_their_coordinates(tmp_path: Path) -> None:
+    scene = load_scene(folders.write_transforms(tmp_path / "a", aabb_scale=16))
+    assert scene.grid_levels == 5 and scene.aabb.high[0] == pytest.approx(0.5 / 0.33)
+    moved = load_scene(folders.write_transforms(tmp_path / "b", aabb_scale=1, scale=0.5, offset=[0.5, 0.25, 0.0]))
+    assert moved.grid_levels == 1
+    assert moved.aabb.low == pytest.approx((-1.0, -0.5, 0.0)) and moved.aabb.high == pytest.approx((1.0, 1.5, 2.0))
+
+
+def test_pictures_with_alpha_show_an_object(tmp_path: Path) -> None:
+    scene = load_scene(folders.write_transforms(tmp_path / "scene", mode="RGBA"))
+    assert scene.has_alpha and scene.grid_levels == 1 and scene.near == 0.0
+
+
+def test_lists_choose_the_splits(tmp_path: Path) -> None:
+    names = [f"./images/view_{index:02d}.png" for index in range(10)]
+    lists = {"train_filenames": names[:6], "val_filenames": names[6:7], "test_filenames": names[7:]}
+    folder = folders.write_transforms(tmp_path / "scene", **lists)
+    assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [6, 1, 3]
+
+
+def test_frames_have_their_own_lenses(tmp_path: Path) -> None:
+    folder = folders.write_transforms(tmp_path / "scene", k1=0.1, p2=0.01, k3=-0.02, camera_model="OPENCV")
+    document = json.loads((folder / "transforms.json").read_text())
+    document["frames"][1] |= {"fl_x": 40.0, "k1": 0.3, "cx": 11.0}
+    document["frames"][2] |= {"file_path": "images/view_02"}  # without its extension
+    (folder / "transforms.json").write_text(json.dumps(document))
+    cameras = load_scene(folder).cameras
+    assert cameras.model == "opencv" and cameras.distortion is not None
+    assert cameras.focal[0].tolist() == [40.0, 30.0] and cameras.center[0].tolist() == [11.0, 8.0]
+    assert cameras.distortion[0].tolist() == pytest.approx([0.3, 0, 0, 0.01, -0.02, 0, 0, 0])
+    assert cameras.distortion[1].tolist() == pytest.approx([0.1, 0, 0, 0.01, -0.02, 0, 0, 0])
+
+
+def test_fisheye_by_either_name_and_angles_for_focal_lengths(tmp_path: Path) -> None:
+    one = load_scene(folders.write_transforms(tmp_path / "a", camera_model="OPENCV_FISHEYE", k1=0.1, k4=0.02)).cameras
+    two = load_scene(folders.write_transforms(tmp_path / "b", is_fisheye=True, k1=0.1, k4=0.02)).cameras
+    assert one.model == two.model == "fisheye"
+    assert one.distortion[0].tolist() == pytest.approx([0.1, 0, 0, 0.02, 0, 0, 0, 0])
+    angle = 2.0 * float(torch.atan(torch.tensor(12.0 / 30.0)))
+    values = {"fl_x": None, "fl_y": None, "camera_angle_x": angle, "w": None, "h": None, "cx": None, "cy": None}
+    plain = load_scene(folders.write_transforms(tmp_path / "c", **values)).cameras
+    assert torch.allclose(plain.focal, torch.tensor(30.0)) and plain.center[0].tolist() == [12.0, 8.0]
+
+
+def test_the_way_back_undoes_the_exporter_too(tmp_path: Path) -> None:
+    applied = [[0.0, 1.0, 0.0, 0.5], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, -1.0, 2.0]]
+    values = {"applied_transform": applied, "applied_scale": 0.5}
+    scene = load_scene(folders.write_transforms(tmp_path / "scene", **values))
+    matrix = torch.tensor([*applied, [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    back = scene.to_original[:3, :3] @ scene.cameras.positions.double().T + scene.to_original[:3, 3:]
+    again = 0.5 * (matrix[:3, :3] @ back + matrix[:3, 3:])
+    assert torch.allclose(again.T, folders.poses()[[1, 2, 3, 4, 5, 6, 7, 9], :, 3], atol=1e-5)
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize(
+    ("number", "parameters", "model", "distortion"),
+    [
+        (0, [30, 12, 8], "pinhole", None),
+        (2, [30, 12, 8, 0.1], "opencv", [0.1, 0, 0, 0, 0, 0, 0, 0]),
+        (3, [30, 12, 8, 0.1, 0.2], "opencv", [0.1, 0.2, 0, 0, 0, 0, 0, 0]),
+        (4, [30, 30, 12, 8, 0.1, 0.2, 0.3, 0.4], "opencv", [0.1, 0.2, 0.3, 0.4, 0, 0, 0, 0]),
+        (5, [30, 30, 12, 8, 0.1, 0.2, 0.3, 0.4], "fisheye", [0.1, 0.2, 0.3, 0.4, 0, 0, 0, 0]),
+        (6, [30, 30, 12, 8, *[0.01 * i for i in range(1, 9)]], "opencv", [0.01 * i for i in range(1, 9)]),
+        (9, [30, 12, 8, 0.1, 0.2], "fisheye", [0.1, 0.2, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_colmap_models(
+    tmp_path: Path, text: bool, number: int, parameters: list[float], model: str, distortion: list[float] | None
+) -> None:
+    parameters = [float(value) for value in parameters]
+    cameras = load_scene(folders.write_colmap(tmp_path / "s", model=number, parameters=parameters, text=text)).cameras
+    assert cameras.model == model and cameras.focal[0].tolist() == [30.0, 30.0]
+    assert cameras.center[0].tolist() == [12.0, 8.0]
+    assert distortion is None or cameras.distortion[0].tolist() == pytest.approx(distortion)
+
+
+def test_an_unknown_colmap_model_is_named(tmp_path: Path) -> None:
+    folder = folders.write_colmap(tmp_path / "scene", model=7, parameters=[30.0, 30.0, 12.0, 8.0, 0.9])
+    with pytest.raises(InputError, match=r"cameras\.bin: camera 7: expected a model among .* got FOV"):
+        load_scene(folder)
+
+
+def test_llff_takes_the_folder_that_fits(tmp_path: Path) -> None:
+    folder = folders.write_llff(tmp_path / "scene", "images")
+    for path in sorted((folder / "images").iterdir()):
+        small = decode_image(path, 4)
+        (folder / "images_4").mkdir(exist_ok=True)
+        save_image(folder / "images_4" / path.name, torch.zeros_like(small))
+    assert load_scene(folder, downscale=4).images.pixels.max() == 0
+    assert load_scene(folder, downscale=2).images.pixels.max() > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"fl_x": 0.0, "fl_y": None}, "expected fl_x or camera_angle_x"),
+        ({"fl_x": -3.0}, "focal lengths > 0"),
+        ({"k1": "a"}, "k1: expected a finite number"),
+        ({"camera_model": "PANORAMA"}, "camera_model: expected one of PINHOLE"),
+        ({"w": 0}, "w, h: expected a picture"),
+        ({"w": folders.HEIGHT, "h": folders.WIDTH}, "turned by 90 degrees"),
+        ({"aabb_scale": 1000}, "aabb_scale"),
+        ({"aabb_scale": 4, "offset": [1]}, "offset: expected three numbers"),
+        ({"train_filenames": 3}, "train_filenames: expected a list"),
+        ({"applied_transform": [[0.0] * 4] * 3}, "applied_transform: expected a transform that can be undone"),
+        ({"frames": []}, "frames: expected a list of at least one frame"),
+    ],
+)
+def test_bad_transforms_are_named(tmp_path: Path, values: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_scene(folders.write_transforms(tmp_path / "scene", **values))
+
+
+def test_paths_stay_inside_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
+    folder = folders.write_transforms(tmp_path / "scene")
+    (folder / "images" / "view_03.png").unlink()
+    scene = load_scene(folder)
+    assert len(scene) == 7 and any("1 frames left out" in note for note in scene.notes)
+    document = json.loads((folder / "transforms.json").read_text())
+    document["frames"][0]["file_path"] = "../secret.png"
+    (folder / "transforms.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="inside the scene's folder"):
+        load_scene(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "format_name", "views", "levels"),
+    [
+        ("ngp/fox", "instant-ngp / nerfstudio", 50, 3),
+        ("ngp/fruit", "instant-ngp / nerfstudio", 81, 6),
+        ("colmap/beer", "COLMAP", 71, 3),
+        ("llff/fern", "LLFF", 20, 2),
+    ],
+)
+def test_real_scenes(scene_dir: Callable[[str], Path], name: str, format_name: str, views: int, levels: int) -> None:
+    folder = scene_dir(name)
+    assert next(entry.name for entry in FORMATS if entry.recognise(folder)) == format_name
+    test = load_scene(folder, "test", downscale=16)
+    assert len(test) == -(-views // 8) and test.grid_levels == levels
+    low, high = test.aabb.scaled(2.0 ** (levels - 1)).tensor()
+    positions = test.cameras.positions
+    assert ((positions > low) & (positions < high)).all()
+    assert test.cameras.camera_to_world[:, 2, 1].mean() > 0.5  # +z is up
+
+
+def test_real_points_project_into_their_pictures(scene_dir: Callable[[str], Path]) -> None:
+    """COLMAP's own observations: a point lands where its image says it was seen, lens and all."""
+    import struct
+
+    from nerfturbo.data.colmap_files import read_points
+
+    folder = scene_dir("colmap/beer")
+    points = read_points(folder / "sparse" / "0" / "points3D.bin")
+    scene = load_scene(folder, "test", downscale=8)
+    forward = torch.linalg.inv(scene.to_original)
+    placed = (points @ forward[:3, :3].T + forward[:3, 3]).float()
+    seen = struct.unpack_from("<Q", (folder / "sparse" / "0" / "images.bin").read_bytes())[0]
+    assert seen == 71
+    inside = 0.0
+    for index in range(len(scene)):
+        pixels, depths = scene.cameras.project(torch.full((len(placed),), index), placed)
+        inside += float(
+            ((depths > 0) & (pixels > 0).all(-1) & (pixels < scene.cameras.size[index]).all(-1)).float().mean()
+        )
+    assert inside / len(scene) > 0.3  # every view shows a good part of what all views together saw
