@@ -80,6 +80,7 @@ def step(argv: Sequence[str]) -> int:
     args = parse(StepArgs, argv, "bench step", default=StepArgs(settings=Settings.of(start)))
     from ..bench.record import write_json
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
+    from ..data.fitting import fitted_config
     from ..data.scene import load_scene
     from ..evaluation.run_folder import check_writable
 
@@ -87,6 +88,7 @@ def step(argv: Sequence[str]) -> int:
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     budget = QUICK if args.quick else StepBudget(steps=config.grid.update_every)
     scene = load_scene(args.scene, "train", downscale=args.downscale)
+    config, _ = fitted_config(config, scene)
     timings = run_step_benchmark(config, scene, device=device, budget=budget)
     write_json(args.output, step_record(timings, config, scene, device=device, budget=budget))
     table = _table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
@@ -133,6 +135,7 @@ def scene(argv: Sequence[str]) -> int:
         raise InputError("--seeds", "at least one", "none")
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
+    from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_writable
     from .progress import showing
     from .scenes import open_scenes
@@ -144,6 +147,9 @@ def scene(argv: Sequence[str]) -> int:
     with showing() as display:
         display.phase(f"opening {args.scene}")
         scenes = open_scenes(args.scene, args.downscale)
+        config, fitted = fitted_config(config, scenes[0])
+        for note in fitted:
+            display.note(note)
         warm_up(config, scenes[0], device, display)
 
         def report(mark: Mark) -> None:

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from ..data.scene import Scene, Split
 
 
+_WARNING = "warning: "
+
+
 @dataclass(frozen=True)
 class InfoArgs:
-    """Say what a scene folder holds: format, views, sizes, bounds, alpha."""
+    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why."""
 
     scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """A scene folder, or a built-in scene by name."""
@@ -46,9 +49,26 @@ def info(argv: Sequence[str]) -> int:
         distances = "{:.2f} to {:.2f}".format(*found["camera_distance"])
         sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
         print(f"  {split:<6}{found['views']} views, {sizes}, {alpha}{times}; cameras {distances} from the centre")
-    bounds = description["bounds"]
-    print(f"  box   {bounds['low']} to {bounds['high']}; near {bounds['near']:.3g}, far {bounds['far']:.3g}")
+    _print_cameras(description["cameras"])
+    _print_bounds(description["bounds"])
+    for note in description["notes"]:
+        print(f"  note  {note}")
+    for warning in description["warnings"]:
+        print(f"  warning  {warning}")
     return 0
+
+
+def _print_cameras(cameras: dict[str, Any]) -> None:
+    focal = " to ".join(f"{value:.4g}" for value in dict.fromkeys(cameras["focal"]))
+    distortion = f", largest coefficient {cameras['distortion']:.3g}" if cameras["distortion"] is not None else ""
+    print(f"  lens  {cameras['model']}, {cameras['lenses']} different, focal length {focal} pixels{distortion}")
+
+
+def _print_bounds(bounds: dict[str, Any]) -> None:
+    low, high = ("(" + ", ".join(f"{value:.3g}" for value in bounds[side]) + ")" for side in ("low", "high"))
+    levels = bounds["grid_levels"]
+    reach = "bounded" if levels == 1 else f"unbounded, {levels} grid levels: {2 ** (levels - 1)} times the box"
+    print(f"  box   {low} to {high}, {reach}; near {bounds['near']:.3g}, far {bounds['far']:.3g}")
 
 
 def describe_scene(source: str, downscale: int = 1) -> dict[str, Any]:
@@ -71,7 +91,32 @@ def describe_scene(source: str, downscale: int = 1) -> dict[str, Any]:
         "source": first.source,
         "format": scene_format(first.source),
         "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
-        "bounds": {"low": first.aabb.low, "high": first.aabb.high, "near": first.near, "far": first.far},
+        "cameras": _describe_cameras(first),
+        "bounds": {
+            "low": first.aabb.low,
+            "high": first.aabb.high,
+            "near": first.near,
+            "far": first.far,
+            "grid_levels": first.grid_levels,
+        },
+        "to_original": None if first.to_original is None else first.to_original.tolist(),
+        "notes": [note for note in first.notes if not note.startswith(_WARNING)],
+        "warnings": [note.removeprefix(_WARNING) for note in first.notes if note.startswith(_WARNING)],
+    }
+
+
+def _describe_cameras(scene: Scene) -> dict[str, Any]:
+    """Of the first split there is."""
+    import torch
+
+    cameras = scene.cameras
+    lenses = [cameras.focal, cameras.center, cameras.size.float()]
+    lenses += [] if cameras.distortion is None else [cameras.distortion]
+    return {
+        "model": cameras.model,
+        "lenses": int(torch.unique(torch.cat(lenses, dim=1), dim=0).shape[0]),
+        "focal": [float(cameras.focal.min()), float(cameras.focal.max())],
+        "distortion": None if cameras.distortion is None else float(cameras.distortion.abs().max()),
     }
 
 

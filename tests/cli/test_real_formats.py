@@ -1,0 +1,37 @@
+"""Folders as users bring them: described, trained, scored and resumed without a flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..data import folders
+from .conftest import Nerfturbo
+
+
+def test_scene_info_says_what_was_chosen(nerfturbo: Nerfturbo) -> None:
+    folder = folders.write_transforms(Path("capture"), aabb_scale=8, k1=0.05)
+    (folder / "images" / "view_03.png").unlink()
+    found = nerfturbo("scene", "info", folder, "--json").json
+    assert found["format"] == "instant-ngp / nerfstudio" and found["cameras"]["model"] == "opencv"
+    assert found["bounds"]["grid_levels"] == 4 and found["splits"]["val"] is None
+    assert found["splits"]["test"]["views"] == 2 and found["warnings"]
+    shown = nerfturbo("scene", "info", folder).out
+    for words in (
+        "opencv, 1 different",
+        "unbounded, 4 grid levels",
+        "note  aabb_scale 8",
+        "warning  1 frames left out",
+    ):
+        assert words in shown
+
+
+def test_an_unbounded_capture_through_a_real_lens_trains_without_a_flag(nerfturbo: Nerfturbo) -> None:
+    parameters = [30.0, 30.0, 12.0, 8.0, -0.1, 0.01, 0.001, 0.002]
+    folder = folders.write_colmap(Path("capture"), model=4, parameters=parameters)
+    (folder / "sparse" / "0" / "points3D.bin").unlink()  # nothing says where the scene ends
+    small = ["--grid.resolution", 16, "--field.log2-entries", 10, "--train.batch-samples", 1024]
+    result = nerfturbo("train", folder, "--steps", 4, "--turntable", 0, "--output", "run", *small, "--json")
+    assert result.code == 0, result.err
+    assert "unbounded: grid.levels 5" in result.err and "every 8th picture is a test view" in result.err
+    assert nerfturbo("eval", "run").code == 0
+    assert nerfturbo("train", "--resume", "run", "--steps", 6, "--turntable", 0).code == 0

@@ -1,0 +1,102 @@
+"""Where scenes are put: upright, centred, scaled, with bounds that hold them, and back again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig
+from nerfturbo.data.cameras import Cameras
+from nerfturbo.data.conventions import look_at
+from nerfturbo.data.fitting import fitted_config
+from nerfturbo.data.placement import levels_for, place, placed_poses
+from nerfturbo.presets import preset
+
+from .test_scene import make_scene
+
+
+def ring(n: int = 12, radius: float = 3.0) -> torch.Tensor:
+    angle = torch.arange(n, dtype=torch.float64) * (6.28 / n)
+    eyes = torch.stack([radius * angle.cos(), radius * angle.sin(), torch.full_like(angle, 1.0)], -1)
+    return look_at(eyes, torch.zeros(3, dtype=torch.float64))
+
+
+def moved(poses: torch.Tensor, scale: float = 7.0) -> torch.Tensor:
+    """Any rotation, scale and origin: what structure from motion gives."""
+    draw = torch.Generator().manual_seed(4)
+    rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=draw, dtype=torch.float64))
+    rotation = rotation * torch.linalg.det(rotation)
+    shift = torch.tensor([10.0, -5.0, 3.0], dtype=torch.float64)
+    position = (poses[:, :, 3] @ rotation.T) * scale + shift
+    return torch.cat([rotation @ poses[:, :, :3], position[:, :, None]], -1)
+
+
+def cameras_at(poses: torch.Tensor) -> Cameras:
+    return Cameras.pinhole(poses.float(), width=40, height=30, field_of_view_x=0.9)
+
+
+def test_any_origin_unit_and_up_gives_the_same_place() -> None:
+    poses = moved(ring())
+    placement = place(cameras_at(poses), poses)
+    placed = placed_poses(poses, placement)
+    assert torch.allclose(placed[:, :, 3].norm(dim=-1), torch.ones(12), atol=1e-5)  # about what they look at
+    assert placed[:, 2, 1].min() > 0.9 and torch.allclose(placed[:, 2, 3], torch.full((12,), 0.316), atol=2e-3)
+    rotation = placed[:, :, :3]
+    assert torch.allclose(rotation.transpose(1, 2) @ rotation, torch.eye(3).expand(12, 3, 3), atol=1e-5)
+    back = placed[:, :, 3].double() @ placement.to_original[:3, :3].T + placement.to_original[:3, 3]
+    assert torch.allclose(back, poses[:, :, 3], atol=1e-4)
+    assert placement.grid_levels == 5 and 0.0 < placement.near < 0.1
+
+
+@pytest.mark.parametrize(("spread", "levels"), [(0.8, 1), (2.0, 1), (5.0, 2), (20.0, 4)])
+def test_points_decide_how_far_the_boxes_reach(spread: float, levels: int) -> None:
+    poses = ring()
+    points = (torch.rand(2000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5) * 2.0 * spread
+    points = points[(points[:, :2].norm(dim=-1) < 2.0) | (points[:, :2].norm(dim=-1) > 4.0)]
+    placement = place(cameras_at(poses), poses, points)
+    assert placement.grid_levels == levels
+    assert placement.far > 2.0 ** (levels - 1)
+
+
+def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
+    eyes = torch.tensor([[x, 0.0, z] for x in (-0.5, 0.0, 0.5) for z in (-0.3, 0.0, 0.3)], dtype=torch.float64)
+    poses = look_at(eyes, eyes + torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    draw = torch.Generator().manual_seed(0)
+    points = torch.rand(500, 3, dtype=torch.float64, generator=draw) * torch.tensor([4.0, 8.0, 3.0]).double()
+    points = points + torch.tensor([-2.0, 4.0, -1.5])
+    placement = place(cameras_at(poses), poses, points)
+    placed = placed_poses(poses, placement)
+    assert placed[:, 1, 3].max() < -0.9  # they stand at one side of the box and look along +y into it
+    assert (-placed[:, 1, 2] > 0.99).all() and placement.grid_levels <= 2
+    assert 0.1 < placement.near < 0.5
+
+
+def test_one_camera_and_cameras_without_a_common_up() -> None:
+    one = ring(1)
+    assert place(cameras_at(one), one).far > 0.0
+    poses = ring(4)
+    poses[::2, :, :2] *= -1.0  # half of them upside down
+    placement = place(cameras_at(poses), poses)
+    assert "no common up" in placement.notes[0]
+
+
+def test_levels_double_the_box() -> None:
+    assert [levels_for(reach) for reach in (0.0, 1.0, 1.5, 2.0, 2.1, 1e30)] == [1, 1, 2, 2, 3, 6]
+
+
+def test_unbounded_scenes_adjust_plain_configs_only() -> None:
+    bounded = make_scene()
+    scene = replace(bounded, grid_levels=4)
+    assert fitted_config(Config(), bounded) == (Config(), ())
+    config, notes = fitted_config(Config(), scene)
+    assert (config.grid.levels, config.render.cone_angle, config.render.alpha_thre) == (4, 1.0 / 256.0, 1e-2)
+    assert config.field.max_resolution == 2048 * 8 and "grid.levels 4" in notes[0]
+    assert fitted_config(config, scene) == (config, ())
+    chosen = Config(grid=GridConfig(levels=2), render=RenderConfig(cone_angle=0.1))
+    assert fitted_config(chosen, scene)[0] == chosen
+    half = Config(render=RenderConfig(cone_angle=0.1), field=FieldConfig(kind="vanilla"))
+    assert fitted_config(half, scene)[0].render.cone_angle == 0.1
+    cpu, _ = fitted_config(preset("ngp-cpu"), scene)
+    assert cpu.render.steps_per_diagonal == 256 and cpu.grid.resolution == 32
