@@ -1,6 +1,6 @@
 """The one place for axes, pixel centres, pose layout and colour space. `docs/conventions.md` is its prose twin.
 
-World      right-handed, +z up in the scenes made here (as in Blender files); loaders keep the file's own axes.
+World      right-handed, +z up (as in Blender files); `placement.py` turns captures that have another up.
 Camera     OpenGL axes, as in Blender files: +x right, +y up, -z forward.
 Pose       camera_to_world, (3, 4): columns are the camera's right, up, backward axes in the world, then its position.
 Pixels     (x, y) with x to the right and y down; pixel (column, row) covers [column, column + 1) x [row, row + 1),
