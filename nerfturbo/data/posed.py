@@ -18,6 +18,7 @@ from .scene import MissingSplitError, Scene, Split
 
 TEST_EVERY = 8
 _NO_DISTORTION = (0.0,) * 8
+_SMALLEST_FOCAL = 1e-3  # in pixels: smaller ones are damage, and may vanish in float32
 _LARGEST = 1e7  # of any number a lens may have: beyond, float32 loses whole pixels
 
 
@@ -36,7 +37,7 @@ class Lens:
         """Itself, if its numbers can belong to a camera; `what` is what the error names."""
         if not (1 <= self.width <= 1 << 20 and 1 <= self.height <= 1 << 20):
             raise InputError(what, "a picture of 1 to 2^20 pixels a side", f"{self.width} x {self.height}")
-        if not all(0.0 < focal < _LARGEST for focal in self.focal):
+        if not all(_SMALLEST_FOCAL < focal < _LARGEST for focal in self.focal):
             raise InputError(what, "focal lengths > 0", f"{self.focal[0]:.6g}, {self.focal[1]:.6g}")
         for value in (*self.center, *self.distortion):
             if not abs(value) < _LARGEST:

@@ -161,6 +161,7 @@ def test_llff_takes_the_folder_that_fits(tmp_path: Path) -> None:
     [
         ({"fl_x": 0.0, "fl_y": None}, "expected fl_x or camera_angle_x"),
         ({"fl_x": -3.0}, "focal lengths > 0"),
+        ({"fl_x": 1e-300}, "frame 0: expected focal lengths > 0"),  # nothing in float32
         ({"k1": "a"}, "k1: expected a finite number"),
         ({"camera_model": "PANORAMA"}, "camera_model: expected one of PINHOLE"),
         ({"w": 0}, "w, h: expected a picture"),
