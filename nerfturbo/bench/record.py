@@ -17,7 +17,6 @@ import torch
 from ..errors import InputError
 from ..evaluation.machine import describe_machine, versions
 
-
 KEYS = ("what", "command", "commit", "machine", "protocol", "seed", "values")
 
 
