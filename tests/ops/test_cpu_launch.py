@@ -155,8 +155,6 @@ import torch
 from nerfturbo.ops.cpu import _warmup
 names = []
 assert not _warmup.is_cached()
-if {fail}:
-    _warmup._start_helper = lambda n_features: None
 _warmup.warmup(names.append)
 assert _warmup.is_cached()
 print(len(names), names[-1])
@@ -164,7 +162,6 @@ print(len(names), names[-1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fail", [False, True], ids=["two processes", "one"])
-def test_a_cold_start_compiles_everything(tmp_path: Path, fail: bool):
+def test_a_cold_start_compiles_everything(tmp_path: Path):
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", WARM.format(fail=fail)], check=True, timeout=300, env=environment)
+    subprocess.run([sys.executable, "-c", WARM], check=True, timeout=300, env=environment)
