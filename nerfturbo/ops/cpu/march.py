@@ -98,11 +98,10 @@ def _look(grid, x, y, z):
     largest, level, scale, r = max(abs(ux), max(abs(uy), abs(uz))), 0, ONE, grid.resolution
     while level < grid.levels - 1 and largest * scale > ONE:
         level, scale = level + 1, scale * HALF
-    cells, last = HALF * np.float32(r), np.float32(r - 1)
-    # Clamped before they are cut to integers: past 0 that is the floor, and no call of the C library.
-    cx = int(min(max((ux * scale + ONE) * cells, ZERO), last))
-    cy = int(min(max((uy * scale + ONE) * cells, ZERO), last))
-    cz = int(min(max((uz * scale + ONE) * cells, ZERO), last))
+    cells = HALF * np.float32(r)
+    cx = min(max(int(math.floor((ux * scale + ONE) * cells)), 0), r - 1)
+    cy = min(max(int(math.floor((uy * scale + ONE) * cells)), 0), r - 1)
+    cz = min(max(int(math.floor((uz * scale + ONE) * cells)), 0), r - 1)
     bx, by, bz = cx // BRICK, cy // BRICK, cz // BRICK
     if grid.bricks.shape[1] > 0 and not grid.bricks[level, bx, by, bz]:
         return False, ONE / scale, bx * BRICK, by * BRICK, bz * BRICK, BRICK
@@ -123,7 +122,7 @@ def _leave(grid, axis, growth, cell, size, origin, inverse, margin):
 @jit(exact=True, inline=True)
 def _last_before(rule, jitter, k, t):
     """The last lattice index from k on whose midpoint is surely not past t."""
-    last = max(np.float32(int(_inverse(rule, t) - jitter - HALF)), k)  # never far below 0: cutting is flooring
+    last = max(np.float32(math.floor(_inverse(rule, t) - jitter - HALF)), k)
     if rule.log_growth != ZERO:  # there midpoints lie a little past t(u + 1/2)
         while last > k and _midpoint(rule, last + jitter) > t:
             last -= ONE
