@@ -17,6 +17,8 @@ import torch
 from ..errors import InputError
 from ..evaluation.machine import describe_machine, versions
 
+KEYS = ("what", "command", "commit", "machine", "protocol", "seed", "values")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -65,7 +67,7 @@ def _git(folder: Path, *arguments: str) -> str:
 def write_json(path: Path | str, record: Record | dict[str, Any]) -> Path:
     """Write the record whole or not at all: into a temporary file beside the target, then renamed over it."""
     path = Path(path)
-    content = asdict(record) if isinstance(record, Record) else record
+    content = {key: asdict(record)[key] for key in KEYS} if isinstance(record, Record) else record
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,12 @@ def require(target: Target, op: str) -> None:
         pytest.skip(f"backend {target.backend!r} has no {op}")
 
 
+def spare_interpreter(target: Target, *, unless: bool) -> None:
+    """Skip a combination under Triton's interpreter, which takes seconds for what a machine does in microseconds."""
+    if target.interpreted and not unless:
+        pytest.skip("one of many combinations: too slow for the interpreter")
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

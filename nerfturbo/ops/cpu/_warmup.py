@@ -6,7 +6,10 @@ in the user's cache folder, or in NUMBA_CACHE_DIR. Later starts load it in milli
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +41,8 @@ from . import (
 
 # Kernels of other ops in the same files: a training step does not call them.
 _ELSEWHERE = {"_sum", "_spread", "_scan", "_slope", "_differentiate"}
+# The slower half, which a second process compiles.
+_HELPED = ("networks and loss", "hash_encode", "adam")
 _STEP_MODULES = (
     "draw_pixels",
     "march",
@@ -56,11 +61,40 @@ _STEP_MODULES = (
 def warmup(report: Callable[[str], None], *, n_features: int = 4) -> None:
     """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
 
-    `n_features` of the hash grid, which the encoder's kernels are specialised on.
+    `n_features` of the hash grid, which the encoder's kernels are specialised on. numba compiles on one core; where
+    there are more, a second process compiles a part of the kernels into the same cache.
     """
-    for name, run in _steps(n_features):
-        report(name)
-        run()
+    steps = dict(_steps(n_features))
+    helper = None if is_cached() or torch.get_num_threads() < 2 else _start_helper(n_features)
+    try:
+        for name in steps if helper is None else [name for name in steps if name not in _HELPED]:
+            report(name)
+            steps[name]()
+        if helper is not None:
+            report(", ".join(_HELPED))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                helper.wait(timeout=60)
+            for name in _HELPED:  # from the cache; or, had the helper failed, compiled here after all
+                steps[name]()
+    finally:
+        if helper is not None and helper.poll() is None:
+            helper.kill()
+
+
+def compile_part(n_features: int) -> None:
+    """What the second process does."""
+    steps = dict(_steps(n_features))
+    for name in _HELPED:
+        steps[name]()
+
+
+def _start_helper(n_features: int) -> subprocess.Popen[bytes] | None:
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as w; w.compile_part({n_features})"
+    nothing = subprocess.DEVNULL
+    try:
+        return subprocess.Popen([sys.executable, "-c", code], stdin=nothing, stdout=nothing, stderr=nothing)
+    except OSError:
+        return None
 
 
 def is_cached() -> bool:
