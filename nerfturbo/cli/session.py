@@ -28,7 +28,7 @@ from .finish import Finished, finish
 from .progress import Display, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, default_output
-from .warm import warm_up
+from .warm import compiling_early, warm_up
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
@@ -47,12 +47,13 @@ def _run(plan: Plan, display: Display) -> int:
         check_output(plan.output, overwrite=plan.args.overwrite)
     config = plan.config
     display.phase(f"opening {config.data.source}")
-    train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
-    config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
-    config, fitted = fitted_config(config, train_scene)
-    for note in (*train_scene.notes, *fitted):
-        display.note(note)
-    backend = warm_up(config, train_scene, plan.device, display)
+    with compiling_early(plan.device, config.data.source) as helper:
+        train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
+        config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
+        config, fitted = fitted_config(config, train_scene)
+        for note in (*train_scene.notes, *fitted):
+            display.note(note)
+        backend = warm_up(config, train_scene, plan.device, display, helper)
     display.phase("preparing the model")
     trainer = Trainer(config, train_scene, device=plan.device)
     _try_field(trainer)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..config import Config
 from ..data.batches import PixelSampler
-from ..data.scene import Scene
+from ..data.scene import Scene, is_builtin
 from ..ops._dispatch import resolve
 from ..rendering.image import render_image
 from ..rendering.model import NerfModel, SceneBounds
@@ -21,17 +23,39 @@ from .progress import Display
 WARMUP_MODULE = "nerfturbo.ops.cpu._warmup"
 
 
-def warm_up(config: Config, scene: Scene, device: str, display: Display) -> str:
+@contextlib.contextmanager
+def compiling_early(device: str, source: str) -> Iterator[Any]:
+    """Around the reading of a scene: a second process compiles meanwhile, where a cold start has work for two.
+
+    Only before a built-in scene, whose own renderer is compiled on one core in that time, and if nothing is cached.
+    """
+    if resolve(torch.empty(0, device=device)) != "cpu" or not is_builtin(source):
+        yield None
+        return
+    module = importlib.import_module(WARMUP_MODULE)
+    if module.is_cached():
+        yield None
+        return
+    with module.CompileHelper(names=module.HELPED_EARLY) as helper:
+        yield helper
+
+
+def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:
     """Compile what is not cached yet and return the backend that runs on the device.
 
     A GPU's kernels are compiled by the trainer, which records its step before its own clock starts.
     """
     backend = resolve(torch.empty(0, device=device))
     if backend == "cpu":
-        display.phase("loading CPU kernels, compiling those not cached (first run only)")
-        if importlib.util.find_spec(WARMUP_MODULE) is not None:
-            module = importlib.import_module(WARMUP_MODULE)
-            module.warmup(lambda name: display.phase(f"compiling CPU kernels (first run only): {name}"))
+        module = importlib.import_module(WARMUP_MODULE)
+        cached = module.is_cached()
+        display.phase("loading CPU kernels" if cached else "compiling CPU kernels (first run only)")
+
+        def report(name: str) -> None:
+            if not cached:
+                display.phase(f"compiling CPU kernels (first run only): {name}")
+
+        module.warmup(report, helper=helper)
         _run_once(config, scene, device)
     return backend
 

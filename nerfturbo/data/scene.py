@@ -95,7 +95,7 @@ def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1
     if isinstance(downscale, bool) or not isinstance(downscale, int) or downscale < 1:
         raise InputError("downscale", "an integer >= 1", repr(downscale))
     text = str(source)
-    if text.startswith(BUILTIN_PREFIX) or (not Path(source).exists() and _is_builtin(text)):
+    if is_builtin(text):
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -178,10 +178,11 @@ FORMATS: tuple[SceneFormat, ...] = (
 )
 
 
-def _is_builtin(name: str) -> bool:
+def is_builtin(source: str) -> bool:
+    """Whether `load_scene` renders this source itself: "builtin:NAME", or a name that no file or folder has."""
     from .builtin import builtin_names
 
-    return name in builtin_names()
+    return source.startswith(BUILTIN_PREFIX) or (source in builtin_names() and not Path(source).exists())
 
 
 def _check_folder(folder: Path) -> None:

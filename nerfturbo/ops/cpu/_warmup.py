@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ from . import (
 _ELSEWHERE = {"_sum", "_spread", "_scan", "_slope", "_differentiate"}
 # The slower half, which a second process compiles.
 _HELPED = ("networks and loss", "hash_encode", "adam")
+# What it can do on top when it starts while the scene is still being read or rendered.
+HELPED_EARLY = (*_HELPED, "visibility")
 _STEP_MODULES = (
     "draw_pixels",
     "march",
@@ -58,43 +60,68 @@ _STEP_MODULES = (
 )
 
 
-def warmup(report: Callable[[str], None], *, n_features: int = 4) -> None:
+def warmup(report: Callable[[str], None], *, n_features: int = 4, helper: CompileHelper | None = None) -> None:
     """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
 
     `n_features` of the hash grid, which the encoder's kernels are specialised on. numba compiles on one core; where
-    there are more, a second process compiles a part of the kernels into the same cache.
+    there are more, a second process compiles a part of the kernels into the same cache: `helper`, if one was started
+    before, as it can be while a scene is read.
     """
     steps = dict(_steps(n_features))
-    helper = None if is_cached() or torch.get_num_threads() < 2 else _start_helper(n_features)
-    try:
-        for name in steps if helper is None else [name for name in steps if name not in _HELPED]:
+    cached = is_cached()
+    with contextlib.ExitStack() as stack:
+        if helper is None and not cached:
+            helper = stack.enter_context(CompileHelper(n_features))
+        helped = () if helper is None or cached else helper.names
+        for name in [name for name in steps if name not in helped]:
             report(name)
             steps[name]()
-        if helper is not None:
-            report(", ".join(_HELPED))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                helper.wait(timeout=60)
-            for name in _HELPED:  # from the cache; or, had the helper failed, compiled here after all
+        if helped and helper is not None:
+            report(", ".join(helped))
+            helper.wait()
+            for name in helped:  # from the cache; or, had the helper failed, compiled here after all
                 steps[name]()
-    finally:
-        if helper is not None and helper.poll() is None:
-            helper.kill()
 
 
-def compile_part(n_features: int) -> None:
+class CompileHelper:
+    """A second process that compiles the slower part of the kernels; nothing is lost if it fails.
+
+    It starts only where there is a core for it.
+    """
+
+    def __init__(self, n_features: int = 4, names: tuple[str, ...] = _HELPED) -> None:
+        self.names, self._process = names, None
+        if torch.get_num_threads() < 2:
+            self.names = ()
+            return
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as w; w.compile_part({n_features}, {names!r})"
+        )
+        nothing = subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            command = [sys.executable, "-c", code]
+            self._process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing)
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Until it is done, or the time is over."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=timeout)
+
+    def __enter__(self) -> CompileHelper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def compile_part(n_features: int, names: Sequence[str] = _HELPED) -> None:
     """What the second process does."""
     steps = dict(_steps(n_features))
-    for name in _HELPED:
+    for name in names:
         steps[name]()
-
-
-def _start_helper(n_features: int) -> subprocess.Popen[bytes] | None:
-    code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as w; w.compile_part({n_features})"
-    nothing = subprocess.DEVNULL
-    try:
-        return subprocess.Popen([sys.executable, "-c", code], stdin=nothing, stdout=nothing, stderr=nothing)
-    except OSError:
-        return None
 
 
 def is_cached() -> bool:
