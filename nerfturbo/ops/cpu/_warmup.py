@@ -20,6 +20,7 @@ from .._sink import GradientSink
 from ..adam import AdamRule, AdamState
 from ..composite_loss import LossRule
 from ..draw_pixels import PixelPool
+from ..frame import RoundLimits, start_rays
 from ..hash_encode import HashLayout
 from ..march import OccupancyBits, StepRule
 from ..ngp_field import NgpWeights
@@ -28,6 +29,7 @@ from . import (
     adam,
     composite_loss,
     draw_pixels,
+    frame,
     hash_encode,
     march,
     ngp_field,
@@ -42,9 +44,9 @@ from . import (
 # Kernels of other ops in the same files: a training step does not call them.
 _ELSEWHERE = {"_sum", "_spread", "_scan", "_slope", "_differentiate"}
 # The slower half, which a second process compiles.
-_HELPED = ("networks and loss", "hash_encode", "adam")
+_HELPED = ("networks and loss", "hash_encode", "adam", "rendering")
 # What it can do on top when it starts while the scene is still being read or rendered.
-HELPED_EARLY = (*_HELPED, "visibility")
+HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact", "occupancy grid", "occupancy bits")
 _STEP_MODULES = (
     "draw_pixels",
     "march",
@@ -57,6 +59,7 @@ _STEP_MODULES = (
     "composite_loss",
     "adam",
     "occupancy",
+    "frame",
 )
 
 
@@ -187,3 +190,12 @@ def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     cells, density = torch.zeros(1, dtype=torch.int64), torch.zeros(32)
     yield "occupancy grid", lambda: occupancy.decay_and_max(density, cells, torch.ones(1), 0.95)
     yield "occupancy bits", lambda: occupancy.threshold_bits(density, torch.zeros(1, dtype=torch.int32), 0.01)
+
+    def rendering() -> None:
+        live = start_rays(origins, directions, grid, StepRule(0.5))
+        found = frame.next_samples(live, rows=8, limits=RoundLimits(), aabb=box)
+        hash_encode.hash_encode(found.positions, table.detach(), layout)
+        density, rgb = torch.ones(found.positions.shape[0]), torch.zeros(found.positions.shape[0], 3)
+        frame.absorb_samples(live, found, density, rgb, early_stop_eps=1e-4, alpha_thre=0.0, logits=True)
+
+    yield "rendering", rendering
