@@ -44,8 +44,13 @@ def with_data(config: Config, data: str | None) -> Config:
 
 def open_test_scene(config: Config) -> Scene:
     """The views a run is scored on."""
+    return open_views(config)[1]
+
+
+def open_views(config: Config) -> tuple[Scene, Scene]:
+    """The views a run was trained on, and those it is scored on."""
     try:
-        return open_scenes(config.data.source, config.data.downscale)[1]
+        return open_scenes(config.data.source, config.data.downscale)
     except InputError as error:
         if error.got != "no such folder":
             raise

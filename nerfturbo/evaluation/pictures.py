@@ -16,10 +16,15 @@ _RAMP = ((0.0, 0.0, 0.02), (0.32, 0.07, 0.48), (0.85, 0.28, 0.32), (0.99, 0.68, 
 
 def error_colors(render: Tensor, truth: Tensor) -> Tensor:
     """(height, width, 3): the mean absolute error over the channels as a colour."""
-    error = ((render - truth).abs().mean(-1) / ERROR_AT_FULL).clamp(0.0, 1.0) * (len(_RAMP) - 1)
-    ramp = torch.tensor(_RAMP, device=render.device)
-    low = error.floor().long().clamp(max=len(_RAMP) - 2)
-    part = (error - low)[..., None]
+    return ramp_colors((render - truth).abs().mean(-1) / ERROR_AT_FULL)
+
+
+def ramp_colors(values: Tensor) -> Tensor:
+    """(..., 3): numbers from 0 (dark) to 1 (light) as colours."""
+    places = values.clamp(0.0, 1.0) * (len(_RAMP) - 1)
+    ramp = torch.tensor(_RAMP, device=values.device)
+    low = places.floor().long().clamp(max=len(_RAMP) - 2)
+    part = (places - low)[..., None]
     return ramp[low] * (1.0 - part) + ramp[low + 1] * part
 
 

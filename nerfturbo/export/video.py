@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,65 +37,103 @@ def check_video_path(path: Path) -> None:
         raise InputError(str(path), "a folder", "a file of that name")
 
 
-def write_video(path: Path, frames: Iterable[Tensor], *, fps: int = 24) -> None:
+def write_video(path: Path, frames: Iterable[Tensor], *, fps: float = 24) -> None:
     """Write uint8 frames (height, width, 3) in the format of the path's ending; without one, PNG files into a folder.
 
     Frames are taken one at a time. A file appears when it is whole; PNG files appear one by one.
     """
-    check_video_path(path)
-    if fps < 1:
-        raise InputError("fps", "at least 1", str(fps))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.suffix:
-        path.mkdir(exist_ok=True)
-        for index, frame in enumerate(frames):
-            save_image(path / f"frame_{index:04d}.png", frame)
+    if path.suffix:
+        with video_writer(path, fps=fps) as add:
+            for frame in frames:
+                add(frame)
         return
+    check_video_path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    for index, frame in enumerate(frames):
+        save_image(path / f"frame_{index:04d}.png", frame)
+
+
+@contextlib.contextmanager
+def video_writer(path: Path, *, fps: float = 24) -> Iterator[Callable[[Tensor], None]]:
+    """A function that takes the frames of a .gif or .mp4 one by one; the file appears, whole, at the end."""
+    check_video_path(path)
+    if not fps > 0.0:
+        raise InputError("fps", "a number > 0", str(fps))
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    writer = (_Gif if path.suffix.lower() == ".gif" else _Mp4)(temporary, fps)
     try:
-        write = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
-        write(temporary, frames, fps)
+        yield writer.add
+        if not writer.started:
+            raise InputError("frames", "at least one", "none")
+        writer.finish()
         temporary.replace(path)
     finally:
+        writer.abandon()
         temporary.unlink(missing_ok=True)
 
 
-def _write_gif(path: Path, frames: Iterable[Tensor], fps: int) -> None:
-    pictures = _quantized(frames)
-    first = next(pictures, None)
-    if first is None:
-        raise InputError("frames", "at least one", "none")
-    milliseconds = max(20, round(1000 / fps / 10) * 10)  # GIF counts hundredths; browsers slow down anything under 2
-    first.save(path, "GIF", save_all=True, append_images=pictures, duration=milliseconds, loop=0, disposal=1)
+class _Gif:
+    """Frames are reduced to 256 colours as they come and written at the end."""
 
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path = path
+        # GIF counts hundredths of a second; browsers slow down anything under 2.
+        self._milliseconds = max(20, round(1000 / fps / 10) * 10)
+        self._frames: list[Image.Image] = []
 
-def _quantized(frames: Iterable[Tensor]) -> Iterator[Image.Image]:
-    from PIL import Image
+    @property
+    def started(self) -> bool:
+        return bool(self._frames)
 
-    for frame in frames:
+    def add(self, frame: Tensor) -> None:
+        from PIL import Image
+
         picture = Image.fromarray(frame.cpu().numpy())
-        yield picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.FLOYDSTEINBERG)
+        reduced = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.FLOYDSTEINBERG)
+        self._frames.append(reduced)
+
+    def finish(self) -> None:
+        first, *rest = self._frames
+        first.save(
+            self._path, "GIF", save_all=True, append_images=rest, duration=self._milliseconds, loop=0, disposal=1
+        )
+
+    def abandon(self) -> None:
+        self._frames = []
 
 
-def _write_mp4(path: Path, frames: Iterable[Tensor], fps: int) -> None:
-    import imageio_ffmpeg
+class _Mp4:
+    """Frames go to an ffmpeg process as they come."""
 
-    writer = None
-    try:
-        for frame in frames:
-            even = _even(frame)
-            if writer is None:
-                size = (even.shape[1], even.shape[0])
-                writer = imageio_ffmpeg.write_frames(
-                    str(path), size, fps=fps, quality=8, macro_block_size=2, ffmpeg_log_level="error"
-                )
-                writer.send(None)
-            writer.send(even.cpu().contiguous().numpy().tobytes())
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
-        raise InputError("frames", "at least one", "none")
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path, self._fps, self._writer = path, fps, None
+
+    @property
+    def started(self) -> bool:
+        return self._writer is not None
+
+    def add(self, frame: Tensor) -> None:
+        import imageio_ffmpeg
+
+        even = _even(frame)
+        if self._writer is None:
+            self._writer = imageio_ffmpeg.write_frames(
+                str(self._path),
+                (even.shape[1], even.shape[0]),
+                fps=self._fps,  # type: ignore[arg-type]  # ffmpeg takes fractions too
+                quality=8,
+                macro_block_size=2,
+                ffmpeg_log_level="error",
+            )
+            self._writer.send(None)
+        self._writer.send(even.cpu().contiguous().numpy())
+
+    def finish(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    abandon = finish  # closing twice is harmless
 
 
 def _even(frame: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def test_render_an_orbit(nerfturbo: Nerfturbo, run_folder: Path, flags: list[str
 def test_render_the_test_views_as_files(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     words = ["render", run_folder, "--path", "test", "--output", "frames", "--background", "black", *REFERENCE]
     assert nerfturbo(*words).code == 0
-    assert sorted(path.name for path in Path("frames").iterdir()) == ["frame_0000.png", "frame_0001.png"]
+    assert sorted(path.name for path in Path("frames").glob("*.png")) == ["frame_0000.png", "frame_0001.png"]
 
 
 def test_render_refuses_before_it_renders(nerfturbo: Nerfturbo, run_folder: Path) -> None:

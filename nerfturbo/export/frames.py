@@ -1,0 +1,125 @@
+"""Frames of a camera path: colour, depth, opacity and normals as pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..data.cameras import Cameras
+from ..evaluation.evaluate import choose_views
+from ..evaluation.pictures import ramp_colors
+from ..rendering.frame import FrameRenderer
+from ..rendering.image import RenderedImage, render_view
+from ..rendering.model import NerfModel
+from ..rendering.normals import surface_normals
+from ..sampling.crop import cropped_grid
+from ..types import Aabb
+
+Channel = Literal["color", "depth", "opacity", "normal"]
+CHANNELS: tuple[Channel, ...] = get_args(Channel)
+PROBE_PIXELS = 64  # of the longer side of the small pictures that decide the range of depths
+SOLID = 0.5  # opacity from which a pixel has a depth worth showing
+
+
+@dataclass(frozen=True)
+class Look:
+    """What frames show."""
+
+    channels: tuple[Channel, ...] = ("color",)
+    background: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    crop: Aabb | None = None
+    depths: tuple[float, float] | None = None  # shown as light and as dark; None: those of the path
+
+
+class FrameMaker:
+    """Renders frames of a path one by one; on a GPU as one recorded graph where the cameras allow it."""
+
+    def __init__(self, model: NerfModel, cameras: Cameras, look: Look) -> None:
+        self.model, self.cameras, self.look = model, cameras, look
+        self.grid = model.grid if look.crop is None else cropped_grid(model.grid, look.crop, what="--crop")
+        self._background = torch.tensor(look.background, device=model.device)
+        self._depths = look.depths
+        self._fast: FrameRenderer | None = None
+        sizes = {tuple(size) for size in cameras.size.tolist()}
+        if model.device.type == "cuda" and cameras.model == "pinhole" and len(sizes) == 1:
+            width, height = sizes.pop()
+            self._fast = FrameRenderer(
+                model.field,
+                self.grid,
+                width=width,
+                height=height,
+                settings=model.settings,
+                background=self._background,
+            )
+
+    def __len__(self) -> int:
+        return len(self.cameras)
+
+    def picture(self, index: int) -> RenderedImage:
+        """Colours, opacity and depth of one frame, in floats."""
+        if self._fast is None:
+            return self._render(self.cameras, index)
+        cameras, time = self.cameras, None if self.cameras.times is None else float(self.cameras.times[index])
+        return self._fast.render(cameras.camera_to_world[index], cameras.focal[index], cameras.center[index], time=time)
+
+    def frame(self, index: int) -> dict[Channel, Tensor]:
+        """One frame as pictures (height, width, 3) uint8 on the CPU, by channel."""
+        image = self.picture(index)
+        return {channel: to_bytes(self._channel(channel, image, index)) for channel in self.look.channels}
+
+    @property
+    def depths(self) -> tuple[float, float]:
+        """The range of depths of the whole path, so that colours mean the same in every frame."""
+        if self._depths is None:
+            self._depths = self._measure_depths()
+        return self._depths
+
+    def _render(self, cameras: Cameras, index: int) -> RenderedImage:
+        model = self.model
+        return render_view(model.field, self.grid, cameras, index, settings=model.settings, background=self._background)
+
+    def _measure_depths(self) -> tuple[float, float]:
+        found = []
+        for index in choose_views(len(self.cameras), 8):
+            camera = self.cameras[index]
+            image = self._render(camera.scaled(min(1.0, PROBE_PIXELS / int(camera.size.max()))), 0)
+            found.append(image.depth[image.opacity > SOLID].float().cpu())
+        depths = torch.cat(found)
+        if depths.numel() < 2:
+            return 0.0, self.model.bounds.far
+        low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
+        return low, max(high, low + 1e-3)
+
+    def _channel(self, channel: Channel, image: RenderedImage, index: int) -> Tensor:
+        if channel == "color":
+            return image.rgb
+        solid = image.opacity[..., None]
+        if channel == "opacity":
+            return solid.expand(-1, -1, 3)
+        shown = depth_colors(image.depth, self.depths) if channel == "depth" else self._normal_colors(image, index)
+        return shown * solid + self._background * (1.0 - solid)
+
+    def _normal_colors(self, image: RenderedImage, index: int) -> Tensor:
+        device = self.model.device
+        rays = self.cameras[index].to(device).image_rays(0)
+        depth = image.depth.reshape(-1)
+        seen = (image.opacity.reshape(-1) > 0.01).nonzero()[:, 0]
+        points = rays.origins[seen] + rays.directions[seen] * depth[seen, None]
+        times = None if rays.times is None else rays.times[seen]
+        colors = torch.zeros(depth.shape[0], 3, device=device)
+        colors[seen] = surface_normals(self.model.field, self.grid, points, times) * 0.5 + 0.5
+        return colors.view(*image.depth.shape, 3)
+
+
+def depth_colors(depth: Tensor, depths: tuple[float, float]) -> Tensor:
+    """(height, width, 3): near is light, far is dark."""
+    low, high = depths
+    return ramp_colors(1.0 - 0.9 * ((depth - low) / (high - low)).clamp(0.0, 1.0))
+
+
+def to_bytes(picture: Tensor) -> Tensor:
+    """Floats in [0, 1] to uint8 on the CPU."""
+    return (picture.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8).cpu()

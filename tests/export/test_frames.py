@@ -1,0 +1,99 @@
+"""Frames of a path in every channel, and sequences that go on where they broke."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.errors import InputError
+from nerfturbo.export.frames import CHANNELS, FrameMaker, Look
+from nerfturbo.export.sequence import Sequence, digest
+from nerfturbo.ops import use_backend
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.rendering.normals import surface_normals
+from nerfturbo.types import Aabb
+
+from ..tiny import BALL, ball_scene, tiny_config
+
+
+class BallField(torch.nn.Module):
+    """A ball of one colour, dense inside, with a soft rim."""
+
+    def density(self, positions: torch.Tensor, times: torch.Tensor | None = None) -> torch.Tensor:
+        return 40.0 * torch.sigmoid((BALL - positions.norm(dim=-1)) * 40.0)
+
+    def forward(self, positions, directions, times=None, camera_indices=None):
+        return torch.full_like(positions, 0.5), self.density(positions, times)
+
+
+@pytest.fixture(scope="module")
+def model() -> NerfModel:
+    made = NerfModel(tiny_config(), SceneBounds.of(ball_scene()))
+    made.field = BallField()
+    made.grid.step_size = 0.05
+    return made
+
+
+def test_every_channel_shows_what_it_says(model: NerfModel) -> None:
+    cameras = ball_scene(size=33).cameras
+    with use_backend("reference"):
+        maker = FrameMaker(model, cameras, Look(channels=CHANNELS, background=(0.0, 0.0, 0.0)))
+        frame, image = maker.frame(0), maker.picture(0)
+    assert list(frame) == list(CHANNELS) and all(picture.shape == (33, 33, 3) for picture in frame.values())
+    assert frame["color"][16, 16].tolist() == pytest.approx([128] * 3, abs=2) and int(frame["color"][0, 0].sum()) == 0
+    assert frame["opacity"][16, 16].tolist() == [255] * 3 and int(frame["opacity"][0, 0].sum()) == 0
+    near = float(cameras.positions[0].norm()) - BALL
+    assert float(image.depth[16, 16]) == pytest.approx(near, abs=0.06)
+    low, high = maker.depths
+    assert near - 0.1 < low < high < near + 2.0 * BALL
+    toward = torch.nn.functional.normalize(cameras.positions[0], dim=0)
+    shown = frame["normal"][16, 16].float() / 255.0 * 2.0 - 1.0
+    assert float(shown @ toward) > 0.99
+
+
+def test_normals_of_a_ball_point_outwards(model: NerfModel) -> None:
+    points = torch.nn.functional.normalize(torch.randn(200, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    normals = surface_normals(model.field, model.grid, points * BALL)
+    assert float((normals * points).sum(-1).min()) > 0.99
+    assert surface_normals(model.field, model.grid, torch.zeros(0, 3)).shape == (0, 3)
+    assert float(surface_normals(model.field, model.grid, torch.full((1, 3), 50.0)).norm()) == 0.0
+
+
+def test_a_crop_cuts_the_ball_in_half(model: NerfModel) -> None:
+    cameras = ball_scene(size=33).cameras
+    right = torch.linalg.cross(cameras.forward[0], torch.tensor([0.0, 0.0, 1.0]))
+    axis = int(right.abs().argmax())
+    low = [-1.5, -1.5, -1.5]
+    low[axis] = 0.0
+    with use_backend("reference"):
+        whole = FrameMaker(model, cameras, Look()).picture(0).opacity
+        half = FrameMaker(model, cameras, Look(crop=Aabb(tuple(low), (1.5, 1.5, 1.5)))).picture(0).opacity
+    assert 0.3 < float(half.sum() / whole.sum()) < 0.8
+
+
+def test_a_sequence_goes_on_and_refuses_another(tmp_path: Path) -> None:
+    cameras, frame = ball_scene().cameras, torch.zeros(4, 4, 3, dtype=torch.uint8)
+    key = digest("step 1", cameras, Look())
+    with Sequence(tmp_path / "s", key) as sequence:
+        sequence.save("color", 0, frame + 7)
+    with Sequence(tmp_path / "s", key) as again:
+        assert again.has(("color",), 0) and not again.has(("color",), 1) and not again.has(("color", "depth"), 0)
+        assert torch.equal(again.load("color", 0), frame + 7)
+    changed = [digest("step 2", cameras, Look()), digest("step 1", cameras[:2], Look())]
+    changed.append(digest("step 1", cameras, Look(crop=Aabb.cube(1.0))))
+    assert len({key, *changed}) == 4
+    with pytest.raises(InputError, match="--overwrite"):
+        Sequence(tmp_path / "s", changed[0])
+    with Sequence(tmp_path / "s", changed[0], overwrite=True) as replaced:
+        assert not replaced.has(("color",), 0)
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["frames.json"]
+
+
+def test_a_disk_error_is_told_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    sequence = Sequence(tmp_path / "s", "k")
+    with pytest.raises(OSError), sequence:
+        (tmp_path / "s" / "frame_0000.png").mkdir()
+        sequence.save("color", 0, torch.zeros(4, 4, 3, dtype=torch.uint8))
+    assert not list((tmp_path / "s").glob(".*"))
