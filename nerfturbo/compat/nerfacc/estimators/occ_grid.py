@@ -1,0 +1,267 @@
+"""The occupancy-grid estimator with nerfacc's interface and state, marched and updated by nerfturbo's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....errors import InputError
+from ....ops import compact, march, visibility
+from ....ops.march import OccupancyBits, StepRule
+from ....ops.occupancy import decay_and_max, pack_bits
+from ....types import PackedSamples
+from .._rays import packed_info_of, remember, remembered
+from .._traverse import Grids, Planes, nested_box, traverse
+from ..grid import _enlarge_aabb
+from ..volrend import render_visibility_from_alpha
+from .base import AbstractEstimator
+
+SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class OccGridEstimator(AbstractEstimator):
+    """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l about its centre.
+
+    `occs` is a decaying maximum of what `occ_eval_fn` said of each cell, -1 where no camera looks; `binaries` says
+    which cells are marched. Both are buffers under the names and shapes of nerfacc's checkpoints.
+    """
+
+    DIM: int = 3
+
+    resolution: Tensor  # (3,) int32
+    aabbs: Tensor  # (levels, 6)
+    occs: Tensor  # (levels * cells_per_lvl,)
+    binaries: Tensor  # (levels, x, y, z) bool
+    grid_coords: Tensor  # (cells_per_lvl, 3) int64
+    grid_indices: Tensor  # (cells_per_lvl,) int64
+
+    def __init__(
+        self,
+        roi_aabb: Sequence[float] | Tensor,
+        resolution: int | Sequence[int] | Tensor = 128,
+        levels: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if kwargs:
+            hint = "contraction ended with nerfacc 0.4: use levels" if "contraction_type" in kwargs else ""
+            raise InputError("OccGridEstimator", "roi_aabb, resolution and levels", ", ".join(kwargs), hint)
+        size = [resolution] * self.DIM if isinstance(resolution, int) else resolution
+        cells = torch.as_tensor(size, dtype=torch.int32)
+        box = torch.as_tensor(roi_aabb, dtype=torch.float32)
+        if cells.shape != (self.DIM,):
+            raise InputError("resolution", "a number or three of them", str(resolution))
+        if box.shape != (self.DIM * 2,):
+            raise InputError("roi_aabb", "six numbers, low then high corner", str(tuple(box.shape)))
+        shape = [int(n) for n in cells.tolist()]
+        self.levels, self.cells_per_lvl = levels, shape[0] * shape[1] * shape[2]
+        self.register_buffer("resolution", cells)
+        self.register_buffer("aabbs", torch.stack([_enlarge_aabb(box, 2.0**level) for level in range(levels)]))
+        self.register_buffer("occs", torch.zeros(levels * self.cells_per_lvl))
+        self.register_buffer("binaries", torch.zeros([levels, *shape], dtype=torch.bool))
+        indices = torch.arange(self.cells_per_lvl)
+        coords = torch.stack([indices // (shape[1] * shape[2]), indices // shape[2] % shape[1], indices % shape[2]], -1)
+        self.register_buffer("grid_coords", coords, persistent=False)
+        self.register_buffer("grid_indices", indices, persistent=False)
+
+    @torch.no_grad()
+    def sampling(
+        self,
+        rays_o: Tensor,
+        rays_d: Tensor,
+        sigma_fn: SampleFn | None = None,
+        alpha_fn: SampleFn | None = None,
+        near_plane: float = 0.0,
+        far_plane: float = 1e10,
+        t_min: Tensor | None = None,
+        t_max: Tensor | None = None,
+        render_step_size: float = 1e-3,
+        early_stop_eps: float = 1e-4,
+        alpha_thre: float = 0.0,
+        stratified: bool = False,
+        cone_angle: float = 0.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """ray_indices, t_starts, t_ends (n_samples,) in occupied cells, ray after ray. Not differentiable.
+
+        With `sigma_fn` or `alpha_fn`, of (t_starts, t_ends, ray_indices), samples that hardly any light reaches
+        (transmittance below `early_stop_eps`) and thin ones (alpha below `alpha_thre`, but at most the mean of
+        the visible `occs`) are left out. `t_min` and `t_max` (n_rays,) narrow the planes for each ray.
+        """
+        if sigma_fn is not None and alpha_fn is not None:
+            raise InputError("sigma_fn and alpha_fn", "one of them", "both")
+        rays_o, rays_d = rays_o.detach(), rays_d.detach()
+        samples = self._march(
+            rays_o, rays_d, near_plane, far_plane, t_min, t_max, render_step_size, stratified, cone_angle
+        )
+        if (sigma_fn is not None or alpha_fn is not None) and (alpha_thre > 0.0 or early_stop_eps > 0.0):
+            samples = self._prune(samples, sigma_fn, alpha_fn, early_stop_eps, alpha_thre)
+        indices = samples.ray_indices.long()
+        remember(indices, "offsets", samples.offsets)
+        remember(indices, "narrow", samples.ray_indices)
+        return indices, samples.t_starts, samples.t_ends
+
+    def _march(
+        self,
+        rays_o: Tensor,
+        rays_d: Tensor,
+        near_plane: float,
+        far_plane: float,
+        t_min: Tensor | None,
+        t_max: Tensor | None,
+        step_size: float,
+        stratified: bool,
+        cone_angle: float,
+    ) -> PackedSamples:
+        n_rays, device = rays_o.shape[0], rays_o.device
+        jitter = torch.rand(n_rays, device=device) if stratified else None
+        occupancy = self._occupancy()
+        if occupancy is not None and t_min is None and t_max is None and n_rays and near_plane >= 0.0:
+            # The common case asks for nothing per ray but the jitter.
+            rule = StepRule(step_size, near_plane, far_plane, cone_angle)
+            return march(rays_o.float().contiguous(), rays_d.float().contiguous(), occupancy, rule, jitter=jitter)
+        near = torch.full((n_rays,), near_plane, device=device)
+        far = torch.full((n_rays,), far_plane, device=device)
+        near = near if t_min is None else torch.maximum(near, t_min)
+        far = far if t_max is None else torch.minimum(far, t_max)
+        near = near if jitter is None else near + jitter * step_size
+        planes = Planes(near, far, step_size, cone_angle)
+        return traverse(rays_o, rays_d, Grids(self.binaries.to(device), self.aabbs.to(device)), planes)[0]
+
+    def _occupancy(self) -> OccupancyBits | None:
+        """The grid as the marching kernel takes it, made again when it has changed; None if it does not fit."""
+        sizes = set(self.binaries.shape[1:])
+        resolution = self.binaries.shape[1]
+        if len(sizes) > 1 or resolution % 4 or self.levels > 16:
+            return None
+        box = nested_box(self.aabbs)
+        if box is None:
+            return None
+        bits = remembered(self.binaries, "bits", lambda: pack_bits(self.binaries.reshape(-1)))
+        return OccupancyBits(bits, box, resolution, self.levels)
+
+    def _prune(
+        self,
+        samples: PackedSamples,
+        sigma_fn: SampleFn | None,
+        alpha_fn: SampleFn | None,
+        early_stop_eps: float,
+        alpha_thre: float,
+    ) -> PackedSamples:
+        if samples.capacity == 0:
+            return samples
+        function = sigma_fn if sigma_fn is not None else alpha_fn
+        assert function is not None
+        values = function(samples.t_starts, samples.t_ends, samples.ray_indices.long())
+        if values.shape != samples.t_starts.shape:
+            hint = "squeeze the last dimension" if values.dim() == 2 else "one value per sample"
+            raise InputError("sigmas", f"shape ({samples.capacity},)", str(tuple(values.shape)), hint)
+        threshold: float | Tensor = 0.0
+        if alpha_thre > 0.0:  # kept on the device: reading the mean would wait for it
+            threshold = remembered(self.occs, "mean", self._mean).clamp(max=alpha_thre)
+        if sigma_fn is not None:
+            keep = visibility(values, samples, early_stop_eps=early_stop_eps, alpha_thre=threshold)
+        else:
+            packed_info = packed_info_of(samples.offsets)
+            keep = render_visibility_from_alpha(values, packed_info, early_stop_eps=early_stop_eps) & (
+                values >= threshold
+            )
+        return compact(samples, keep)
+
+    @torch.no_grad()
+    def update_every_n_steps(
+        self,
+        step: int,
+        occ_eval_fn: Callable[[Tensor], Tensor],
+        occ_thre: float = 1e-2,
+        ema_decay: float = 0.95,
+        warmup_steps: int = 256,
+        n: int = 16,
+    ) -> None:
+        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> optical thickness (m,) or (m, 1).
+
+        All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
+        occupied above min(occ_thre, mean of the visible cells).
+        """
+        if not self.training:
+            raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
+        if step % n == 0:
+            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
+
+    @torch.no_grad()
+    def mark_invisible_cells(
+        self, K: Tensor, c2w: Tensor, width: int, height: int, near_plane: float = 0.0, chunk: int = 32**3
+    ) -> None:
+        """Give up cells that no camera sees beyond `near_plane`, or that lie before it: their `occs` become -1.
+
+        K (n, 3, 3) or (1, 3, 3) and c2w (n, 3, 4) or (n, 4, 4) in OpenCV's axes, z forward.
+        """
+        if K.dim() != 3 or K.shape[1:] != (3, 3) or K.shape[0] not in (1, c2w.shape[0]):
+            raise InputError("K", "shape (n, 3, 3) or (1, 3, 3)", str(tuple(K.shape)))
+        if c2w.dim() != 3 or tuple(c2w.shape[1:]) not in ((3, 4), (4, 4)):
+            raise InputError("c2w", "shape (n, 3, 4) or (n, 4, 4)", str(tuple(c2w.shape)))
+        to_camera = c2w[:, :3, :3].transpose(1, 2)
+        shift = -to_camera @ c2w[:, :3, 3:]
+        for level, indices in enumerate(self._get_all_cells()):
+            low, high = self.aabbs[level, :3], self.aabbs[level, 3:]
+            for part in indices.split(chunk):
+                points = low + self.grid_coords[part] / (self.resolution - 1) * (high - low)
+                image = K.to(points) @ (to_camera @ points.T + shift)  # (n, 3, cells)
+                depth, pixel = image[:, 2], image[:, :2] / image[:, 2:]
+                inside = (depth >= 0.0) & (pixel >= 0.0).all(1) & (pixel[:, 0] < width) & (pixel[:, 1] < height)
+                seen = ((depth >= near_plane) & inside).any(0)
+                too_near = ((depth < near_plane) & inside).any(0)
+                marks = torch.where(seen & ~too_near, 0.0, -1.0)
+                self.occs[level * self.cells_per_lvl + part] = marks
+
+    @torch.no_grad()
+    def _get_all_cells(self) -> list[Tensor]:
+        """The visible cells of each level."""
+        visible = (self.occs >= 0.0).view(self.levels, -1)
+        return [self.grid_indices[visible[level]] for level in range(self.levels)]
+
+    @torch.no_grad()
+    def _sample_uniform_and_occupied_cells(self, n: int) -> list[Tensor]:
+        """n visible cells anywhere and at most n occupied ones, for each level."""
+        result = []
+        for level in range(self.levels):
+            uniform = torch.randint(self.cells_per_lvl, (n,), device=self.device)
+            uniform = uniform[self.occs[level * self.cells_per_lvl + uniform] >= 0.0]
+            occupied = torch.nonzero(self.binaries[level].flatten())[:, 0]
+            if n < occupied.shape[0]:
+                occupied = occupied[torch.randint(occupied.shape[0], (n,), device=self.device)]
+            result.append(torch.cat([uniform, occupied]))
+        return result
+
+    @torch.no_grad()
+    def _update(
+        self,
+        step: int,
+        occ_eval_fn: Callable[[Tensor], Tensor],
+        occ_thre: float = 0.01,
+        ema_decay: float = 0.95,
+        warmup_steps: int = 256,
+    ) -> None:
+        if step < warmup_steps:
+            cells = self._get_all_cells()
+        else:
+            cells = self._sample_uniform_and_occupied_cells(self.cells_per_lvl // 4)
+        for level, indices in enumerate(cells):
+            if indices.shape[0] == 0:
+                continue
+            low, high = self.aabbs[level, :3], self.aabbs[level, 3:]
+            inside = torch.rand(indices.shape[0], self.DIM, device=self.device)
+            unit = (self.grid_coords[indices] + inside) / self.resolution
+            fresh = occ_eval_fn(low + unit * (high - low)).reshape(-1)
+            decay_and_max(self.occs, level * self.cells_per_lvl + indices, fresh.float(), ema_decay)
+        mean = self._mean()
+        self.binaries = (self.occs > mean.clamp(max=occ_thre)).view(self.binaries.shape)
+        self.occs.add_(0.0)  # a kernel's write does not count for torch; this one ends what was remembered of it
+        remember(self.occs, "mean", mean)
+
+    def _mean(self) -> Tensor:
+        """() mean thickness of the visible cells."""
+        visible = self.occs >= 0.0
+        return (self.occs * visible).sum() / visible.sum().clamp_min(1)

@@ -1,0 +1,189 @@
+"""Searching and resampling along rays, batched or flattened. Nothing here is differentiable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ._rays import indices_of, offsets_of, offsets_of_counts, packed_info_of
+from .data_specs import RayIntervals, RaySamples
+
+
+@torch.no_grad()
+def searchsorted(
+    sorted_sequence: RayIntervals | RaySamples, values: RayIntervals | RaySamples
+) -> tuple[Tensor, Tensor]:
+    """ids_left, ids_right in the shape of `values.vals`: sequence[left] <= value < sequence[right] on the same ray.
+
+    A value outside its ray's range counts as clipped to it: it gets the first or the last two neighbours. The indices
+    of batched values count along the ray, those of flattened values over the whole flattened sequence.
+
+    >>> key = RayIntervals(torch.tensor([0.0, 1.0, 0.0, 1.0, 2.0]), torch.tensor([[0, 2], [2, 3]]))
+    >>> query = RayIntervals(torch.tensor([0.5, 1.5, 2.5]), torch.tensor([[0, 1], [1, 2]]))
+    >>> [ids.tolist() for ids in searchsorted(key, query)]
+    [[0, 3, 3], [1, 4, 4]]
+    """
+    keys, queries = sorted_sequence.vals, values.vals
+    if keys.dim() > 1 and queries.dim() > 1 and keys.shape[-1] > 1:
+        right = torch.searchsorted(keys[..., :-1].contiguous(), queries.contiguous(), right=True).clamp_min(1)
+        return right - 1, right
+    first, count = _chunks(sorted_sequence)
+    rays = _rays_of(values)
+    base, last = first[rays], (first + count - 1)[rays]
+    right = _upper_bound(keys.reshape(-1), base, last, queries.reshape(-1))
+    right = torch.minimum(torch.maximum(right, base + 1), torch.maximum(last, base))
+    left = torch.maximum(right - 1, base)
+    if queries.dim() > 1:
+        left, right = left - base, right - base
+    return left.view(queries.shape), right.view(queries.shape)
+
+
+@torch.no_grad()
+def importance_sampling(
+    intervals: RayIntervals, cdfs: Tensor, n_intervals_per_ray: Tensor | int, stratified: bool = False
+) -> tuple[RayIntervals, RaySamples]:
+    """New intervals and their centres, spread evenly over each ray's share of the cumulative distribution `cdfs`.
+
+    The centre of interval i is where the distribution, linear between the given edges, reaches
+    (i + b) / n of its range; b is 0.5, or, stratified, one random number per ray. Edges lie between centres. With a
+    number for `n_intervals_per_ray` the result is batched, (n_rays, n + 1) and (n_rays, n); with a tensor (n_rays,)
+    it is flattened.
+
+    >>> edges = RayIntervals(torch.tensor([[0.0, 1.0, 2.0]]))
+    >>> new, centres = importance_sampling(edges, torch.tensor([[0.0, 0.5, 1.0]]), 2)
+    >>> new.vals.tolist(), centres.vals.tolist()
+    ([[0.0, 1.0, 2.0]], [[0.5, 1.5]])
+    """
+    if cdfs.shape != intervals.vals.shape:
+        raise InputError("cdfs", f"shape {tuple(intervals.vals.shape)}, as the edges", str(tuple(cdfs.shape)))
+    first, count = _chunks(intervals)
+    n_rays, device = first.shape[0], cdfs.device
+    bias = torch.rand(n_rays, device=device, dtype=cdfs.dtype) if stratified else cdfs.new_full((n_rays,), 0.5)
+    if isinstance(n_intervals_per_ray, Tensor):
+        counts = n_intervals_per_ray.reshape(-1).long()
+        offsets = offsets_of_counts(counts)
+        rays = torch.repeat_interleave(torch.arange(n_rays, device=device), counts)
+        order = torch.arange(rays.shape[0], device=device) - offsets[rays]
+        centres = _invert(intervals.vals, cdfs, first, count, rays, (order + bias[rays]) / counts[rays])
+        return _flat_result(intervals.vals.reshape(-1), first, count, rays, order, counts, centres)
+    number = int(n_intervals_per_ray)
+    if number < 1:
+        raise InputError("n_intervals_per_ray", "at least 1", str(number))
+    share = (torch.arange(number, device=device, dtype=cdfs.dtype) + bias[:, None]) / number
+    rays = torch.arange(n_rays, device=device).repeat_interleave(number)
+    centres = _invert(intervals.vals, cdfs, first, count, rays, share.flatten()).view(n_rays, number)
+    flat = intervals.vals.reshape(-1)
+    low, high = flat[first, None], flat[(first + count - 1), None]
+    if number == 1:
+        edges = torch.cat([low, high], dim=-1)
+    else:
+        between = (centres[:, 1:] + centres[:, :-1]) * 0.5
+        start = torch.maximum(2.0 * centres[:, :1] - between[:, :1], low)
+        end = torch.minimum(2.0 * centres[:, -1:] - between[:, -1:], high)
+        edges = torch.cat([start, between, end], dim=-1)
+    batch = intervals.vals.shape[:-1] if intervals.vals.dim() > 1 else (n_rays,)
+    return RayIntervals(edges.view(*batch, number + 1)), RaySamples(centres.view(*batch, number))
+
+
+def _invert(vals: Tensor, cdfs: Tensor, first: Tensor, count: Tensor, rays: Tensor, share: Tensor) -> Tensor:
+    """Where each ray's cumulative distribution reaches `share` of its range."""
+    flat, edges = cdfs.reshape(-1), vals.reshape(-1)
+    base, last = first[rays], (first + count - 1)[rays]
+    low = flat[base]
+    wanted = low + share * (flat[last] - low)
+    above = _upper_bound(flat, base, last, wanted)
+    below = torch.maximum(above - 1, base)
+    c0, c1, t0, t1 = flat[below], flat[above], edges[below], edges[above]
+    flat_part = c1 - c0 < 1e-10
+    slope = (t1 - t0) / torch.where(flat_part, torch.ones_like(c0), c1 - c0)
+    return torch.where(flat_part, (t0 + t1) * 0.5, t0 + (wanted - c0) * slope)
+
+
+def _flat_result(
+    edges: Tensor, first: Tensor, count: Tensor, rays: Tensor, order: Tensor, counts: Tensor, centres: Tensor
+) -> tuple[RayIntervals, RaySamples]:
+    """Rays with n centres get n + 1 edges; those with none get none."""
+    n_edges = (counts + 1) * (counts > 0)
+    edge_offsets = offsets_of_counts(n_edges)
+    total = edges.new_zeros(int(edge_offsets[-1]) if counts.numel() else 0)
+    low, high = edges[first[rays]], edges[(first + count - 1)[rays]]
+    alone, is_first, is_last = counts[rays] == 1, order == 0, order == counts[rays] - 1
+    before, after = centres.roll(1), centres.roll(-1)
+    start = torch.where(is_first, torch.maximum(centres - (after - centres) * 0.5, low), (centres + before) * 0.5)
+    end = torch.minimum(centres + (centres - before) * 0.5, high)
+    start, end = torch.where(alone, low, start), torch.where(alone, high, end)
+    at = edge_offsets[rays] + order
+    total = total.scatter(0, at.long(), start).scatter(0, (at + 1)[is_last].long(), end[is_last])
+    is_left = torch.zeros_like(total, dtype=torch.bool).index_fill(0, at.long(), True)
+    is_right = torch.zeros_like(is_left).index_fill(0, (at + 1).long(), True)
+    owners = torch.repeat_interleave(torch.arange(counts.shape[0], device=rays.device), n_edges)
+    new = RayIntervals(total, packed_info_of(edge_offsets), owners, is_left, is_right)
+    return new, RaySamples(centres, packed_info_of(offsets_of_counts(counts)), rays)
+
+
+def _chunks(segments: RayIntervals | RaySamples) -> tuple[Tensor, Tensor]:
+    """First element and number of elements of each ray, (n_rays,) int64 each."""
+    vals = segments.vals
+    if vals.dim() > 1:
+        rays = torch.arange(vals.numel() // max(vals.shape[-1], 1), device=vals.device)
+        return rays * vals.shape[-1], torch.full_like(rays, vals.shape[-1])
+    offsets = offsets_of(vals.shape[0], segments.packed_info, segments.ray_indices, None)
+    if offsets is None:
+        raise InputError("packed_info", "packed_info or ray_indices beside flattened values", "neither")
+    info = packed_info_of(offsets)
+    return info[:, 0], info[:, 1]
+
+
+def _rays_of(segments: RayIntervals | RaySamples) -> Tensor:
+    """The ray of each element, flattened."""
+    vals = segments.vals
+    if vals.dim() == 1 and segments.ray_indices is not None:
+        return segments.ray_indices.long()
+    if vals.dim() == 1:
+        offsets = offsets_of(vals.shape[0], segments.packed_info, None, None)
+        if offsets is None:
+            raise InputError("packed_info", "packed_info or ray_indices beside flattened values", "neither")
+        return indices_of(offsets, vals.shape[0])
+    return torch.arange(vals.numel(), device=vals.device) // max(vals.shape[-1], 1)
+
+
+def _upper_bound(keys: Tensor, low: Tensor, high: Tensor, values: Tensor) -> Tensor:
+    """The first index in [low, high) whose key is larger than the value, else `high`; every query has its own range."""
+    if keys.shape[0] == 0:
+        return low
+    for _ in range(keys.shape[0].bit_length()):
+        middle = (low + high) // 2
+        beyond = (keys[middle.clamp_max(keys.shape[0] - 1)] > values) | (low >= high)
+        low, high = torch.where(beyond, low, middle + 1), torch.where(beyond, middle, high)
+        high = torch.maximum(low, high)
+    return low
+
+
+def _sample_from_weighted(
+    bins: Tensor,
+    weights: Tensor,
+    num_samples: int,
+    stratified: bool = False,
+    vmin: float | Tensor = -torch.inf,
+    vmax: float | Tensor = torch.inf,
+) -> tuple[Tensor, Tensor]:
+    """Edges (..., n + 1) and centres (..., n) drawn from the histogram of weights (..., b) over bins (..., b + 1)."""
+    total = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    running = torch.cumsum(weights / total, dim=-1)
+    cdf = torch.cat([torch.zeros_like(running[..., :1]), running[..., :-1], torch.ones_like(running[..., :1])], -1)
+    batch = bins.shape[:-1]
+    jitter = torch.rand(*batch, 1, dtype=bins.dtype, device=bins.device) if stratified else 0.5
+    share = (torch.arange(num_samples, dtype=bins.dtype, device=bins.device) + jitter) / num_samples
+    share = share.expand(*batch, num_samples).contiguous()
+    above = torch.searchsorted(cdf[..., :-1].contiguous(), share, right=True).clamp(1, weights.shape[-1])
+    c0, c1 = cdf.gather(-1, above - 1), cdf.gather(-1, above)
+    t0, t1 = bins.gather(-1, above - 1), bins.gather(-1, above)
+    fraction = (share - c0) / (c1 - c0).clamp_min(torch.finfo(cdf.dtype).eps)
+    centres = t0 + fraction * (t1 - t0)
+    between = (centres[..., 1:] + centres[..., :-1]) * 0.5
+    if num_samples == 1:
+        between = centres
+    start, end = 2.0 * centres[..., :1] - between[..., :1], 2.0 * centres[..., -1:] - between[..., -1:]
+    inner = between if num_samples > 1 else centres[..., :0]
+    return torch.cat([start.clamp_min(vmin), inner, end.clamp_max(vmax)], dim=-1), centres

@@ -1,0 +1,92 @@
+"""Running sums and products along rays, over batched or flattened samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ...ops import packed_cumsum
+from ._rays import offsets_of
+
+
+def inclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
+    """The running sum of each ray, or along the last axis of batched inputs. Differentiable.
+
+    >>> inclusive_sum(torch.tensor([1.0, 2.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
+    [1.0, 3.0, 4.0]
+    """
+    offsets = _offsets(inputs, packed_info, indices)
+    return torch.cumsum(inputs, -1) if offsets is None else packed_sum_along(inputs, offsets)
+
+
+def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
+    """`inclusive_sum` without the sample itself: the first sample of a ray has 0.
+
+    >>> exclusive_sum(torch.tensor([1.0, 2.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    offsets = _offsets(inputs, packed_info, indices)
+    if offsets is None:
+        return torch.cumsum(_shifted(inputs, 0.0), -1)
+    return packed_sum_along(inputs, offsets, exclusive=True)
+
+
+def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
+    """The running product of each ray, or along the last axis of batched inputs.
+
+    Differentiable, also where an input is zero: nothing is divided.
+
+    >>> inclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
+    [2.0, 6.0, 4.0]
+    """
+    offsets = _offsets(inputs, packed_info, indices)
+    return torch.cumprod(inputs, -1) if offsets is None else packed_prod_along(inputs, offsets)
+
+
+def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
+    """`inclusive_prod` without the sample itself: the first sample of a ray has 1.
+
+    >>> exclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
+    [1.0, 2.0, 1.0]
+    """
+    offsets = _offsets(inputs, packed_info, indices)
+    if offsets is None:
+        return torch.cumprod(_shifted(inputs, 1.0), -1)
+    return packed_prod_along(inputs, offsets, exclusive=True)
+
+
+def packed_sum_along(inputs: Tensor, offsets: Tensor, *, exclusive: bool = False) -> Tensor:
+    """Running sums over flattened samples, in the inputs' own type."""
+    floating = inputs if inputs.is_floating_point() else inputs.float()
+    return packed_cumsum(floating.contiguous(), offsets, exclusive=exclusive).to(inputs.dtype)
+
+
+def packed_prod_along(inputs: Tensor, offsets: Tensor, *, exclusive: bool = False) -> Tensor:
+    """Running products over flattened samples by doubling: after pass k a sample holds the product of the 2^k samples
+    up to itself, as far as they are on its ray. Exact gradients of any order, because nothing is divided."""
+    n = inputs.shape[0]
+    rows = torch.arange(n, device=inputs.device)
+    first = offsets[torch.searchsorted(offsets[1:].contiguous(), rows.int(), right=True)] if n else rows
+    if exclusive:
+        inputs = torch.where(rows == first, torch.ones_like(inputs), inputs.roll(1))
+    reach = n
+    if inputs.device.type == "cpu" and n:  # elsewhere the longest ray is not worth waiting for
+        reach = int((offsets[1:] - offsets[:-1]).max())
+    result, distance = inputs, 1
+    while distance < reach:
+        before = torch.where(rows - distance >= first, result.roll(distance), torch.ones_like(result))
+        result, distance = result * before, distance * 2
+    return result
+
+
+def _offsets(inputs: Tensor, packed_info: Tensor | None, indices: Tensor | None) -> Tensor | None:
+    if packed_info is not None and indices is not None:
+        raise InputError("packed_info and indices", "only one of them", "both")
+    if (packed_info is not None or indices is not None) and inputs.dim() != 1:
+        raise InputError("inputs", "shape (n_samples,), flattened", str(tuple(inputs.shape)))
+    return offsets_of(inputs.shape[0] if inputs.dim() else 0, packed_info, indices, None)
+
+
+def _shifted(inputs: Tensor, fill: float) -> Tensor:
+    return torch.cat([torch.full_like(inputs[..., :1], fill), inputs[..., :-1]], dim=-1)

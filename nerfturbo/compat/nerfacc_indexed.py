@@ -1,0 +1,177 @@
+"""The interface of nerfacc 0.3: `ray_marching` returns `ray_indices`, and samples have shape (n_samples, 1).
+
+    import nerfturbo.compat.nerfacc_indexed as nerfacc
+
+or, for code that cannot be edited, `nerfturbo.compat.install("nerfacc", package="nerfacc_indexed")`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ._old_nerfacc import (
+    ContractionType,
+    Grid,
+    OccupancyGrid,
+    contract,
+    contract_inv,
+    march_rays,
+    ray_aabb_intersect,
+)
+from .nerfacc import pack_info
+from .nerfacc._rays import remember
+from .nerfacc.volrend import render_transmittance_from_alpha as _trans_from_alpha
+from .nerfacc.volrend import render_transmittance_from_density as _trans_from_density
+from .nerfacc.volrend import render_visibility_from_alpha
+from .nerfacc_packed import ColorFn, SampleFn, accumulate_along_rays, drop_invisible, unpack_info
+
+__all__ = [
+    "ContractionType",
+    "Grid",
+    "OccupancyGrid",
+    "__version__",
+    "accumulate_along_rays",
+    "contract",
+    "contract_inv",
+    "pack_info",
+    "ray_aabb_intersect",
+    "ray_marching",
+    "render_transmittance_from_alpha",
+    "render_transmittance_from_density",
+    "render_visibility",
+    "render_weight_from_alpha",
+    "render_weight_from_density",
+    "rendering",
+    "unpack_info",
+]
+
+__version__ = "0.3.5"
+
+
+@torch.no_grad()
+def ray_marching(
+    rays_o: Tensor,
+    rays_d: Tensor,
+    t_min: Tensor | None = None,
+    t_max: Tensor | None = None,
+    scene_aabb: Tensor | None = None,
+    grid: Grid | None = None,
+    sigma_fn: SampleFn | None = None,
+    alpha_fn: SampleFn | None = None,
+    early_stop_eps: float = 1e-4,
+    alpha_thre: float = 0.0,
+    near_plane: float | None = None,
+    far_plane: float | None = None,
+    render_step_size: float = 1e-3,
+    stratified: bool = False,
+    cone_angle: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ray_indices (n_samples,) int64, t_starts and t_ends (n_samples, 1); as in `nerfacc_packed`."""
+    if sigma_fn is not None and alpha_fn is not None:
+        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
+    samples = march_rays(
+        rays_o, rays_d, t_min, t_max, scene_aabb, grid, near_plane, far_plane, render_step_size, stratified, cone_angle
+    )
+    samples = drop_invisible(samples, sigma_fn, alpha_fn, early_stop_eps, alpha_thre)
+    indices = samples.ray_indices.long()
+    remember(indices, "offsets", samples.offsets)
+    return indices, samples.t_starts[:, None], samples.t_ends[:, None]
+
+
+def rendering(
+    t_starts: Tensor,
+    t_ends: Tensor,
+    ray_indices: Tensor,
+    n_rays: int,
+    rgb_sigma_fn: ColorFn | None = None,
+    rgb_alpha_fn: ColorFn | None = None,
+    render_bkgd: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Colours (n_rays, channels), opacities and depths (n_rays, 1); depth is not divided by the opacity."""
+    function = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
+    if function is None:
+        raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
+    rgbs, values = function(t_starts, t_ends, ray_indices)
+    if values.shape != t_starts.shape:
+        raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
+    if rgb_sigma_fn is not None:
+        weights = render_weight_from_density(t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays)
+    else:
+        weights = render_weight_from_alpha(values, ray_indices=ray_indices, n_rays=n_rays)
+    flat = weights[:, 0]
+    colors = accumulate_along_rays(flat, ray_indices, rgbs, n_rays)
+    opacities = accumulate_along_rays(flat, ray_indices, None, n_rays)
+    depths = accumulate_along_rays(flat, ray_indices, (t_starts + t_ends) * 0.5, n_rays)
+    if render_bkgd is not None:
+        colors = colors + render_bkgd * (1.0 - opacities)
+    return colors, opacities, depths
+
+
+def render_transmittance_from_density(
+    t_starts: Tensor,
+    t_ends: Tensor,
+    sigmas: Tensor,
+    *,
+    packed_info: Tensor | None = None,
+    ray_indices: Tensor | None = None,
+    n_rays: int | None = None,
+) -> Tensor:
+    """(n_samples, 1): how much light reaches each sample."""
+    starts, ends = t_starts.flatten(), t_ends.flatten()
+    return _trans_from_density(starts, ends, sigmas.flatten(), packed_info, ray_indices, n_rays)[0][:, None]
+
+
+def render_transmittance_from_alpha(
+    alphas: Tensor,
+    *,
+    packed_info: Tensor | None = None,
+    ray_indices: Tensor | None = None,
+    n_rays: int | None = None,
+) -> Tensor:
+    """(n_samples, 1): how much light reaches each sample."""
+    return _trans_from_alpha(alphas.flatten(), packed_info, ray_indices, n_rays)[:, None]
+
+
+def render_weight_from_density(
+    t_starts: Tensor,
+    t_ends: Tensor,
+    sigmas: Tensor,
+    *,
+    packed_info: Tensor | None = None,
+    ray_indices: Tensor | None = None,
+    n_rays: int | None = None,
+) -> Tensor:
+    """(n_samples, 1): transmittance times opacity."""
+    trans = render_transmittance_from_density(
+        t_starts, t_ends, sigmas, packed_info=packed_info, ray_indices=ray_indices, n_rays=n_rays
+    )
+    return trans * -torch.expm1(-sigmas * (t_ends - t_starts))
+
+
+def render_weight_from_alpha(
+    alphas: Tensor,
+    *,
+    packed_info: Tensor | None = None,
+    ray_indices: Tensor | None = None,
+    n_rays: int | None = None,
+) -> Tensor:
+    """(n_samples, 1): transmittance times opacity."""
+    return alphas * render_transmittance_from_alpha(
+        alphas, packed_info=packed_info, ray_indices=ray_indices, n_rays=n_rays
+    )
+
+
+@torch.no_grad()
+def render_visibility(
+    alphas: Tensor,
+    *,
+    ray_indices: Tensor | None = None,
+    packed_info: Tensor | None = None,
+    n_rays: int | None = None,
+    early_stop_eps: float = 1e-4,
+    alpha_thre: float = 0.0,
+) -> Tensor:
+    """(n_samples,) bool: whether light reaches a sample and it is thick enough."""
+    return render_visibility_from_alpha(alphas.flatten(), packed_info, ray_indices, n_rays, early_stop_eps, alpha_thre)
