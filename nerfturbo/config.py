@@ -25,6 +25,8 @@ class DataConfig:
 class GridConfig:
     """The occupancy grid that skips empty space."""
 
+    enabled: bool = True
+    """Without it every cell counts as occupied: rays are marched from end to end of the box."""
     resolution: int = 128
     """Cells per axis and level."""
     levels: int = 1
@@ -65,6 +67,8 @@ class FieldConfig:
     """Outputs of the density network; the first is the density, all of them feed the colour network."""
     sh_degree: int = 4
     """Degree of the spherical harmonics of the view direction."""
+    checkpointing: bool = False
+    """Vanilla: keep no hidden layers for the backward but compute them again; less memory, about a third more time."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,14 @@ class OptimConfig:
 
     lr: float = 1e-2
     """Peak learning rate."""
+    schedule: Literal["exponential", "cosine", "multistep", "constant"] = "exponential"
+    """The way from the peak to the end, after the warm-up; steps that are skipped do not count."""
     final_lr_fraction: float = 0.03
-    """Learning rate at the end, as a fraction of the peak; the way there is exponential."""
+    """Learning rate at the end, as a fraction of the peak (exponential and cosine)."""
+    milestones: tuple[float, ...] = (0.5, 0.75, 0.9)
+    """Multistep: shares of the run after which the learning rate falls."""
+    milestone_factor: float = 0.33
+    """Multistep: what it is multiplied by each time."""
     warmup_steps: int = 20
     """Steps over which the learning rate rises linearly."""
     hold_fraction: float = 0.3
@@ -103,6 +113,10 @@ class OptimConfig:
     """Pulls the network weights (never the hash table) to zero."""
     skip_untouched: bool = True
     """Hash entries without a gradient keep their value and moments."""
+    clip_norm: float = 0.0
+    """Gradients longer than this (all together, unscaled) are shortened to it; 0 leaves them alone."""
+    ema_decay: float = 0.0
+    """Score and render a running mean of the weights with this memory (0.99, say); 0 takes the weights themselves."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +135,18 @@ class TrainConfig:
     """Rays of the first step."""
     marched_per_trained: int = 6
     """The visibility pass may look at this many times the trained samples."""
-    precision: Literal["auto", "fp32", "fp16"] = "auto"
+    accumulate: int = 1
+    """Batches whose gradients are added up before each update: a larger batch in the same memory."""
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """Of the hash table and the networks; sums, positions and compositing stay fp32. auto: fp16 on a GPU."""
+    on_instability: Literal["warn", "lower-lr", "stop"] = "warn"
+    """When the loss scale keeps falling: say so, halve the learning rate, or stop."""
+    target_psnr: float | None = None
+    """Training stops when a preview of a test view reaches this many dB."""
+    coarse_fraction: float = 0.0
+    """This share of the run trains on shrunken pictures, the rest on the full ones."""
+    coarse_downscale: int = 4
+    """How much smaller the shrunken pictures are in width and height."""
     capture: bool = True
     """On a GPU, record the whole step as one CUDA graph."""
     background: Literal["random", "white", "black"] = "random"
@@ -180,4 +204,6 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
             return value
         if isinstance(option, type) and type(value) is option:
             return value
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
+            return tuple(_checked(typing.get_args(option)[0], item, path) for item in value)
     raise InputError(path, str(hint), repr(value))

@@ -52,6 +52,11 @@ class Finished:
 
 def finish(done: Finished, display: Display, args: TrainArgs) -> int:
     """Score, write everything, say where it is."""
+    with done.trainer.optimizer.averaged():
+        return _finish(done, display, args)
+
+
+def _finish(done: Finished, display: Display, args: TrainArgs) -> int:
     model, config = done.trainer.model.eval(), done.trainer.config
     scores = score_run(done.run, model, done.test_scene, config, limit=args.eval_views, display=display)
     if args.turntable > 0:

@@ -15,24 +15,28 @@ from types import FrameType
 
 import torch
 
+from ..config import to_dict
 from ..data.fitting import fitted_config
 from ..data.scene import Scene
+from ..errors import CheckpointError
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
-from ..training.callbacks import MetricsLog, every_seconds, save_checkpoints
+from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from ..training.loggers import Logger, tensorboard_logger, wandb_logger
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .clock import since_command
 from .finish import Finished, finish
 from .progress import Display, showing
 from .scenes import absolute_source, open_scenes
-from .train import Plan, default_output
+from .train import Plan, TrainArgs, default_output, parse_save_every
 from .warm import compiling_early, warm_up
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
-PREVIEW_SECONDS = 10.0
+PREVIEW_SECONDS = (2.0, 10.0)  # between previews, early and late: half of the training time so far, within these
+PREVIEW_COST = 10.0  # and at least this many times what a preview takes
 LOG_EVERY_STEPS = 10
 
 
@@ -57,6 +61,9 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase("preparing the model")
     trainer = Trainer(config, train_scene, device=plan.device)
     _try_field(trainer)
+    if plan.args.init_from is not None:
+        taken = trainer.initialise(plan.args.init_from, plan.args.init_parts)
+        display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
     if plan.run is not None:
         run = plan.run
         trainer.resume(latest_checkpoint(run.path))
@@ -68,7 +75,7 @@ def _run(plan: Plan, display: Display) -> int:
 
     session = Session(trainer, run, display, Preview(test_scene, len(test_scene) // 2))
     try:
-        summary = session.train(plan.args.save_every)
+        summary = session.train(plan.args)
     except KeyboardInterrupt:
         return _say_stopped_at_once(plan, run, display)
     if session.interrupted:
@@ -110,13 +117,17 @@ class Session:
         self.last: StepRecord | None = None
         self.first_seconds = trainer.train_seconds
         self._next_preview: float | None = None
+        self._last_score: tuple[int, float] | None = None  # step, PSNR
 
-    def train(self, save_every: float) -> TrainSummary:
+    def train(self, args: TrainArgs) -> TrainSummary:
         """Until the end or an interrupt; the last checkpoint is written either way."""
         self.log.records = self.run.trim_log(self.trainer.step)
+        self.log.loggers += _loggers(args, self.run, self.trainer)
         self.log.start(self.trainer)
-        save = save_checkpoints(self.run.checkpoints)
-        self.trainer.callbacks += [self._keep, self.log, self._look, self._show, every_seconds(save_every, save)]
+        save = save_checkpoints(self.run.checkpoints, keep=args.keep, score=self._score)
+        due = parse_save_every(args.save_every)
+        saving = every(due.steps, save) if due.steps is not None else every_seconds(due.seconds or 0.0, save)
+        self.trainer.callbacks += [self._keep, self.log, self._look, self._show, saving]
         self.display.phase("preparing the step")  # on a GPU: compiling kernels (first run only) and recording the graph
         self.trainer.stepper.prepare()
         self.display.phase("training")
@@ -125,8 +136,24 @@ class Session:
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
                 raise KeyboardInterrupt
             if self._saved_step() != self.trainer.step:
-                self.trainer.save(self.run.checkpoints)
+                self._save_last(args)
         return summary
+
+    def _save_last(self, args: TrainArgs) -> None:
+        with self.trainer.clock_stopped():
+            score = self._score(self.trainer)
+        try:
+            self.trainer.save(self.run.checkpoints, score=score, keep=args.keep)
+        except CheckpointError as error:
+            saved = self._saved_step()
+            hint = "" if saved is None else f"; free some space and go on from step {saved} by --resume {self.run.path}"
+            raise CheckpointError(f"{error}{hint}") from error
+
+    def _score(self, trainer: Trainer) -> float | None:
+        """The preview's PSNR at this step, which decides which checkpoint is the best."""
+        if self._last_score is None or self._last_score[0] != trainer.step:
+            self._render_preview(trainer)
+        return None if self._last_score is None else self._last_score[1]
 
     def _saved_step(self) -> int | None:
         found = list_checkpoints(self.run.checkpoints)
@@ -152,13 +179,41 @@ class Session:
         early = trained < FIRST_PREVIEW_TRAINING and since_command() < FIRST_PREVIEW_SECONDS
         if early if due is None else time.monotonic() < due:
             return
+        begun = time.monotonic()
         with trainer.clock_stopped():
-            value = self.preview.render(trainer.model, self.run.preview_file)
-            self.log.add_preview(trainer, value)
-        if first:
+            value = self._render_preview(trainer)
+        if first and value is not None:
             where = f"{self.run.preview_file} ({value:.1f} dB)"
             self.display.note(f"first preview after {since_command():.1f} s: {where}")
-        self._next_preview = time.monotonic() + PREVIEW_SECONDS
+        now = time.monotonic()
+        pause = min(max(0.5 * trainer.train_seconds, PREVIEW_SECONDS[0]), PREVIEW_SECONDS[1])
+        self._next_preview = now + max(pause, PREVIEW_COST * (now - begun))
+
+    def _render_preview(self, trainer: Trainer) -> float | None:
+        """The preview's PSNR; None where its file cannot be written, which is said and does not end training."""
+        try:
+            with trainer.optimizer.averaged():
+                value = self.preview.render(trainer.model, self.run.preview_file)
+        except OSError as error:
+            self.display.note(f"{self.run.preview_file}: cannot be written ({error.strerror or error})")
+            return None
+        self._last_score = (trainer.step, value)
+        self.log.add_preview(trainer, value, self.run.preview_file)
+        target = trainer.config.train.target_psnr
+        if target is not None and value >= target and not trainer.should_stop:
+            self.display.note(f"step {trainer.step}: the preview reached {value:.2f} dB, the target is {target:g}")
+            trainer.stop("target psnr")
+        return value
+
+
+def _loggers(args: TrainArgs, run: RunFolder, trainer: Trainer) -> list[Logger]:
+    """What `--log` asks for."""
+    made: list[Logger] = []
+    if "tensorboard" in args.log:
+        made.append(tensorboard_logger(run.path / "tensorboard"))
+    if "wandb" in args.log:
+        made.append(wandb_logger(run.path.name, to_dict(trainer.config)))
+    return made
 
 
 @contextlib.contextmanager
@@ -201,7 +256,7 @@ def _say_stopped_at_once(plan: Plan, run: RunFolder, display: Display) -> int:
 
 def _say_how_to_go_on(plan: Plan, run: RunFolder, summary: TrainSummary, display: Display) -> int:
     display.close()
-    trained = summary.stopped_by in ("steps", "time limit")
+    trained = summary.stopped_by in ("steps", "time limit", "target psnr")
     command = go_on_command(plan, run.path, trained=trained)
     checkpoint = latest_checkpoint(run.path)
     print(f"interrupted at step {summary.steps}; checkpoint saved in {checkpoint}", file=sys.stderr)

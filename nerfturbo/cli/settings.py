@@ -51,11 +51,17 @@ class Settings:
                 "--optim.lr": optim.lr,
                 "--optim.eps": optim.eps,
                 "--optim.final-lr-fraction": optim.final_lr_fraction,
+                "--optim.milestone-factor": optim.milestone_factor,
+                "--train.accumulate": train.accumulate,
+                "--train.coarse-downscale": train.coarse_downscale,
+                "--train.target-psnr": train.target_psnr,
             }
         )
         shares = {
             "--grid.decay": grid.decay,
             "--optim.hold-fraction": optim.hold_fraction,
+            "--optim.ema-decay": optim.ema_decay,
+            "--train.coarse-fraction": train.coarse_fraction,
             "--optim.beta1": optim.beta1,
             "--optim.beta2": optim.beta2,
             "--render.early-stop-eps": render.early_stop_eps,
@@ -64,6 +70,8 @@ class Settings:
         for flag, value in shares.items():
             if not 0.0 <= value < 1.0:
                 raise InputError(flag, "a number from 0 to below 1", str(value))
+        if not optim.clip_norm >= 0.0:
+            raise InputError("--optim.clip-norm", "a number >= 0", str(optim.clip_norm))
         if not 0 <= train.seed < 1 << 63:
             raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
 

@@ -56,8 +56,16 @@ class TrainArgs:
     """Score only this many test views, evenly spaced; all of them unless given."""
     turntable: Annotated[int, tyro.conf.arg(metavar="FRAMES")] = 36
     """Frames of the turntable that is rendered at the end; 0 leaves it out."""
-    save_every: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 30.0
-    """Seconds between checkpoints."""
+    save_every: Annotated[str, tyro.conf.arg(metavar="TIME")] = "30s"
+    """Between checkpoints: seconds (30s or 30) or steps (500steps)."""
+    keep: Annotated[int, tyro.conf.arg(metavar="N")] = 2
+    """Checkpoints that stay: the newest N, and the one with the best preview."""
+    init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Begin from the trained field of this run folder, checkpoint or safetensors file, with its grid."""
+    init_parts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PART")] = ()
+    """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], tyro.conf.arg(metavar="LOGGER")] = ()
+    """Write curves and previews for these too, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
     json: bool = False
     """Print the result as one JSON object on stdout."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
@@ -97,7 +105,10 @@ def _starting_config(argv: Sequence[str]) -> Config:
 
 def _plan(args: TrainArgs, start: Config) -> Plan:
     shortcuts = {"--steps": args.steps, "--time-limit": args.time_limit, "--downscale": args.downscale}
-    check_positive(shortcuts | {"--eval-views": args.eval_views, "--save-every": args.save_every})
+    check_positive(shortcuts | {"--eval-views": args.eval_views, "--keep": args.keep})
+    parse_save_every(args.save_every)
+    if args.init_parts and args.init_from is None:
+        raise InputError("--init-parts", "--init-from beside it", "none", "name the run to begin from")
     if args.turntable < 0:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
     steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps
@@ -116,6 +127,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     from ..training.checkpoint import latest_checkpoint, read_state
 
     fixed = {"DATA": args.scene, "--output": args.output, "--downscale": args.downscale, "--seed": args.seed}
+    fixed |= {"--init-from": args.init_from}
     for flag, value in fixed.items():
         if value is not None:
             raise InputError(flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")
@@ -128,6 +140,30 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     if limit is not None and state.train_seconds >= limit:
         raise InputError("--time-limit", f"more than the run's {state.train_seconds:.1f} s", f"{limit:g}", hint)
     return run
+
+
+@dataclass(frozen=True)
+class SaveEvery:
+    """When checkpoints are due: one of the two."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def parse_save_every(text: str) -> SaveEvery:
+    """
+    >>> parse_save_every("500steps"), parse_save_every("30s"), parse_save_every("0.5")
+    (SaveEvery(steps=500, seconds=None), SaveEvery(steps=None, seconds=30.0), SaveEvery(steps=None, seconds=0.5))
+    """
+    number = text.strip().removesuffix("steps").removesuffix("s").strip()
+    try:
+        value = float(number)
+        in_steps = text.strip().endswith("steps")
+        if value > 0.0 and (not in_steps or value == int(value)):
+            return SaveEvery(steps=int(value)) if in_steps else SaveEvery(seconds=value)
+    except (ValueError, OverflowError):
+        pass
+    raise InputError("--save-every", "seconds > 0 (30s) or whole steps > 0 (500steps)", repr(text))
 
 
 def default_output(scene_name: str) -> Path:

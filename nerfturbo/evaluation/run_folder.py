@@ -25,7 +25,11 @@ from .machine import versions
 
 SCHEMA_VERSION = 1
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4")
-_OWN_PATTERNS = {"checkpoints": ("step_*", ".step_*.tmp"), "images": ("preview.png", "test_*.png")}
+_OWN_PATTERNS = {
+    "checkpoints": ("step_*", ".step_*.tmp"),
+    "images": ("preview.png", "test_*.png"),
+    "tensorboard": ("events.out.tfevents.*",),
+}
 
 
 @dataclass(frozen=True)

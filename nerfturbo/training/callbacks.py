@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import CheckpointError
 from ..ops.aabb import ray_aabb
+from .checkpoint import KEEP
+from .loggers import Logger, jsonl_logger
 from .step import StepRecord
 from .trainer import Callback, Trainer
+
+LOG = logging.getLogger("nerfturbo")
+Score = Callable[[Trainer], float | None]
 
 
 def every(n_steps: int, callback: Callback) -> Callback:
@@ -39,10 +46,28 @@ def every_seconds(seconds: float, callback: Callback) -> Callback:
     return run
 
 
-def save_checkpoints(folder: Path) -> Callback:
+def save_checkpoints(folder: Path, *, keep: int = KEEP, score: Score | None = None) -> Callback:
+    """Save; the newest `keep` stay, and the best by `score`. A save that fails is said, and training goes on."""
+
     def run(trainer: Trainer, record: StepRecord) -> None:
         with trainer.clock_stopped():
-            trainer.save(folder)
+            value = None if score is None else score(trainer)
+            try:
+                trainer.save(folder, score=value, keep=keep)
+            except CheckpointError as error:
+                LOG.warning("%s; training goes on", error)
+
+    return run
+
+
+def stop_at_psnr(target: float, score: Score) -> Callback:
+    """End training once `score` reaches a PSNR; usually inside `every` or `every_seconds`."""
+
+    def run(trainer: Trainer, record: StepRecord) -> None:
+        with trainer.clock_stopped(), trainer.optimizer.averaged():
+            value = score(trainer)
+        if value is not None and value >= target:
+            trainer.stop("target psnr")
 
     return run
 
@@ -50,8 +75,9 @@ def save_checkpoints(folder: Path) -> Callback:
 class MetricsLog:
     """Turns step results into records: one JSON line each, kept in memory for the display and the report."""
 
-    def __init__(self, path: Path | None = None, *, every_steps: int = 20) -> None:
-        self.path, self.every_steps = path, every_steps
+    def __init__(self, path: Path | None = None, *, every_steps: int = 20, loggers: Sequence[Logger] = ()) -> None:
+        self.every_steps = every_steps
+        self.loggers = [*([] if path is None else [jsonl_logger(path)]), *loggers]
         self.records: list[dict[str, Any]] = []
         self._last: tuple[float, int, int] = (0.0, 0, 0)
         self._mse: float | None = None
@@ -80,20 +106,27 @@ class MetricsLog:
             "learning_rate": trainer.optimizer.learning_rate,
             "n_rays": record.n_rays,
             "n_samples": record.n_samples,
+            "gradient_norm": float(trainer.optimizer.gradient_norm) / record.loss_scale,
+            "loss_scale": record.loss_scale,
+            "skipped": trainer.skipped,
         }
         self._last = (trainer.train_seconds, trainer.rays, trainer.samples)
         self._write(entry)
 
-    def add_preview(self, trainer: Trainer, psnr: float) -> None:
-        """Record the score of a test view that was rendered on the way."""
-        seconds = round(trainer.train_seconds, 4)
-        self._write({"kind": "preview", "step": trainer.step, "seconds": seconds, "psnr": round(psnr, 3)})
+    def add_preview(self, trainer: Trainer, psnr: float, image: Path | None = None) -> None:
+        """Record the score of a test view that was rendered on the way, and where its picture lies."""
+        entry = {"kind": "preview", "step": trainer.step, "seconds": round(trainer.train_seconds, 4)}
+        self._write(entry | {"psnr": round(psnr, 3)} | ({} if image is None else {"image": str(image)}))
+
+    def add_event(self, trainer: Trainer, text: str) -> None:
+        """Record something that happened once, in words."""
+        entry = {"kind": "event", "step": trainer.step, "seconds": round(trainer.train_seconds, 4)}
+        self._write(entry | {"text": text})
 
     def _write(self, entry: dict[str, Any]) -> None:
         self.records.append(entry)
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+        for logger in self.loggers:
+            logger(entry)
 
 
 def skipped_fraction(trainer: Trainer, record: StepRecord) -> float:

@@ -2,13 +2,18 @@
 
 Nothing is ever unpickled. A checkpoint is written into a temporary folder, flushed to disk and renamed, so that a kill
 or a full disk at any moment leaves the previous one intact. The random state is the step: draws are counter-based.
+docs/checkpoints.md says what is kept, and how older versions are read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +23,10 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from .optim import Optimizer
 
-VERSION = 1
+VERSION = 2
 PREFIX = "step_"
+ASIDE = "~"  # behind the name of a checkpoint that is being replaced by another one of the same step
+KEEP = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,16 @@ class CheckpointState:
     n_rays: int
     config: dict[str, Any]
     bounds: dict[str, Any]
+    score: float | None = None  # PSNR of a held-out view at this step; the best one is kept
+    lr_factor: float = 1.0  # what `--on-instability lower-lr` has multiplied the learning rate by
+
+
+def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew neither scores nor a lowered learning rate."""
+    return values | {"score": None, "lr_factor": 1.0}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1}
 
 
 def _collect(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -49,45 +66,113 @@ def _fsync(path: Path) -> None:
 
 
 def save_checkpoint(
-    folder: Path, state: CheckpointState, model: nn.Module, optimizer: Optimizer | None, *, keep: int = 2
+    folder: Path, state: CheckpointState, model: nn.Module, optimizer: Optimizer | None, *, keep: int = KEEP
 ) -> Path:
-    """Write `folder/step_00001234/` atomically and remove all but the newest `keep`."""
-    from safetensors.torch import save_file
-
+    """Write `folder/step_00001234/` atomically; the newest `keep` and the one with the best score stay."""
     final = folder / f"{PREFIX}{state.step:08d}"
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
+    tensors = _collect(model, optimizer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove_abandoned(folder)
         temporary.mkdir()
-        save_file(_collect(model, optimizer), temporary / "tensors.safetensors")
-        text = json.dumps({"version": VERSION, **vars(state)}, indent=1)
-        (temporary / "state.json").write_text(text)
-        for path in (temporary / "tensors.safetensors", temporary / "state.json", temporary):
-            _fsync(path)
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(temporary, final)
+        _write(temporary, state, tensors)
+        _put_in_place(temporary, final)
         _fsync(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"{final}: could not be saved ({error.strerror or error}); earlier checkpoints are intact"
-        ) from error
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        needed = sum(value.numel() * value.element_size() for value in tensors.values())
+        why = f"{error.strerror or error}; it takes {needed / 1e6:.1f} MB{_free_text(folder)}"
+        raise CheckpointError(f"{final}: could not be saved ({why}); earlier checkpoints are intact") from error
+    except BaseException:  # a second Ctrl-C, say
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    remove_old(folder, keep=keep)
     return final
+
+
+def _write(folder: Path, state: CheckpointState, tensors: dict[str, Tensor]) -> None:
+    """Both files, flushed to disk."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, folder / "tensors.safetensors")
+    except SafetensorError as error:  # what the library makes of an error of the disk
+        number = re.search(r"os error (\d+)", str(error))
+        text = str(error) if number is None else os.strerror(int(number[1]))
+        raise OSError(errno.EIO if number is None else int(number[1]), text) from error
+    text = json.dumps({"version": VERSION, **vars(state)}, indent=1)
+    (folder / "state.json").write_text(text)
+    for path in (folder / "tensors.safetensors", folder / "state.json", folder):
+        _fsync(path)
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename; where a checkpoint of the same step is there, one of the two is whole at every moment."""
+    aside = final.with_name(final.name + ASIDE)
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(final, aside)
+    os.replace(temporary, final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Temporary folders of processes that are gone: what a kill inside a save leaves."""
+    for path in folder.glob(f".{PREFIX}*.tmp"):
+        number = path.name.split(".")[-2]
+        if number.isdigit() and not (int(number) != os.getpid() and _is_running(int(number))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there and belongs to someone else
+        return True
+    return True
+
+
+def _free_text(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return f", {shutil.disk_usage(folder).free / 1e6:.1f} MB are free"
+    return ""
+
+
+def remove_old(folder: Path, *, keep: int = KEEP) -> None:
+    """Remove all but the newest `keep` checkpoints and the one with the best score."""
+    found = list_checkpoints(folder)
+    best = best_checkpoint(folder)
+    for old in found[: -max(1, keep)]:
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.name.startswith(PREFIX) and (path / "state.json").is_file())
+    names = {path.name: path for path in folder.iterdir() if path.name.startswith(PREFIX)}
+    whole = {name: path for name, path in names.items() if (path / "state.json").is_file()}
+    return [path for name, path in sorted(whole.items()) if not (name.endswith(ASIDE) and name[:-1] in whole)]
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the highest score, the newer of two equals; None where none has one."""
+    best: tuple[float, Path] | None = None
+    for path in list_checkpoints(folder):
+        with contextlib.suppress(CheckpointError):
+            score = read_state(path).score
+            if score is not None and (best is None or score >= best[0]):
+                best = (score, path)
+    return None if best is None else best[1]
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """The newest checkpoint of a run folder (or the checkpoint folder itself)."""
+    """The newest checkpoint of a run folder, or the one folder of a checkpoint itself."""
     if (run / "state.json").is_file():
         return run
     found = list_checkpoints(run / "checkpoints")
@@ -104,13 +189,20 @@ def read_state(checkpoint: Path) -> CheckpointState:
         version = values.pop("version")
         if version > VERSION:
             raise CheckpointError(f"{path}: written by a newer nerfturbo (version {version}); upgrade to read it")
+        for older in range(version, VERSION):
+            values = MIGRATIONS[older](values)
         return CheckpointState(**values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a readable checkpoint state ({error})") from error
 
 
-def load_tensors(checkpoint: Path, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Load weights, grid and optimizer state in place; a mismatch names the first tensor that does not fit."""
+def load_tensors(
+    checkpoint: Path, model: nn.Module, optimizer: Optimizer | None = None, *, averaged: bool = False
+) -> None:
+    """Load weights, grid and optimizer state in place; a mismatch names the first tensor that does not fit.
+
+    `averaged` takes the running mean of the weights in place of the weights, where the checkpoint has one.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -127,11 +219,12 @@ def load_tensors(checkpoint: Path, model: nn.Module, optimizer: Optimizer | None
             raise CheckpointError(
                 f"{path}: {name}: expected shape {tuple(value.shape)}, found {found}; it belongs to another model"
             )
-    model.load_state_dict({name: tensors[f"model.{name}"] for name in own})
+    means = {name: tensors.get(f"optimizer.{name}.average") for name in own} if averaged else {}
+    model.load_state_dict({n: tensors[f"model.{n}"] if (mean := means.get(n)) is None else mean for n in own})
     if optimizer is not None:
         prefix = "optimizer."
         state = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-        missing = sorted(set(optimizer.state_tensors()) - set(state))
+        missing = sorted(name for name in set(optimizer.state_tensors()) - set(state) if not name.endswith(".average"))
         if missing:
             raise CheckpointError(f"{path}: {prefix}{missing[0]} is missing; training cannot go on from it")
         optimizer.load_state_tensors(state)

@@ -44,6 +44,7 @@ class DeviceStep:
         self._events = [torch.cuda.Event(), torch.cuda.Event()]
         self._chunk = 0
         self._seen = (0, 0)  # rays and samples already reported
+        self._checked = 0  # steps whose non-finite flags were already reported
 
     @property
     def n_rays(self) -> int:
@@ -64,6 +65,7 @@ class DeviceStep:
         state, optimizer, grid = self.state, self.optimizer, self.model.grid
         kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
         kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count]
+        kept += optimizer.averages
         saved = [tensor.clone() for tensor in kept]
         with torch.cuda.stream(self._stream):
             for all_cells in (True, False):
@@ -92,7 +94,8 @@ class DeviceStep:
         with torch.cuda.stream(self._stream):
             if self._chunk == 0:
                 self.state.step.fill_(step)
-            if step % grid.update_every == 0:
+                self._checked = step
+            if grid.enabled and step % grid.update_every == 0:
                 self._update_grid[step < grid.warmup_steps]()
             for _ in range(n_steps):
                 self._run_step()
@@ -137,6 +140,9 @@ class DeviceStep:
         rays, samples = self._host_totals[slot].tolist()
         new_rays, new_samples = rays - self._seen[0], samples - self._seen[1]
         self._seen = (rays, samples)
+        flags = self._host_ring[slot, :, COLUMNS.index("found_inf")].tolist()
+        skipped = sum(flags[number % RING] for number in range(max(self._checked, last + 1 - RING, 0), last + 1))
+        self._checked = last + 1
         return StepRecord(
             step=step + n_steps,
             loss=row["loss"],
@@ -146,6 +152,8 @@ class DeviceStep:
             n_marched=int(row["n_marched"]),
             total_rays=new_rays,
             total_samples=new_samples,
+            skipped=int(skipped),
+            loss_scale=row["loss_scale"],
         )
 
     def finish(self) -> None:

@@ -8,6 +8,8 @@ zeroes the gradient. Learning rate, scale and counters are device tensors: a cap
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +20,7 @@ from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
 from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
-
-INITIAL_SCALE = 1024.0
+from .precision import INITIAL_SCALE
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Optimizer:
         scale = INITIAL_SCALE if half_dtype == torch.float16 else 1.0
         self.scale = torch.tensor(scale, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
+        self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
         betas = (config.beta1, config.beta2)
         rules = {
             False: (AdamRule(betas, config.eps, config.weight_decay), None),
@@ -75,6 +77,7 @@ class Optimizer:
             named = [(n, p) for n, p in model.named_parameters() if n.endswith("table") == is_table]
             if named:
                 self.buffers.append(_flatten(named, rule, self.step_count, dtype))
+        self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         self._connect(model)
 
     def _connect(self, model: nn.Module) -> None:
@@ -107,7 +110,12 @@ class Optimizer:
 
     def step(self) -> None:
         """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back."""
-        check_gradients([buffer.grads for buffer in self.buffers if buffer.half is None], self.found_inf)
+        clip = self.config.clip_norm
+        checked = [buffer.grads for buffer in self.buffers if buffer.half is None or clip > 0.0]
+        self.gradient_norm = check_gradients(checked, self.found_inf)
+        divisor = self.loss_scale
+        if clip > 0.0:
+            divisor = self.scale * (self.gradient_norm / (clip * self.scale)).clamp(min=1.0)
         for buffer in self.buffers:
             adam_update(
                 buffer.values,
@@ -116,9 +124,37 @@ class Optimizer:
                 self.lr,
                 rule=buffer.rule,
                 half=buffer.half,
-                grad_scale=self.loss_scale,
+                grad_scale=divisor,
                 found_inf=self.found_inf,
             )
+        self._update_averages()
+
+    @torch.no_grad()
+    def _update_averages(self) -> None:
+        """The memory grows with the steps made, so that the random start is soon forgotten."""
+        if not self.averages:
+            return
+        made = self.step_count.float() + 1.0
+        share = 1.0 - ((1.0 + made) / (10.0 + made)).clamp(max=self.config.ema_decay)
+        for average, buffer in zip(self.averages, self.buffers, strict=True):
+            average.lerp_(buffer.values, share)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside this block the model has the running mean of its weights, where one is kept."""
+        kept = [buffer.values.clone() for buffer in self.buffers] if self.averages else []
+        self._set_values(self.averages)
+        try:
+            yield
+        finally:
+            self._set_values(kept)
+
+    @torch.no_grad()
+    def _set_values(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self.buffers, values, strict=False):
+            buffer.values.copy_(value)
+        if values:
+            self.refresh_halves()
 
     def finish_step(self) -> None:
         """Count the step, move the loss scale, clear the non-finite flag."""
@@ -146,7 +182,11 @@ class Optimizer:
         for buffer in self.buffers:
             for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
                 tensors |= {f"{name}.{kind}": v for name, v in zip(buffer.names, buffer.views(flat), strict=True)}
-        return tensors
+        return tensors | dict(self._average_views())
+
+    def _average_views(self) -> list[tuple[str, Tensor]]:
+        pairs = zip(self.buffers, self.averages, strict=False)
+        return [(f"{n}.average", v) for b, flat in pairs for n, v in zip(b.names, b.views(flat), strict=True)]
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
@@ -157,6 +197,15 @@ class Optimizer:
             for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
                 for name, view in zip(buffer.names, buffer.views(flat), strict=True):
                     view.copy_(tensors[f"{name}.{kind}"])
+        self.adopt_values()
+        for name, view in self._average_views():
+            view.copy_(tensors.get(name, view))  # a run that kept no mean before begins with what it has
+
+    @torch.no_grad()
+    def adopt_values(self) -> None:
+        """Half copies and running means follow the parameters, which were changed from outside."""
+        for average, buffer in zip(self.averages, self.buffers, strict=False):
+            average.copy_(buffer.values)
         self.refresh_halves()
 
     @torch.no_grad()
@@ -165,17 +214,30 @@ class Optimizer:
         for buffer in self.buffers:
             if buffer.half is not None:
                 buffer.half.copy_(buffer.values)
+        if self.scale.is_cuda:  # a recorded step runs on a stream of its own and must find all of this done
+            torch.cuda.current_stream(self.scale.device).synchronize()
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
-    """Linear warm-up over the first steps, then held, then exponential decay to the final fraction.
+    """Linear warm-up over the first steps, then held, then the schedule's way to the end.
 
-    `progress` in [0, 1] is the share of the run that is over, by steps or by the clock.
+    `step` counts the steps made, without the skipped ones; `progress` in [0, 1] is the share of the run that is over,
+    by steps or by the clock.
 
     >>> config = OptimConfig(lr=1.0, warmup_steps=10, hold_fraction=0.5, final_lr_fraction=0.01)
     >>> [round(learning_rate(config, s, p), 3) for s, p in ((0, 0.0), (10, 0.1), (500, 0.75), (999, 1.0))]
     [0.1, 1.0, 0.1, 0.01]
     """
     warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    decay = max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction)
-    return config.lr * warmup * math.exp(math.log(config.final_lr_fraction) * min(1.0, decay))
+    return config.lr * warmup * _decay(config, progress)
+
+
+def _decay(config: OptimConfig, progress: float) -> float:
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "multistep":
+        return config.milestone_factor ** sum(progress >= milestone for milestone in config.milestones)
+    way = min(1.0, max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction))
+    if config.schedule == "cosine":
+        return config.final_lr_fraction + (1.0 - config.final_lr_fraction) * 0.5 * (1.0 + math.cos(math.pi * way))
+    return math.exp(math.log(config.final_lr_fraction) * way)

@@ -131,12 +131,37 @@ def compute_loss(
     return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)
 
 
+def gradient_scale(optimizer: Optimizer, accumulate: int = 1) -> Tensor | None:
+    """() what arrives at the loss of one of `accumulate` batches in the backward; None for 1."""
+    scale = optimizer.loss_scale
+    if accumulate == 1:
+        return scale
+    return (optimizer.scale if scale is None else scale) / accumulate  # without scaling the scale is 1
+
+
+def backward(loss: Tensor, scale: Tensor | None) -> None:
+    """Scale and differentiate; a loss without gradient (no samples at all) adds none."""
+    if loss.requires_grad:
+        loss.backward(scale if scale is None else scale.to(loss.dtype))
+
+
 def backward_and_update(loss: Tensor, optimizer: Optimizer) -> None:
     """Scale, differentiate, update. A loss without gradient (no samples at all) still closes the step."""
-    if loss.requires_grad:
-        scale = optimizer.loss_scale
-        loss.backward(scale if scale is None else scale.to(loss.dtype))
+    backward(loss, gradient_scale(optimizer))
     optimizer.step()
+
+
+def mean_result(results: list[StepResult]) -> StepResult:
+    """Several batches of one step as one: mean losses, sums of what was trained."""
+    if len(results) == 1:
+        return results[0]
+
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(result, name).detach().reshape(()) for result in results])
+
+    means = {name: stacked(name).mean() for name in ("loss", "mse")}
+    sums = {name: stacked(name).sum(dtype=torch.int32) for name in ("n_rays", "n_samples", "n_marched")}
+    return StepResult(**means, **sums)
 
 
 def run_step(
@@ -144,10 +169,16 @@ def run_step(
 ) -> None:
     """One whole step with fixed shapes and no read-back: what a CUDA graph records."""
     capacity = Capacity(budget.marched, budget.samples, state.n_active)
-    batch = sampler.draw(state.step, budget.max_rays)
-    background = draw_background(model.config, state.step, budget.max_rays, sampler.device)
-    result = compute_loss(model, batch, background, step=state.step, capacity=capacity, loss_scale=optimizer.loss_scale)
-    backward_and_update(result.loss, optimizer)
+    parts = model.config.train.accumulate
+    scale, results = gradient_scale(optimizer, parts), []
+    for first in range(0, parts * budget.max_rays, budget.max_rays):
+        batch = sampler.draw(state.step, budget.max_rays, first=first)
+        background = draw_background(model.config, state.step, budget.max_rays, sampler.device, first)
+        result = compute_loss(model, batch, background, step=state.step, capacity=capacity, loss_scale=scale)
+        backward(result.loss, scale)
+        results.append(result)
+    result = mean_result(results)
+    optimizer.step()
     values = {
         "loss": result.loss.detach(),
         "mse": result.mse,
@@ -157,7 +188,7 @@ def run_step(
         "found_inf": optimizer.found_inf,
         "loss_scale": optimizer.scale,
     }
-    record_step(state, values, budget)
+    record_step(state, values, RayBudget(parts * budget.samples, parts * budget.marched, budget.max_rays))
     optimizer.finish_step()
 
 
@@ -173,6 +204,8 @@ class StepRecord:
     n_marched: int
     total_rays: int
     total_samples: int
+    skipped: int = 0  # of these steps, those without an update because a gradient was not finite
+    loss_scale: float = 1.0
 
 
 class TrainingStep:
@@ -188,19 +221,39 @@ class TrainingStep:
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         grid = self.model.grid
-        if step % grid.config.update_every == 0:
+        if grid.config.enabled and step % grid.config.update_every == 0:
             grid.update(step, self.model.field.density)
-        batch = self.sampler.draw(step, self.n_rays)
-        background = draw_background(self.model.config, step, self.n_rays, self.sampler.device)
-        scale = self.optimizer.loss_scale
-        result = compute_loss(self.model, batch, background, step=step, loss_scale=scale)
-        backward_and_update(result.loss, self.optimizer)
+        result = self._accumulate(step)
+        self.optimizer.step()
+        skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
         self.optimizer.finish_step()
         n_rays, n_samples, n_marched = int(result.n_rays), int(result.n_samples), int(result.n_marched)
-        self.adapt(n_samples, n_marched)
+        parts = self.model.config.train.accumulate
+        self.adapt(n_samples // parts, n_marched // parts)
         return StepRecord(
-            step + 1, float(result.loss.detach()), float(result.mse), n_rays, n_samples, n_marched, n_rays, n_samples
+            step=step + 1,
+            loss=float(result.loss.detach()),
+            mse=float(result.mse),
+            n_rays=n_rays,
+            n_samples=n_samples,
+            n_marched=n_marched,
+            total_rays=n_rays,
+            total_samples=n_samples,
+            skipped=skipped,
+            loss_scale=scale,
         )
+
+    def _accumulate(self, step: int) -> StepResult:
+        """The gradients of one step, of one batch or the mean of several."""
+        parts = self.model.config.train.accumulate
+        scale, results = gradient_scale(self.optimizer, parts), []
+        for first in range(0, parts * self.n_rays, self.n_rays):
+            batch = self.sampler.draw(step, self.n_rays, first=first)
+            background = draw_background(self.model.config, step, self.n_rays, self.sampler.device, first)
+            result = compute_loss(self.model, batch, background, step=step, loss_scale=scale)
+            backward(result.loss, scale)
+            results.append(result)
+        return mean_result(results)
 
     def adapt(self, n_samples: int, n_marched: int) -> None:
         """Choose the next number of rays from what the last ones needed."""

@@ -16,13 +16,15 @@ from ..data.batches import PixelSampler
 from ..data.scene import Scene
 from ..fields import InstantNGP, VanillaNeRF
 from ..rendering.model import NerfModel, SceneBounds
-from .checkpoint import CheckpointState, load_tensors, read_state, save_checkpoint
+from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
 from .graph import DeviceStep
+from .initialise import Initialised, initialise
 from .optim import Optimizer, learning_rate
+from .precision import half_dtype
 from .step import StepRecord, TrainingStep
 
 Callback = Callable[["Trainer", StepRecord], None]
-Stop = Literal["steps", "time limit", "interrupted", "callback"]
+Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,6 @@ class TrainSummary:
     rays: int
     samples: int
     stopped_by: Stop
-
-
-def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
-    """What the precision setting means on a device."""
-    wanted = config.train.precision
-    if wanted == "auto":
-        wanted = "fp16" if device.type == "cuda" else "fp32"
-    return torch.float16 if wanted == "fp16" else None
 
 
 def make_stepper(model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> TrainingStep | DeviceStep:
@@ -64,11 +58,14 @@ class Trainer:
         self.stepper = make_stepper(self.model, self.sampler, self.optimizer)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0
+        self.skipped = 0  # steps without an update because a gradient was not finite
+        self.lr_factor = 1.0  # on top of the schedule; lowered where training is unstable
         self.should_stop = False
+        self._stop_reason: Stop = "callback"
         self._seconds, self._started = 0.0, None
         frusta = scene.cameras.enclosing_pinholes()
         self.unseen_fraction = 0.0
-        if frusta is not None:
+        if frusta is not None and config.grid.enabled:
             frusta = frusta.to(self.device)
             self.unseen_fraction = self.model.grid.mark_invisible(
                 frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near
@@ -82,9 +79,22 @@ class Trainer:
     @property
     def progress(self) -> float:
         """Share of the run that is over, by steps or by the clock, whichever ends first."""
+        return self._share(self.step)
+
+    def _share(self, steps: int) -> float:
         limit = self.config.train.time_limit
         by_clock = 0.0 if limit is None else self.train_seconds / limit
-        return min(1.0, max(self.step / max(1, self.config.train.steps), by_clock))
+        return min(1.0, max(steps / max(1, self.config.train.steps), by_clock))
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step: the schedule counts the steps that were made, not those that were skipped."""
+        made = self.step - self.skipped
+        return self.lr_factor * learning_rate(self.config.optim, made, self._share(made))
+
+    def stop(self, reason: Stop = "callback") -> None:
+        """End `fit` after the step in hand."""
+        self.should_stop, self._stop_reason = True, reason
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
@@ -107,7 +117,7 @@ class Trainer:
         try:
             while self.step < self.config.train.steps:
                 if self.should_stop or self.progress >= 1.0:
-                    stopped_by = "callback" if self.should_stop else "time limit"
+                    stopped_by = self._stop_reason if self.should_stop else "time limit"
                     break
                 self._advance()
         except KeyboardInterrupt:
@@ -116,15 +126,16 @@ class Trainer:
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
     def _advance(self) -> None:
-        self.stepper.set_learning_rate(learning_rate(self.config.optim, self.step, self.progress))
+        self.stepper.set_learning_rate(self.learning_rate)
         record = self.stepper.advance(self.step, self.config.train.steps - self.step)
         self.step = record.step
+        self.skipped += record.skipped
         self.rays += record.total_rays
         self.samples += record.total_samples
         for callback in self.callbacks:
             callback(self, record)
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: Path, *, score: float | None = None, keep: int = KEEP) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
         state = CheckpointState(
             step=self.step,
@@ -132,14 +143,23 @@ class Trainer:
             n_rays=self.stepper.n_rays,
             config=to_dict(self.config),
             bounds=self.model.bounds.to_dict(),
+            score=score,
+            lr_factor=self.lr_factor,
         )
-        return save_checkpoint(folder, state, self.model, self.optimizer)
+        return save_checkpoint(folder, state, self.model, self.optimizer, keep=keep)
+
+    def initialise(self, source: Path | str, parts: tuple[str, ...] = ()) -> Initialised:
+        """Begin from a trained field, or parts of it; see `nerfturbo.training.initialise`."""
+        taken = initialise(self.model, source, parts)
+        self.optimizer.adopt_values()
+        return taken
 
     def resume(self, checkpoint: Path) -> None:
         """Go on where a checkpoint stopped, on the same draws."""
         state = read_state(checkpoint)
         load_tensors(checkpoint, self.model, self.optimizer)
         self.step, self._seconds = state.step, state.train_seconds
+        self.skipped, self.lr_factor = int(self.optimizer.skipped), state.lr_factor
         self.stepper.n_rays = state.n_rays
 
 
@@ -148,7 +168,7 @@ def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfMode
     state = read_state(checkpoint)
     config = from_dict(Config, state.config)
     model = NerfModel(config, SceneBounds.from_dict(state.bounds)).to(device)
-    load_tensors(checkpoint, model)
+    load_tensors(checkpoint, model, averaged=config.optim.ema_decay > 0.0)
     dtype = half_dtype(config, torch.device(device))
     if isinstance(model.field, InstantNGP) and dtype is not None:
         model.field.half_table = model.field.encoding.table.detach().to(dtype)  # rendered as it was trained

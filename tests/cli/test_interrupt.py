@@ -60,22 +60,6 @@ def test_interrupt_saves_says_how_to_resume_and_resuming_works(scene: Path, tmp_
     assert (run / "metrics.json").is_file()
 
 
-def test_a_kill_loses_only_what_came_after_the_last_save(scene: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    flags = [*TINY_FLAGS, "--downscale", 2, "--steps", 1_000_000, "--save-every", 0.1, "--output", run]
-    process = start("train", scene, *flags)
-    wait_for_checkpoint(process, run)
-    process.kill()
-    process.communicate(timeout=60)
-    saved = read_state(latest_checkpoint(run)).step
-    words = ["train", "--resume", run, "--steps", saved + 2, "--backend", "reference", "--turntable", 0]
-    again = start(*words)
-    _, err = again.communicate(timeout=90)
-    assert again.returncode == 0, err
-    assert read_state(latest_checkpoint(run)).step == saved + 2
-    assert not [path for path in run.rglob("*") if path.name.endswith(".tmp")]
-
-
 def test_exit_codes_of_the_real_command(tmp_path: Path) -> None:
     process = start("train", tmp_path / "missing")
     out, err = process.communicate(timeout=60)

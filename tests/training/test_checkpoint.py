@@ -5,6 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +22,7 @@ from nerfturbo.training import checkpoint as module
 from nerfturbo.training.checkpoint import (
     VERSION,
     CheckpointState,
+    best_checkpoint,
     latest_checkpoint,
     list_checkpoints,
     load_tensors,
@@ -120,3 +127,84 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
     length = int.from_bytes((path / "tensors.safetensors").read_bytes()[:8], "little")
     assert length < os.path.getsize(path / "tensors.safetensors")  # a safetensors header, not a pickle
     json.loads((path / "tensors.safetensors").read_bytes()[8 : 8 + length])
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [read_state(path).step for path in list_checkpoints(folder)]
+
+
+def test_the_best_by_score_stays_besides_the_newest(tmp_path: Path) -> None:
+    for step, score in ((1, 20.0), (2, 25.0), (3, 24.0), (4, None), (5, 23.0)):
+        save_checkpoint(tmp_path, replace(state(step), score=score), model(), None, keep=2)
+    assert steps_in(tmp_path) == [2, 4, 5]
+    best = best_checkpoint(tmp_path)
+    assert best is not None and read_state(best).score == 25.0
+    save_checkpoint(tmp_path, replace(state(6), score=26.0), model(), None, keep=1)
+    assert steps_in(tmp_path) == [6]
+
+
+def test_version_1_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, state(3), model(), None)
+    values = json.loads((path / "state.json").read_text())
+    old = {name: values[name] for name in ("step", "train_seconds", "n_rays", "config", "bounds")}
+    (path / "state.json").write_text(json.dumps({"version": 1, **old}))
+    assert read_state(path) == state(3)
+    (path / "state.json").write_text(json.dumps({"version": 0, **old}))
+    with pytest.raises(CheckpointError, match="not a readable checkpoint state"):
+        read_state(path)
+
+
+@contextmanager
+def largest_file(n_bytes: int) -> Iterator[None]:
+    """Writes past this size fail as on a full disk, by the system itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_inside_a_save_is_named_and_harms_nothing(tmp_path: Path) -> None:
+    large = nn.Linear(200, 200)
+    save_checkpoint(tmp_path, state(1), large, None)
+    with (
+        largest_file(1 << 14),
+        pytest.raises(CheckpointError, match=r"File too large; it takes 0\.2 MB, .* MB are free"),
+    ):
+        save_checkpoint(tmp_path, state(2), large, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    load_tensors(latest_checkpoint(list_checkpoints(tmp_path)[0]), large)
+    save_checkpoint(tmp_path, state(2), large, None)
+    assert steps_in(tmp_path) == [1, 2]
+
+
+def test_saving_a_step_again_keeps_one_of_the_two_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, state(1), model(), None)
+    replace_file, moves = os.replace, 0
+
+    def killed(*args: str) -> None:
+        nonlocal moves
+        moves += 1
+        if moves == 2:  # the old one is aside, the new one not yet in place
+            raise KeyboardInterrupt
+        replace_file(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, replace(state(1), n_rays=7), model(), None)
+    assert [read_state(path) for path in list_checkpoints(tmp_path)] == [state(1)]
+    save_checkpoint(tmp_path, replace(state(1), n_rays=8), model(), None)
+    assert [(path.name, read_state(path).n_rays) for path in list_checkpoints(tmp_path)] == [("step_00000001", 8)]
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for process in (gone.pid, os.getppid()):
+        (tmp_path / f".step_00000001.{process}.tmp").mkdir()
+    save_checkpoint(tmp_path, state(2), model(), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".step_00000001.{os.getppid()}.tmp", "step_00000002"]

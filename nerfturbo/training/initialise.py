@@ -1,0 +1,147 @@
+"""Begin from a trained field instead of from random numbers: the whole of it, or some of its parts, with its grid.
+
+A source is a run folder, one of its checkpoints, or one safetensors file with `field.*` (and perhaps `grid.*`) tensors.
+Optimizer, schedule and step begin anew: only what the field knows is taken over.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, InputError
+from ..ops.occupancy import pack_bits
+from ..rendering.model import NerfModel
+from ..sampling.occupancy_grid import OccupancyGrid
+from .checkpoint import latest_checkpoint, read_state
+
+LOG = logging.getLogger("nerfturbo")
+GRID = "grid"
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """What was taken over from where."""
+
+    source: Path
+    parts: tuple[str, ...]
+    n_parameters: int
+    grid: bool
+
+
+def part_names(model: NerfModel) -> list[str]:
+    """The parts a model can be initialised by: those of its field, and the grid.
+
+    For InstantNGP: encoding, density_net, color_net, grid.
+    """
+    return [*dict(model.field.named_children()), GRID]
+
+
+def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()) -> Initialised:
+    """Copy parts of a trained model in place, all of them unless named; nothing is changed where one does not fit.
+
+    Call it before an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards.
+    """
+    path, tensors = _read(Path(source).expanduser())
+    known = part_names(model)
+    for name in parts:
+        if name not in known:
+            raise InputError("parts", "some of " + ", ".join(known), repr(name))
+    chosen = parts or tuple(known)
+    fields = [name for name in chosen if name != GRID]
+    own = {f"field.{name}": value for name, value in model.field.state_dict().items() if name.split(".")[0] in fields}
+    for name, value in own.items():
+        _check_fit(path, name, tensors.get(name), value, whole=not parts)
+    grid = _fitting_grid(path, model.grid, tensors, demanded=GRID in parts) if GRID in chosen else None
+    _say_bounds(path, model)
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+        if grid is not None:
+            _take_grid(model.grid, grid)
+    n_parameters = sum(value.numel() for value in own.values())
+    return Initialised(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
+
+
+def save_field(model: NerfModel, path: Path) -> Path:
+    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds."""
+    from safetensors.torch import save_file
+
+    tensors = {f"field.{name}": value.half() for name, value in model.field.state_dict().items()}
+    tensors["grid.thickness"] = model.grid.thickness.half()
+    save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
+    return path
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Tensor]]:
+    """The file, and its tensors by the names a model has."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.is_dir():
+        path = latest_checkpoint(path) / "tensors.safetensors"
+    elif not path.exists():
+        hint = "name what `nerfturbo train` wrote"
+        raise InputError(str(path), "a run folder, a checkpoint or a safetensors file", "no such file", hint)
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+    found = {name.removeprefix("model."): value for name, value in tensors.items()}
+    if not any(name.startswith("field.") for name in found):
+        got = ", ".join(sorted(tensors)[:3]) or "nothing"
+        raise InputError(str(path), "tensors of a field (field.* or model.field.*)", got)
+    return path, found
+
+
+def _check_fit(path: Path, name: str, saved: Tensor | None, own: Tensor, *, whole: bool) -> None:
+    if saved is not None and saved.shape == own.shape:
+        return
+    found = "no such tensor" if saved is None else f"shape {tuple(saved.shape)}"
+    hint = "train with the preset and the --field values of that run"
+    if whole:
+        hint += ", or take over only the parts that fit: --init-parts"
+    raise CheckpointError(f"{path}: {name}: expected shape {tuple(own.shape)}, found {found}; {hint}")
+
+
+def _fitting_grid(path: Path, grid: OccupancyGrid, tensors: dict[str, Tensor], *, demanded: bool) -> Tensor | None:
+    """The saved thickness where it fits; a grid of another size is learned anew, unless it was asked for by name."""
+    saved = tensors.get("grid.thickness")
+    if saved is not None and saved.shape == grid.thickness.shape:
+        return saved
+    found = "none" if saved is None else f"{saved.numel()} cells"
+    if demanded:
+        raise CheckpointError(
+            f"{path}: grid: expected {grid.n_cells} cells, found {found}; keep the run's --grid values"
+        )
+    LOG.info("%s: the grid is not taken over: expected %d cells, found %s", path, grid.n_cells, found)
+    return None
+
+
+def _take_grid(grid: OccupancyGrid, saved: Tensor) -> None:
+    """Visibility is this scene's own: cells no camera sees here stay given up, newly seen ones start occupied."""
+    saved = saved.to(grid.thickness)
+    fresh = saved < 0.0  # no camera saw these cells there
+    start = torch.where(fresh, torch.full_like(saved, 2.0 * grid.config.threshold), saved)
+    grid.thickness.copy_(torch.where(grid.thickness < 0.0, grid.thickness, start))
+    visible = grid.thickness >= 0.0
+    grid.mean.copy_(grid.thickness.clamp(min=0.0).sum() / visible.sum().clamp(min=1))
+    grid.bits.copy_(pack_bits(grid.thickness > grid.mean.clamp(max=grid.config.threshold)))
+
+
+def _say_bounds(path: Path, model: NerfModel) -> None:
+    """A field lives in its scene's box: another box means another place and size of everything."""
+    if not (path.parent / "state.json").is_file():
+        return
+    bounds = read_state(path.parent).bounds
+    if {"low", "high"} <= set(bounds) and bounds != model.bounds.to_dict():
+        low, high = model.bounds.aabb.low, model.bounds.aabb.high
+        if [list(low), list(high)] != [bounds["low"], bounds["high"]]:
+            LOG.info(
+                "the field was trained in the box %s to %s and is stretched to this scene's, %s to %s",
+                *([round(x, 3) for x in side] for side in (bounds["low"], bounds["high"], low, high)),
+            )

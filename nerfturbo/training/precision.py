@@ -1,0 +1,197 @@
+"""Mixed precision that is right: what runs in half, how the loss is scaled, when a step is skipped.
+
+Half precision serves the hash table's copy and the networks' products. Positions, t values, frequency arguments,
+interpolation weights, density activation, transmittance, reductions, the loss, the masters and the grid stay fp32.
+fp16 has a loss scale that moves by itself; bf16 and fp32 need none. docs/precision.md has the measurements.
+
+`MixedPrecision` does the same for a model and an optimizer of your own, in your own loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config
+from ..errors import InputError
+from ..ops.adam import ScaleRule, finish_step
+
+PrecisionName = Literal["auto", "fp32", "fp16", "bf16"]
+INITIAL_SCALE = 1024.0
+HALF_CAPABILITY = (7, 0)  # the first GPUs with half-precision matrix units
+_DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def resolve_precision(name: str, device: torch.device | str) -> Literal["fp32", "fp16", "bf16"]:
+    """What a precision setting means on a device: `auto` is fp16 on GPUs with matrix units for it, fp32 elsewhere.
+
+    bf16 is never chosen by itself: on CPUs without bf16 units it is far slower than fp32, and on GPUs fp16 has three
+    more bits for the same time.
+
+    >>> resolve_precision("auto", "cpu"), resolve_precision("bf16", "cpu")
+    ('fp32', 'bf16')
+    """
+    if name not in get_args(PrecisionName):
+        raise InputError("precision", "one of " + ", ".join(get_args(PrecisionName)), repr(name))
+    if name != "auto":
+        return name  # type: ignore[return-value]
+    where = torch.device(device)
+    if where.type == "cuda" and torch.cuda.get_device_capability(where) >= HALF_CAPABILITY:
+        return "fp16"
+    return "fp32"
+
+
+def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
+    """The type of half copies and products under a config on a device; None for fp32."""
+    return _DTYPES[resolve_precision(config.train.precision, device)]
+
+
+class Scheduler(Protocol):
+    """What advances with the steps: torch's learning-rate schedulers have this method."""
+
+    def step(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PrecisionReport:
+    """What happened to one step."""
+
+    skipped: bool
+    bad_tensor: str | None  # the first tensor that was not finite: "loss", or a parameter's name for its gradient
+    loss_scale: float
+    gradient_norm: float  # unscaled, before clipping
+
+
+class MixedPrecision:
+    """Mixed precision for any model in any eager loop, with the rules of the built-in trainer.
+
+    >>> model = nn.Linear(4, 1)
+    >>> amp = MixedPrecision(model, torch.optim.Adam(model.parameters()), precision="fp32", clip_norm=1.0)
+    >>> with amp.autocast():
+    ...     loss = model(torch.ones(2, 4)).square().mean()
+    >>> amp.step(loss).skipped
+    False
+
+    The model's parameters stay fp32: they are the masters, and autocast rounds them where they are multiplied. `step`
+    scales the loss, differentiates, unscales, clips, and lets the optimizer step only if every gradient is finite;
+    otherwise the step is skipped and counted, and the scale falls, never under its floor. A `scheduler` advances with
+    the steps that are made and not with those that are skipped. Gradients are zeroed either way.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: PrecisionName = "auto",
+        clip_norm: float | None = None,
+        scheduler: Scheduler | None = None,
+        rule: ScaleRule | None = None,
+    ) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise InputError("model", "parameters that require a gradient", "none")
+        for name, parameter in named:
+            if parameter.dtype != torch.float32:
+                hint = "keep the model in fp32, autocast rounds where it pays"
+                raise InputError(f"parameter {name}", "torch.float32, it is the master", str(parameter.dtype), hint)
+        if clip_norm is not None and not clip_norm > 0.0:
+            raise InputError("clip_norm", "a number > 0 or None", str(clip_norm))
+        self.model, self.optimizer, self.scheduler, self.clip_norm = model, optimizer, scheduler, clip_norm
+        self.device = named[0][1].device
+        self.precision = resolve_precision(precision, self.device)
+        self.rule = rule or ScaleRule()
+        start = INITIAL_SCALE if self.precision == "fp16" else 1.0
+        self._scale = torch.tensor(start, device=self.device)
+        self._good = torch.zeros((), dtype=torch.int32, device=self.device)
+        self._steps, self._skipped = (torch.zeros((), dtype=torch.int64, device=self.device) for _ in range(2))
+        self._named = named
+
+    @property
+    def loss_scale(self) -> float:
+        return float(self._scale)
+
+    @property
+    def steps_made(self) -> int:
+        return int(self._steps)
+
+    @property
+    def steps_skipped(self) -> int:
+        return int(self._skipped)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Around the forward pass: products in half precision, what must be exact in fp32."""
+        dtype = _DTYPES[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Scale and differentiate only: call it several times before one `step()` to accumulate gradients."""
+        loss.float().backward(self._scale)
+
+    @torch.no_grad()
+    def step(self, loss: Tensor | None = None) -> PrecisionReport:
+        """Differentiate `loss` (where given), then unscale, check, clip, step, schedule and zero the gradients."""
+        bad = None if loss is None or bool(torch.isfinite(loss)) else "loss"
+        if loss is not None:
+            with torch.enable_grad():
+                self.backward(loss)
+        scale = self._scale.clone()
+        gradients = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
+        values = list(gradients.values())
+        if values and self.precision == "fp16":
+            for value in values:
+                value.div_(scale)
+        norm = torch.nn.utils.get_total_norm(values) if values else torch.zeros(())
+        if bad is None and not bool(torch.isfinite(norm)):
+            bad = next(name for name, value in gradients.items() if not bool(torch.isfinite(value).all()))
+        if bad is None:
+            if self.clip_norm is not None and values:
+                torch.nn.utils.clip_grads_with_norm_([p for _, p in self._named], self.clip_norm, norm)
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        scaled = self.precision == "fp16"
+        finish_step(
+            self._steps,
+            torch.tensor(0.0 if bad is None else 1.0, device=self.device),
+            scale=self._scale if scaled else None,
+            good_steps=self._good if scaled else None,
+            skipped=self._skipped,
+            rule=self.rule,
+        )
+        return PrecisionReport(bad is not None, bad, float(scale), float(norm))
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint must hold besides the model's and the optimizer's own."""
+        return {
+            "scale": float(self._scale),
+            "good_steps": float(self._good),
+            "steps": float(self._steps),
+            "skipped": float(self._skipped),
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        for name, tensor in (
+            ("scale", self._scale),
+            ("good_steps", self._good),
+            ("steps", self._steps),
+            ("skipped", self._skipped),
+        ):
+            tensor.fill_(state[name])
+
+
+@contextmanager
+def matmul_precision(name: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """How fp32 matrix products run on a GPU inside this block: exactly, or with ten bits of mantissa."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if name == "ieee" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,113 @@
+"""Beginning from a trained field: whole or by part, from a run or a file, and what does not fit is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.config import Config
+from nerfturbo.errors import CheckpointError, InputError
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.training import Trainer
+from nerfturbo.training.initialise import part_names, save_field
+
+from ..tiny import ball_scene, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def _reference() -> object:
+    with use_backend("reference"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trainer:
+    with use_backend("reference"):
+        trainer = Trainer(tiny_config(steps=40), ball_scene())
+        trainer.fit()
+        return trainer
+
+
+def fresh(config: Config | None = None) -> Trainer:
+    return Trainer(config or tiny_config(steps=4, seed=9), ball_scene())
+
+
+def test_the_whole_field_begins_where_the_other_ended(trained: Trainer, tmp_path: Path) -> None:
+    trained.save(tmp_path / "checkpoints")
+    other = fresh()
+    taken = other.initialise(tmp_path)
+    assert taken.parts == ("encoding", "density_net", "color_net", "grid") and taken.grid
+    for (name, one), two in zip(trained.model.named_parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two), name
+    assert torch.equal(trained.model.grid.bits, other.model.grid.bits)
+    assert (other.step, int(other.optimizer.step_count)) == (0, 0)
+    camera = ball_scene("test").cameras
+    assert torch.equal(trained.model.render_image(camera, 0).rgb, other.model.render_image(camera, 0).rgb)
+
+
+def test_a_part_changes_nothing_else(trained: Trainer, tmp_path: Path) -> None:
+    checkpoint = trained.save(tmp_path)
+    other, untouched = fresh(), fresh()
+    taken = other.initialise(checkpoint, ("encoding",))
+    assert (taken.parts, taken.grid) == (("encoding",), False)
+    assert torch.equal(other.model.field.encoding.table, trained.model.field.encoding.table)
+    assert torch.equal(other.model.grid.bits, untouched.model.grid.bits)
+    for one, two in zip(
+        other.model.field.color_net.parameters(), untouched.model.field.color_net.parameters(), strict=True
+    ):
+        assert torch.equal(one, two)
+
+
+def test_one_file_holds_field_and_grid_in_half_precision(trained: Trainer, tmp_path: Path) -> None:
+    path = save_field(trained.model, tmp_path / "ball.safetensors")
+    other = fresh()
+    assert other.initialise(path).grid
+    for one, two in zip(trained.model.parameters(), other.model.parameters(), strict=True):
+        assert two.dtype == torch.float32 and torch.allclose(one, two, atol=1e-3)
+
+
+def test_cells_this_scene_does_not_see_stay_given_up_and_new_ones_start_full(trained: Trainer, tmp_path: Path) -> None:
+    grid = trained.model.grid
+    kept = grid.thickness.clone()
+    grid.thickness[:64] = -1.0  # not seen there
+    checkpoint = trained.save(tmp_path)
+    grid.thickness.copy_(kept)
+    other = fresh()
+    other.model.grid.thickness[32:96] = -1.0  # not seen here
+    other.initialise(checkpoint)
+    occupied = unpack_bits(other.model.grid.bits)
+    assert bool(occupied[:32].all()) and not bool(occupied[32:96].any())
+    assert bool((other.model.grid.thickness[32:96] == -1.0).all())
+
+
+def test_what_does_not_fit_is_named_and_changes_nothing(trained: Trainer, tmp_path: Path) -> None:
+    checkpoint = trained.save(tmp_path)
+    config = tiny_config(steps=4)
+    wide = fresh(replace(config, field=replace(config.field, width=32)))
+    before = {name: value.clone() for name, value in wide.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"field\.density_net.*expected shape .*found shape.*--init-parts"):
+        wide.initialise(checkpoint)
+    assert all(torch.equal(value, before[name]) for name, value in wide.model.state_dict().items())
+    wide.initialise(checkpoint, ("encoding", "grid"))
+    other_grid = fresh(replace(config, grid=replace(config.grid, resolution=16)))
+    assert not other_grid.initialise(checkpoint).grid
+    with pytest.raises(CheckpointError, match="grid: expected 4096 cells, found 512 cells"):
+        other_grid.initialise(checkpoint, ("grid",))
+
+
+def test_wrong_sources_and_parts_are_named(trained: Trainer, tmp_path: Path) -> None:
+    other = fresh()
+    assert part_names(other.model) == ["encoding", "density_net", "color_net", "grid"]
+    with pytest.raises(InputError, match="no such file"):
+        other.initialise(tmp_path / "missing.safetensors")
+    with pytest.raises(CheckpointError, match="found none; train one first"):
+        other.initialise(tmp_path)
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        other.initialise(tmp_path / "broken.safetensors")
+    with pytest.raises(InputError, match=r"parts: expected some of encoding.*got 'colour'"):
+        other.initialise(trained.save(tmp_path / "saved"), ("colour",))

@@ -1,0 +1,135 @@
+"""The optimizer's laws: schedules, clipping, accumulation, the running mean, and what a skipped step may not change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.config import Config, OptimConfig
+from nerfturbo.ops import use_backend
+from nerfturbo.training import Trainer, load_model
+from nerfturbo.training.optim import learning_rate
+
+from ..tiny import ball_scene, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def _reference() -> object:
+    with use_backend("reference"):
+        yield
+
+
+def trainer(steps: int = 4, **optim: object) -> Trainer:
+    config = tiny_config(steps=steps)
+    return Trainer(replace(config, optim=replace(config.optim, **optim)), ball_scene())
+
+
+def with_train(config: Config, **values: object) -> Config:
+    return replace(config, train=replace(config.train, **values))
+
+
+def rates(schedule: str, **values: object) -> list[float]:
+    config = OptimConfig(lr=1.0, warmup_steps=10, hold_fraction=0.0, final_lr_fraction=0.1, schedule=schedule, **values)
+    return [round(learning_rate(config, step, step / 1000), 4) for step in (0, 9, 250, 500, 750, 1000)]
+
+
+def test_schedules_warm_up_and_end_where_they_should() -> None:
+    assert rates("constant") == [0.1, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rates("multistep", milestones=(0.5, 0.7), milestone_factor=0.5) == [0.1, 1.0, 1.0, 0.5, 0.25, 0.25]
+    cosine, exponential = rates("cosine"), rates("exponential")
+    assert cosine[0] == exponential[0] == 0.1 and cosine[-1] == exponential[-1] == 0.1
+    assert cosine[3] == pytest.approx(0.55) and exponential[3] == pytest.approx(10**-0.5, abs=1e-4)
+
+
+def poison(made: Trainer, at: set[int]) -> None:
+    """Make the gradient of some steps infinite."""
+    step = made.optimizer.step
+
+    def poisoned() -> None:
+        if made.step in at:
+            made.optimizer.buffers[0].grads[0] = float("inf")
+        step()
+
+    made.optimizer.step = poisoned  # type: ignore[method-assign]
+
+
+def test_a_skipped_step_changes_no_parameter_no_moment_and_no_schedule() -> None:
+    made = trainer(steps=6)
+    states: list[torch.Tensor] = []
+    rates: list[float] = []
+    made.callbacks.append(lambda t, record: states.append(t.optimizer.buffers[0].values.clone()))
+    made.callbacks.append(lambda t, record: rates.append(t.learning_rate))
+    poison(made, {2, 3})
+    made.fit()
+    assert torch.equal(states[1], states[2]) and torch.equal(states[1], states[3])
+    assert not torch.equal(states[3], states[4])
+    assert (made.skipped, int(made.optimizer.skipped), int(made.optimizer.step_count)) == (2, 2, 4)
+    assert rates[1] == rates[2] == rates[3] > rates[4]
+    assert torch.isfinite(made.model.grid.thickness).all()
+
+
+def test_clipping_shortens_the_gradient_to_the_norm_whatever_the_loss_scale() -> None:
+    moments = []
+    for precision in ("fp32", "fp16"):
+        config = with_train(tiny_config(steps=1), precision=precision)
+        made = Trainer(replace(config, optim=replace(config.optim, clip_norm=1e-3, weight_decay=0.0)), ball_scene())
+        made.fit()
+        first = torch.cat([buffer.state.first for buffer in made.optimizer.buffers])
+        assert float(first.norm()) == pytest.approx(0.1 * 1e-3, rel=0.02)  # (1 - beta1) g after one step
+        moments.append(first)
+    assert (moments[0] - moments[1]).norm() < 0.05 * moments[0].norm()
+
+
+def test_without_reaching_the_norm_clipping_changes_nothing() -> None:
+    one, two = trainer(clip_norm=1e6), trainer()
+    one.fit(), two.fit()
+    for first, second in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.allclose(first, second, rtol=1e-5, atol=1e-7)
+
+
+def test_accumulated_batches_are_one_large_batch() -> None:
+    """Two batches of 32 rays are one of 64: the same rays, the same gradient."""
+    base = tiny_config(steps=1)
+    base = replace(base, render=replace(base.render, prune=False))
+    whole = Trainer(with_train(base, initial_rays=64, max_rays=64), ball_scene())
+    parts = Trainer(with_train(base, initial_rays=32, max_rays=32, accumulate=2), ball_scene())
+    records = []
+    for made in (whole, parts):
+        made.callbacks.append(lambda _, record: records.append(record))
+        made.fit()
+    assert records[0].n_rays == records[1].n_rays == 64
+    assert records[0].mse == pytest.approx(records[1].mse, rel=0.05)  # jitter differs with the index of the ray
+    first = [torch.cat([buffer.state.first for buffer in made.optimizer.buffers]) for made in (whole, parts)]
+    assert torch.nn.functional.cosine_similarity(first[0], first[1], dim=0) > 0.95
+    assert float(first[0].norm()) == pytest.approx(float(first[1].norm()), rel=0.1)
+
+
+def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+    made = trainer(steps=5, ema_decay=0.5)
+    expected = [buffer.values.clone() for buffer in made.optimizer.buffers]
+
+    def follow(t: Trainer, record: object) -> None:
+        memory = min(0.5, (1 + t.step) / (10 + t.step))
+        for mean, buffer in zip(expected, t.optimizer.buffers, strict=True):
+            mean.mul_(memory).add_(buffer.values, alpha=1 - memory)
+
+    made.callbacks.append(follow)
+    made.fit()
+    weights = [buffer.values.clone() for buffer in made.optimizer.buffers]
+    with made.optimizer.averaged():
+        for buffer, mean in zip(made.optimizer.buffers, expected, strict=True):
+            assert torch.allclose(buffer.values, mean, atol=1e-6)
+        averaged = made.model.render_image(ball_scene("test").cameras, 0).rgb
+    assert all(torch.equal(b.values, w) for b, w in zip(made.optimizer.buffers, weights, strict=True))
+    model = load_model(made.save(tmp_path))
+    assert torch.equal(model.render_image(ball_scene("test").cameras, 0).rgb, averaged)
+    resumed = trainer(steps=5, ema_decay=0.5)
+    resumed.resume(tmp_path / "step_00000005")
+    for one, two in zip(resumed.optimizer.averages, made.optimizer.averages, strict=True):
+        assert torch.equal(one, two)
+    later = trainer(steps=5, ema_decay=0.9)
+    later.resume(trainer(steps=1).save(tmp_path / "without"))  # a run that kept no mean
+    assert all(torch.equal(m, b.values) for m, b in zip(later.optimizer.averages, later.optimizer.buffers, strict=True))
