@@ -1,0 +1,159 @@
+"""tiny-cuda-nn's three modules. Each holds one flat fp32 parameter, `params`: the network's, then the encoding's.
+
+On a GPU they compute in half precision over fp32 parameters, as tiny-cuda-nn does; on a CPU in fp32. Gradients of any
+order work, to inputs and parameters: the first by the kernels, higher ones in plain torch.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ...ops import use_backend
+from ._config import Config
+from ._encodings import EncodingPart, encoding_part
+from ._network import Mlp
+from ._twice import differentiable_twice
+
+
+def supports_jit_fusion(device: Any = None) -> bool:
+    """False: there is nothing to switch on; kernels are fused as they are."""
+    return False
+
+
+def free_temporary_memory() -> None:
+    """Give cached GPU memory back."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+class Module(nn.Module):
+    """What the three modules share: parameters, precision, and the way through encoding and network."""
+
+    n_input_dims: int
+    n_output_dims: int
+    jit_fusion: bool = False  # accepted; see `supports_jit_fusion`
+
+    def __init__(self, encoding: EncodingPart, network: Mlp | None, seed: int, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self._encoding, self._network, self.seed, self._chosen = encoding, network, seed, dtype
+        self._n_network = 0 if network is None else network.n_params
+        generator = torch.Generator().manual_seed(seed)
+        parts = [] if network is None else [network.initial(generator)]
+        self.params = nn.Parameter(torch.cat([*parts, encoding.initial(generator)]))
+        self.loss_scale = 128.0 if torch.cuda.is_available() and dtype != torch.float32 else 1.0
+        self._copy: tuple[tuple[int, int], Tensor] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of results: half on a GPU unless chosen otherwise, that of the parameters elsewhere."""
+        if self._chosen is not None:
+            return self._chosen
+        return torch.float16 if self.params.is_cuda and self.params.dtype == torch.float32 else self.params.dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, n_output_dims) in `dtype`, for x (n, n_input_dims)."""
+        if x.dim() != 2 or x.shape[1] != self.n_input_dims:
+            raise InputError("x", f"shape (n, {self.n_input_dims})", str(tuple(x.shape)))
+        if x.device != self.params.device:
+            raise InputError("x", f"a tensor on {self.params.device}", f"one on {x.device}", "move it with .to(device)")
+        params = self.params
+        if params.dtype == torch.float64:
+            return self._plain(x.double(), params)
+        x, half = x.float(), None
+        if self.dtype != torch.float32:
+            half = self._half_copy(self.dtype)
+        trainable = params.requires_grad and params.numel() > 0
+        if not torch.is_grad_enabled() or not (x.requires_grad or trainable):
+            return self._evaluate(x, params, half)
+        scale = 1.0 if half is None else float(self.loss_scale)
+        return differentiable_twice(lambda x, params: self._evaluate(x, params, half), self._plain, scale, x, params)
+
+    def _evaluate(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor:
+        n = self._n_network
+        network, table = params.split([n, params.shape[0] - n])
+        encoded = self._encoding(x, table, None if half is None else half[n:])
+        return encoded if self._network is None else self._network(encoded, network, self._encoding.pad_value)
+
+    def _plain(self, x: Tensor, params: Tensor) -> Tensor:
+        """The same in plain torch and full precision, differentiable as often as wanted."""
+        with use_backend("reference"):
+            return self._evaluate(x, params, None).to(self.dtype)
+
+    def _half_copy(self, dtype: torch.dtype) -> Tensor:
+        """The parameters in half precision, converted again when they have changed."""
+        key = (self.params._version, self.params.data_ptr())
+        if self._copy is None or self._copy[0] != key or self._copy[1].dtype != dtype:
+            self._copy = (key, self.params.detach().to(dtype))
+        return self._copy[1]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        given = state_dict.get(prefix + "params")
+        original = self._n_network + self._encoding.n_original_params
+        if given is not None and given.shape != self.params.shape and given.numel() == original:
+            network, table = given.detach().reshape(-1).float().split([self._n_network, original - self._n_network])
+            state_dict[prefix + "params"] = torch.cat([network, self._encoding.from_original(table)])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_copy": None}
+
+    def extra_repr(self) -> str:
+        return (
+            f"n_input_dims={self.n_input_dims}, n_output_dims={self.n_output_dims}, seed={self.seed}, "
+            f"dtype={self.dtype}, n_params={self.params.shape[0]}"
+        )
+
+
+class NetworkWithInputEncoding(Module):
+    """An encoding followed by a network: (n, n_input_dims) -> (n, n_output_dims)."""
+
+    def __init__(
+        self,
+        n_input_dims: int,
+        n_output_dims: int,
+        encoding_config: Mapping[str, Any],
+        network_config: Mapping[str, Any],
+        seed: int = 1337,
+    ) -> None:
+        encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
+        network = Mlp(Config(network_config, "network_config"), encoding.n_outputs, n_output_dims)
+        super().__init__(encoding, network, seed, None)
+        self.n_input_dims, self.n_output_dims = n_input_dims, n_output_dims
+        self.encoding_config, self.network_config = encoding_config, network_config
+
+
+class Network(Module):
+    """A network alone: (n, n_input_dims) -> (n, n_output_dims). Inputs are padded with ones, which act as a bias."""
+
+    def __init__(
+        self, n_input_dims: int, n_output_dims: int, network_config: Mapping[str, Any], seed: int = 1337
+    ) -> None:
+        encoding = encoding_part(Config({"otype": "Identity"}, "encoding_config"), n_input_dims)
+        network = Mlp(Config(network_config, "network_config"), n_input_dims, n_output_dims)
+        super().__init__(encoding, network, seed, None)
+        self.n_input_dims, self.n_output_dims, self.network_config = n_input_dims, n_output_dims, network_config
+
+
+class Encoding(Module):
+    """An encoding alone: (n, n_input_dims) -> (n, n_output_dims), whose width follows from the configuration."""
+
+    def __init__(
+        self,
+        n_input_dims: int,
+        encoding_config: Mapping[str, Any],
+        seed: int = 1337,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if dtype not in (None, torch.float32, torch.float16):
+            raise InputError("dtype", "torch.float32 or torch.float16", str(dtype))
+        encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
+        super().__init__(encoding, None, seed, dtype)
+        self.n_input_dims, self.n_output_dims = n_input_dims, encoding.n_outputs
+        self.encoding_config = encoding_config
