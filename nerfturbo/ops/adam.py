@@ -68,6 +68,7 @@ def adam_update(
 ) -> None:
     """One update of `params` (fp32, contiguous, any shape) in place; `grad` (fp32 or half) is zeroed.
 
+    The reference takes float64 too, for checking.
     `lr`, `grad_scale` and `found_inf` are () fp32 tensors on the device; `half`, where given, receives the rounded
     parameters. Uses t = state.step + 1 and leaves the count to `finish_step`, so that several buffers share it.
 
@@ -77,7 +78,7 @@ def adam_update(
     (0.9, 0.0)
     """
     like = {"grad": grad, "first": state.first, "second": state.second, "half": half}
-    if params.dtype != torch.float32 or not params.is_contiguous():
+    if params.dtype not in (torch.float32, torch.float64) or not params.is_contiguous():
         raise InputError("params", "a contiguous fp32 tensor", f"{params.dtype}, strides {params.stride()}")
     for name, value in like.items():
         if value is None:

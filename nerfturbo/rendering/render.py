@@ -56,6 +56,7 @@ def ray_marching(
     step: int | Tensor = 0,
     capacity: int | None = None,
     n_active: Tensor | None = None,
+    first_ray: int = 0,
 ) -> PackedSamples:
     """Samples of each ray in occupied space; with `sigma_fn`, only those that light reaches. Not differentiable.
 
@@ -67,10 +68,13 @@ def ray_marching(
         stratified: jitter each ray's samples by the draw of (seed, step, ray).
         capacity: fixed length of the marched samples; None gives exact lengths.
         n_active: () int32 on the device; rays from this index on are not marched.
+        first_ray: index of the first ray in the step's whole batch, which several processes may share.
     """
     jitter = None
     if stratified:
-        jitter = random_uniform(len(rays), seed=seed, stream=Stream.JITTER, step=step, device=rays.device)[:, 0]
+        jitter = random_uniform(
+            len(rays), seed=seed, stream=Stream.JITTER, step=step, first=first_ray, device=rays.device
+        )[:, 0]
     rule = StepRule(render_step_size or grid.step_size, near_plane, far_plane, cone_angle)
     samples = march(
         rays.origins, rays.directions, grid.occupancy, rule, jitter=jitter, capacity=capacity, n_active=n_active

@@ -8,6 +8,7 @@ min(threshold, mean): the mean keeps the grid alive while all densities are stil
 from __future__ import annotations
 
 import warnings
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,16 @@ from .estimator import DensityFn
 
 CHUNK = 1 << 18  # cells evaluated at a time: bounds the memory of an update
 MIN_OCCUPIED = 1e-4  # below this share of the cells a warming-up grid counts as collapsed
+
+
+class CellTeam(Protocol):
+    """Processes that refresh one grid together, each its part of the cells; see `nerfturbo.training.distributed`."""
+
+    rank: int
+    world: int
+    alone: bool
+
+    def max_reduce(self, values: Tensor) -> None: ...
 
 
 class OccupancyGrid(nn.Module):
@@ -82,28 +93,69 @@ class OccupancyGrid(nn.Module):
         return torch.cat([anywhere, occupied])
 
     @torch.no_grad()
-    def update(self, step: int | Tensor, density_fn: DensityFn, *, all_cells: bool | None = None) -> None:
-        """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later."""
+    def update(
+        self,
+        step: int | Tensor,
+        density_fn: DensityFn,
+        *,
+        all_cells: bool | None = None,
+        team: CellTeam | None = None,
+    ) -> None:
+        """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later.
+
+        With a `team` each process evaluates its part of the cells, and all of them take over the same values.
+        """
         if all_cells is None:
             all_cells = int(step) < self.config.warmup_steps
-        if all_cells:
-            cells = torch.arange(self.n_cells, device=self.bits.device)
-        else:
-            cells = self._sampled_cells(step)
-        for start in range(0, cells.shape[0], CHUNK):
-            part = cells[start : start + CHUNK]
-            fraction = random_uniform(
-                part.shape[0],
-                columns=3,
-                seed=self.seed,
-                stream=Stream.GRID_JITTER,
-                step=step,
-                first=start,
-                device=part.device,
-            )
-            fresh = density_fn(self.cell_positions(part, fraction)).float() * self.step_size
-            decay_and_max(self.thickness, part, fresh, self.config.decay)
-        self._rebuild(guard=all_cells)
+        cells = self.cells_to_refresh(step, all_cells=all_cells)
+        if team is None or team.alone:
+            for start in range(0, cells.shape[0], CHUNK):
+                part = cells[start : start + CHUNK]
+                fresh = self._fresh(step, density_fn, part, start)
+                decay_and_max(self.thickness, part, fresh, self.config.decay)
+            self._rebuild(guard=all_cells)
+            return
+        fresh = self.fresh_part(step, density_fn, cells, rank=team.rank, world=team.world)
+        team.max_reduce(fresh)
+        self.take_over(cells, fresh, guard=all_cells)
+
+    def cells_to_refresh(self, step: int | Tensor, *, all_cells: bool) -> Tensor:
+        """(n,) int64, the cells of one update: the same on every process."""
+        return torch.arange(self.n_cells, device=self.bits.device) if all_cells else self._sampled_cells(step)
+
+    def _fresh(self, step: int | Tensor, density_fn: DensityFn, cells: Tensor, first: int) -> Tensor:
+        """(n,) thickness at a random place in each cell; `first` is the index of the first one in the update."""
+        fraction = random_uniform(
+            cells.shape[0],
+            columns=3,
+            seed=self.seed,
+            stream=Stream.GRID_JITTER,
+            step=step,
+            first=first,
+            device=cells.device,
+        )
+        dtype = self.thickness.dtype  # fp32; float64 for checking
+        return density_fn(self.cell_positions(cells, fraction.to(dtype))).to(dtype) * self.step_size
+
+    @torch.no_grad()
+    def fresh_part(self, step: int | Tensor, density_fn: DensityFn, cells: Tensor, *, rank: int, world: int) -> Tensor:
+        """(n,) this rank's part of the fresh thickness, -inf elsewhere: the maximum over ranks is all of it."""
+        n = cells.shape[0]
+        fresh = torch.full((n,), -torch.inf, dtype=self.thickness.dtype, device=cells.device)
+        first, last = n * rank // world, n * (rank + 1) // world
+        for start in range(first, last, CHUNK):
+            end = min(start + CHUNK, last)
+            value = self._fresh(step, density_fn, cells[start:end], start)
+            fresh[start:end] = torch.where(torch.isfinite(value), value, -torch.inf)
+        return fresh
+
+    @torch.no_grad()
+    def take_over(self, cells: Tensor, fresh: Tensor, *, guard: bool) -> None:
+        """The second half of an update; `fresh` (n,) is ignored where it is not finite."""
+        for start in range(0, cells.shape[0], CHUNK):  # as one process does: a cell that two chunks hold decays twice
+            part = slice(start, start + CHUNK)
+            decay_and_max(self.thickness, cells[part], fresh[part], self.config.decay)
+        self._rebuild(guard=guard)
 
     def _rebuild(self, *, guard: bool) -> None:
         self.mean.copy_(threshold_bits(self.thickness, self.bits, self.config.threshold))

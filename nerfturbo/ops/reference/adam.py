@@ -21,7 +21,8 @@ def adam_update(
 ) -> None:
     beta1, beta2 = rule.betas
     time = (state.step + 1).to(torch.float32)
-    g = grad.float() if grad_scale is None else grad.float() / grad_scale
+    wide = params.dtype  # fp32; float64 for checking
+    g = grad.to(wide) if grad_scale is None else grad.to(wide) / grad_scale
     keep = torch.zeros_like(params, dtype=torch.bool)
     if rule.skip_untouched:
         keep = keep | (grad == 0)
@@ -29,13 +30,13 @@ def adam_update(
         keep = keep | (found_inf != 0)
     if rule.weight_decay and not rule.decoupled:
         g = g + rule.weight_decay * params
-    first = beta1 * state.first.float() + (1.0 - beta1) * g
-    second = beta2 * state.second.float() + (1.0 - beta2) * g * g
+    first = beta1 * state.first.to(wide) + (1.0 - beta1) * g
+    second = beta2 * state.second.to(wide) + (1.0 - beta2) * g * g
     change = lr * (first / (1.0 - beta1**time)) / ((second / (1.0 - beta2**time)).sqrt() + rule.eps)
     if rule.weight_decay and rule.decoupled:
         change = change + lr * rule.weight_decay * params
-    state.first.copy_(torch.where(keep, state.first.float(), first))
-    state.second.copy_(torch.where(keep, state.second.float(), second))
+    state.first.copy_(torch.where(keep, state.first.to(wide), first))
+    state.second.copy_(torch.where(keep, state.second.to(wide), second))
     params.copy_(torch.where(keep, params, params - change))
     if half is not None:
         half.copy_(params)
