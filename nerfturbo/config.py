@@ -149,6 +149,8 @@ class TrainConfig:
     """How much smaller the shrunken pictures are in width and height."""
     capture: bool = True
     """On a GPU, record the whole step as one CUDA graph."""
+    compress_gradients: Literal["none", "bf16", "fp16"] = "none"
+    """Between several processes, send gradients in this precision: half the bytes, rounded once per rank."""
     background: Literal["random", "white", "black"] = "random"
     """Behind transparent pixels in training; random teaches the field where it is empty."""
     loss: Literal["huber", "mse"] = "huber"

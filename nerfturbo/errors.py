@@ -28,3 +28,7 @@ class BackendError(NerfturboError, RuntimeError):
 
 class CheckpointError(NerfturboError, RuntimeError):
     """A checkpoint is missing, broken, or belongs to another model."""
+
+
+class DistributedError(NerfturboError, RuntimeError):
+    """The processes of one training job lost each other, or never met."""

@@ -4,6 +4,9 @@ The step that runs eagerly is recorded once and replayed: pixels, rays, marching
 optimizer, loss scale and counters. Shapes are fixed by a sample capacity; what changes from step to step (the step, the
 number of rays, the learning rate, the loss scale) lives in device tensors. The grid's update is a graph of its own.
 The host only queues replays: it reads a ring of results one chunk behind, so that the device never waits for it.
+
+In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step and
+the grid's update are two graphs each, and the host runs the collectives between them.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from ..data.batches import PixelSampler
 from ..errors import BackendError
 from ..ops.step_state import COLUMNS, RayBudget, StepState
 from ..rendering.model import NerfModel
+from .distributed import Team
 from .optim import Optimizer
-from .step import StepRecord, run_step
+from .stages import Stages, StepResult, update_grid
+from .step import StepRecord, run_step, share_gradients, start_totals, step_gradients, step_update, totals_of
 
 WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
 RING = 256  # steps the ring remembers
@@ -30,8 +36,18 @@ class DeviceStep:
     recorded step must equal.
     """
 
-    def __init__(self, model: NerfModel, sampler: PixelSampler, optimizer: Optimizer, *, capture: bool = True) -> None:
+    def __init__(
+        self,
+        model: NerfModel,
+        sampler: PixelSampler,
+        optimizer: Optimizer,
+        *,
+        capture: bool = True,
+        stages: Stages | None = None,
+        team: Team | None = None,
+    ) -> None:
         self.model, self.sampler, self.optimizer, self.capture = model, sampler, optimizer, capture
+        self.stages, self.team = stages or Stages(), team or Team()
         train = model.config.train
         self.budget = RayBudget(train.batch_samples, train.batch_samples * train.marched_per_trained, train.max_rays)
         self.state = StepState.create(step=0, n_active=train.initial_rays, length=RING, device=model.device)
@@ -48,11 +64,13 @@ class DeviceStep:
 
     @property
     def n_rays(self) -> int:
-        return int(self.state.n_active)
+        """Rays of the next step, of all ranks together; every rank draws the same number."""
+        return int(self.state.n_active) * self.team.world
 
     @n_rays.setter
     def n_rays(self, value: int) -> None:
-        self.state.n_active.fill_(value)
+        per_rank = -(-value // self.team.world)
+        self.state.n_active.fill_(max(1, min(per_rank, self.budget.max_rays)))
 
     def prepare(self) -> None:
         """Compile every kernel and record all graphs, leaving the training state as it was.
@@ -74,8 +92,8 @@ class DeviceStep:
                 optimizer.found_inf.fill_(1.0)
                 self._body()
             for all_cells in (True, False):
-                self._update_grid[all_cells] = self._recorded(self._grid_function(all_cells))
-            self._run_step = self._recorded(self._body)
+                self._update_grid[all_cells] = self._recorded_grid(all_cells)
+            self._run_step = self._recorded_step()
             for tensor, value in zip(kept, saved, strict=True):
                 tensor.copy_(value)
             optimizer.found_inf.zero_()
@@ -108,11 +126,75 @@ class DeviceStep:
         return record
 
     def _body(self) -> None:
-        run_step(self.model, self.sampler, self.optimizer, self.state, self.budget)
+        if self.team.alone:
+            run_step(self.model, self.sampler, self.optimizer, self.state, self.budget, stages=self.stages)
+        else:
+            self._exchange(self._gradients(), self._update)
+
+    def _gradients(self) -> StepResult:
+        parts = (self.model, self.sampler, self.optimizer, self.state, self.budget)
+        return step_gradients(*parts, stages=self.stages, team=self.team)
+
+    def _exchange(self, result: StepResult, update: Callable[[StepResult], None]) -> None:
+        sums, wait = start_totals(result, self.team)
+        wait()
+        totals, weight = totals_of(sums, result)
+        share_gradients(self.optimizer, weight, self.team)
+        update(totals)
+
+    def _update(self, totals: StepResult) -> None:
+        parts = self.team.world * self.model.config.train.accumulate
+        step_update(totals, self.optimizer, self.state, self.budget, parts=parts)
+
+    def _recorded_step(self) -> Callable[[], None]:
+        """The step as one replay, or as two with the collectives between them."""
+        if self.team.in_graph or not self.capture:
+            return self._recorded(self._body)
+        made: list[StepResult] = []
+        first = self._recorded(lambda: made.append(self._gradients()))
+        result = made[-1]
+        dtypes = (torch.float32, torch.float32, torch.int32, torch.int32, torch.int32)
+        seen = StepResult(*(torch.zeros((), dtype=dtype, device=self.model.device) for dtype in dtypes))
+        second = self._recorded(lambda: self._update(seen))
+
+        def update(totals: StepResult) -> None:
+            for kept, value in zip(vars(seen).values(), vars(totals).values(), strict=True):
+                kept.copy_(value)
+            second()
+
+        def run() -> None:
+            first()
+            self._exchange(result, update)
+
+        return run
+
+    def _recorded_grid(self, all_cells: bool) -> Callable[[], None]:
+        if self.team.in_graph or not self.capture:
+            return self._recorded(self._grid_function(all_cells))
+        if self.stages.update_grid is not update_grid:  # where it communicates only its author knows
+            return self._grid_function(all_cells)
+        grid, team = self.model.grid, self.team
+        made: list[tuple[Tensor, Tensor]] = []
+
+        def refresh() -> None:
+            cells = grid.cells_to_refresh(self.state.step, all_cells=all_cells)
+            density = self.model.field.density
+            made.append((cells, grid.fresh_part(self.state.step, density, cells, rank=team.rank, world=team.world)))
+
+        first = self._recorded(refresh)
+        cells, fresh = made[-1]
+        second = self._recorded(lambda: grid.take_over(cells, fresh, guard=all_cells))
+
+        def run() -> None:
+            first()
+            team.max_reduce(fresh)
+            second()
+
+        return run
 
     def _grid_function(self, all_cells: bool) -> Callable[[], None]:
         def update() -> None:
-            self.model.grid.update(self.state.step, self.model.field.density, all_cells=all_cells)
+            self.stages.update_grid(self.model, self.state.step, all_cells=all_cells, team=self.team)
 
         return update
 

@@ -1,6 +1,6 @@
 """The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update.
 
-The native trainer, Lightning and the captured graph all run these functions.
+The native trainer, Lightning and the captured graph all run these functions; what they are made of is in `stages`.
 """
 
 from __future__ import annotations
@@ -10,125 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..data.batches import PixelBatch, PixelSampler
-from ..fields.field import RayField
-from ..ops.composite import visibility
-from ..ops.composite_loss import LossRule, composite_loss
-from ..ops.packed import compact
-from ..ops.random import Stream, random_uniform
+from ..data.batches import PixelSampler
 from ..ops.step_state import RayBudget, StepState, record_step
-from ..rendering.losses import color_loss
 from ..rendering.model import NerfModel
-from ..rendering.render import field_functions, ray_marching, volume_rendering
-from ..types import PackedSamples, Rays
+from .distributed import RayShare, Team, Wait
 from .optim import Optimizer
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step saw, on the device: reading a value waits for it."""
-
-    loss: Tensor  # () differentiable
-    mse: Tensor  # () mean squared colour error
-    n_rays: Tensor  # () int32, rays that were trained
-    n_samples: Tensor  # () int32, samples that were trained
-    n_marched: Tensor  # () int32, samples in occupied cells before the visibility pass
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """Fixed shapes for a captured step: samples marched, samples trained, and the rays in use on the device."""
-
-    marched: int
-    trained: int
-    n_active: Tensor
-
-
-def draw_background(config: Config, step: int | Tensor, n_rays: int, device: torch.device, first: int = 0) -> Tensor:
-    """(n_rays, 3): random per ray, or constant."""
-    if config.train.background == "random":
-        return random_uniform(
-            n_rays,
-            columns=3,
-            seed=config.train.seed,
-            stream=Stream.BACKGROUND,
-            step=step,
-            first=first,
-            device=device,
-        )
-    return torch.full((n_rays, 3), 1.0 if config.train.background == "white" else 0.0, device=device)
-
-
-def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
-    """(n_rays, 3): what the picture shows with the background behind its transparent part."""
-    if batch.rgba.shape[1] == 3:
-        return batch.rgba
-    alpha = batch.rgba[:, 3:]
-    return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
-
-
-def place_samples(
-    model: NerfModel, rays: Rays, *, step: int | Tensor, capacity: Capacity | None = None
-) -> tuple[PackedSamples, Tensor]:
-    """The samples to train on, and how many were marched to find them."""
-    config, settings = model.config, model.settings
-    marched = ray_marching(
-        rays,
-        model.grid,
-        near_plane=settings.near_plane,
-        far_plane=settings.far_plane,
-        cone_angle=settings.cone_angle,
-        stratified=True,
-        seed=config.train.seed,
-        step=step,
-        capacity=None if capacity is None else (capacity.marched if config.render.prune else capacity.trained),
-        n_active=None if capacity is None else capacity.n_active,
-    )
-    if not config.render.prune:
-        return marched, marched.n_samples
-    with torch.no_grad():
-        threshold = model.grid.alpha_threshold(settings.alpha_thre)
-        if isinstance(model.field, RayField):
-            keep = model.field.sample_visibility(
-                rays, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold
-            )
-        else:
-            sigma_fn, _ = field_functions(model.field, rays)
-            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
-            keep = visibility(density, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold)
-        kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
-    return kept, marched.n_samples
-
-
-def compute_loss(
-    model: NerfModel,
-    batch: PixelBatch,
-    background: Tensor,
-    *,
-    step: int | Tensor,
-    capacity: Capacity | None = None,
-    loss_scale: Tensor | None = None,
-) -> StepResult:
-    """March, render and compare one batch. With `capacity` all shapes are fixed and nothing is read back."""
-    samples, n_marched = place_samples(model, batch.rays, step=step, capacity=capacity)
-    kept = samples.n_rays_kept
-    if capacity is not None and kept is not None:
-        kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
-        samples = PackedSamples(samples.t_starts, samples.t_ends, samples.ray_indices, samples.offsets, kept)
-    kind = model.config.train.loss
-    if isinstance(model.field, RayField):
-        raw = model.field.sample_logits(batch.rays, samples)
-        out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
-        loss, mse = out.loss, out.mse
-    else:
-        _, rgb_sigma_fn = field_functions(model.field, batch.rays)
-        rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
-        target = target_over(batch, background)
-        loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept)
-        mse = color_loss(rgb.detach(), target, kind="mse", n_rays_kept=kept)
-    n_rays = torch.tensor(len(batch.rays), dtype=torch.int32) if kept is None else kept
-    return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)
+from .stages import Capacity, Stages, StepResult, compute_loss, draw_background
 
 
 def gradient_scale(optimizer: Optimizer, accumulate: int = 1) -> Tensor | None:
@@ -164,20 +51,86 @@ def mean_result(results: list[StepResult]) -> StepResult:
     return StepResult(**means, **sums)
 
 
+def start_totals(result: StepResult, team: Team) -> tuple[Tensor, Wait]:
+    """Begin to sum what all ranks saw, beside the backward: (loss, mse, rays, samples, marched), losses times rays."""
+    counts = [value.to(device=result.loss.device, dtype=torch.float64) for value in _counts(result)]
+    own = torch.stack([result.loss.detach().double() * counts[0], result.mse.double() * counts[0], *counts])
+    return own, team.start_sum(own)
+
+
+def _counts(result: StepResult) -> tuple[Tensor, Tensor, Tensor]:
+    return result.n_rays.reshape(()), result.n_samples.reshape(()), result.n_marched.reshape(())
+
+
+def totals_of(sums: Tensor, result: StepResult) -> tuple[StepResult, Tensor]:
+    """What the whole team saw, as the result of one step; and this rank's share of the rays, its gradients' weight."""
+    n_rays = sums[2].clamp(min=1.0)
+    losses, counts = (sums[:2] / n_rays).float(), sums[2:].to(torch.int32)
+    weight = result.n_rays.to(sums.device).double().reshape(()) / n_rays
+    return StepResult(losses[0], losses[1], counts[0], counts[1], counts[2]), weight
+
+
+def share_gradients(optimizer: Optimizer, weight: Tensor, team: Team) -> None:
+    """The gradient of the mean over all ranks' rays, on every rank; each had that of its own rays."""
+    team.reduce_gradients([buffer.grads for buffer in optimizer.buffers], weight, optimizer.found_inf)
+
+
 def run_step(
-    model: NerfModel, sampler: PixelSampler, optimizer: Optimizer, state: StepState, budget: RayBudget
+    model: NerfModel,
+    sampler: PixelSampler,
+    optimizer: Optimizer,
+    state: StepState,
+    budget: RayBudget,
+    *,
+    stages: Stages | None = None,
 ) -> None:
     """One whole step with fixed shapes and no read-back: what a CUDA graph records."""
-    capacity = Capacity(budget.marched, budget.samples, state.n_active)
-    parts = model.config.train.accumulate
+    result = step_gradients(model, sampler, optimizer, state, budget, stages=stages)
+    step_update(result, optimizer, state, budget, parts=model.config.train.accumulate)
+
+
+def step_gradients(
+    model: NerfModel,
+    sampler: PixelSampler,
+    optimizer: Optimizer,
+    state: StepState,
+    budget: RayBudget,
+    *,
+    stages: Stages | None = None,
+    team: Team | None = None,
+) -> StepResult:
+    """The first half of `run_step`: everything up to the gradients, of this rank's rays alone."""
+    stages, team = stages or Stages(), team or Team()
+    all_rays, parts = budget.max_rays * team.world, model.config.train.accumulate
+    share = stages.split(0, team.rank, team.world, all_rays)
+    n_active = state.n_active
+    if share.count != budget.max_rays:  # an uneven split: every rank uses the same part of what it may draw
+        n_active = (n_active.double() * (share.count / budget.max_rays)).to(torch.int32)
+    capacity = Capacity(budget.marched, budget.samples, n_active)
     scale, results = gradient_scale(optimizer, parts), []
-    for first in range(0, parts * budget.max_rays, budget.max_rays):
-        batch = sampler.draw(state.step, budget.max_rays, first=first)
-        background = draw_background(model.config, state.step, budget.max_rays, sampler.device, first)
-        result = compute_loss(model, batch, background, step=state.step, capacity=capacity, loss_scale=scale)
+    for part in range(parts):
+        own = RayShare(share.first + part * all_rays, share.count)
+        batch = stages.draw(sampler, state.step, own)
+        background = draw_background(model.config, state.step, own.count, sampler.device, own.first)
+        result = compute_loss(
+            model,
+            batch,
+            background,
+            step=state.step,
+            capacity=capacity,
+            loss_scale=scale,
+            first=own.first,
+            stages=stages,
+        )
         backward(result.loss, scale)
         results.append(result)
-    result = mean_result(results)
+    return mean_result(results)
+
+
+def step_update(
+    result: StepResult, optimizer: Optimizer, state: StepState, budget: RayBudget, *, parts: int = 1
+) -> None:
+    """The second half of `run_step`: the update, and the counters; `parts` batches (of all ranks) made the result."""
     optimizer.step()
     values = {
         "loss": result.loss.detach(),
@@ -209,25 +162,37 @@ class StepRecord:
 
 
 class TrainingStep:
-    """One optimizer step per call, eagerly. Keeps the number of rays such that the sample budget stays full."""
+    """One optimizer step per call, eagerly. Keeps the number of rays such that the sample budget stays full.
 
-    def __init__(self, model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> None:
+    In a `team`, `n_rays` and the budget are those of all ranks together, and so are the values of a record.
+    """
+
+    def __init__(
+        self,
+        model: NerfModel,
+        sampler: PixelSampler,
+        optimizer: Optimizer,
+        *,
+        stages: Stages | None = None,
+        team: Team | None = None,
+    ) -> None:
         self.model, self.sampler, self.optimizer = model, sampler, optimizer
-        self.n_rays = model.config.train.initial_rays
+        self.stages, self.team = stages or Stages(), team or Team()
+        self.n_rays = model.config.train.initial_rays * self.team.world
 
     def set_learning_rate(self, value: float) -> None:
         self.optimizer.set_learning_rate(value)
 
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
-        grid = self.model.grid
-        if grid.config.enabled and step % grid.config.update_every == 0:
-            grid.update(step, self.model.field.density)
+        grid = self.model.grid.config
+        if grid.enabled and step % grid.update_every == 0:
+            self.stages.update_grid(self.model, step, team=self.team)
         result = self._accumulate(step)
         self.optimizer.step()
         skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
         self.optimizer.finish_step()
-        n_rays, n_samples, n_marched = int(result.n_rays), int(result.n_samples), int(result.n_marched)
+        n_rays, n_samples, n_marched = (int(value) for value in _counts(result))
         parts = self.model.config.train.accumulate
         self.adapt(n_samples // parts, n_marched // parts)
         return StepRecord(
@@ -244,24 +209,47 @@ class TrainingStep:
         )
 
     def _accumulate(self, step: int) -> StepResult:
-        """The gradients of one step, of one batch or the mean of several."""
-        parts = self.model.config.train.accumulate
+        """The gradients of one step, of one batch or the mean of several; what all ranks saw."""
+        parts, team = self.model.config.train.accumulate, self.team
         scale, results = gradient_scale(self.optimizer, parts), []
-        for first in range(0, parts * self.n_rays, self.n_rays):
-            batch = self.sampler.draw(step, self.n_rays, first=first)
-            background = draw_background(self.model.config, step, self.n_rays, self.sampler.device, first)
-            result = compute_loss(self.model, batch, background, step=step, loss_scale=scale)
-            backward(result.loss, scale)
-            results.append(result)
-        return mean_result(results)
+        for part in range(parts - 1):
+            results.append(self.loss(step, part, scale))
+            backward(results[-1].loss, scale)
+        results.append(self.loss(step, parts - 1, scale))
+        result = mean_result(results)
+        if team.alone:
+            backward(results[-1].loss, scale)
+            return result
+        sums, wait = start_totals(result, team)  # travels while the gradients are computed
+        backward(results[-1].loss, scale)
+        wait()
+        totals, weight = totals_of(sums, result)
+        share_gradients(self.optimizer, weight, team)
+        return totals
+
+    def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
+        """Draw this rank's rays of a batch and compare them with the pictures; differentiable."""
+        share = self.stages.split(step, self.team.rank, self.team.world, self.n_rays)
+        share = RayShare(share.first + part * self.n_rays, share.count)
+        batch = self.stages.draw(self.sampler, step, share)
+        background = draw_background(self.model.config, step, len(batch.rays), self.sampler.device, share.first)
+        return compute_loss(
+            self.model,
+            batch,
+            background,
+            step=step,
+            loss_scale=scale,
+            first=share.first,
+            stages=self.stages,
+        )
 
     def adapt(self, n_samples: int, n_marched: int) -> None:
         """Choose the next number of rays from what the last ones needed."""
-        train = self.model.config.train
-        fill = train.batch_samples / max(n_samples, 1)
-        march = train.batch_samples * train.marched_per_trained / max(n_marched, 1)
+        train, world = self.model.config.train, self.team.world
+        fill = world * train.batch_samples / max(n_samples, 1)
+        march = world * train.batch_samples * train.marched_per_trained / max(n_marched, 1)
         wanted = int(self.n_rays * min(fill, march, 2.0))
-        self.n_rays = max(64, min(wanted, train.max_rays))
+        self.n_rays = max(64, min(wanted, train.max_rays * world))
 
     def prepare(self) -> None:
         """Nothing to record: kernels compile when they first run."""

@@ -17,10 +17,12 @@ from ..data.scene import Scene
 from ..fields import InstantNGP, VanillaNeRF
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
+from .distributed import Team
 from .graph import DeviceStep
 from .initialise import Initialised, initialise
 from .optim import Optimizer, learning_rate
 from .precision import half_dtype
+from .stages import Stages
 from .step import StepRecord, TrainingStep
 
 Callback = Callable[["Trainer", StepRecord], None]
@@ -38,24 +40,44 @@ class TrainSummary:
     stopped_by: Stop
 
 
-def make_stepper(model: NerfModel, sampler: PixelSampler, optimizer: Optimizer) -> TrainingStep | DeviceStep:
+def make_stepper(
+    model: NerfModel,
+    sampler: PixelSampler,
+    optimizer: Optimizer,
+    *,
+    stages: Stages | None = None,
+    team: Team | None = None,
+) -> TrainingStep | DeviceStep:
     """Fixed shapes and graphs where there is a GPU, exact shapes step by step elsewhere."""
     if model.device.type == "cuda":
-        return DeviceStep(model, sampler, optimizer, capture=model.config.train.capture)
-    return TrainingStep(model, sampler, optimizer)
+        capture = model.config.train.capture
+        return DeviceStep(model, sampler, optimizer, capture=capture, stages=stages, team=team)
+    return TrainingStep(model, sampler, optimizer, stages=stages, team=team)
 
 
 class Trainer:
-    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only."""
+    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only.
+
+    `stages` replaces parts of the step by functions of your own. In a `team` every process makes a trainer over the
+    same config and scene and calls `fit`; callbacks and saving are for rank 0.
+    """
 
     def __init__(
-        self, config: Config, scene: Scene, *, device: torch.device | str = "cpu", callbacks: Sequence[Callback] = ()
+        self,
+        config: Config,
+        scene: Scene,
+        *,
+        device: torch.device | str = "cpu",
+        callbacks: Sequence[Callback] = (),
+        stages: Stages | None = None,
+        team: Team | None = None,
     ) -> None:
         self.config, self.scene, self.device = config, scene, torch.device(device)
+        self.team = team or Team()
         self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
         self.sampler = PixelSampler(scene, self.device, config.train.seed)
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
-        self.stepper = make_stepper(self.model, self.sampler, self.optimizer)
+        self.stepper = make_stepper(self.model, self.sampler, self.optimizer, stages=stages, team=self.team)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
@@ -63,6 +85,7 @@ class Trainer:
         self.should_stop = False
         self._stop_reason: Stop = "callback"
         self._seconds, self._started = 0.0, None
+        self._agreed_seconds = 0.0
         frusta = scene.cameras.enclosing_pinholes()
         self.unseen_fraction = 0.0
         if frusta is not None and config.grid.enabled:
@@ -83,7 +106,8 @@ class Trainer:
 
     def _share(self, steps: int) -> float:
         limit = self.config.train.time_limit
-        by_clock = 0.0 if limit is None else self.train_seconds / limit
+        seconds = self.train_seconds if self.team.alone else self._agreed_seconds
+        by_clock = 0.0 if limit is None else seconds / limit
         return min(1.0, max(steps / max(1, self.config.train.steps), by_clock))
 
     @property
@@ -112,10 +136,12 @@ class Trainer:
     def fit(self) -> TrainSummary:
         """Train until the steps, the time limit, a callback or Ctrl-C ends it; can be called again to go on."""
         stopped_by: Stop = "steps"
+        self._begin_together()
         self.stepper.prepare()
         self._started = time.perf_counter()
         try:
             while self.step < self.config.train.steps:
+                self._agree()
                 if self.should_stop or self.progress >= 1.0:
                     stopped_by = self._stop_reason if self.should_stop else "time limit"
                     break
@@ -124,6 +150,24 @@ class Trainer:
             stopped_by = "interrupted"
         self._pause()
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
+
+    @torch.no_grad()
+    def _begin_together(self) -> None:
+        """Every rank takes over the state of rank 0, which alone needs to have read a checkpoint."""
+        if self.team.alone:
+            return
+        counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
+        counts = torch.tensor(counts, device=self.device)
+        state = [*self.model.state_dict().values(), *self.optimizer.state_tensors().values()]
+        self.team.copy_from_first([counts, *state])
+        self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped = counts.tolist()
+        self.optimizer.refresh_halves()
+
+    def _agree(self) -> None:
+        """Ranks stop together and follow one clock; otherwise they would wait for each other for ever, or part ways."""
+        if not self.team.alone:
+            own = (self.train_seconds, self.lr_factor)
+            self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
     def _advance(self) -> None:
         self.stepper.set_learning_rate(self.learning_rate)
@@ -160,7 +204,7 @@ class Trainer:
         load_tensors(checkpoint, self.model, self.optimizer)
         self.step, self._seconds = state.step, state.train_seconds
         self.skipped, self.lr_factor = int(self.optimizer.skipped), state.lr_factor
-        self.stepper.n_rays = state.n_rays
+        self.stepper.n_rays = min(state.n_rays, self.config.train.max_rays * self.team.world)
 
 
 def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfModel:

@@ -1,0 +1,222 @@
+"""Several processes train one model: who takes which rays, and what they tell each other.
+
+Every rank holds the whole model, draws its own part of one global batch and sums its gradients with the others': then
+k ranks with n rays each do what one process with k n rays does: the loss is the mean over the rays of all ranks, the
+number of rays follows the samples of all ranks, grid cells are divided and their maximum taken, and the non-finite flag
+is shared, so that there is one loss scale. Gradients live in a few flat buffers, hence one collective each.
+
+`Team` is one process alone and says nothing to anybody; `ProcessTeam` speaks through torch.distributed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import DistributedError, InputError
+
+Compression = Literal["none", "bf16", "fp16"]
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+BACKEND_VARIABLE = "NERFTURBO_DIST_BACKEND"
+TIMEOUT_VARIABLE = "NERFTURBO_DIST_TIMEOUT"
+TIMEOUT_SECONDS = 1800.0  # rank 0 alone saves and renders previews, the others wait for it meanwhile
+
+
+class RayShare(NamedTuple):
+    """Rays first ... first + count - 1 of a step's batch."""
+
+    first: int
+    count: int
+
+
+# (step, rank, world, rays of the whole batch) -> this rank's share; shares must not overlap
+RaySplit = Callable[[int, int, int, int], RayShare]
+Wait = Callable[[], None]
+
+
+def split_evenly(step: int, rank: int, world: int, n_rays: int) -> RayShare:
+    """Consecutive parts whose sizes differ by at most one.
+
+    >>> [split_evenly(0, rank, 3, 10) for rank in range(3)]
+    [RayShare(first=0, count=3), RayShare(first=3, count=3), RayShare(first=6, count=4)]
+    """
+    first, last = n_rays * rank // world, n_rays * (rank + 1) // world
+    return RayShare(first, last - first)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Team:
+    """One process alone. Its methods do nothing: a single process pays nothing for the others it might have had."""
+
+    rank: int = 0
+    world: int = 1
+    alone: bool = True
+    in_graph: bool = True  # whether a CUDA graph can hold the collectives
+
+    def start_sum(self, values: Tensor) -> Wait:
+        """Begin to sum over all ranks, in place; the result may be read after the returned function was called."""
+        return _nothing
+
+    def max_reduce(self, values: Tensor) -> None:
+        """The maximum over all ranks, in place."""
+
+    def reduce_gradients(self, grads: Sequence[Tensor], weight: Tensor, found_inf: Tensor) -> None:
+        """Replace gradients by the sum over ranks of weight * gradient; a non-finite flag of one is one of all."""
+
+    def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:
+        """Whether anyone wants to stop, and the values (>= 0) of rank 0: its clock alone drives the schedule, say."""
+        return stop, values
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Make every rank's tensors those of rank 0, in place."""
+
+    def close(self) -> None:
+        """Leave the team."""
+
+
+class ProcessTeam(Team):
+    """The default process group of torch.distributed, with world size 1 too (which then really communicates)."""
+
+    alone = False
+
+    def __init__(self, device: torch.device | str = "cpu", *, compression: Compression = "none") -> None:
+        import torch.distributed as dist
+
+        if compression not in ("none", *_HALF):
+            raise InputError("compression", "none, bf16 or fp16", repr(compression))
+        self._dist: Any = dist
+        self.device = torch.device(device)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.in_graph = dist.get_backend() == "nccl"
+        self._half = _HALF.get(compression)
+        self._messages: dict[int, Tensor] = {}
+
+    def start_sum(self, values: Tensor) -> Wait:
+        with self._explained():
+            work = self._dist.all_reduce(values, async_op=True)
+        return lambda: self._wait([work])
+
+    def max_reduce(self, values: Tensor) -> None:
+        with self._explained():
+            self._dist.all_reduce(values, op=self._dist.ReduceOp.MAX)
+
+    @torch.no_grad()
+    def reduce_gradients(self, grads: Sequence[Tensor], weight: Tensor, found_inf: Tensor) -> None:
+        works, sent = [], []
+        with self._explained():
+            works.append(self._dist.all_reduce(found_inf, op=self._dist.ReduceOp.MAX, async_op=True))
+            for grad in grads:  # one starts while the next is still being weighted
+                sent.append(self._message(grad, weight))
+                works.append(self._dist.all_reduce(sent[-1], async_op=True))
+        self._wait(works)
+        for grad, message in zip(grads, sent, strict=True):
+            if message is grad:
+                continue
+            grad.copy_(message)
+            if self._half == torch.float16:  # a sum past 65504 is a non-finite step, for tables too
+                finite = torch.isfinite(message).all()
+                found_inf.copy_(torch.where(finite, found_inf, torch.ones_like(found_inf)))
+
+    def _message(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """What goes over the wire: the weighted gradient itself, or its half copy in a buffer that is kept."""
+        if self._half is None:
+            return grad.mul_(weight.to(grad.dtype))
+        buffer = self._messages.get(grad.data_ptr())
+        if buffer is None:
+            buffer = self._messages[grad.data_ptr()] = torch.empty_like(grad, dtype=self._half)
+        return buffer.copy_(grad * weight.to(grad.dtype))
+
+    def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:
+        own = [float(stop), *(values if self.rank == 0 else [0.0] * len(values))]
+        shared = torch.tensor(own, dtype=torch.float64, device=self.device if self.in_graph else "cpu")
+        self.max_reduce(shared)
+        stopped, *first = shared.tolist()
+        return stopped > 0.0, first
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        with self._explained():
+            for tensor in tensors:
+                self._dist.broadcast(tensor, src=0)
+
+    def close(self) -> None:
+        if self._dist.is_initialized():
+            self._dist.destroy_process_group()
+
+    def _wait(self, works: Sequence[Any]) -> None:
+        with self._explained():
+            for work in works:
+                work.wait()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A lost connection as an error that says what happened and what to do."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, DistributedError):
+                raise
+            text = str(error).strip().splitlines()
+            raise DistributedError(
+                f"rank {self.rank} of {self.world} lost contact with the others ({text[0] if text else error}); "
+                "another process was killed, failed or hangs, and its own message says why; checkpoints are intact: "
+                "go on from the last one with --resume, or let torchrun restart by itself with --max-restarts"
+            ) from error
+
+
+def is_launched() -> bool:
+    """Whether torchrun (or whatever sets its variables) started this process as one of a team."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def launched_rank() -> int:
+    return int(os.environ["RANK"]) if is_launched() else 0
+
+
+def rank_device(device: str) -> str:
+    """The device of this rank: GPUs are dealt out by local rank, and shared where there are fewer than ranks."""
+    if not is_launched() or device != "cuda":
+        return device
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % max(1, torch.cuda.device_count())}"
+
+
+def choose_backend(device: torch.device) -> str:
+    """nccl for ranks with a GPU each, gloo on CPUs and for ranks that share a GPU, which NCCL refuses."""
+    chosen = os.environ.get(BACKEND_VARIABLE)
+    if chosen is not None:
+        if chosen not in ("gloo", "nccl"):
+            raise InputError(BACKEND_VARIABLE, "gloo or nccl", repr(chosen))
+        return chosen
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "nccl" if device.type == "cuda" and local_ranks <= torch.cuda.device_count() else "gloo"
+
+
+def join_team(device: torch.device | str = "cpu", *, compression: Compression = "none") -> Team:
+    """The team this process was launched into: `Team()` without a launcher, else a connected `ProcessTeam`."""
+    if not is_launched():
+        return Team()
+    import torch.distributed as dist
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        seconds = float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_SECONDS))
+        backend = choose_backend(device)
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise DistributedError(
+                f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others at {where} over "
+                f"{backend} ({str(error).strip().splitlines()[0]}); is that address reachable from this machine?"
+            ) from error
+    return ProcessTeam(device, compression=compression)

@@ -1,0 +1,168 @@
+"""The stages of a step, each a plain function: which pixels, where along their rays, how they are compared.
+
+`Stages` names them: pass another function for any of them and everything around it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data.batches import PixelBatch, PixelSampler
+from ..fields.field import RayField
+from ..ops.composite import visibility
+from ..ops.composite_loss import LossRule, composite_loss
+from ..ops.packed import compact
+from ..ops.random import Stream, random_uniform
+from ..rendering.losses import color_loss
+from ..rendering.model import NerfModel
+from ..rendering.render import field_functions, ray_marching, volume_rendering
+from ..types import PackedSamples, Rays
+from .distributed import RayShare, RaySplit, Team, split_evenly
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step saw, on the device: reading a value waits for it."""
+
+    loss: Tensor  # () differentiable
+    mse: Tensor  # () mean squared colour error
+    n_rays: Tensor  # () int32, rays that were trained
+    n_samples: Tensor  # () int32, samples that were trained
+    n_marched: Tensor  # () int32, samples in occupied cells before the visibility pass
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Fixed shapes for a captured step: samples marched, samples trained, and the rays in use on the device."""
+
+    marched: int
+    trained: int
+    n_active: Tensor
+
+
+def draw_background(config: Config, step: int | Tensor, n_rays: int, device: torch.device, first: int = 0) -> Tensor:
+    """(n_rays, 3): random per ray, or constant."""
+    if config.train.background == "random":
+        return random_uniform(
+            n_rays,
+            columns=3,
+            seed=config.train.seed,
+            stream=Stream.BACKGROUND,
+            step=step,
+            first=first,
+            device=device,
+        )
+    return torch.full((n_rays, 3), 1.0 if config.train.background == "white" else 0.0, device=device)
+
+
+def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
+    """(n_rays, 3): what the picture shows with the background behind its transparent part."""
+    if batch.rgba.shape[1] == 3:
+        return batch.rgba
+    alpha = batch.rgba[:, 3:]
+    return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
+
+
+def draw_batch(sampler: PixelSampler, step: int | Tensor, share: RayShare) -> PixelBatch:
+    """Random pixels: rays `share` of the batch of this step."""
+    return sampler.draw(step, share.count, first=share.first)
+
+
+def update_grid(
+    model: NerfModel, step: int | Tensor, *, all_cells: bool | None = None, team: Team | None = None
+) -> None:
+    """Learn from the field which cells hold anything."""
+    model.grid.update(step, model.field.density, all_cells=all_cells, team=team)
+
+
+def place_samples(
+    model: NerfModel, rays: Rays, *, step: int | Tensor, capacity: Capacity | None = None, first: int = 0
+) -> tuple[PackedSamples, Tensor]:
+    """The samples to train on, and how many were marched to find them; `first` is the index of the first ray."""
+    config, settings = model.config, model.settings
+    marched = ray_marching(
+        rays,
+        model.grid,
+        near_plane=settings.near_plane,
+        far_plane=settings.far_plane,
+        cone_angle=settings.cone_angle,
+        stratified=True,
+        seed=config.train.seed,
+        step=step,
+        capacity=None if capacity is None else (capacity.marched if config.render.prune else capacity.trained),
+        n_active=None if capacity is None else capacity.n_active,
+        first_ray=first,
+    )
+    if not config.render.prune:
+        return marched, marched.n_samples
+    with torch.no_grad():
+        threshold = model.grid.alpha_threshold(settings.alpha_thre)
+        if isinstance(model.field, RayField):
+            keep = model.field.sample_visibility(
+                rays, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold
+            )
+        else:
+            sigma_fn, _ = field_functions(model.field, rays)
+            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
+            keep = visibility(density, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold)
+        kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
+    return kept, marched.n_samples
+
+
+def render_and_compare(
+    model: NerfModel, batch: PixelBatch, samples: PackedSamples, background: Tensor, loss_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The loss of the rays that were kept, differentiable, and their mean squared error."""
+    kind = model.config.train.loss
+    if isinstance(model.field, RayField):
+        raw = model.field.sample_logits(batch.rays, samples)
+        out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
+        return out.loss, out.mse
+    _, rgb_sigma_fn = field_functions(model.field, batch.rays)
+    rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
+    target = target_over(batch, background)
+    loss = color_loss(rgb, target, kind=kind, n_rays_kept=samples.n_rays_kept)
+    return loss, color_loss(rgb.detach(), target, kind="mse", n_rays_kept=samples.n_rays_kept)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The parts of a step. Each is a plain function: what is passed here takes the place of the one named below.
+
+    On a GPU the step is recorded once, so that a replacement must not read values back to the host, and `split` is
+    asked for step 0 alone.
+    """
+
+    split: RaySplit = split_evenly  # which rays a process takes
+    draw: Callable[[PixelSampler, int | Tensor, RayShare], PixelBatch] = draw_batch  # which pixels, in which order
+    place: Callable[..., tuple[PackedSamples, Tensor]] = place_samples  # where along the rays
+    compare: Callable[..., tuple[Tensor, Tensor]] = render_and_compare  # the rendering maths and the loss
+    update_grid: Callable[..., None] = update_grid  # the occupancy logic
+
+
+def compute_loss(
+    model: NerfModel,
+    batch: PixelBatch,
+    background: Tensor,
+    *,
+    step: int | Tensor,
+    capacity: Capacity | None = None,
+    loss_scale: Tensor | None = None,
+    first: int = 0,
+    stages: Stages | None = None,
+) -> StepResult:
+    """March, render and compare one batch. With `capacity` all shapes are fixed and nothing is read back."""
+    stages = stages or Stages()
+    samples, n_marched = stages.place(model, batch.rays, step=step, capacity=capacity, first=first)
+    kept = samples.n_rays_kept
+    if capacity is not None and kept is not None:
+        kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
+        samples = PackedSamples(samples.t_starts, samples.t_ends, samples.ray_indices, samples.offsets, kept)
+    loss, mse = stages.compare(model, batch, samples, background, loss_scale)
+    n_rays = torch.tensor(len(batch.rays), dtype=torch.int32) if kept is None else kept
+    return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)

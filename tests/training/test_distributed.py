@@ -1,0 +1,141 @@
+"""Two processes do what one with twice the rays does; nobody hangs, nobody parts ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nerfturbo.errors import DistributedError, InputError
+from nerfturbo.ops import use_backend
+from nerfturbo.training.checkpoint import latest_checkpoint
+from nerfturbo.training.distributed import (
+    BACKEND_VARIABLE,
+    Team,
+    choose_backend,
+    is_launched,
+    join_team,
+    rank_device,
+    split_evenly,
+)
+from nerfturbo.training.trainer import Trainer
+
+from ..tiny import ball_scene
+from .workers import alone, config_for, everything, lose_a_rank, together
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return alone(everything, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(folder_of_two: Path) -> list[dict[str, Any]]:
+    return together(2, everything, folder_of_two)
+
+
+def gap(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((value.double() - second[name].double()).abs().max()) for name, value in first.items())
+
+
+@pytest.mark.parametrize("split", ["double", "uneven", "idle"])
+def test_in_float64_two_ranks_are_one_process_with_twice_the_rays(
+    one: dict[str, Any], two: list[dict[str, Any]], split: str
+) -> None:
+    """Parameters and grid, for even parts, for a fifth and four fifths, and for a rank that never has a sample."""
+    for rank in two:
+        assert gap(one[split]["state"], rank[split]["state"]) < 1e-9
+        assert rank[split]["counts"] == one[split]["counts"]
+        assert rank[split]["rays"] == one[split]["rays"]
+        assert rank[split]["losses"] == pytest.approx(one[split]["losses"], rel=1e-6)
+    assert one["double"]["losses"][-1] < 0.3 * one["double"]["losses"][0]  # it did train
+
+
+def test_in_fp32_first_gradients_and_losses_agree(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    truth = one["single"]["moments"]
+    for rank in two:
+        assert (rank["single"]["moments"] - truth).norm() < 1e-5 * truth.norm()
+        assert rank["single"]["losses"] == pytest.approx(one["single"]["losses"], rel=1e-4)
+        assert rank["single"]["summary"].rays == one["single"]["summary"].rays
+
+
+@pytest.mark.parametrize("run", ["double", "uneven", "single", "bf16", "fp16"])
+def test_ranks_are_equal_to_the_bit(two: list[dict[str, Any]], run: str) -> None:
+    assert gap(two[0][run]["state"], two[1][run]["state"]) == 0.0
+    assert two[0][run]["losses"] == two[1][run]["losses"]
+
+
+@pytest.mark.parametrize(("compression", "error"), [("bf16", 2**-8), ("fp16", 2**-10)])
+def test_compressed_gradients_are_rounded_and_train_as_well(
+    one: dict[str, Any], two: list[dict[str, Any]], compression: str, error: float
+) -> None:
+    found, truth = two[0][compression], one["short"]
+    distance = float((found["moments"] - truth["moments"]).norm() / truth["moments"].norm())
+    assert 1e-6 < distance < error
+    assert found["losses"][-1] == pytest.approx(truth["losses"][-1], rel=0.05)
+
+
+def test_going_on_equals_never_having_stopped(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    for found in (one, *two):
+        assert gap(found["resumed"], found["short"]["state"]) == 0.0
+
+
+def test_a_checkpoint_knows_no_world_size(one: dict[str, Any], two: list[dict[str, Any]], folder_of_two: Path) -> None:
+    """What two ranks saved, one process with twice the rays goes on with, to the same end."""
+    with use_backend("reference"):
+        trainer = Trainer(config_for(1, steps=20), ball_scene())
+        trainer.resume(latest_checkpoint(folder_of_two))
+        assert trainer.step == 10
+        trainer.fit()
+    assert gap(trainer.model.state_dict(), one["short"]["state"]) < 1e-5
+
+
+def test_all_ranks_stop_when_one_wants_to(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    assert [found["stopped"] for found in (one, *two)] == [(3, "callback")] * 3
+
+
+def test_all_ranks_follow_the_clock_of_the_first(two: list[dict[str, Any]]) -> None:
+    (steps, state), (other_steps, other_state) = (rank["clock"] for rank in two)
+    assert steps == other_steps and gap(state, other_state) == 0.0
+
+
+def test_a_lost_rank_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    message = together(2, lose_a_rank, tmp_path, expected=[0])[0]
+    assert "rank 0 of 2 lost contact with the others" in message
+    assert "checkpoints are intact" in message and "--resume" in message
+
+
+def test_shares_cover_the_batch_without_overlap() -> None:
+    for n_rays in (0, 1, 7, 64):
+        for world in (1, 2, 3, 8):
+            shares = [split_evenly(5, rank, world, n_rays) for rank in range(world)]
+            indices = [index for share in shares for index in range(share.first, share.first + share.count)]
+            assert indices == list(range(n_rays))
+
+
+def test_without_a_launcher_there_is_no_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert not is_launched() and join_team().alone
+    assert rank_device("cuda") == "cuda"
+    assert Team().agree(True, (3.0,)) == (True, (3.0,))
+
+
+def test_a_wrong_backend_and_an_unreachable_team_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BACKEND_VARIABLE, "mpi")
+    with pytest.raises(InputError, match=r"NERFTURBO_DIST_BACKEND: expected gloo or nccl, got 'mpi'"):
+        choose_backend(torch.device("cpu"))
+    monkeypatch.delenv(BACKEND_VARIABLE)
+    monkeypatch.setenv("NERFTURBO_DIST_TIMEOUT", "1")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DistributedError, match=r"rank 1 of 2 could not join the others at 127\.0\.0\.1:9 over gloo"):
+        join_team()

@@ -1,0 +1,188 @@
+"""What the processes of the multi-process tests run: each gets its rank's environment and writes what it found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from nerfturbo.config import Config
+from nerfturbo.data.batches import PixelBatch, PixelSampler
+from nerfturbo.errors import DistributedError
+from nerfturbo.ops import use_backend
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training.checkpoint import latest_checkpoint
+from nerfturbo.training.distributed import ProcessTeam, RayShare, Team, join_team
+from nerfturbo.training.optim import Optimizer
+from nerfturbo.training.stages import Stages
+from nerfturbo.training.step import StepRecord, TrainingStep
+from nerfturbo.training.trainer import Trainer
+from nerfturbo.types import Rays
+
+from ..tiny import ball_scene, tiny_config
+
+Work = Callable[..., Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run(rank: int, world: int, port: int, work: Work, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with use_backend("reference"):
+        team = join_team()
+        torch.save(work(team, folder), Path(folder) / f"{rank}.pt")
+        team.close()
+
+
+def together(world: int, work: Work, folder: Path, *, expected: list[int] | None = None) -> list[Any]:
+    """Run `work` in `world` processes over gloo; what each returned, or those that are expected to live."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context, port = mp.get_context("spawn"), free_port()
+    processes = [context.Process(target=_run, args=(rank, world, port, work, str(folder))) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    survivors = list(range(world)) if expected is None else expected
+    assert [rank for rank in range(world) if processes[rank].exitcode == 0] == survivors
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in survivors]
+
+
+def alone(work: Work, folder: Path) -> Any:
+    with use_backend("reference"):
+        return work(Team(), str(folder))
+
+
+def config_for(team_size: int, *, of: int = 2, steps: int = 50) -> Config:
+    """The same training for any size of team: together `of` times the rays of `tiny_config`."""
+    config, factor = tiny_config(steps=steps), of // team_size
+    train = config.train
+    grown = {name: getattr(train, name) * factor for name in ("batch_samples", "initial_rays", "max_rays")}
+    return replace(config, train=replace(train, **grown))
+
+
+def draw_double(sampler: PixelSampler, step: int, share: RayShare) -> PixelBatch:
+    batch = sampler.draw(step, share.count, first=share.first)
+    rays = Rays(batch.rays.origins.double(), batch.rays.directions.double(), None, batch.rays.camera_indices)
+    return PixelBatch(rays, batch.rgba.double())
+
+
+def uneven(step: int, rank: int, world: int, n_rays: int) -> RayShare:
+    """Rank 0 takes a fifth of the rays, the last rank the rest."""
+    if world == 1:
+        return RayShare(0, n_rays)
+    return RayShare(0, n_rays // 5) if rank == 0 else RayShare(n_rays // 5, n_rays - n_rays // 5)
+
+
+def nothing_for_rank_0(step: int, rank: int, world: int, n_rays: int) -> RayShare:
+    if world == 1:
+        return RayShare(0, n_rays)
+    return RayShare(0, 0) if rank == 0 else RayShare(0, n_rays)
+
+
+def train_double(team: Team, n_steps: int = 50, split: Any = None) -> dict[str, Any]:
+    """Parameters and grid in float64 after some steps."""
+    config = config_for(team.world)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = NerfModel(config, SceneBounds.of(ball_scene())).double()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    stages = Stages(draw=draw_double) if split is None else Stages(draw=draw_double, split=split)
+    optimizer = Optimizer(model, config.optim)
+    stepper = TrainingStep(model, PixelSampler(ball_scene()), optimizer, stages=stages, team=team)
+    records = [stepper.advance(step, 1) for step in range(n_steps)]
+    losses, counts = [record.loss for record in records], [record.n_samples for record in records]
+    return {"state": model.state_dict(), "losses": losses, "counts": counts, "rays": stepper.n_rays}
+
+
+def train_single(team: Team, n_steps: int = 50, compression: Any = None) -> dict[str, Any]:
+    """First moments after one step, which are the first gradients, and the losses, in fp32 through the trainer."""
+    if compression is not None:
+        team = ProcessTeam(compression=compression)
+    moments, losses = [], []
+
+    def look(trainer: Trainer, record: StepRecord) -> None:
+        losses.append(record.loss)
+        if record.step == 1:
+            moments.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]).clone())
+
+    trainer = Trainer(config_for(team.world, steps=n_steps), ball_scene(), callbacks=[look], team=team)
+    summary = trainer.fit()
+    return {"moments": moments[0], "losses": losses, "state": trainer.model.state_dict(), "summary": summary}
+
+
+def stop_early(team: Team) -> tuple[int, str]:
+    """The last rank wants to stop after step 3: all of them do."""
+
+    def stop(trainer: Trainer, record: StepRecord) -> None:
+        trainer.should_stop = trainer.team.rank == trainer.team.world - 1 and record.step >= 3
+
+    summary = Trainer(config_for(team.world), ball_scene(), callbacks=[stop], team=team).fit()
+    return summary.steps, summary.stopped_by
+
+
+def follow_one_clock(team: Team) -> tuple[int, dict[str, Any]]:
+    """A time limit: the clocks of the ranks differ, their learning rates must not."""
+    config = config_for(team.world, steps=100_000)
+    config = replace(config, train=replace(config.train, time_limit=0.4))
+    trainer = Trainer(config, ball_scene(), team=team)
+    return trainer.fit().steps, trainer.model.state_dict()
+
+
+def save_and_go_on(team: Team, folder: str) -> dict[str, Any]:
+    """Rank 0 saves at step 10; all of them resume from it and train on to step 20."""
+    config = config_for(team.world, steps=20)
+    first = Trainer(config, ball_scene(), team=team)
+    first.callbacks.append(lambda trainer, record: setattr(trainer, "should_stop", record.step == 10))
+    first.fit()
+    if team.rank == 0:
+        first.save(Path(folder) / "checkpoints")
+    team.agree(False)  # the others wait until it is written
+    second = Trainer(config, ball_scene(), team=team)
+    second.resume(latest_checkpoint(Path(folder)))
+    second.fit()
+    return second.model.state_dict()
+
+
+def lose_a_rank(team: Team, folder: str) -> str:
+    """Rank 1 is killed in the middle of training; what rank 0 is told."""
+
+    def die(trainer: Trainer, record: StepRecord) -> None:
+        if trainer.team.rank == 1 and record.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        Trainer(config_for(team.world), ball_scene(), callbacks=[die], team=team).fit()
+    except DistributedError as error:
+        return str(error)
+    return "nothing"
+
+
+def everything(team: Team, folder: str) -> dict[str, Any]:
+    """One start of the processes for all tests: starting them is what takes long."""
+    found: dict[str, Any] = {
+        "double": train_double(team),
+        "uneven": train_double(team, 20, uneven),
+        "idle": train_double(team, 20, nothing_for_rank_0),
+        "single": train_single(team),
+        "short": train_single(team, 20),
+        "resumed": save_and_go_on(team, folder),
+        "stopped": stop_early(team),
+        "clock": follow_one_clock(team),
+    }
+    for compression in ("bf16", "fp16"):
+        found[compression] = None if team.alone else train_single(team, 20, compression)
+    return found
