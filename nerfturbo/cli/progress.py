@@ -71,6 +71,22 @@ def showing() -> Iterator[Display]:
         display.close()
 
 
+class SilentDisplay:
+    """Says nothing: for all processes of a team but the first."""
+
+    def phase(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class PlainDisplay:
     """A line per phase, and one every few seconds in between."""
 

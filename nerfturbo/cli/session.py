@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -18,17 +19,18 @@ import torch
 from ..config import to_dict
 from ..data.fitting import fitted_config
 from ..data.scene import Scene
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DistributedError
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from ..training.distributed import Team, join_team, launched_rank
 from ..training.loggers import Logger, tensorboard_logger, wandb_logger
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .clock import since_command
 from .finish import Finished, finish
-from .progress import Display, showing
+from .progress import Display, SilentDisplay, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, TrainArgs, default_output, parse_save_every
 from .warm import compiling_early, warm_up
@@ -42,12 +44,15 @@ LOG_EVERY_STEPS = 10
 
 def run_plan(plan: Plan) -> int:
     """Train and finish; returns the exit code."""
+    if launched_rank() > 0:
+        return _run(plan, SilentDisplay())  # one process of several speaks and writes
     with showing() as display:
         return _run(plan, display)
 
 
 def _run(plan: Plan, display: Display) -> int:
-    if plan.run is None and plan.output is not None:
+    writes = launched_rank() == 0
+    if writes and plan.run is None and plan.output is not None:
         check_output(plan.output, overwrite=plan.args.overwrite)
     config = plan.config
     display.phase(f"opening {config.data.source}")
@@ -57,10 +62,13 @@ def _run(plan: Plan, display: Display) -> int:
         config, fitted = fitted_config(config, train_scene)
         for note in (*train_scene.notes, *fitted):
             display.note(note)
-        backend = warm_up(config, train_scene, plan.device, display, helper)
+        team = join_team(plan.device, compression=config.train.compress_gradients)
+        backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
     display.phase("preparing the model")
-    trainer = Trainer(config, train_scene, device=plan.device)
+    trainer = Trainer(config, train_scene, device=plan.device, team=team)
     _try_field(trainer)
+    if not writes:
+        return _follow(trainer)
     if plan.args.init_from is not None:
         taken = trainer.initialise(plan.args.init_from, plan.args.init_parts)
         display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
@@ -72,12 +80,19 @@ def _run(plan: Plan, display: Display) -> int:
         output = plan.output or default_output(train_scene.name)
         run = create_run(output, config, overwrite=plan.args.overwrite)
     display.note(f"{_counts(train_scene, test_scene)}; writing {run.path}")
+    if team.world > 1:
+        display.note(f"{team.world} processes train together")
 
     session = Session(trainer, run, display, Preview(test_scene, len(test_scene) // 2))
     try:
         summary = session.train(plan.args)
     except KeyboardInterrupt:
         return _say_stopped_at_once(plan, run, display)
+    except DistributedError as error:
+        found = list_checkpoints(run.checkpoints)
+        last = f"the last one is {found[-1]}" if found else "there is none yet"
+        raise DistributedError(f"{error}; {last}") from error
+    team.close()
     if session.interrupted:
         return _say_how_to_go_on(plan, run, summary, display)
     done = Finished(
@@ -93,6 +108,30 @@ def _run(plan: Plan, display: Display) -> int:
         return finish(done, display, plan.args)
     except KeyboardInterrupt:
         return _say_how_to_go_on(plan, run, summary, display)
+
+
+def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
+    """The first process of a machine compiles, the others then find its cache."""
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if first:
+        backend = warm()
+    team.agree(False)
+    return backend if first else warm()
+
+
+def _follow(trainer: Trainer) -> int:
+    """Any rank but the first: train, write nothing."""
+    stopped: list[bool] = []
+
+    def stop() -> None:
+        trainer.should_stop = True
+        stopped.append(True)
+
+    trainer.stepper.prepare()  # as the first rank does: its collectives meet these
+    with _interrupts(stop):
+        summary = trainer.fit()
+    trainer.team.close()
+    return 130 if stopped or summary.stopped_by == "interrupted" else 0
 
 
 def _try_field(trainer: Trainer) -> None:

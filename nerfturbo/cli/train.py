@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -115,11 +116,37 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     given = {"steps": steps, "time_limit": args.time_limit, "seed": args.seed}
     train = replace(args.settings.train, **{name: value for name, value in given.items() if value is not None})
     device, config = resolve_device(args.device), replace(args.settings, train=train).apply(start)
+    if is_launched():
+        from ..training.distributed import rank_device
+
+        device = rank_device(device)
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
     source = config.data.source if args.scene is None else args.scene
     data = replace(config.data, source=source, downscale=args.downscale or config.data.downscale)
-    return Plan(replace(config, data=data), device, args.output, None, args)
+    run, args = _run_after_restart(args)
+    return Plan(replace(config, data=data), device, args.output, run, args)
+
+
+def is_launched() -> bool:
+    """Whether torchrun started this process; asked before torch is imported."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _run_after_restart(args: TrainArgs) -> tuple[RunFolder | None, TrainArgs]:
+    """The run to go on with where torchrun has restarted this job, and whether its beginnings may be overwritten."""
+    if not is_launched() or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
+        return None, args
+    if args.output is None:
+        raise InputError("--output", "a folder, because a restarted job must find its run again", "none")
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return None, args
+    from ..evaluation.run_folder import open_run
+    from ..training.checkpoint import list_checkpoints
+
+    if list_checkpoints(args.output / "checkpoints"):
+        return open_run(args.output), args
+    return None, replace(args, overwrite=True)
 
 
 def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
