@@ -13,7 +13,15 @@ from torch import Tensor
 
 from ..errors import InputError
 from .cameras import CameraModel
-from .colmap_files import ColmapCamera, ColmapImage, read_cameras, read_images, read_points
+from .colmap_files import (
+    ColmapCamera,
+    ColmapImage,
+    ColmapPoints,
+    read_cameras,
+    read_cloud,
+    read_images,
+    read_points,
+)
 from .conventions import opencv_to_opengl, world_to_camera
 from .documents import find_image, image_path, shown
 from .posed import Lens, View, every_nth_is_test, posed_scene
@@ -75,6 +83,15 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
         "every 8th picture is a test view",
     )
     return posed_scene(folder, views, split, downscale=downscale, points=points, notes=notes)
+
+
+def load_points(source: Path) -> ColmapPoints | None:
+    """The points of a scene's reconstruction, in its own coordinates; None where it has none."""
+    model = find_model(source) if source.is_dir() else None
+    if model is None:
+        return None
+    file = next((file for ending in (".bin", ".txt") if (file := model / f"points3D{ending}").is_file()), None)
+    return None if file is None else read_cloud(file)
 
 
 def lens_of(camera: ColmapCamera, what: str) -> Lens:

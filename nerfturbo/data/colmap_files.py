@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,15 @@ class ColmapImage:
     translation: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class ColmapPoints:
+    """Points on surfaces: where, their colour, and how far from their pictures' features they fall."""
+
+    positions: Tensor  # (n, 3) float64, finite
+    colors: Tensor  # (n, 3) uint8
+    errors: Tensor  # (n,) float64, pixels; -1 or less where unknown
+
+
 def read_cameras(file: Path) -> dict[int, ColmapCamera]:
     """By camera id; `file` is cameras.bin or cameras.txt."""
     return dict(_binary_cameras(_Bytes(file)) if file.suffix == ".bin" else _text_cameras(file))
@@ -69,9 +78,15 @@ def read_images(file: Path) -> list[ColmapImage]:
 
 def read_points(file: Path) -> Tensor:
     """(n, 3) float64, finite; `file` is points3D.bin or points3D.txt."""
+    return read_cloud(file).positions
+
+
+def read_cloud(file: Path) -> ColmapPoints:
+    """As `read_points`, with what else is known about each point."""
     rows = list(_binary_points(_Bytes(file)) if file.suffix == ".bin" else _text_points(file))
-    points = torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, 3))
-    return points[(points.abs() < 1e12).all(-1)]
+    values = torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, 7))
+    values = values[(values[:, :3].abs() < 1e12).all(-1)]
+    return ColmapPoints(values[:, :3].contiguous(), values[:, 3:6].clamp(0.0, 255.0).to(torch.uint8), values[:, 6])
 
 
 class _Bytes:
@@ -143,12 +158,12 @@ def _binary_images(source: _Bytes) -> Iterator[ColmapImage]:
     source.finish()
 
 
-def _binary_points(source: _Bytes) -> Iterator[tuple[float, float, float]]:
+def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
     for _ in range(source.count(_POINT.size + 8, "points")):
-        _, x, y, z, *_ = source.take(_POINT)
+        _, *values = source.take(_POINT)
         (n_track,) = source.take(_COUNT)
         source.skip(n_track, _TRACK, "track entries")
-        yield x, y, z
+        yield values
     source.finish()
 
 
@@ -204,12 +219,11 @@ def _text_images(file: Path) -> Iterator[ColmapImage]:
         yield ColmapImage(number, words[9], camera, tuple(pose[:4]), tuple(pose[4:]))
 
 
-def _text_points(file: Path) -> Iterator[tuple[float, float, float]]:
+def _text_points(file: Path) -> Iterator[Sequence[float]]:
     for where, line in _lines(file):
         words = line.split(None, 8)
         if not words:
             continue
         if len(words) < 8:
             raise InputError(where, "POINT3D_ID X Y Z R G B ERROR TRACK", shown(line))
-        x, y, z = _values(words[1:4], float, where)
-        yield x, y, z
+        yield _values(words[1:8], float, where)
