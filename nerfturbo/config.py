@@ -16,9 +16,11 @@ class DataConfig:
     """Which pictures, at what size."""
 
     source: str = "builtin:toybox"
-    """A dataset folder, or builtin:NAME."""
+    """A dataset folder, a folder of photos, a video, or builtin:NAME."""
     downscale: int = 1
     """Divide the width and height of every picture by this."""
+    allow_outside: bool = False
+    """Whether a scene's files may name pictures outside its folder."""
 
 
 @dataclass(frozen=True)
@@ -209,3 +211,26 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
             return tuple(_checked(typing.get_args(option)[0], item, path) for item in value)
     raise InputError(path, str(hint), repr(value))
+
+
+CameraChoice = Literal[
+    "auto", "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"
+]
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """How the poses of photos and videos are found (`nerfturbo process`); the defaults fit phones and cameras."""
+
+    frames: int | None = None
+    """Frames to take from a video: the sharpest of as many equal windows. Three a second, 30 to 200, unless given."""
+    matcher: Literal["auto", "exhaustive", "sequential"] = "auto"
+    """Which pictures are compared: all pairs, or neighbours in the order of names; auto decides by their number."""
+    camera_model: CameraChoice = "auto"
+    """COLMAP's lens model: auto takes OPENCV for 20 or more pictures of one camera, else SIMPLE_RADIAL."""
+    max_size: int = 1600
+    """Features are looked for in pictures of at most this many pixels a side."""
+    max_features: int | None = None
+    """Features per picture; 4096 on a CPU and 8192 on a GPU unless given."""
+    tool: Literal["auto", "colmap", "pycolmap"] = "auto"
+    """The program colmap or the package pycolmap; auto takes the first that is installed."""

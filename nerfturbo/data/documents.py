@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import posixpath
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,18 @@ from torch import Tensor
 
 from ..errors import InputError
 
+_ALLOW_OUTSIDE: ContextVar[bool] = ContextVar("allow_outside", default=False)
 _EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".webp", ".JPG", ".PNG", ".JPEG")
+
+
+@contextlib.contextmanager
+def paths_outside(allowed: bool) -> Iterator[None]:
+    """Whether files may name pictures outside their folder, within this block: for documents whose author you trust."""
+    token = _ALLOW_OUTSIDE.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOW_OUTSIDE.reset(token)
 
 
 def read_json(file: Path, what: str) -> dict[str, Any]:
@@ -85,7 +99,7 @@ def rigid(matrix: Tensor, what: str) -> Tensor:
 
 
 def image_path(folder: Path, value: object, what: str) -> Path:
-    """The picture a file names, with or without its extension; it must stay inside the scene's folder."""
+    """The picture a file names, with or without its extension; inside the scene's folder, unless `paths_outside`."""
     found = find_image(folder, value, what)
     if found is None:
         raise InputError(what, "the path of an image", f"no such file {shown(value)}")
@@ -97,8 +111,10 @@ def find_image(folder: Path, value: object, what: str) -> Path | None:
     if not isinstance(value, str) or not value or "\0" in value:
         raise InputError(what, "a path", shown(value))
     relative = posixpath.normpath(value.replace("\\", "/"))
-    if relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]:
-        raise InputError(what, "a path inside the scene's folder", shown(value))
+    leaves = relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]
+    if leaves and not _ALLOW_OUTSIDE.get():
+        hint = "move the pictures there, or allow it by --allow-outside (allow_outside=True)"
+        raise InputError(what, "a path inside the scene's folder", shown(value), hint)
     try:
         return next((path for e in _EXTENSIONS if (path := folder / (relative + e)).is_file()), None)
     except (OSError, ValueError) as error:  # a name that is too long, say

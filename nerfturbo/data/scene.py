@@ -13,11 +13,14 @@ from torch import Tensor
 from ..errors import InputError
 from ..types import Aabb
 from .cameras import Cameras
+from .documents import paths_outside
 from .images import ImagePool
+from .photos import VIDEO_ENDINGS
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 BUILTIN_PREFIX = "builtin:"
+UNPOSED = "photos or video"  # the format whose poses are found by COLMAP
 
 
 class MissingSplitError(InputError):
@@ -85,10 +88,11 @@ def farthest_distance(positions: Tensor, aabb: Aabb) -> float:
     return float(torch.maximum((positions - low).abs(), (positions - high).abs()).norm(dim=-1).max())
 
 
-def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1) -> Scene:
+def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1, allow_outside: bool = False) -> Scene:
     """Open a folder in any format of `FORMATS`, or a built-in scene by its name ("toybox" or "builtin:toybox").
 
-    `downscale` shrinks the pictures that many times, each new pixel the mean of the old ones.
+    `downscale` shrinks the pictures that many times, each new pixel the mean of the old ones. A file that names
+    pictures outside its folder is refused unless `allow_outside`.
     """
     if split not in SPLITS:
         raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
@@ -101,12 +105,19 @@ def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1
         name = text.removeprefix(BUILTIN_PREFIX)
         return builtin_scene(name, split, resolution=max(1, round(DEFAULT_RESOLUTION / downscale)))
     folder = Path(source).expanduser()
-    _check_folder(folder)
-    for scene_format in FORMATS:
-        if scene_format.recognise(folder):
-            return scene_format.load(folder, split, downscale)
+    found = recognise(folder)
+    if found is not None:
+        with paths_outside(allow_outside):
+            return found.load(folder, split, downscale)
     looked_for = "; ".join(f"{scene_format.name}: {scene_format.looked_for}" for scene_format in FORMATS)
     raise InputError(str(folder), "a scene in a known format", "none of them", f"looked for {looked_for}")
+
+
+def recognise(folder: Path) -> SceneFormat | None:
+    """The first format that knows this folder, or this video file; one that holds nothing is an error."""
+    if folder.suffix.lower() not in VIDEO_ENDINGS or not folder.is_file():
+        _check_folder(folder)
+    return next((scene_format for scene_format in FORMATS if scene_format.recognise(folder)), None)
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,18 @@ def _load_llff(folder: Path, split: Split, downscale: int) -> Scene:
     return load_llff(folder, split, downscale=downscale)
 
 
+def _is_unposed(source: Path) -> bool:
+    from .unposed import is_unposed
+
+    return is_unposed(source)
+
+
+def _load_unposed(source: Path, split: Split, downscale: int) -> Scene:
+    from .unposed import load_unposed
+
+    return load_unposed(source, split, downscale=downscale)
+
+
 # The first that recognises the folder loads it, so the more telling ones come first.
 FORMATS: tuple[SceneFormat, ...] = (
     SceneFormat(
@@ -175,6 +198,12 @@ FORMATS: tuple[SceneFormat, ...] = (
         recognise=lambda folder: (folder / "poses_bounds.npy").is_file(),
         load=_load_llff,
     ),
+    SceneFormat(
+        name=UNPOSED,
+        looked_for="JPEG, PNG or WebP files",
+        recognise=_is_unposed,
+        load=_load_unposed,
+    ),
 )
 
 
@@ -188,7 +217,9 @@ def is_builtin(source: str) -> bool:
 def _check_folder(folder: Path) -> None:
     from .builtin import builtin_names
 
-    hint = "give a scene folder or one of the built-in scenes: " + ", ".join(builtin_names())
+    hint = "give a scene folder, a folder of photos, a video, or one of the built-in scenes: " + ", ".join(
+        builtin_names()
+    )
     if not folder.exists():
         raise InputError(str(folder), "a folder with a scene", "no such folder", hint)
     if not folder.is_dir():

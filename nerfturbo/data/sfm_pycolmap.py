@@ -1,0 +1,63 @@
+"""One stage of structure from motion by the package `pycolmap`, as a program: `python -m nerfturbo.data.sfm_pycolmap`.
+
+A process of its own, because pycolmap holds the interpreter while it works, and prints its progress.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def main(words: list[str]) -> int:
+    """extract DATABASE IMAGES CAMERA ONE_CAMERA MAX_SIZE MAX_FEATURES | match DATABASE HOW BLOCK OVERLAP
+    | map DATABASE IMAGES MODELS"""
+    import pycolmap  # type: ignore[import-not-found]
+
+    verb, rest = words[0], words[1:]
+    {"extract": extract, "match": match, "map": map_images}[verb](pycolmap, *rest)
+    return 0
+
+
+def extract(pycolmap: Any, *words: str) -> None:
+    """Find features. Versions before 3.13 take SIFT's options by themselves, later ones inside others."""
+    database, images, camera, one_camera, max_size, max_features = words
+    mode = pycolmap.CameraMode.SINGLE if one_camera == "1" else pycolmap.CameraMode.AUTO
+    common = {"camera_mode": mode, "device": pycolmap.Device.cpu}
+    if hasattr(pycolmap, "FeatureExtractionOptions"):
+        options = pycolmap.FeatureExtractionOptions()
+        options.max_image_size = int(max_size)
+        options.sift.max_num_features = int(max_features)
+        common["extraction_options"] = options
+    else:
+        options = pycolmap.SiftExtractionOptions()
+        options.max_image_size = int(max_size)
+        options.max_num_features = int(max_features)
+        common["sift_options"] = options
+    reader = pycolmap.ImageReaderOptions()
+    reader.camera_model = camera
+    pycolmap.extract_features(database, images, reader_options=reader, **common)
+
+
+def match(pycolmap: Any, *words: str) -> None:
+    """Match features; later versions call the options of the order of pairs by another name."""
+    database, how, block, overlap = words
+    later = hasattr(pycolmap, "ExhaustivePairingOptions")
+    if how == "exhaustive":
+        options = pycolmap.ExhaustivePairingOptions() if later else pycolmap.ExhaustiveMatchingOptions()
+        options.block_size = int(block)
+        run = pycolmap.match_exhaustive
+    else:
+        options = pycolmap.SequentialPairingOptions() if later else pycolmap.SequentialMatchingOptions()
+        options.overlap, options.quadratic_overlap = int(overlap), True
+        run = pycolmap.match_sequential
+    run(database, **{"pairing_options" if later else "matching_options": options}, device=pycolmap.Device.cpu)
+
+
+def map_images(pycolmap: Any, database: str, images: str, models: str) -> None:
+    """Find poses."""
+    pycolmap.incremental_mapping(database, images, models)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

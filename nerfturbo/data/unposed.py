@@ -1,0 +1,63 @@
+"""Photos and videos as scenes: their poses are found once, by `process`, and kept in a folder beside them.
+
+photos/       -> photos/nerfturbo_colmap/
+walk.mp4      -> walk_nerfturbo_colmap/
+read-only     -> the cache folder (NERFTURBO_CACHE, else the platform's), under colmap/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import InputError
+from .builtin_cache import cache_folder
+from .colmap import load_colmap
+from .photos import find_photos, is_video
+from .process import STATE_FILE, is_current
+from .scene import Scene, Split
+
+NAME = "nerfturbo_colmap"
+
+
+class MissingPosesError(InputError):
+    """Photos or a video that no one has found the poses of yet."""
+
+
+def is_unposed(source: Path) -> bool:
+    """Whether this is a video file or a folder with photos in it; formats with poses must have been ruled out."""
+    return is_video(source) or bool(find_photos(source))
+
+
+def poses_folder(source: Path) -> Path:
+    """Where the scene made of these photos is, or will be."""
+    source = source.resolve()
+    beside = source / NAME if source.is_dir() else source.with_name(f"{source.stem}_{NAME}")
+    key = hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
+    for folder in (beside, cached):
+        if (folder / STATE_FILE).is_file():
+            return folder
+    writable = beside if beside.exists() else beside.parent
+    return beside if os.access(writable, os.W_OK) else cached
+
+
+def has_poses(source: Path) -> bool:
+    """Whether the poses of what the source holds now are known."""
+    return is_current(source, poses_folder(source))
+
+
+def load_unposed(source: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
+    """One split of photos or a video whose poses were found before; `Scene.source` stays the photos themselves."""
+    folder = poses_folder(source)
+    if not (folder / "sparse" / "0").is_dir():
+        hint = f"`nerfturbo train` finds them, and so does: nerfturbo process {source} {folder}"
+        raise MissingPosesError(str(source), "pictures with poses", "pictures without", hint)
+    scene = load_colmap(folder, split, downscale=downscale)
+    notes = (f"poses found by COLMAP, kept in {folder}",)
+    if not is_current(source, folder):
+        notes += (f"warning: the pictures have changed since; renew it with: nerfturbo process {source} {folder}",)
+    name = source.resolve().stem if is_video(source) else source.resolve().name
+    return replace(scene, name=name, source=str(source), notes=notes + scene.notes)
