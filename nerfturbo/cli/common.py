@@ -50,7 +50,8 @@ def open_test_scene(config: Config) -> Scene:
 def open_views(config: Config) -> tuple[Scene, Scene]:
     """The views a run was trained on, and those it is scored on."""
     try:
-        return open_scenes(config.data.source, config.data.downscale)
+        data = config.data
+        return open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
     except InputError as error:
         if error.got != "no such folder":
             raise

@@ -30,7 +30,6 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "main", "train on a scene folder or a built-in scene and write a run folder"),
     "eval": ("evaluate", "main", "score a run on its test views again and renew its report"),
     "render": ("render", "main", "render a camera path of a run as GIF, MP4 or PNG files"),
-    "render": ("render", "main", "render an orbit or the test views of a run as GIF, MP4 or PNG files"),
     "process": ("process", "main", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),

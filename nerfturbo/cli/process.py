@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,8 +53,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def find_poses(source: str, display: Display) -> None:
-    """Before training: photos or a video get their poses, unless they have them already."""
+def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
+    """Before training: photos or a video get their poses, unless they have them already.
+
+    `wait`: another process of the same training finds them.
+    """
     from ..data.scene import UNPOSED, is_builtin, recognise
     from ..data.unposed import has_poses, poses_folder
 
@@ -62,6 +66,10 @@ def find_poses(source: str, display: Display) -> None:
         return
     found = recognise(path)
     if found is None or found.name != UNPOSED or has_poses(path):
+        return
+    if wait:
+        while not has_poses(path):
+            time.sleep(1.0)
         return
     folder = poses_folder(path)
     display.note(f"{path} has no poses: finding them by COLMAP, once, into {folder}")

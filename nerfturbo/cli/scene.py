@@ -25,9 +25,13 @@ class InfoArgs:
     """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why."""
 
     scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """A scene folder, or a built-in scene by name."""
+    """A scene folder, a folder of photos, a video, or a built-in scene by name."""
     downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Divide the width and height of every picture by this."""
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    """Draw cameras, points and bounds into this file."""
+    allow_outside: bool = False
+    """Let the scene's files name pictures outside its folder."""
     json: bool = False
     """Print one JSON object."""
 
@@ -35,7 +39,16 @@ class InfoArgs:
 def info(argv: Sequence[str]) -> int:
     """Open every split and describe it."""
     args = parse(InfoArgs, argv, "scene info")
-    description = describe_scene(args.scene, args.downscale)
+    if args.plot is not None:
+        from ..evaluation.scene_plot import check_plot_path
+
+        check_plot_path(args.plot)
+    if (photos := _describe_unposed(args)) is not None:
+        return _print_unposed(photos, as_json=args.json)
+    splits = _open_splits(args.scene, args.downscale, allow_outside=args.allow_outside)
+    description = describe_splits(splits)
+    if args.plot is not None:
+        _plot(args.plot, splits, description)
     if args.json:
         print(json.dumps(description))
         return 0
@@ -71,21 +84,24 @@ def _print_bounds(bounds: dict[str, Any]) -> None:
     print(f"  box   {low} to {high}, {reach}; near {bounds['near']:.3g}, far {bounds['far']:.3g}")
 
 
-def describe_scene(source: str, downscale: int = 1) -> dict[str, Any]:
-    """Format, splits and bounds of a scene as plain values."""
+def _open_splits(source: str, downscale: int, *, allow_outside: bool) -> dict[str, Scene | None]:
     from ..data.scene import SPLITS, load_scene
     from .scenes import split_is_missing
 
     splits: dict[str, Scene | None] = {}
     for split in SPLITS:
         try:
-            splits[split] = load_scene(source, split, downscale=downscale)
+            splits[split] = load_scene(source, split, downscale=downscale, allow_outside=allow_outside)
         except InputError as error:
             if not split_is_missing(error):
                 raise
             splits[split] = None
-    scenes = [scene for scene in splits.values() if scene is not None]
-    first = scenes[0]
+    return splits
+
+
+def describe_splits(splits: dict[str, Scene | None]) -> dict[str, Any]:
+    """Format, splits and bounds of a scene as plain values."""
+    first = next(scene for scene in splits.values() if scene is not None)
     return {
         "name": first.name,
         "source": first.source,
@@ -103,6 +119,62 @@ def describe_scene(source: str, downscale: int = 1) -> dict[str, Any]:
         "notes": [note for note in first.notes if not note.startswith(_WARNING)],
         "warnings": [note.removeprefix(_WARNING) for note in first.notes if note.startswith(_WARNING)],
     }
+
+
+def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, Any]) -> None:
+    """Cameras of all splits, with the points of a reconstruction where there is one."""
+    import torch
+
+    from ..data.colmap import load_points
+    from ..data.scene import UNPOSED
+    from ..data.unposed import poses_folder
+    from ..evaluation.scene_plot import PlotPoints, plot_scene
+
+    scenes = [scene for scene in splits.values() if scene is not None]
+    first, folder = scenes[0], Path(scenes[0].source)
+    cloud = load_points(poses_folder(folder) if description["format"] == UNPOSED else folder)
+    points = None
+    if cloud is not None and len(cloud.positions) and first.to_original is not None:
+        placed = torch.linalg.inv(first.to_original)
+        positions = cloud.positions @ placed[:3, :3].T + placed[:3, 3]
+        points = PlotPoints(positions.numpy(), cloud.colors.numpy())
+    plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
+
+
+def _describe_unposed(args: InfoArgs) -> dict[str, Any] | None:
+    """Of photos or a video whose poses are not known yet; None for all other scenes."""
+    from ..data.scene import UNPOSED, is_builtin, recognise
+
+    source = Path(args.scene).expanduser()
+    found = None if is_builtin(args.scene) else recognise(source)
+    if found is None or found.name != UNPOSED:
+        return None
+    from ..data.images import image_size
+    from ..data.photos import find_photos, is_video
+    from ..data.unposed import poses_folder
+
+    folder = poses_folder(source)
+    if (folder / "sparse" / "0").is_dir():
+        return None
+    if args.plot is not None:
+        hint = f"find them first: nerfturbo process {source} {folder}"
+        raise InputError("--plot", "a scene with poses", "pictures without", hint)
+    photos = [] if is_video(source) else find_photos(source)
+    facts = {"pictures": len(photos), "sizes": sorted({image_size(path) for path in photos})}
+    return {"name": source.resolve().name, "source": args.scene, "format": found.name, "poses": None, **facts}
+
+
+def _print_unposed(found: dict[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(found))
+        return 0
+    sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
+    print(
+        f"{found['name']}: {found['format']}, without poses"
+        + (f"; {found['pictures']} photos, {sizes}" if sizes else "")
+    )
+    print(f"  `nerfturbo train {found['source']}` finds the poses first; `nerfturbo process` does that alone")
+    return 0
 
 
 def _describe_cameras(scene: Scene) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .clock import since_command
 from .finish import Finished, finish
+from .process import find_poses
 from .progress import Display, SilentDisplay, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, TrainArgs, default_output, parse_save_every
@@ -57,7 +58,9 @@ def _run(plan: Plan, display: Display) -> int:
     config = plan.config
     display.phase(f"opening {config.data.source}")
     with compiling_early(plan.device, config.data.source) as helper:
-        train_scene, test_scene = open_scenes(config.data.source, config.data.downscale)
+        find_poses(config.data.source, display, wait=not writes)
+        data = config.data
+        train_scene, test_scene = open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene)
         for note in (*train_scene.notes, *fitted):

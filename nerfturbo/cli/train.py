@@ -32,7 +32,7 @@ class TrainArgs:
     """
 
     scene: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="DATA")] = None
-    """A scene folder, or a built-in scene by name. Without it the built-in default scene is trained."""
+    """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
     preset: str = "auto"
     """Where the values below come from: ngp, ngp-cpu or vanilla; auto chooses by device."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -53,6 +53,8 @@ class TrainArgs:
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
     downscale: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Divide the width and height of every picture by this."""
+    allow_outside: bool = False
+    """Let a scene's files name pictures outside its folder."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
     turntable: Annotated[int, tyro.conf.arg(metavar="FRAMES")] = 36
@@ -124,6 +126,7 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
     source = config.data.source if args.scene is None else args.scene
     data = replace(config.data, source=source, downscale=args.downscale or config.data.downscale)
+    data = replace(data, allow_outside=args.allow_outside or data.allow_outside)
     run, args = _run_after_restart(args)
     return Plan(replace(config, data=data), device, args.output, run, args)
 

@@ -1,0 +1,102 @@
+"""Photos and videos on the command line: described, given poses and trained without a flag."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.data.scene import load_scene
+from nerfturbo.data.unposed import MissingPosesError, has_poses, poses_folder
+from nerfturbo.evaluation.run_folder import open_run
+from nerfturbo.export.video import write_video
+
+from ..conftest import IN_CI
+from ..data import folders, photo_scene
+from ..tiny import TINY_FLAGS
+from .conftest import Nerfturbo
+
+SMALL = ["--grid.resolution", 16, "--field.log2-entries", 10, "--train.batch-samples", 1024, "--turntable", 0]
+
+
+def require_colmap() -> None:
+    if shutil.which("colmap") is None:
+        reason = "the program colmap is not installed: apt install colmap"
+        pytest.fail(reason) if IN_CI else pytest.skip(reason)
+
+
+def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo) -> None:
+    """The poses are found once, beside the video; info, eval and a second training find them there."""
+    require_colmap()
+    pytest.importorskip("imageio_ffmpeg", reason="nothing to write an MP4 with")
+    pictures = [torch.from_numpy(photo_scene.picture(eye)) for eye in photo_scene.eyes(6)]
+    write_video(Path("walk.mp4"), pictures, fps=5)
+    shown = nerfturbo("scene", "info", "walk.mp4")
+    assert shown.code == 0 and "photos or video, without poses" in shown.out
+    result = nerfturbo("train", "walk.mp4", "--steps", 2, "--downscale", 8, "--output", "run", *SMALL, "--json")
+    assert result.code == 0, result.err
+    assert "matcher exhaustive: all 15 pairs of 6 pictures" in result.err
+    assert "good: 6 of 6 pictures registered" in result.err
+    assert open_run("run").read_config().data.source == str(Path("walk.mp4").resolve())
+    assert poses_folder(Path("walk.mp4")) == Path("walk_nerfturbo_colmap").resolve() and has_poses(Path("walk.mp4"))
+    assert nerfturbo("eval", "run").code == 0
+    described = nerfturbo("scene", "info", "walk.mp4", "--json", "--plot", "plot.png").json
+    assert described["format"] == "photos or video" and described["name"] == "walk"
+    assert described["splits"]["train"]["views"] == 5 and Path("plot.png").stat().st_size > 10_000
+    again = nerfturbo("process", "walk.mp4", "walk_nerfturbo_colmap", "--json")
+    assert again.code == 0 and again.json["registered"] == 6 and "4/4 poses: done before" in again.err
+
+
+def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
+    photo_scene.write_photos(Path("room"), 3)
+    found = nerfturbo("scene", "info", "room", "--json").json
+    assert found["poses"] is None and found["pictures"] == 3 and found["sizes"] == [[320, 240]]
+    assert "nerfturbo train room" in nerfturbo("scene", "info", "room").out
+    refused = nerfturbo("scene", "info", "room", "--plot", "a.png")
+    assert refused.code == 2 and "nerfturbo process room" in refused.err and not Path("a.png").exists()
+    with pytest.raises(MissingPosesError, match="expected pictures with poses"):
+        load_scene("room")
+
+
+def test_a_folder_that_cannot_be_written_keeps_its_poses_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NERFTURBO_CACHE", str(tmp_path / "cache"))
+    room = photo_scene.write_photos(tmp_path / "room", 2)
+    assert poses_folder(room) == room / "nerfturbo_colmap"
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert poses_folder(room).parent == tmp_path / "cache" / "colmap"
+
+
+def test_process_refuses_with_one_line(nerfturbo: Nerfturbo) -> None:
+    Path("empty").mkdir()
+    for words, expected in (
+        (["missing", "out"], "no such file or folder"),
+        (["empty", "out"], "expected photos ending in .jpg"),
+        (["empty", "out", "--max-size", 5], "--max-size: expected at least 100, got 5"),
+    ):
+        result = nerfturbo("process", *words)
+        assert result.code == 2 and expected in result.err and "Traceback" not in result.err
+        assert not Path("out").exists()
+
+
+def test_pictures_outside_the_folder_need_a_flag(nerfturbo: Nerfturbo) -> None:
+    folder = folders.write_transforms(Path("capture"), aabb_scale=1)
+    shutil.move("capture/images", "elsewhere")
+    file = folder / "transforms.json"
+    for place in ("../elsewhere", str(Path("elsewhere").resolve())):
+        document = json.loads(file.read_text())
+        for frame in document["frames"]:
+            frame["file_path"] = f"{place}/{Path(frame['file_path']).name}"
+        file.write_text(json.dumps(document))
+        refused = nerfturbo("scene", "info", folder)
+        assert refused.code == 2 and "a path inside the scene's folder" in refused.err
+        assert "--allow-outside" in refused.err
+        assert nerfturbo("scene", "info", folder, "--allow-outside", "--json").json["splits"]["train"]["views"] == 8
+        assert len(load_scene(folder, allow_outside=True)) == 8
+    words = ["--steps", 2, "--output", "run", "--allow-outside", *TINY_FLAGS, "--turntable", 0, "--downscale", 2]
+    assert nerfturbo("train", folder, *words).code == 0
+    assert nerfturbo("eval", "run", "--backend", "reference").code == 0  # a run remembers what was allowed
