@@ -1,0 +1,225 @@
+"""nerfacc's example training loop over `nerfturbo.compat`, eager, without capture: milliseconds a step.
+
+    python benchmarks/compat_step.py --device cuda --out benchmarks/results/compat_step.json
+    python benchmarks/compat_step.py --field tcnn --profile        # where a step's time goes
+
+The loop is that of nerfacc's occupancy-grid example: sample with a density function, render, smooth L1, Adam, two
+chained schedules, and as many rays as keep `--samples` samples after pruning. Fields: `ours`, nerfturbo's InstantNGP;
+`tcnn`, the same networks out of `compat.tinycudann`. A run that has not learned the scene is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import nerfturbo.compat.nerfacc as nerfacc
+import nerfturbo.compat.tinycudann as tcnn
+from nerfturbo import InstantNGP, load_scene
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.data.batches import PixelSampler
+from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.data.scene import Scene
+from nerfturbo.fields.activations import truncated_exp
+from nerfturbo.types import Aabb
+
+STEP_SIZE, GRID = 5e-3, 128
+LEAST_DB = 15.0  # on the batch, a few hundred steps in: the loop learns
+
+
+class Ours(nn.Module):
+    """InstantNGP in half precision over fp32 masters; the copy is made once per step."""
+
+    def __init__(self, aabb: Aabb, half: bool) -> None:
+        super().__init__()
+        self.field, self.half = InstantNGP(aabb), half
+        self.after_step()
+
+    def after_step(self) -> None:
+        if self.half:
+            self.field.half_table = self.field.encoding.table.detach().half()
+
+    def query_density(self, x: Tensor) -> Tensor:
+        return self.field.density(x)
+
+    def forward(self, x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        return self.field(x, d)
+
+
+class Tcnn(nn.Module):
+    """The same networks as tiny-cuda-nn's users write them."""
+
+    def __init__(self, aabb: Aabb) -> None:
+        super().__init__()
+        self.aabb = aabb
+        mlp = {"otype": "FullyFusedMLP", "activation": "ReLU", "output_activation": "None", "n_neurons": 64}
+        grid = {"otype": "HashGrid", "n_levels": 16, "log2_hashmap_size": 19, "per_level_scale": 1.4472692}
+        self.base = tcnn.NetworkWithInputEncoding(3, 16, grid, {**mlp, "n_hidden_layers": 1})
+        self.angles = tcnn.Encoding(3, {"otype": "SphericalHarmonics", "degree": 4})
+        self.head = tcnn.Network(32, 3, {**mlp, "n_hidden_layers": 2})
+
+    def after_step(self) -> None:
+        pass
+
+    def query_density(self, x: Tensor) -> Tensor:
+        return truncated_exp(self.base(self.aabb.normalize(x))[:, 0])
+
+    def forward(self, x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.base(self.aabb.normalize(x))
+        rgb = self.head(torch.cat([self.angles((d + 1.0) * 0.5), features], dim=-1))
+        return torch.sigmoid(rgb.float()), truncated_exp(features[:, 0])
+
+
+class Loop:
+    """One training run; `step` is what is timed."""
+
+    def __init__(self, scene: Scene, field: nn.Module, device: str, samples: int, max_steps: int) -> None:
+        self.sampler, self.device, self.samples = PixelSampler(scene, device), device, samples
+        self.field = field.to(device)
+        low, high = scene.aabb.low, scene.aabb.high
+        self.estimator = nerfacc.OccGridEstimator([*low, *high], resolution=GRID).to(device)
+        fused = device == "cuda"
+        parameters = [p for p in field.parameters() if p.numel()]
+        self.optimizer = torch.optim.Adam(parameters, lr=1e-2, eps=1e-15, weight_decay=1e-6, fused=fused)
+        rates = torch.optim.lr_scheduler
+        warm = rates.LinearLR(self.optimizer, start_factor=0.01, total_iters=100)
+        marks = [max_steps // 2, max_steps * 3 // 4, max_steps * 9 // 10]
+        self.scheduler = rates.ChainedScheduler([warm, rates.MultiStepLR(self.optimizer, marks, gamma=0.33)])
+        self.scale = 2.0**10 if fused else 1.0
+        self.n_rays, self.index, self.n_samples, self.rgb, self.pixels = 1024, 0, 0, None, None
+
+    def step(self) -> None:
+        field, batch = self.field, self.sampler.draw(self.index, self.n_rays)
+        origins, directions = batch.rays.origins, batch.rays.directions
+        background = torch.rand(3, device=self.device)
+        alpha = batch.rgba[:, 3:] if batch.rgba.shape[1] == 4 else torch.ones_like(batch.rgba[:, :1])
+        pixels = batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
+        self.estimator.update_every_n_steps(self.index, lambda x: field.query_density(x) * STEP_SIZE, occ_thre=1e-2)
+
+        def positions(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
+            d = directions[ray_indices]
+            return origins[ray_indices] + d * ((t_starts + t_ends) * 0.5)[:, None], d
+
+        ray_indices, t_starts, t_ends = self.estimator.sampling(
+            origins,
+            directions,
+            sigma_fn=lambda *samples: field.query_density(positions(*samples)[0]),
+            render_step_size=STEP_SIZE,
+            stratified=True,
+        )
+        rgb, _, _, _ = nerfacc.rendering(
+            t_starts,
+            t_ends,
+            ray_indices,
+            n_rays=self.n_rays,
+            rgb_sigma_fn=lambda *samples: field(*positions(*samples)),
+            render_bkgd=background,
+        )
+        loss = nn.functional.smooth_l1_loss(rgb, pixels)
+        self.optimizer.zero_grad()
+        (loss * self.scale).backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        field.after_step()
+        self.n_samples, self.rgb, self.pixels, self.index = t_starts.shape[0], rgb.detach(), pixels, self.index + 1
+        self.n_rays = max(64, min(1 << 18, int(self.n_rays * self.samples / max(self.n_samples, 1))))
+
+    def psnr(self) -> float:
+        assert self.rgb is not None and self.pixels is not None
+        return -10.0 * math.log10(max(nn.functional.mse_loss(self.rgb, self.pixels).item(), 1e-12))
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(loop: Loop, warm: int, timed: int) -> dict[str, float | int]:
+    """Milliseconds a step over blocks of 16, so that each block holds one update of the grid."""
+    for _ in range(warm):
+        loop.step()
+    synchronize(loop.device)
+    if loop.psnr() < LEAST_DB:
+        raise SystemExit(f"the loop has not learned: {loop.psnr():.1f} dB after {warm} steps")
+    blocks, samples = [], []
+    for _ in range(max(1, timed // 16)):
+        begun = time.perf_counter()
+        for _ in range(16):
+            loop.step()
+            samples.append(loop.n_samples)
+        synchronize(loop.device)
+        blocks.append((time.perf_counter() - begun) / 16 * 1e3)
+    return {
+        "ms_per_step_median": statistics.median(blocks),
+        "ms_per_step_best": min(blocks),
+        "ms_per_step_worst": max(blocks),
+        "samples_mean": statistics.mean(samples),
+        "rays": loop.n_rays,
+        "batch_psnr": loop.psnr(),
+        "steps": loop.index,
+    }
+
+
+def profile(loop: Loop) -> str:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if loop.device == "cuda" else [])
+    with record(activities=activities) as result:
+        for _ in range(16):
+            loop.step()
+        synchronize(loop.device)
+    order = "cuda_time_total" if loop.device == "cuda" else "cpu_time_total"
+    return result.key_averages().table(sort_by=order, row_limit=45)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a scene folder; without it the built-in toybox")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--field", choices=("ours", "tcnn", "both"), default="both")
+    parser.add_argument("--samples", type=int, default=1 << 18)
+    parser.add_argument("--warm", type=int, default=512)
+    parser.add_argument("--timed", type=int, default=256)
+    parser.add_argument("--resolution", type=int, default=400, help="of the built-in scene")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    scene = load_scene(options.data, "train") if options.data else builtin_scene(resolution=options.resolution)
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "ours": lambda: Ours(scene.aabb, half=False).to(options.device),
+        "tcnn": lambda: Tcnn(scene.aabb),
+    }
+    values = {}
+    for name in makers if options.field == "both" else [options.field]:
+        torch.manual_seed(0)
+        field = makers[name]()
+        if isinstance(field, Ours) and options.device == "cuda":
+            field.half = True
+            field.after_step()
+        loop = Loop(scene, field, options.device, options.samples, options.warm + options.timed)
+        values[name] = measure(loop, options.warm, options.timed)
+        print(name, {key: round(value, 3) for key, value in values[name].items()})
+        if options.profile:
+            print(profile(loop))
+    if options.out:
+        record = Record(
+            what="a step of nerfacc's example loop over nerfturbo.compat, eager",
+            protocol=f"{options.warm} steps to learn and warm up, then blocks of 16 steps, each with one grid update; "
+            "wall time with one synchronisation per block; rays adapt to the sample budget",
+            seed=0,
+            values={"target_samples": options.samples, "scene": scene.name, **values},
+            machine=machine(options.device),
+        )
+        print(write_json(options.out, record))
+
+
+if __name__ == "__main__":
+    main()
