@@ -137,6 +137,28 @@ def test_half_precision_fields_render_in_full_precision():
     torch.testing.assert_close(out[3]["weights"], exact)
 
 
+def test_an_opaque_background_is_an_infinite_density():
+    """How nerfacc's proposal example closes its rays."""
+    starts = torch.linspace(1.0, 2.0, 7)[:-1].expand(4, 6).contiguous()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        raw = torch.linspace(0.1, 3.0, 24, dtype=dtype).view(4, 6).requires_grad_()
+        rgb = torch.linspace(0.0, 1.0, 72, dtype=dtype).view(4, 6, 3)
+
+        def field(*_, raw=raw, rgb=rgb):
+            sigmas = raw * 1.0
+            sigmas[:, -1] = torch.inf
+            return rgb, sigmas
+
+        t = starts.to(dtype)
+        colors, opacities, depths, extras = nerfacc.rendering(t, t + 1.0 / 6.0, rgb_sigma_fn=field)
+        torch.testing.assert_close(opacities, torch.ones_like(opacities))
+        (colors.square().sum() + depths.sum() + extras["trans"].sum()).backward()
+        results.append([colors, depths, raw.grad])
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused.double(), plain, rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_to_render_is_background():
     nothing = torch.zeros(0)
     out = nerfacc.rendering(

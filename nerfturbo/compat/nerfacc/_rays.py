@@ -19,20 +19,21 @@ from ...errors import InputError
 _known: dict[tuple[int, str], tuple[weakref.ref[Tensor], int, Any]] = {}
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """Counts the writes that torch has seen."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def remember(tensor: Tensor, kind: str, value: Any) -> None:
     """Keep `value`, made of `tensor`, for as long as the tensor lives unchanged."""
     key = (id(tensor), kind)
-    _known[key] = (weakref.ref(tensor, lambda _: _known.pop(key, None)), _version(tensor), value)
+    _known[key] = (weakref.ref(tensor, lambda _: _known.pop(key, None)), version_of(tensor), value)
 
 
 def recall(tensor: Tensor, kind: str) -> Any:
     """What `remember` kept, or None."""
     found = _known.get((id(tensor), kind))
-    if found is None or found[0]() is not tensor or found[1] != _version(tensor):
+    if found is None or found[0]() is not tensor or found[1] != version_of(tensor):
         return None
     return found[2]
 

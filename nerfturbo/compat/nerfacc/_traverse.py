@@ -6,6 +6,8 @@ Other grids (any boxes, any resolution per axis) and the walk from cell to cell 
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from ...ops import march
 from ...ops.march import OccupancyBits, StepRule
 from ...ops.occupancy import pack_bits
 from ...types import Aabb, PackedSamples
-from ._rays import indices_of, offsets_of_counts, remembered
+from ._rays import indices_of, offsets_of_counts, remembered, version_of
 
 TESTED_AT_ONCE = 1 << 22  # points held in memory at a time
 NESTED_TOLERANCE = 1e-5  # of a box's size
@@ -183,17 +185,44 @@ def _cell_stretches(origins: Tensor, directions: Tensor, grids: Grids, enter: Te
     return _pack(starts, ends, counts, origins)
 
 
-def limit_steps(samples: PackedSamples, exits: Tensor, limit: int) -> tuple[PackedSamples, Tensor]:
-    """The first `limit` samples of each ray; a ray that has more stops at the end of its last."""
-    counts = samples.offsets[1:] - samples.offsets[:-1]
-    kept = counts.clamp_max(limit)
-    offsets = offsets_of_counts(kept)
-    total = int(offsets[-1]) if kept.numel() else 0
+class Walk(NamedTuple):
+    """A traversal that stops every few samples: all its samples, and how far each ray has come."""
+
+    samples: PackedSamples
+    cursor: Tensor  # (n_rays,) the next sample of each ray
+    exits: Tensor  # (n_rays,) where each ray leaves the grids
+    sources: tuple[tuple[weakref.ref[Tensor], int], ...]  # rays, grids and far planes, and their versions
+    step: tuple[float, float]
+
+
+def start_walk(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes, sources: Sequence[Tensor]) -> Walk:
+    samples, exits = traverse(origins, directions, grids, planes)
+    seen = tuple((weakref.ref(value), version_of(value)) for value in sources)
+    return Walk(samples, samples.offsets[:-1], exits, seen, (planes.step_size, planes.cone_angle))
+
+
+def goes_on(walk: Walk, planes: Planes, sources: Sequence[Tensor]) -> bool:
+    """Whether the walk is one of these rays through these grids, and nothing has been written to since."""
+    same = walk.step == (planes.step_size, planes.cone_angle) and len(walk.sources) == len(sources)
+    return same and all(
+        source() is value and version == version_of(value)
+        for (source, version), value in zip(walk.sources, sources, strict=True)
+    )
+
+
+def next_steps(walk: Walk, near: Tensor, mask: Tensor | None, limit: int) -> tuple[PackedSamples, Tensor, Walk]:
+    """The next `limit` samples of each ray in the mask, where each ray stops then, and the walk from there on."""
+    counts = (walk.samples.offsets[1:] - walk.cursor).clamp_max(limit)
+    if mask is not None:
+        counts = torch.where(mask, counts, torch.zeros_like(counts))
+    offsets = offsets_of_counts(counts)
+    total = int(offsets[-1]) if counts.numel() else 0
     rays = indices_of(offsets, total)
-    rows = torch.arange(total, device=offsets.device) - offsets[rays] + samples.offsets[rays]
-    ends = samples.t_ends[rows]
-    last = (offsets[1:] - 1).clamp_min(0).long()
-    cut = counts >= limit
+    rows = torch.arange(total, device=offsets.device) - offsets[rays] + walk.cursor[rays]
+    samples = PackedSamples(walk.samples.t_starts[rows], walk.samples.t_ends[rows], rays.int(), offsets)
+    stops = walk.exits if mask is None else torch.where(mask, walk.exits, near)
     if total:
-        exits = torch.where(cut, ends[last], exits)
-    return PackedSamples(samples.t_starts[rows], ends, rays.int(), offsets), exits
+        last = samples.t_ends[(offsets[1:] - 1).clamp_min(0).long()]
+        stops = torch.where(counts == limit, last, stops)
+    stops = stops.clone()  # a tensor of its own, for the walk to be remembered with
+    return samples, stops, walk._replace(cursor=walk.cursor + counts)

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ._traverse import Grids, Planes, limit_steps, traverse
+from ._rays import indices_of, packed_info_of, recall, remember
+from ._traverse import Grids, Planes, goes_on, next_steps, start_walk, traverse
 from .data_specs import RayIntervals, RaySamples
+
+MOST_REMEMBERED = 1 << 26  # samples of a walk that may be kept for its next steps: 0.8 GB
 
 
 @torch.no_grad()
@@ -93,19 +96,25 @@ def traverse_grids(
         raise InputError("traverse_steps_limit", "a positive number with over_allocate", str(traverse_steps_limit))
     near = rays_o.new_zeros(n_rays) if near_planes is None else near_planes
     far = rays_o.new_full((n_rays,), float("inf")) if far_planes is None else far_planes
-    if rays_mask is not None:
-        far = torch.where(rays_mask, far, near)
     planes = Planes(near, far, step_size or 0.0, cone_angle or 0.0)
-    samples, exits = traverse(rays_o, rays_d, Grids(binaries, aabbs), planes)
+    grids = Grids(binaries, aabbs)
     if limit > 0:
-        samples, exits = limit_steps(samples, exits, limit)
+        walk = None if near_planes is None else recall(near_planes, "walk")
+        sources = [rays_o, rays_d, *grids] + ([] if far_planes is None else [far_planes])
+        if walk is None or not goes_on(walk, planes, sources):
+            walk = start_walk(rays_o, rays_d, grids, planes, sources)
+        samples, exits, walk = next_steps(walk, near, rays_mask, limit)
+        if walk.samples.capacity <= MOST_REMEMBERED:
+            remember(exits, "walk", walk)
+    else:
+        if rays_mask is not None:
+            planes = planes._replace(far=torch.where(rays_mask, far, near))
+        samples, exits = traverse(rays_o, rays_d, grids, planes)
     return *_as_segments(samples.t_starts, samples.t_ends, samples.offsets), exits
 
 
 def _as_segments(t_starts: Tensor, t_ends: Tensor, offsets: Tensor) -> tuple[RayIntervals, RaySamples]:
     """Touching samples share an edge; so there are as many edges as samples and runs of touching samples."""
-    from ._rays import indices_of, packed_info_of
-
     n, device = t_starts.shape[0], t_starts.device
     rays = indices_of(offsets, n)
     rows = torch.arange(n, device=device)
