@@ -33,7 +33,7 @@ _HOMES = {
     "sampling": ["OccupancyGrid"],
     "fields": ["InstantNGP", "VanillaNeRF"],
     "rendering": ["ray_marching", "render_image", "render_rays", "volume_rendering"],
-    "training": ["Trainer", "load_model"],
+    "training": ["MixedPrecision", "Trainer", "load_model"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -44,6 +44,7 @@ __all__ = [
     "HashLayout",
     "InputError",
     "InstantNGP",
+    "MixedPrecision",
     "NerfturboError",
     "OccupancyGrid",
     "PackedSamples",
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
     from .presets import preset
     from .rendering import ray_marching, render_image, render_rays, volume_rendering
     from .sampling import OccupancyGrid
-    from .training import Trainer, load_model
+    from .training import MixedPrecision, Trainer, load_model
     from .types import Aabb, PackedSamples, Rays, RenderOutput
 
 

@@ -35,6 +35,13 @@ def test_a_plain_field_learns():
     assert last > first + 4.0
 
 
+def test_a_model_of_ones_own_learns_in_half_precision_as_in_fp32():
+    example = load("06_mixed_precision.py")
+    assert example.main(60, 16, "fp32") > 20.0
+    exact, half = (example.main(3, 8, precision) for precision in ("fp32", "fp16"))
+    assert abs(half - exact) < 0.05
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short_and_introduced(path: Path):
     text = path.read_text()

@@ -22,6 +22,7 @@ SURFACE = [
     "HashLayout",
     "InputError",
     "InstantNGP",
+    "MixedPrecision",
     "NerfturboError",
     "OccupancyGrid",
     "PackedSamples",

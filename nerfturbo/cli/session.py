@@ -26,6 +26,8 @@ from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoi
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
 from ..training.loggers import Logger, tensorboard_logger, wandb_logger
+from ..training.precision import resolve_precision
+from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .clock import since_command
@@ -169,7 +171,11 @@ class Session:
         save = save_checkpoints(self.run.checkpoints, keep=args.keep, score=self._score)
         due = parse_save_every(args.save_every)
         saving = every(due.steps, save) if due.steps is not None else every_seconds(due.seconds or 0.0, save)
-        self.trainer.callbacks += [self._keep, self.log, self._look, self._show, saving]
+        precision = resolve_precision(self.trainer.config.train.precision, self.trainer.device)
+        if precision != "fp32" and self.trainer.device.type == "cpu":
+            self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
+        guard = StabilityGuard(precision, report=self.log.add_event)  # before saving: what is hopeless is not saved
+        self.trainer.callbacks += [self._keep, self.log, guard, self._look, self._show, saving]
         self.display.phase("preparing the step")  # on a GPU: compiling kernels (first run only) and recording the graph
         self.trainer.stepper.prepare()
         self.display.phase("training")

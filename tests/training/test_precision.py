@@ -1,0 +1,239 @@
+"""Mixed precision: what auto means, the helper's laws, the guard, and training in each precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nerfturbo import MixedPrecision
+from nerfturbo.config import Config, FieldConfig
+from nerfturbo.errors import InputError
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.adam import ScaleRule
+from nerfturbo.training import Trainer
+from nerfturbo.training.precision import resolve_precision
+from nerfturbo.training.stability import IN_A_ROW, ScaleWatch, StabilityGuard, UnstableError, first_bad_tensor
+
+from ..tiny import ball_scene, tiny_config
+
+
+def test_auto_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_precision("auto", "cpu") == "fp32" and resolve_precision("auto", "mps") == "fp32"
+    for capability, expected in (((6, 1), "fp32"), ((7, 0), "fp16"), ((9, 0), "fp16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert resolve_precision("auto", "cuda") == expected
+    assert [resolve_precision(name, "cpu") for name in ("fp32", "fp16", "bf16")] == ["fp32", "fp16", "bf16"]
+    with pytest.raises(InputError, match="precision: expected one of"):
+        resolve_precision("fp8", "cpu")
+
+
+# The helper, for models and loops of one's own.
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 1)
+        for parameter in self.parameters():
+            parameter.data.uniform_(-0.4, 0.4, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def batch(index: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(index))
+    return x, (x[:, :1] * x[:, 1:2]).tanh()
+
+
+def made(precision: str, **values: object) -> tuple[Net, MixedPrecision]:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return model, MixedPrecision(model, optimizer, precision=precision, **values)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_the_helper_trains_in_each_precision_as_fp32_does(precision: str) -> None:
+    model, amp = made(precision)
+    losses = []
+    for index in range(60):
+        x, y = batch(index)
+        with amp.autocast():
+            out = model(x)
+        assert out.dtype == {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+        loss = (out.float() - y).square().mean()
+        assert not amp.step(loss).skipped
+        losses.append(float(loss))
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
+    assert (amp.steps_made, amp.steps_skipped) == (60, 0)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_the_unscaled_gradient_does_not_depend_on_the_scale() -> None:
+    x, y = batch(0)
+    norms = []
+    for scale in (1.0, 256.0, 16384.0):
+        model, amp = made("fp16")
+        amp._scale.fill_(scale)
+        with amp.autocast():
+            loss = (model(x).float() - y).square().mean()
+        norms.append(amp.step(loss).gradient_norm)
+    assert norms == pytest.approx([norms[0]] * 3, rel=2e-3)
+
+
+def test_a_bad_step_is_skipped_named_and_does_not_move_the_schedule() -> None:
+    model, amp = made("fp16", rule=ScaleRule(lowest=128.0, growth_interval=3))
+    amp.scheduler = torch.optim.lr_scheduler.StepLR(amp.optimizer, step_size=1, gamma=0.5)
+    before = [parameter.clone() for parameter in model.parameters()]
+    x, y = batch(0)
+    handle = model.second.weight.register_hook(lambda grad: grad * float("inf"))
+    for expected in (512.0, 256.0, 128.0, 128.0, 128.0):  # never under the floor
+        report = amp.step((model(x) - y).square().mean())
+        assert report.skipped and report.bad_tensor == "second.weight" and amp.loss_scale == expected
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    assert amp.optimizer.param_groups[0]["lr"] == 1e-2
+    handle.remove()
+    for expected in (128.0, 128.0, 256.0):  # three good steps in a row: it grows
+        assert not amp.step((model(x) - y).square().mean()).skipped and amp.loss_scale == expected
+    assert (amp.steps_made, amp.steps_skipped) == (3, 5)
+    assert amp.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * 0.5**3)
+    assert amp.step((model(x) - y).square().mean() * float("nan")).bad_tensor == "loss"
+
+
+def test_clipping_and_accumulation_act_on_unscaled_gradients() -> None:
+    x, y = batch(0)
+    results = []
+    for precision in ("fp32", "fp16"):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        amp = MixedPrecision(model, optimizer, precision=precision, clip_norm=1e-2)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for half in (slice(0, 32), slice(32, 64)):
+            amp.backward((model(x[half]) - y[half]).square().mean() / 2)
+        assert amp.step().gradient_norm > 1e-2
+        moved = [(one - two).flatten() for one, two in zip(before, model.parameters(), strict=True)]
+        results.append(torch.cat(moved).detach())
+        assert float(results[-1].norm()) == pytest.approx(1e-2, rel=1e-3)
+    assert torch.allclose(*results, atol=1e-6)
+
+
+def test_the_helper_keeps_its_state_and_refuses_half_masters() -> None:
+    _, amp = made("fp16")
+    amp._scale.fill_(2048.0)
+    _, other = made("fp16")
+    other.load_state_dict(amp.state_dict())
+    assert other.loss_scale == 2048.0
+    with pytest.raises(InputError, match=r"parameter weight: expected torch\.float32, it is the master"):
+        model = nn.Linear(2, 2).half()
+        MixedPrecision(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(InputError, match="clip_norm"):
+        made("fp32", clip_norm=-1.0)
+
+
+# The built-in trainer.
+
+
+def training(precision: str, kind: str = "ngp", **train: object) -> Trainer:
+    config = tiny_config(steps=40)
+    if kind == "vanilla":
+        config = replace(
+            config, field=FieldConfig(kind="vanilla", width=32, depth=2), render=replace(config.render, prune=False)
+        )
+    config = replace(config, train=replace(config.train, precision=precision, **train))
+    return Trainer(config, ball_scene())
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("ngp", 24), ("vanilla", 4)])
+def test_every_precision_trains_as_fp32_does(kind: str, steps: int) -> None:
+    last = {}
+    with use_backend("reference"):
+        for precision in ("fp32", "fp16", "bf16"):
+            losses: list[float] = []
+            made = training(precision, kind)
+            made.callbacks.append(lambda _, record, into=losses: into.append(record.mse))
+            made.callbacks.append(lambda trainer, record: trainer.stop() if record.step == steps else None)
+            made.fit()
+            last[precision] = sum(losses[-4:]) / 4
+            assert (made.optimizer.loss_scale is not None) == (precision == "fp16")
+            assert all(buffer.values.dtype == torch.float32 for buffer in made.optimizer.buffers)
+    assert last["fp16"] == pytest.approx(last["fp32"], rel=0.05)
+    assert last["bf16"] == pytest.approx(last["fp32"], rel=0.15)
+
+
+def poisoned(made: Trainer, at: range, what: str = "gradient") -> Trainer:
+    step = made.optimizer.step
+
+    def poison() -> None:
+        if made.step in at:
+            made.optimizer.buffers[0].grads[0] = float("nan")
+        step()
+
+    made.optimizer.step = poison  # type: ignore[method-assign]
+    return made
+
+
+def guarded(made: Trainer, precision: str) -> list[str]:
+    said: list[str] = []
+    made.callbacks.append(StabilityGuard(precision, report=lambda _, text: said.append(text)))
+    return said
+
+
+def test_a_falling_scale_brings_advice_and_lower_lr_acts_on_it() -> None:
+    with use_backend("reference"):
+        made = poisoned(training("fp16", on_instability="lower-lr"), range(10, 16))
+        said = guarded(made, "fp16")
+        made.fit()
+    assert made.skipped == 6 and made.lr_factor == 0.5
+    text = next(text for text in said if "keeps falling" in text)
+    assert "--optim.clip-norm" in text and "the learning rate is halved" in text
+    assert made.learning_rate == pytest.approx(0.5 * training("fp16").optimizer.config.lr, rel=0.98)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_what_never_becomes_finite_again_stops_with_a_name(precision: str) -> None:
+    with use_backend("reference"):
+        made = poisoned(training(precision), range(5, 1000))
+        made.model.field.color_net.weights[0].data[0, 0] = float("nan")
+        guarded(made, precision)
+        with pytest.raises(UnstableError, match=r"steps in a row were not finite.*parameter field\.color_net"):
+            made.fit()
+    assert made.step < 40 and torch.isfinite(made.model.grid.thickness).all()
+
+
+def test_the_first_bad_tensor_is_found_in_the_order_of_the_step() -> None:
+    with use_backend("reference"):
+        made = training("fp32")
+        made.fit()
+        assert first_bad_tensor(made).startswith("none any more")
+        assert all(float(buffer.grads.abs().sum()) == 0.0 for buffer in made.optimizer.buffers)
+        made.model.field.encoding.table.data[0, 0] = float("inf")
+        assert first_bad_tensor(made) == "parameter field.encoding.table"
+
+
+def test_the_watch_counts_rows_and_windows_over_chunks_of_steps() -> None:
+    watch = ScaleWatch("fp16")
+    assert watch.see(16, 2, 1024.0) is None and watch.see(32, 0, 1024.0) is None
+    advice = watch.see(48, 3, 128.0)
+    assert advice is not None and not advice.hopeless and "it is 128" in advice.text
+    assert watch.see(64, 16, 128.0).hopeless is False  # type: ignore[union-attr]
+    advice = watch.see(80, 16, 128.0)
+    assert watch.in_a_row == 32 >= IN_A_ROW and advice is not None and advice.hopeless
+    calm = ScaleWatch("fp16")
+    for step in range(1, 400):  # the ordinary search for the scale: a fall now and then, growth in between
+        assert calm.see(step, step % 100 == 0, 2048.0 if step % 100 else 1024.0) is None
+
+
+def test_a_config_with_a_precision_comes_back_from_json() -> None:
+    from nerfturbo.config import from_dict, to_dict
+
+    config = Config()
+    config = replace(
+        config, train=replace(config.train, precision="bf16"), optim=replace(config.optim, milestones=(0.5,))
+    )
+    assert from_dict(Config, to_dict(config)) == config
+    with pytest.raises(InputError, match="milestones"):
+        from_dict(Config, {"optim": {"milestones": ["half"]}})
