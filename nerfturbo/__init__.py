@@ -30,9 +30,9 @@ _HOMES = {
     ],
     "data.cameras": ["Cameras"],
     "data.scene": ["Scene", "load_scene"],
-    "sampling": ["OccupancyGrid"],
+    "sampling": ["OccupancyGrid", "contract", "uncontract"],
     "fields": ["InstantNGP", "VanillaNeRF"],
-    "rendering": ["ray_marching", "render_image", "render_rays", "volume_rendering"],
+    "rendering": ["color_loss", "distortion_loss", "ray_marching", "render_image", "render_rays", "volume_rendering"],
     "training": ["MixedPrecision", "Trainer", "load_model"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -53,7 +53,10 @@ __all__ = [
     "Scene",
     "Trainer",
     "VanillaNeRF",
+    "color_loss",
     "composite",
+    "contract",
+    "distortion_loss",
     "fused_mlp",
     "hash_encode",
     "importance_sample",
@@ -68,6 +71,7 @@ __all__ = [
     "render_image",
     "render_rays",
     "spherical_harmonics",
+    "uncontract",
     "use_backend",
     "volume_rendering",
 ]
@@ -92,8 +96,8 @@ if TYPE_CHECKING:
         use_backend,
     )
     from .presets import preset
-    from .rendering import ray_marching, render_image, render_rays, volume_rendering
-    from .sampling import OccupancyGrid
+    from .rendering import color_loss, distortion_loss, ray_marching, render_image, render_rays, volume_rendering
+    from .sampling import OccupancyGrid, contract, uncontract
     from .training import MixedPrecision, Trainer, load_model
     from .types import Aabb, PackedSamples, Rays, RenderOutput
 

@@ -2,7 +2,7 @@
 
 from .frame import FrameRenderer
 from .image import RenderedImage, render_image, render_view
-from .losses import color_loss
+from .losses import color_loss, distortion_loss
 from .model import NerfModel, SceneBounds
 from .render import MarchSettings, field_functions, ray_marching, render_rays, volume_rendering
 
@@ -13,6 +13,7 @@ __all__ = [
     "RenderedImage",
     "SceneBounds",
     "color_loss",
+    "distortion_loss",
     "field_functions",
     "ray_marching",
     "render_image",

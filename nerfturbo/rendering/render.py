@@ -8,7 +8,7 @@ The field stays the user's; two callables are all that is needed:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from ..ops.march import StepRule, march
 from ..ops.packed import compact
 from ..ops.random import Stream, random_uniform
 from ..sampling.estimator import SigmaFn
+from ..sampling.many_scenes import march_scenes
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import PackedSamples, Rays, RenderOutput
 
@@ -42,9 +43,10 @@ class MarchSettings:
 @torch.no_grad()
 def ray_marching(
     rays: Rays,
-    grid: OccupancyGrid,
+    grid: OccupancyGrid | Sequence[OccupancyGrid],
     *,
     sigma_fn: SigmaFn | None = None,
+    scene_indices: Tensor | None = None,
     near_plane: float = 0.0,
     far_plane: float = float("inf"),
     render_step_size: float | None = None,
@@ -61,30 +63,51 @@ def ray_marching(
     """Samples of each ray in occupied space; with `sigma_fn`, only those that light reaches. Not differentiable.
 
     Args:
-        sigma_fn: density of samples; samples behind transmittance < early_stop_eps and samples with
-            alpha < alpha_thre are dropped. alpha_thre is capped by half the grid's mean thickness, so that it
-            does not delete a young field.
-        render_step_size: None is the grid's own step.
+        sigma_fn: density (n,) of samples; those behind transmittance < early_stop_eps or with alpha < alpha_thre are
+            dropped. alpha_thre is capped by half the grid's mean thickness, not to delete a young field.
+        scene_indices: (n_rays,) int64, when `grid` is one grid per scene: the scene of each ray.
+        render_step_size: None is the (first) grid's own step. Steps grow to cone_angle * t where that is longer.
         stratified: jitter each ray's samples by the draw of (seed, step, ray).
         capacity: fixed length of the marched samples; None gives exact lengths.
         n_active: () int32 on the device; rays from this index on are not marched.
         first_ray: index of the first ray in the step's whole batch, which several processes may share.
+
+    >>> from nerfturbo import Aabb
+    >>> from nerfturbo.config import GridConfig
+    >>> grid = OccupancyGrid(Aabb.cube(1.0), GridConfig(resolution=4), step_size=0.5)
+    >>> rays = Rays(torch.tensor([[0.0, 0.0, -2.0]]), torch.tensor([[0.0, 0.0, 1.0]]))
+    >>> ray_marching(rays, grid).t_starts.tolist()
+    [1.0, 1.5, 2.0, 2.5]
     """
     jitter = None
     if stratified:
         jitter = random_uniform(
             len(rays), seed=seed, stream=Stream.JITTER, step=step, first=first_ray, device=rays.device
         )[:, 0]
-    rule = StepRule(render_step_size or grid.step_size, near_plane, far_plane, cone_angle)
-    samples = march(
-        rays.origins, rays.directions, grid.occupancy, rule, jitter=jitter, capacity=capacity, n_active=n_active
-    )
+    grids = [grid] if isinstance(grid, OccupancyGrid) else list(grid)
+    _check_scenes(grids, scene_indices, fixed=capacity is not None or n_active is not None)
+    rule = StepRule(render_step_size or grids[0].step_size, near_plane, far_plane, cone_angle)
+    if scene_indices is None:
+        samples = march(
+            rays.origins, rays.directions, grids[0].occupancy, rule, jitter=jitter, capacity=capacity, n_active=n_active
+        )
+    else:
+        samples = march_scenes(rays, grids, scene_indices, rule, jitter=jitter)
     if sigma_fn is None or (early_stop_eps <= 0.0 and alpha_thre <= 0.0):
         return samples
     density = _checked_density(sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices), samples)
-    threshold = grid.alpha_threshold(alpha_thre)
+    threshold = grids[0].alpha_threshold(alpha_thre)
+    if len(grids) > 1 and alpha_thre > 0.0:  # the youngest field decides
+        threshold = torch.stack([torch.as_tensor(one.alpha_threshold(alpha_thre)) for one in grids]).amin()
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=threshold)
     return compact(samples, keep, capacity=capacity)
+
+
+def _check_scenes(grids: Sequence[OccupancyGrid], scene_indices: Tensor | None, *, fixed: bool) -> None:
+    if scene_indices is None and len(grids) != 1:
+        raise InputError("scene_indices", f"the scene of each ray, beside {len(grids)} grids", "none")
+    if scene_indices is not None and fixed:
+        raise InputError("capacity and n_active", "none beside scene_indices", "one of them")
 
 
 def volume_rendering(
@@ -95,9 +118,18 @@ def volume_rendering(
     early_stop_eps: float = 0.0,
     alpha_thre: float = 0.0,
 ) -> RenderOutput:
-    """Composite the field over each ray's samples; differentiable to rgb and density.
+    """Composite the field over each ray's samples: C = sum_i w_i c_i + (1 - sum_i w_i) background, with
 
-    `background` is (channels,) or (n_rays, channels), added behind what is not opaque. Depth is divided by opacity.
+        w_i = T_i (1 - exp(-density_i * length_i)),    T_i = exp(-sum_{j < i} density_j * length_j).
+
+    `rgb_sigma_fn(t_starts, t_ends, ray_indices)` returns colours (n, channels), of any number of channels, and
+    densities (n,). `background` is (channels,) or (n_rays, channels). Depth is sum_i w_i t_i divided by the opacity.
+    Differentiable to colours, densities and background; not to t. The thresholds are those of `ops.composite`.
+
+    >>> samples = PackedSamples.from_counts(torch.tensor([2]), torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
+    >>> out = volume_rendering(lambda *_: (torch.eye(2), torch.tensor([1.0, 100.0])), samples)
+    >>> [round(value, 3) for value in out.rgb[0].tolist()], round(out.depth.item(), 3)  # 1 - 1/e, and the rest
+    ([0.632, 0.368], 1.868)
     """
     rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
     density = _checked_density(density, samples)

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..config import GridConfig
+from ..errors import InputError
 from ..ops.march import OccupancyBits
 from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits, unpack_bits
 from ..ops.random import Stream, random_bits, random_uniform
 from ..types import Aabb
 from .estimator import DensityFn
+from .from_geometry import box_around, cells_with_points, cells_with_triangles, check_points, filled, grown
 
 CHUNK = 1 << 18  # cells evaluated at a time: bounds the memory of an update
 MIN_OCCUPIED = 1e-4  # below this share of the cells a warming-up grid counts as collapsed
@@ -35,7 +37,16 @@ class CellTeam(Protocol):
 
 
 class OccupancyGrid(nn.Module):
-    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l."""
+    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l.
+
+    Cell (level, x, y, z) is number ((level * r + x) * r + y) * r + z. A new grid is occupied everywhere; `update`
+    learns it from a field, `set_occupied`, `from_points` and `from_mesh` from what is known already.
+
+    >>> grid = OccupancyGrid(Aabb.cube(1.0), GridConfig(resolution=4), step_size=0.1)
+    >>> grid.update(0, lambda positions: 50.0 * (positions[:, 0] > 0.0))  # a field that is dense for x > 0
+    >>> grid.occupied_fraction().item()
+    0.5
+    """
 
     thickness: Tensor  # (levels * resolution^3,) fp32, -1 where no camera looks
     bits: Tensor  # (levels * resolution^3 / 32,) int32
@@ -49,6 +60,54 @@ class OccupancyGrid(nn.Module):
         self.register_buffer("bits", torch.full((n_cells // 32,), -1, dtype=torch.int32))
         self.register_buffer("mean", torch.zeros(()))
         _ = self.occupancy  # checks resolution and levels
+
+    @classmethod
+    def from_points(
+        cls,
+        points: Tensor,
+        aabb: Aabb | None = None,
+        config: GridConfig | None = None,
+        *,
+        step_size: float | None = None,
+        margin: int = 1,
+    ) -> OccupancyGrid:
+        """Occupied where points (n, 3) lie, and `margin` cells around: a reconstruction's points, a scan.
+
+        Without a box it is the cube around the points; without a step size, a 1024th of the box's diagonal.
+
+        >>> grid = OccupancyGrid.from_points(torch.zeros(1, 3), Aabb.cube(1.0), GridConfig(resolution=8))
+        >>> int(grid.occupied_fraction() * grid.n_cells)  # the point's cell and its 26 neighbours
+        27
+        """
+        points = check_points("points", points)
+        aabb = aabb or box_around(points)
+        grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(points.device)
+        occupied = cells_with_points(points, aabb, grid.config.resolution, grid.config.levels)
+        grid.set_occupied(grown(occupied, margin))
+        return grid
+
+    @classmethod
+    def from_mesh(
+        cls,
+        vertices: Tensor,
+        faces: Tensor,
+        aabb: Aabb | None = None,
+        config: GridConfig | None = None,
+        *,
+        step_size: float | None = None,
+        margin: int = 1,
+        fill: bool = False,
+    ) -> OccupancyGrid:
+        """Occupied along the triangles `vertices[faces]`, and `margin` cells around; with `fill`, inside them too.
+
+        vertices (n, 3), faces (m, 3) int. The rest as in `from_points`. Filling needs a closed surface.
+        """
+        vertices = check_points("vertices", vertices)
+        aabb = aabb or box_around(vertices)
+        grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(vertices.device)
+        surface = cells_with_triangles(vertices, faces, aabb, grid.config.resolution, grid.config.levels)
+        grid.set_occupied(grown(filled(surface) if fill else surface, margin))
+        return grid
 
     @property
     def n_cells(self) -> int:
@@ -199,7 +258,13 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def set_occupied(self, occupied: Tensor) -> None:
-        """Set the grid by hand: (levels, resolution, resolution, resolution) bool."""
-        flat = occupied.reshape(-1).to(self.bits.device)
+        """Set the grid by hand: (levels, resolution, resolution, resolution) bool, or the same flattened.
+
+        The cells are as good as learned: `update` goes on from there.
+        """
+        r = self.config.resolution
+        if occupied.numel() != self.n_cells:
+            raise InputError("occupied", f"shape {(self.config.levels, r, r, r)}", str(tuple(occupied.shape)))
+        flat = occupied.reshape(-1).to(self.bits.device).bool()
         self.thickness.copy_(torch.where(flat, self.config.threshold * 2.0, 0.0))
         self.bits.copy_(pack_bits(flat))
