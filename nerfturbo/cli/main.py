@@ -31,6 +31,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval": ("evaluate", "main", "score a run on its test views again and renew its report"),
     "render": ("render", "main", "render a camera path of a run as GIF, MP4 or PNG files"),
     "process": ("process", "main", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
+    "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),
+    "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
+    "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
+    "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
@@ -91,7 +95,7 @@ def _overview(arguments: list[str]) -> int:
     group = {verb: entry for verb, entry in VERBS.items() if verb.split()[0] == word}
     asked = not arguments or word in ("--help", "-h") or (group and arguments[1:] in (["--help"], ["-h"]))
     lines = [f"usage: nerfturbo {word if group else 'COMMAND'} ...", ""]
-    lines += [f"  {verb:<12}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
+    lines += [f"  {verb:<13}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
     lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
     print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
     if asked:

@@ -1,0 +1,125 @@
+"""What a run gives away, and what that costs: a video of 120 frames, and every export, with time and memory.
+
+    python benchmarks/outputs.py RUN benchmarks/h200_outputs.json [--frames 120] [--size 800] [--resolution 256]
+
+The video is timed in this process, best of three, after one frame that compiles and records; encoding is inside. Each
+export runs as a command of its own, so that its memory is its own. The mesh of a built-in scene is compared with its
+exact surface: mean distances in voxels, both ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.bench.surface import score_surface, surface_points
+from nerfturbo.cli.common import load_run, open_views
+from nerfturbo.data.scene import BUILTIN_PREFIX
+from nerfturbo.evaluation.paths import orbit_path
+from nerfturbo.export.frames import FrameMaker, Look
+from nerfturbo.export.mesh import MeshSettings, extract_mesh
+from nerfturbo.export.seen import SeenDepths
+from nerfturbo.export.video import can_write_mp4, video_writer
+from nerfturbo.export.volume import export_box, voxel_size
+
+PROTOCOL = (
+    "video: seconds for all frames of an orbit, rendering, copying and encoding included, best of three after one "
+    "warm-up frame; exports: one process each, seconds of the work without loading the run, peak memory of the "
+    "process; "
+    "surface: mean distance in voxels from mesh to truth (accuracy) and back (completeness, over what cameras see)"
+)
+
+
+def video(opened, cameras, folder: Path, n_frames: int, size: int) -> dict[str, float | int]:
+    path = orbit_path(cameras, opened.model.bounds.aabb.center, n_frames)
+    path = path.resized(torch.full_like(path.size, size))
+    maker = FrameMaker(opened.model, path, Look())
+    begun = time.perf_counter()
+    maker.frame(0)
+    first = time.perf_counter() - begun
+    rendered, encoded = [], []
+    for _ in range(3):
+        begun = time.perf_counter()
+        for index in range(n_frames):
+            maker.frame(index)
+        rendered.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        with video_writer(folder / ("orbit.mp4" if can_write_mp4() else "orbit.gif"), fps=24) as add:
+            for index in range(n_frames):
+                add(maker.frame(index)["color"])
+        encoded.append(time.perf_counter() - begun)
+    return {
+        "frames": n_frames,
+        "size": size,
+        "first_frame_seconds": first,
+        "rendered_seconds": min(rendered),
+        "with_encoding_seconds": min(encoded),
+    }
+
+
+def export(run: str, kind: str, out: Path, device: str, *flags: str) -> dict:
+    command = [sys.executable, "-m", "nerfturbo", "export", kind, run, str(out), "--json", "--device", device, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return {"error": done.stderr.strip().splitlines()[-1]}
+    return {name: value for name, value in json.loads(done.stdout).items() if name != "file"}
+
+
+def surface(opened, cameras, resolution: int) -> dict:
+    model, name = opened.model, opened.config.data.source.removeprefix(BUILTIN_PREFIX)
+    voxel = voxel_size(model, resolution)
+    mesh = extract_mesh(model, export_box(model, None), MeshSettings(resolution), cameras=cameras)
+    truth = surface_points(name, 50_000)
+    seen = SeenDepths.render(model, cameras).sees(truth.to(model.device), 2.0 * voxel).cpu()
+    return {"scene": name, "voxel": voxel} | asdict(score_surface(mesh, name, seen, truth, voxel=voxel))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--frames", type=int, default=120)
+    parser.add_argument("--size", type=int, default=800)
+    parser.add_argument("--resolution", type=int, default=256)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    opened = load_run(args.run, args.device)
+    train, test = open_views(opened.config)
+    values: dict = {"scene": train.name, "steps": opened.state.step}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        values["video"] = video(opened, test.cameras, folder, args.frames, args.size)
+        mesh_flags = ("--resolution", str(args.resolution))
+        values["exports"] = {
+            "mesh": export(args.run, "mesh", folder / "a.glb", args.device, *mesh_flags),
+            "mesh_100k_faces": export(
+                args.run, "mesh", folder / "b.ply", args.device, *mesh_flags, "--faces", "100000"
+            ),
+            "points": export(args.run, "points", folder / "c.ply", args.device),
+            "grid": export(args.run, "grid", folder / "d.npz", args.device),
+            "onnx": export(args.run, "onnx", folder / "e.onnx", args.device),
+        }
+    if opened.config.data.source.startswith(BUILTIN_PREFIX):
+        values["surface"] = surface(opened, train.cameras, args.resolution)
+    record = Record(
+        what="a video of a trained run, its exports, and its mesh against the exact surface",
+        protocol=PROTOCOL,
+        seed=opened.config.train.seed,
+        values=values,
+        machine=machine(args.device),
+    )
+    print(json.dumps(values, indent=1))
+    write_json(args.output, record)
+
+
+if __name__ == "__main__":
+    main()

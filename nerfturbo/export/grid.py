@@ -1,0 +1,49 @@
+"""The occupancy grid as a NumPy archive, for other renderers and for looking at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..sampling.crop import level_box, level_occupancy
+from ..sampling.occupancy_grid import OccupancyGrid
+
+
+def check_grid_path(path: Path) -> None:
+    """Refuse a file of another kind."""
+    if path.suffix.lower() != ".npz":
+        raise InputError(str(path), "a file ending in .npz", repr(path.suffix))
+
+
+def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = None) -> None:
+    """Write the levels, finest first; whole or not at all.
+
+    occupied     (levels, r, r, r) bool, x first
+    density      (levels, r, r, r) float32: the running maximum in each cell, -1 where no camera looks
+    low, high    (levels, 3) float64: the box of each level, in the coordinates of training
+    to_original  (4, 4) float64: original = to_original @ (x, y, z, 1)
+    """
+    r, levels = grid.config.resolution, grid.config.levels
+    boxes = [level_box(grid, level) for level in range(levels)]
+    thickness = grid.thickness.view(levels, r, r, r).float().cpu()
+    density = torch.where(thickness < 0.0, torch.full_like(thickness, -1.0), thickness / grid.step_size)
+    back = torch.eye(4, dtype=torch.float64) if to_original is None else to_original
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.npz")
+    try:
+        np.savez_compressed(
+            temporary,
+            occupied=level_occupancy(grid).cpu().numpy(),
+            density=density.numpy(),
+            low=np.array([box.low for box in boxes]),
+            high=np.array([box.high for box in boxes]),
+            to_original=back.cpu().numpy(),
+        )
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

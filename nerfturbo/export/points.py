@@ -1,0 +1,97 @@
+"""A point cloud of what the cameras of training see, with colours and normals."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.cameras import Cameras
+from ..errors import InputError
+from ..evaluation.camera_file import transform_points
+from ..rendering.model import NerfModel
+from ..rendering.normals import surface_normals
+from ..types import Aabb
+from .mesh import rotate_normals
+from .volume import Progress
+
+SOLID = 0.5
+RIM = 0.02  # optical thickness of one step from which a place counts as part of something
+
+
+@dataclass(frozen=True)
+class PointCloud:
+    """Coordinates are those of training."""
+
+    positions: Tensor  # (n, 3) float32
+    normals: Tensor  # (n, 3) unit length, or zero where the surface is unclear
+    colors: Tensor  # (n, 3) in [0, 1], sRGB
+
+
+def check_points_path(path: Path, n_points: int) -> None:
+    """Refuse what could not be written, before any work is done."""
+    if path.suffix.lower() != ".ply":
+        raise InputError(str(path), "a file ending in .ply", repr(path.suffix))
+    if not 1 <= n_points <= 1 << 28:
+        raise InputError("--points", f"1 to {1 << 28}", str(n_points))
+
+
+@torch.no_grad()
+def extract_points(
+    model: NerfModel, cameras: Cameras, box: Aabb, n_points: int, *, progress: Progress | None = None
+) -> PointCloud:
+    """About `n_points` points: pixels of the cameras, moved to their depth, those solid and inside the box."""
+    pixels = float(cameras.size.prod(-1).sum())
+    # Three times as many pixels as points, because many rays leave the scene.
+    scale = min(1.0, math.sqrt(3.0 * n_points / pixels))
+    small = cameras if scale == 1.0 else cameras.scaled(max(scale, 16.0 / int(cameras.size.max())))
+    low, high = box.tensor(model.device)
+    positions, colors = [], []
+    for index in range(len(small)):
+        image = model.render_image(small, index)
+        rays = small[index].to(model.device).image_rays(0)
+        points = rays.origins + rays.directions * image.depth.reshape(-1, 1)
+        keep = (image.opacity.reshape(-1) > SOLID) & (points >= low).all(-1) & (points <= high).all(-1)
+        points, rgb = points[keep], image.rgb.reshape(-1, 3)[keep]
+        # At the rim of things the mean depth lies between what is before and what is behind, where nothing is.
+        solid = model.field.density(points) * model.grid.step_size > RIM if points.shape[0] else keep[:0]
+        positions.append(points[solid])
+        colors.append(rgb[solid])
+        if progress is not None:
+            progress(0.8 * (index + 1) / len(small))
+    found, rgb = torch.cat(positions), torch.cat(colors)
+    if found.shape[0] == 0:
+        raise InputError("points", "at least one that a camera sees in the box", "none", "choose another --box")
+    if found.shape[0] > n_points:
+        order = torch.randperm(found.shape[0], generator=torch.Generator().manual_seed(0))[:n_points]
+        found, rgb = found[order.to(found.device)], rgb[order.to(found.device)]
+    normals = surface_normals(model.field, model.grid, found)
+    return PointCloud(found.cpu(), normals.cpu(), rgb.clamp(0.0, 1.0).cpu())
+
+
+def write_points(path: Path, cloud: PointCloud, to_original: Tensor | None = None) -> None:
+    """Write a binary PLY in the coordinates of the scene's own file; whole or not at all."""
+    fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
+    fields += [(name, "u1") for name in ("red", "green", "blue")]
+    rows = np.empty(cloud.positions.shape[0], dtype=fields)
+    positions = transform_points(cloud.positions, to_original).numpy()
+    normals = rotate_normals(cloud.normals, to_original).numpy()
+    colors = (cloud.colors * 255.0 + 0.5).to(torch.uint8).numpy()
+    for axis in range(3):
+        rows["xyz"[axis]], rows["n" + "xyz"[axis]] = positions[:, axis], normals[:, axis]
+        rows[("red", "green", "blue")[axis]] = colors[:, axis]
+    kinds = {"<f4": "float", "u1": "uchar"}
+    header = ["ply", "format binary_little_endian 1.0", f"element vertex {rows.shape[0]}"]
+    header += [f"property {kinds[kind]} {name}" for name, kind in fields] + ["end_header", ""]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.ply")
+    try:
+        temporary.write_bytes("\n".join(header).encode("ascii") + rows.tobytes())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

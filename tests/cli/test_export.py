@@ -1,0 +1,54 @@
+"""`nerfturbo export`: every kind from a run folder, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Nerfturbo
+
+REFERENCE = ["--backend", "reference"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "out", "flags"),
+    [
+        ("mesh", "a.glb", ["--resolution", "16", "--density", "0.5", "--keep-hidden"]),
+        ("points", "a.ply", ["--points", "50"]),
+        ("grid", "a.npz", []),
+    ],
+)
+def test_every_export_writes_its_file(
+    nerfturbo: Nerfturbo, run_folder: Path, kind: str, out: str, flags: list[str]
+) -> None:
+    result = nerfturbo("export", kind, run_folder, out, *flags, *REFERENCE, "--json")
+    if kind == "points" and result.code == 2:  # twelve steps may leave nothing solid to see
+        assert "at least one that a camera sees" in result.err
+        return
+    assert result.code == 0, result.err
+    assert Path(out).stat().st_size == result.json["bytes"] > 0 and result.json["seconds"] > 0
+    again = nerfturbo("export", kind, run_folder, out, *flags, *REFERENCE)
+    assert again.code == 2 and "--overwrite" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mesh", "RUN", "a.stl"], "ending in .glb, .ply, .obj"),
+        (["mesh", "RUN", "a.glb", "--density", "-1"], "--density"),
+        (["mesh", "RUN", "a.glb", "--resolution", "2"], "--resolution"),
+        (["mesh", "RUN", "a.glb", "--box", *"555666"], "what is occupied lies in"),
+        (["mesh", "RUN", "a.glb", "--density", "1e9", "--resolution", "16"], "densest point"),
+        (["points", "RUN", "a.obj"], "ending in .ply"),
+        (["points", "RUN", "a.ply", "--points", "0"], "--points"),
+        (["grid", "RUN", "a.npy"], "ending in .npz"),
+        (["onnx", "RUN", "a.pt"], "ending in .onnx"),
+        (["grid", "nowhere", "a.npz"], "nowhere: expected a run folder"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    nerfturbo: Nerfturbo, run_folder: Path, words: list[str], says: str
+) -> None:
+    result = nerfturbo("export", *[run_folder if word == "RUN" else word for word in words], *REFERENCE)
+    assert result.code == 2 and says in result.err and not list(Path(".").iterdir()), result.err
