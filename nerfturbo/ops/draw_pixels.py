@@ -57,10 +57,27 @@ def drawn_indices(
     return reference.drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
 
 
-def draw_pixels(pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int = 0) -> DrawnPixels:
-    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device."""
+def draw_pixels(
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int = 0,
+    indices: Tensor | None = None,
+) -> DrawnPixels:
+    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
+
+    `indices` (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any.
+    """
     if n_rays < 0:
         raise InputError("n_rays", "a count >= 0", str(n_rays))
+    if indices is not None:
+        check_shape("indices", indices, (n_rays,))
+        check_int("indices", indices, torch.int64)
+        check_device(pixels=pool.pixels, indices=indices)
     return DrawnPixels(
-        *implementation("draw_pixels", "draw_pixels", pool.poses)(pool, n_rays, seed=seed, step=step, first=first)
+        *implementation("draw_pixels", "draw_pixels", pool.poses)(
+            pool, n_rays, seed=seed, step=step, first=first, indices=indices
+        )
     )

@@ -39,6 +39,20 @@ def test_matches_reference(sized: tuple[Target, int], channels: int, on_device: 
         assert_close(name, getattr(results[0], name), getattr(results[1], name))
 
 
+def test_chosen_pixels_are_looked_up(sized: tuple[Target, int], poisoned_empty: None):
+    target, n = sized
+    require(target, "draw_pixels")
+    pool = make_pool(target.device)
+    indices = torch.randint(0, pool.pixels.shape[0], (n,), generator=generator(4)).to(target.device)
+    results = []
+    for backend in (target.backend, "reference"):
+        with use_backend(backend):  # type: ignore[arg-type]
+            results.append(draw_pixels(pool, n, seed=0, step=0, indices=indices))
+    for name in ("origins", "directions", "rgba", "image_indices"):
+        assert_close(name, getattr(results[0], name), getattr(results[1], name))
+    assert torch.equal(results[0].rgba, pool.pixels[indices].float() / 255.0)
+
+
 def test_uniform_over_pixels_of_all_pictures():
     pool = make_pool("cpu")
     n = 60_000

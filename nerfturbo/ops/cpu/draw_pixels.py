@@ -22,12 +22,17 @@ _SHIFT = 32 - BITS
 
 
 @jit(exact=True)
-def _look_up(first, last, words, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images):
-    """words (n_rays, 2): the top BITS bits of each make the 48-bit draw."""
+def _look_up(
+    first, last, words, indices, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images
+):
+    """words (n_rays, 2): the top BITS bits of each make the 48-bit draw, unless there are `indices`."""
     n_pixels = np.int64(pixels.shape[0])
     for ray in range(first, last):
-        high, low = np.int64(words[ray, 0] >> np.uint32(_SHIFT)), np.int64(words[ray, 1] >> np.uint32(_SHIFT))
-        pixel = (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
+        if indices.shape[0]:
+            pixel = indices[ray]
+        else:
+            high, low = np.int64(words[ray, 0] >> np.uint32(_SHIFT)), np.int64(words[ray, 1] >> np.uint32(_SHIFT))
+            pixel = (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
         below, above = 0, offsets.shape[0] - 1  # the picture with offsets[below] <= pixel < offsets[above]
         while above - below > 1:
             middle = (below + above) // 2
@@ -54,13 +59,14 @@ def _look_up(first, last, words, pixels, offsets, widths, poses, intrinsics, ori
 
 @torch.no_grad()
 def draw_pixels(
-    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int
+    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int, indices: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    device = pool.pixels.device
-    words = random_bits(n_rays, columns=2, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=device)
+    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
+    words = random_bits(n_rays if indices is None else 0, columns=2, **options).numpy().view(np.uint32)
+    chosen = np.empty(0, np.int64) if indices is None else array(indices)
     origins, directions = torch.empty(n_rays, 3), torch.empty(n_rays, 3)
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
     cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
     results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
-    launch(_look_up, n_rays, CHUNK, words.numpy().view(np.uint32), array(pool.pixels), *cameras, *results)
+    launch(_look_up, n_rays, CHUNK, words, chosen, array(pool.pixels), *cameras, *results)
     return origins, directions, rgba, images

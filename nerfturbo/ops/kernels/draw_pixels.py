@@ -27,6 +27,7 @@ def _draw_kernel(
     p_poses,
     p_intrinsics,
     p_step,
+    p_indices,
     p_origins,
     p_directions,
     p_rgba,
@@ -45,13 +46,16 @@ def _draw_kernel(
 ):
     i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_ray = i_ray < n_rays
-    if p_step is not None:
-        step = tl.load(p_step)
-    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
-    b_high = (b_word0 >> 8).to(tl.int64)
-    b_low = (b_word1 >> 8).to(tl.int64)
-    n_total = n_pixels.to(tl.int64)
-    i_pixel = (b_high * n_total + ((b_low * n_total) >> 24)) >> 24  # (BLOCK,) int64
+    if p_indices is not None:
+        i_pixel = tl.load(p_indices + i_ray, mask=m_ray, other=0)
+    else:
+        if p_step is not None:
+            step = tl.load(p_step)
+        b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+        b_high = (b_word0 >> 8).to(tl.int64)
+        b_low = (b_word1 >> 8).to(tl.int64)
+        n_total = n_pixels.to(tl.int64)
+        i_pixel = (b_high * n_total + ((b_low * n_total) >> 24)) >> 24  # (BLOCK,) int64
 
     i_image = tl.zeros([BLOCK], tl.int32)
     i_end = tl.zeros([BLOCK], tl.int32) + n_images
@@ -99,7 +103,7 @@ def _axis(p_row, b_x, b_y, m_ray):
 
 
 def draw_pixels(
-    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int
+    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int, indices: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device, channels = pool.pixels.device, pool.pixels.shape[1]
     origins = torch.empty((n_rays, 3), device=device)
@@ -116,6 +120,7 @@ def draw_pixels(
             pool.poses.contiguous(),
             pool.intrinsics.contiguous(),
             step if on_device else None,
+            indices,
             origins,
             directions,
             rgba,
@@ -136,23 +141,10 @@ def draw_pixels(
 
 
 _WORDS = dict.fromkeys(("n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"), "i32")
+_POINTERS = {"p_pixels": "*u8", "p_offsets": "*i64", "p_widths": "*i64", "p_poses": "*fp32", "p_intrinsics": "*fp32"}
+_POINTERS |= {"p_step": "*i64", "p_origins": "*fp32", "p_directions": "*fp32", "p_rgba": "*fp32", "p_images": "*i64"}
+_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK}
 COMPILE_CASES = [
-    CompileCase(
-        _draw_kernel,
-        {
-            "p_pixels": "*u8",
-            "p_offsets": "*i64",
-            "p_widths": "*i64",
-            "p_poses": "*fp32",
-            "p_intrinsics": "*fp32",
-            "p_step": "*i64",
-            "p_origins": "*fp32",
-            "p_directions": "*fp32",
-            "p_rgba": "*fp32",
-            "p_images": "*i64",
-            **_WORDS,
-        },
-        {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK},
-        num_warps=4,
-    )
+    CompileCase(_draw_kernel, _POINTERS | _WORDS, {"p_indices": None, **_SIZES}, num_warps=4, name="drawn"),
+    CompileCase(_draw_kernel, _POINTERS | {"p_indices": "*i64"} | _WORDS, _SIZES, num_warps=4, name="chosen"),
 ]

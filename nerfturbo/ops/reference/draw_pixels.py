@@ -25,10 +25,12 @@ def drawn_indices(
 
 
 def draw_pixels(
-    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int
+    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int, indices: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n_pixels = pool.pixels.shape[0]
-    pixel = drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=pool.pixels.device)
+    pixel = indices
+    if pixel is None:
+        n_pixels, device = pool.pixels.shape[0], pool.pixels.device
+        pixel = drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
     image = torch.searchsorted(pool.offsets, pixel, right=True) - 1
     local, width = pixel - pool.offsets[image], pool.widths[image]
     fx, fy, cx, cy = pool.intrinsics[image].unbind(-1)

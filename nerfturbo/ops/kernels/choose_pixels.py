@@ -1,0 +1,191 @@
+"""Pixel choice in Triton: random bits and binary searches in one launch, integers throughout.
+
+One program = BLOCK rays. The pixels equal the reference's bit for bit, the weights to rounding (fp32 here). No atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..choose_pixels import PixelGuide, PixelMask
+from ..random import Stream
+from ._common import CompileCase, signed_word
+from .random import philox
+
+BLOCK = 128
+_DRAW = ("n_rays", "step", "stream", "seed_low", "seed_high", "first")
+_GUIDED = (*_DRAW, "n_tiles", "n_drawable", "n_images", "side")
+
+
+@triton.jit
+def _scaled(b_word0, b_word1, n):
+    """The 48-bit draw times n."""
+    return ((b_word0 >> 8).to(tl.int64) * n + (((b_word1 >> 8).to(tl.int64) * n) >> 24)) >> 24
+
+
+@triton.jit
+def _last_not_above(p_values, n_values, b_value, m_ray, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """The greatest i with values[i] <= value, in an ascending array that begins at or below it and ends above it."""
+    i_below = tl.zeros([BLOCK], tl.int64)
+    i_above = tl.zeros([BLOCK], tl.int64) + (n_values - 1)
+    for _ in tl.static_range(STEPS):
+        i_middle = (i_below + i_above) // 2
+        m_below = tl.load(p_values + i_middle, mask=m_ray, other=0) <= b_value
+        i_below = tl.where(m_below, i_middle, i_below)
+        i_above = tl.where(m_below, i_above, i_middle)
+    return i_below
+
+
+@triton.jit
+def _count_bits(b_bits):
+    """Of values below 2^32."""
+    b_bits = b_bits - ((b_bits >> 1) & 0x55555555)
+    b_bits = (b_bits & 0x33333333) + ((b_bits >> 2) & 0x33333333)
+    b_bits = (b_bits + (b_bits >> 4)) & 0x0F0F0F0F
+    b_bits = b_bits + (b_bits >> 8)
+    return (b_bits + (b_bits >> 16)) & 0x3F
+
+
+@triton.jit
+def _nth_bit(b_word, b_rest):
+    """Where the bit of rank `rest` stands in a word: halves of it are skipped while they hold too few."""
+    b_place = b_rest * 0
+    for k in tl.static_range(6):
+        half = 32 >> k
+        b_count = _count_bits((b_word >> b_place) & ((1 << half) - 1))
+        m_skip = b_rest >= b_count
+        b_rest = tl.where(m_skip, b_rest - b_count, b_rest)
+        b_place = tl.where(m_skip, b_place + half, b_place)
+    return b_place
+
+
+@triton.jit(do_not_specialize=[*_DRAW, "n_words"])
+def _masked_kernel(
+    p_words, p_before, p_step, p_pixels, n_rays, n_words, step, stream, seed_low, seed_high, first,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_ray = i_ray < n_rays
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    b_rank = _scaled(b_word0, b_word1, tl.load(p_before + n_words))
+    i_word = _last_not_above(p_before, n_words + 1, b_rank, m_ray, STEPS, BLOCK)
+    b_rest = b_rank - tl.load(p_before + i_word, mask=m_ray, other=0)
+    b_flags = tl.load(p_words + i_word, mask=m_ray, other=-1)
+    tl.store(p_pixels + i_ray, i_word * 64 + _nth_bit(b_flags, b_rest), mask=m_ray)
+
+
+@triton.jit(do_not_specialize=list(_GUIDED))
+def _guided_kernel(
+    p_words, p_ends, p_first_tiles, p_offsets, p_widths, p_step, p_pixels, p_weights, p_tiles,
+    n_rays, n_tiles, n_drawable, n_images, side, step, stream, seed_low, seed_high, first,
+    TILE_STEPS: tl.constexpr, IMAGE_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_ray = i_ray < n_rays
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, b_word2, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    total = tl.load(p_ends + n_tiles - 1)
+    b_goal = _scaled(b_word0, b_word1, total)
+    i_tile = _last_not_above(p_ends, n_tiles, b_goal, m_ray, TILE_STEPS, BLOCK)
+    i_tile = tl.where(b_goal < tl.load(p_ends), 0, i_tile + 1)
+    b_before = tl.load(p_ends + i_tile - 1, mask=m_ray & (i_tile > 0), other=0)
+    b_share = tl.load(p_ends + i_tile, mask=m_ray, other=1) - b_before
+
+    i_image = _last_not_above(p_first_tiles, n_images + 1, i_tile, m_ray, IMAGE_STEPS, BLOCK)
+    b_offset = tl.load(p_offsets + i_image, mask=m_ray, other=0)
+    b_width = tl.load(p_widths + i_image, mask=m_ray, other=1)
+    b_height = (tl.load(p_offsets + i_image + 1, mask=m_ray, other=1) - b_offset) // b_width
+    b_across = (b_width + side - 1) // side
+    b_local = i_tile - tl.load(p_first_tiles + i_image, mask=m_ray, other=0)
+    b_top = (b_local // b_across) * side
+    b_left = (b_local % b_across) * side
+    b_columns = tl.minimum(b_width - b_left, side)
+    b_area = b_columns * tl.minimum(b_height - b_top, side)
+    b_inside = ((b_word2 >> 8).to(tl.int64) * b_area) >> 24
+    i_pixel = b_offset + (b_top + b_inside // b_columns) * b_width + b_left + b_inside % b_columns
+    b_weight = total.to(tl.float32) / n_drawable.to(tl.float32) * b_area.to(tl.float32) / b_share.to(tl.float32)
+    if p_words is not None:
+        b_flags = tl.load(p_words + i_pixel // 64, mask=m_ray, other=0)
+        b_weight = tl.where(((b_flags >> (i_pixel % 64)) & 1) != 0, b_weight, 0.0)
+    tl.store(p_pixels + i_ray, i_pixel, mask=m_ray)
+    tl.store(p_weights + i_ray, b_weight, mask=m_ray)
+    tl.store(p_tiles + i_ray, i_tile, mask=m_ray)
+
+
+@triton.jit(do_not_specialize=[*_DRAW, "n_images"])
+def _uniform_kernel(
+    p_offsets, p_step, p_pixels, n_rays, n_images, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr
+):
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    tl.store(p_pixels + i_ray, _scaled(b_word0, b_word1, tl.load(p_offsets + n_images)), mask=i_ray < n_rays)
+
+
+def _search_steps(n: int) -> int:
+    return max(1, (n - 1).bit_length() + 1)
+
+
+def choose_pixels(
+    offsets: Tensor,
+    widths: Tensor,
+    n_rays: int,
+    *,
+    mask: PixelMask | None,
+    guide: PixelGuide | None,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    device, n_images = offsets.device, widths.shape[0]
+    on_device = isinstance(step, Tensor)
+    p_step = step if on_device else None
+    numbers = (0 if on_device else signed_word(int(step)), int(Stream.PIXELS))
+    numbers += (signed_word(seed), signed_word(seed >> 32), first)
+    pixels = torch.empty(n_rays, dtype=torch.int64, device=device)
+    weights = tiles = None
+    if guide is not None:
+        weights, tiles = torch.empty(n_rays, device=device), torch.empty_like(pixels)
+    if n_rays == 0:
+        return pixels, weights, tiles
+    grid = (triton.cdiv(n_rays, BLOCK),)
+    if guide is not None:
+        n_tiles = guide.ends.shape[0]
+        _guided_kernel[grid](
+            None if mask is None else mask.words, guide.ends, guide.first_tiles, offsets, widths, p_step,
+            pixels, weights, tiles, n_rays, n_tiles, guide.n_drawable, n_images, guide.tile, *numbers,
+            TILE_STEPS=_search_steps(n_tiles), IMAGE_STEPS=_search_steps(n_images + 1), BLOCK=BLOCK,
+        )  # fmt: skip
+    elif mask is not None:
+        n_words = mask.words.shape[0]
+        steps = _search_steps(n_words + 1)
+        _masked_kernel[grid](
+            mask.words, mask.before, p_step, pixels, n_rays, n_words, *numbers, STEPS=steps, BLOCK=BLOCK
+        )
+    else:
+        _uniform_kernel[grid](offsets, p_step, pixels, n_rays, n_images, *numbers, BLOCK=BLOCK)
+    return pixels, weights, tiles
+
+
+def _cases() -> list[CompileCase]:
+    numbers = dict.fromkeys(_DRAW, "i32")
+    masked = {"p_words": "*i64", "p_before": "*i64", "p_step": "*i64", "p_pixels": "*i64", "n_words": "i32"}
+    guided = dict.fromkeys(("p_words", "p_ends", "p_first_tiles", "p_offsets", "p_widths", "p_step"), "*i64")
+    guided |= {"p_pixels": "*i64", "p_weights": "*fp32", "p_tiles": "*i64"}
+    uniform = {"p_offsets": "*i64", "p_step": "*i64", "p_pixels": "*i64", "n_images": "i32"}
+    steps = {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": BLOCK}
+    return [
+        CompileCase(_masked_kernel, masked | numbers, {"STEPS": 22, "BLOCK": BLOCK}, num_warps=4),
+        CompileCase(_guided_kernel, guided | dict.fromkeys(_GUIDED, "i32"), steps, num_warps=4),
+        CompileCase(_uniform_kernel, uniform | numbers, {"BLOCK": BLOCK}, num_warps=4),
+    ]
+
+
+COMPILE_CASES = _cases()
