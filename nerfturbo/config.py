@@ -21,6 +21,10 @@ class DataConfig:
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Whether a scene's files may name pictures outside its folder."""
+    cache: Literal["auto", "memory", "disk"] = "auto"
+    """Pixels in memory, or in a memory-mapped file that later starts find again; auto: disk where memory is short."""
+    pixels: Literal["auto", "device", "host"] = "auto"
+    """Where pixels stay while training; host: fetched ahead, step by step. auto: host where the device is too small."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,8 @@ class TrainConfig:
     """Between several processes, send gradients in this precision: half the bytes, rounded once per rank."""
     background: Literal["random", "white", "black"] = "random"
     """Behind transparent pixels in training; random teaches the field where it is empty."""
+    draw: Literal["uniform", "error"] = "uniform"
+    """Which pixels: all alike, or more of those where the error is large, with weights that keep the mean right."""
     loss: Literal["huber", "mse"] = "huber"
     """Colour loss; Huber's delta is 0.1."""
     seed: int = 0

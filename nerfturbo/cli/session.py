@@ -16,8 +16,9 @@ from types import FrameType
 
 import torch
 
-from ..config import to_dict
+from ..config import Config, to_dict
 from ..data.fitting import fitted_config
+from ..data.loading import LoadOptions, loading
 from ..data.scene import Scene
 from ..errors import CheckpointError, DistributedError
 from ..evaluation.preview import Preview
@@ -61,8 +62,7 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase(f"opening {config.data.source}")
     with compiling_early(plan.device, config.data.source) as helper:
         find_poses(config.data.source, display, wait=not writes)
-        data = config.data
-        train_scene, test_scene = open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
+        train_scene, test_scene = _open(config, display)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene)
         for note in (*train_scene.notes, *fitted):
@@ -71,6 +71,8 @@ def _run(plan: Plan, display: Display) -> int:
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
     display.phase("preparing the model")
     trainer = Trainer(config, train_scene, device=plan.device, team=team)
+    if trainer.device.type == "cuda" or trainer.sampler.on_host:
+        display.note(trainer.sampler.note)
     _try_field(trainer)
     if not writes:
         return _follow(trainer)
@@ -137,6 +139,12 @@ def _follow(trainer: Trainer) -> int:
         summary = trainer.fit()
     trainer.team.close()
     return 130 if stopped or summary.stopped_by == "interrupted" else 0
+
+
+def _open(config: Config, display: Display) -> tuple[Scene, Scene]:
+    with loading(LoadOptions(config.data.cache, lambda done, total: display.update(done / total))):
+        data = config.data
+        return open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
 
 
 def _try_field(trainer: Trainer) -> None:

@@ -55,6 +55,10 @@ class TrainArgs:
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Let a scene's files name pictures outside its folder."""
+    cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="PLACE")] = None
+    """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
+    pixels: Annotated[Literal["auto", "device", "host"] | None, tyro.conf.arg(metavar="PLACE")] = None
+    """Where pixels stay while a GPU trains; host fetches each step's ahead; auto where the GPU cannot hold them."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
     turntable: Annotated[int, tyro.conf.arg(metavar="FRAMES")] = 36
@@ -122,10 +126,12 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         from ..training.distributed import rank_device
 
         device = rank_device(device)
+    chosen = {"downscale": args.downscale, "cache": args.cache, "pixels": args.pixels}
+    data = replace(config.data, **{name: value for name, value in chosen.items() if value is not None})
+    config = replace(config, data=data)
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
-    source = config.data.source if args.scene is None else args.scene
-    data = replace(config.data, source=source, downscale=args.downscale or config.data.downscale)
+    data = replace(data, source=data.source if args.scene is None else args.scene)
     data = replace(data, allow_outside=args.allow_outside or data.allow_outside)
     run, args = _run_after_restart(args)
     return Plan(replace(config, data=data), device, args.output, run, args)

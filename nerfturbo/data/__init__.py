@@ -3,11 +3,13 @@
 from .batches import PixelBatch, PixelSampler
 from .cameras import Cameras
 from .images import ImagePool, composite_over, decode_image
+from .loading import LoadOptions, loading
 from .scene import Scene, hold_out, load_scene
 
 __all__ = [
     "Cameras",
     "ImagePool",
+    "LoadOptions",
     "PixelBatch",
     "PixelSampler",
     "Scene",
@@ -15,4 +17,5 @@ __all__ = [
     "decode_image",
     "hold_out",
     "load_scene",
+    "loading",
 ]

@@ -2,96 +2,197 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.draw_pixels import PixelPool, draw_pixels, drawn_indices
+from ..ops.choose_pixels import ChosenPixels, PixelMask, choose_pixels, pack_words
+from ..ops.draw_pixels import PixelPool, draw_pixels
 from ..types import Rays
 from .cameras import Cameras
 from .conventions import PIXEL_CENTER
+from .error_map import ErrorMap
+from .prefetch import DeviceFeed, HostPixels, Prefetcher
 from .scene import Scene
 
-_PART = 1 << 18  # pixels looked at at a time: bounds the memory of preparing
+PixelPlace = Literal["auto", "device", "host"]
+DEVICE_SHARE = 0.5  # of a device's free memory: the largest pool that `auto` moves there
+_PART = 1 << 18  # pixels looked at at a time, whole words of a mask: bounds the memory of preparing
 
 
 @dataclass(frozen=True)
 class PixelBatch:
-    """Rays and what the pictures show along them; four channels where the pictures have alpha (straight)."""
+    """Rays and what the pictures show along them; four channels where the pictures have alpha (straight).
+
+    `weights` say how much each ray counts in a mean, where hard pixels are drawn more often; None: all the same.
+    """
 
     rays: Rays
     rgba: Tensor  # (n_rays, 3 or 4) float32 in [0, 1]
+    weights: Tensor | None = None  # (n_rays,) float32
+    tiles: Tensor | None = None  # (n_rays,) int64, of the error map
+    error_map: ErrorMap | None = None  # that drew them
+
+    def add_errors(self, errors: Tensor, n_rays: Tensor | None = None) -> None:
+        """Tell the map that guided the draws how wrong the rays were (n,); only the first `n_rays` of them count."""
+        if self.error_map is None or self.tiles is None or self.weights is None:
+            return
+        counted = self.weights > 0.0
+        if n_rays is not None:
+            counted = counted & (torch.arange(errors.shape[0], device=errors.device) < n_rays)
+        self.error_map.add(self.tiles, errors, counted)
 
 
 class PixelSampler:
-    """Draws pixels uniformly over all pictures of a scene, whatever their sizes.
+    """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never.
 
     What is drawn depends on (seed, step, index of the ray) alone: ranks that draw rays `first`, `first + 1`, ... of one
-    batch, resumed runs and other devices see the same pixels. The scene moves to the device once, here.
+    batch, resumed runs and other devices see the same pixels.
+
+    The scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and
+    where they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs.
+    With `guided`, pixels are drawn more often where the error has been large, and batches have weights; their
+    `add_errors` says how large it was.
 
     Pinhole cameras draw by one fused op. Other lenses have no formula from pixel to ray: their pixels go through
     Newton's method, and those that no ray leads to are never drawn.
     """
 
-    def __init__(self, scene: Scene, device: torch.device | str = "cpu", seed: int = 0) -> None:
-        self.scene = scene.to(device)
-        self.device = self.scene.images.device
-        self.seed = seed
+    def __init__(
+        self,
+        scene: Scene,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        pixels: PixelPlace = "auto",
+        guided: bool = False,
+    ) -> None:
+        self.device, self.seed = torch.device(device), seed
+        self.on_host, self.note = place_pixels(scene, self.device, pixels)
+        if guided and self.on_host and self.device.type != "cpu":
+            hint = "draw uniformly, or load the pictures smaller with `downscale`"
+            raise InputError("guided", "pictures that the device holds", "pictures in host memory", hint)
+        self.scene = replace(scene, cameras=scene.cameras.to(device)) if self.on_host else scene.to(device)
+        mask = drawable_mask(scene)
+        self._mask = None if mask is None else mask.to(self.device)
         images, cameras = self.scene.images, self.scene.cameras
-        self._pool = PixelPool(
-            images.pixels,
-            images.offsets,
-            images.sizes[:, 0].contiguous(),
-            cameras.camera_to_world,
-            torch.cat([cameras.focal, cameras.center], dim=-1),
-        )
-        self._drawable = None if cameras.model == "pinhole" else _valid_pixels(self.scene)
+        self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
+        self.error_map = ErrorMap(images, self._mask) if guided else None
+        self._pool = None
+        if cameras.model == "pinhole" and not self.on_host:
+            intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
+            self._pool = PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
+        self._host = HostPixels(scene.images, mask, seed) if self.on_host else None
+        self._prefetcher = None if self._host is None else Prefetcher(self._host)
+        self._feed: DeviceFeed | None = None
 
     def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0) -> PixelBatch:
         """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device."""
-        cameras = self.scene.cameras
-        if cameras.model != "pinhole":
-            return self._draw_distorted(step, n_rays, first)
-        drawn = draw_pixels(self._pool, n_rays, seed=self.seed, step=step, first=first)
-        times = None if cameras.times is None else cameras.times[drawn.image_indices]
-        rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices)
-        return PixelBatch(rays, drawn.rgba)
+        chosen, guide = None, None if self.error_map is None else self.error_map.guide
+        if self._mask is not None or guide is not None or self._pool is None:
+            chosen = choose_pixels(
+                self._offsets,
+                self._widths,
+                n_rays,
+                mask=self._mask,
+                guide=guide,
+                seed=self.seed,
+                step=step,
+                first=first,
+            )
+        if self._pool is None:
+            assert chosen is not None
+            batch = self._look_up(chosen, step, n_rays, first)
+        else:
+            indices = None if chosen is None else chosen.indices
+            drawn = draw_pixels(self._pool, n_rays, seed=self.seed, step=step, first=first, indices=indices)
+            cameras = self.scene.cameras
+            times = None if cameras.times is None else cameras.times[drawn.image_indices]
+            batch = PixelBatch(Rays(drawn.origins, drawn.directions, times, drawn.image_indices), drawn.rgba)
+        if chosen is None or guide is None:
+            return batch
+        return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)
 
-    def _draw_distorted(self, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
-        pixels = self.scene.images.pixels
-        n_pixels = pixels.shape[0] if self._drawable is None else self._drawable.shape[0]
-        pixel = drawn_indices(n_pixels, n_rays, seed=self.seed, step=step, first=first, device=self.device)
-        if self._drawable is not None:
-            pixel = self._drawable[pixel]
-        image, x, y = _pixel_centers(self.scene, pixel)
+    def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
+        """Before a step whose number only the device knows: bring its colours, where the pictures are on the host.
+
+        `shares` are the first ray and the number of rays of each batch that the step draws.
+        """
+        if self._host is not None:
+            if self._feed is None or self._feed.shares != tuple(shares):
+                self._feed = DeviceFeed(self._host, tuple(shares), self.device)
+            self._feed.load(step)
+
+    def refresh(self) -> None:
+        """Draw by the errors added so far from now on."""
+        if self.error_map is not None:
+            self.error_map.refresh()
+
+    def state_tensors(self) -> list[Tensor]:
+        """What changes from step to step, in place."""
+        return [] if self.error_map is None else self.error_map.state_tensors()
+
+    def _look_up(self, chosen: ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
+        image, x, y = pixel_centers(self._offsets, self._widths, chosen.indices)
         rays = self.scene.cameras.rays(image, x, y)
-        return PixelBatch(rays, pixels[pixel].float() / 255.0)
+        if self._host is None or self._prefetcher is None:
+            return PixelBatch(rays, self.scene.images.pixels[chosen.indices].float() / 255.0)
+        if self.error_map is not None:  # only the device knows the draws, and it is this one
+            colours = self._host.images.gather(chosen.indices)
+        elif isinstance(step, Tensor) and self._feed is not None:
+            colours = self._feed.colours(first, n_rays)
+        elif first:
+            colours = self._host.fetch(int(step), n_rays, first)
+        else:
+            colours = self._prefetcher.get(int(step), n_rays)
+        return PixelBatch(rays, colours.to(self.device, non_blocking=True).float() / 255.0)
 
 
-def _pixel_centers(scene: Scene, pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Picture, x and y of pixels (m,) of the pool."""
-    images = scene.images
-    image = torch.searchsorted(images.offsets, pixel, right=True) - 1
-    local, width = pixel - images.offsets[image], images.sizes[image, 0]
-    row = torch.div(local, width, rounding_mode="floor")
-    return image, (local - row * width).float() + PIXEL_CENTER, row.float() + PIXEL_CENTER
+def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto") -> tuple[bool, str]:
+    """Whether the pictures stay in host memory while training runs on the device, and the words that say why."""
+    if wanted not in get_args(PixelPlace):
+        raise InputError("pixels", "one of " + ", ".join(get_args(PixelPlace)), repr(wanted))
+    size = scene.images.pixels.nbytes / 2**30
+    if wanted == "host" or (device.type == "cpu" and scene.images.file is not None):
+        where = "host memory" if scene.images.file is None else f"a file ({scene.images.file.path})"
+        return True, f"{size:.2f} GiB of pixels stay in {where}; each step's colours are fetched ahead"
+    if wanted == "device" or device.type != "cuda" or scene.images.device.type == "cuda":
+        return False, f"{size:.2f} GiB of pixels, where training runs"
+    free = torch.cuda.mem_get_info(device)[0] / 2**30
+    if size <= DEVICE_SHARE * free:
+        return False, f"{size:.2f} GiB of pixels move to the GPU, which has {free:.1f} GiB free"
+    why = f"they would fill more than half of the GPU's free {free:.1f} GiB"
+    return True, f"{size:.2f} GiB of pixels stay in host memory ({why}); each step's colours are fetched ahead"
 
 
-def _valid_pixels(scene: Scene) -> Tensor | None:
-    """(n,) int64, the pixels that a ray leads to; None where that is all of them."""
-    cameras, n_pixels = scene.cameras, scene.images.n_pixels
-    if _corners_are_valid(cameras):
-        return None
+def drawable_mask(scene: Scene) -> PixelMask | None:
+    """The pixels that count and that a ray leads to; None where that is all of them."""
+    mask, cameras, n_pixels = scene.images.mask, scene.cameras, scene.images.n_pixels
+    if cameras.model == "pinhole" or _corners_are_valid(cameras):
+        return mask
+    offsets, widths = scene.images.offsets, scene.images.sizes[:, 0].contiguous()
     parts = []
     for start in range(0, n_pixels, _PART):
         pixel = torch.arange(start, min(start + _PART, n_pixels), device=cameras.device)
-        parts.append(pixel[cameras.is_valid(*_pixel_centers(scene, pixel))])
-    valid = torch.cat(parts)
-    if valid.shape[0] == 0:
-        raise InputError("distortion", "coefficients that leave pixels to train on", "a lens that folds over at once")
-    return valid
+        parts.append(pack_words(cameras.is_valid(*pixel_centers(offsets, widths, pixel))))
+    words = torch.cat(parts)
+    try:
+        return PixelMask.of_words(words if mask is None else words & mask.words)
+    except InputError:
+        expected = "coefficients that leave pixels to train on"
+        raise InputError("distortion", expected, "a lens that folds over at once") from None
+
+
+def pixel_centers(offsets: Tensor, widths: Tensor, pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Picture, x and y of pixels (m,) of a pool."""
+    image = torch.searchsorted(offsets, pixel, right=True) - 1
+    local, width = pixel - offsets[image], widths[image]
+    row = torch.div(local, width, rounding_mode="floor")
+    return image, (local - row * width).float() + PIXEL_CENTER, row.float() + PIXEL_CENTER
 
 
 def _corners_are_valid(cameras: Cameras) -> bool:

@@ -25,6 +25,7 @@ from ..types import Aabb
 from .cameras import Cameras
 from .documents import image_path, number, pose, read_frames, read_json
 from .images import load_images, save_image
+from .masks import find_mask, mask_notes
 from .scene import Scene, Split, farthest_distance
 
 BLENDER_AABB = Aabb.cube(1.5)
@@ -40,7 +41,8 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
     placed = read_frames(document, file)
     poses = torch.stack([pose(frame.get("transform_matrix"), place) for frame, place in placed])
     paths = [image_path(folder, frame.get("file_path"), f"{place}: file_path") for frame, place in placed]
-    images = load_images(paths, downscale=downscale)
+    masks = [find_mask(folder, path) for path in paths]
+    images = load_images(paths, downscale=downscale, masks=masks)
     width = images.sizes[:, :1].float()
     cameras = Cameras(
         camera_to_world=poses,
@@ -59,6 +61,7 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
         split=split,
         has_alpha=images.channels == 4,
         source=str(folder),
+        notes=mask_notes(images, masks),
     )
 
 

@@ -1,9 +1,13 @@
-"""Pictures of any size in one uint8 pool: decoded in parallel, straight into place, never held twice."""
+"""Pictures of any size in one uint8 pool: decoded in parallel, straight into place, never held twice.
+
+The pool lies in memory, or in a memory-mapped file where memory would not hold it (`pool_file.py`, `loading.py`).
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..ops.choose_pixels import PixelMask, unpack_words
+from .loading import load_options
+from .masks import MaskFile, load_masks, pack_flags
+from .pool_file import MappedPool, PoolWriter, fits_memory, open_pool, pool_path
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -21,18 +29,24 @@ if TYPE_CHECKING:
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSING_ORIENTATIONS = (5, 6, 7, 8)
+_DECODED_BYTES = 11  # per pixel of a file while it is read: Pillow's picture, a converted one, and its bytes
+_DECODING_SHARE = 0.15  # of the pool: what all threads together may hold besides, but
+_DECODING_BYTES = 96 << 20  # this much in any case
 
 
 @dataclass(frozen=True)
 class ImagePool:
     """Pictures one after the other, each row by row. Picture i owns pixels offsets[i]:offsets[i + 1].
 
-    Colours are sRGB as in the file; a fourth channel is straight alpha.
+    Colours are sRGB as in the file; a fourth channel is straight alpha. Pixels outside `mask` are neither trained on
+    nor scored.
     """
 
     pixels: Tensor  # (total_pixels, 3 or 4) uint8
     offsets: Tensor  # (n + 1,) int64
     sizes: Tensor  # (n, 2) int64, width and height
+    mask: PixelMask | None = None  # None: every pixel counts
+    file: MappedPool | None = None  # where the pixels lie, if not in memory
 
     def __post_init__(self) -> None:
         if self.pixels.dim() != 2 or self.pixels.shape[1] not in (3, 4) or self.pixels.dtype != torch.uint8:
@@ -73,7 +87,21 @@ class ImagePool:
         index %= len(self)
         start, stop = self.offsets[index : index + 2].tolist()
         width, height = self.sizes[index].tolist()
+        if self.file is not None:
+            self.file.touch((stop - start) * self.channels)
         return self.pixels[start:stop].view(height, width, self.channels)
+
+    def image_mask(self, index: int) -> Tensor | None:
+        """(H, W) bool: which pixels of a picture count; None where all do."""
+        if self.mask is None:
+            return None
+        start, stop = self.offsets[index : index + 2].tolist()
+        width, height = self.sizes[index].tolist()
+        return unpack_words(self.mask.words, start, stop).view(height, width)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """(n, C) uint8: the pixels at `indices` (n,), wherever they lie."""
+        return torch.index_select(self.pixels, 0, indices) if self.file is None else self.file.gather(indices)
 
     def image(self, index: int) -> Tensor:
         """(H, W, C) float32 in [0, 1]."""
@@ -83,10 +111,23 @@ class ImagePool:
         """A pool of its own with some of the pictures, in the order given: this copies them."""
         sizes = self.sizes[torch.as_tensor(list(indices), dtype=torch.int64, device=self.device)]
         parts = [self.image_bytes(index).reshape(-1, self.channels) for index in indices]
-        return ImagePool(torch.cat(parts) if parts else self.pixels[:0], _offsets(sizes), sizes)
+        pixels, mask = torch.cat(parts) if parts else self.pixels[:0], None
+        if self.mask is not None:
+            flags = [self.image_mask(index) for index in indices]
+            words = pack_flags(flag.cpu().numpy() for flag in flags if flag is not None)
+            mask = PixelMask.of_words(words.to(self.device))
+        return ImagePool(pixels, _offsets(sizes), sizes, mask)
 
     def to(self, device: torch.device | str) -> ImagePool:
-        return ImagePool(self.pixels.to(device), self.offsets.to(device), self.sizes.to(device))
+        if self.file is not None and torch.device(device).type != "cpu":
+            pixels = torch.empty_like(self.pixels, device=device)
+            for index, (start, stop) in enumerate(itertools.pairwise(self.offsets.tolist())):
+                pixels[start:stop].copy_(self.image_bytes(index).view(-1, self.channels))
+        else:
+            pixels = self.pixels.to(device)
+        mask = None if self.mask is None else self.mask.to(device)
+        file = self.file if pixels is self.pixels else None
+        return ImagePool(pixels, self.offsets.to(device), self.sizes.to(device), mask, file)
 
 
 def composite_over(rgba: Tensor, background: Tensor | float) -> Tensor:
@@ -108,8 +149,8 @@ def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
 
     With alpha the mean is taken of premultiplied colours, so that what is invisible does not bleed into edges.
     """
-    image = _open_upright(Path(path))
-    return torch.from_numpy(_to_array(image, downscale, _has_alpha(image)))
+    image = open_upright(Path(path))
+    return torch.from_numpy(_to_array(image, downscale, _has_alpha(image)).copy())
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
@@ -117,25 +158,83 @@ def image_size(path: str | Path) -> tuple[int, int]:
     return _probe(Path(path))[0]
 
 
-def load_images(paths: Sequence[Path], *, downscale: int = 1) -> ImagePool:
-    """Decode files in parallel into one pool; it has four channels if any of them has alpha."""
+def load_images(
+    paths: Sequence[Path], *, downscale: int = 1, masks: Sequence[MaskFile | None] | None = None
+) -> ImagePool:
+    """Decode files in parallel into one pool; it has four channels if any of them has alpha.
+
+    `loading` says whether the pool lies in memory or in a file, and who hears about progress.
+    """
     if downscale < 1:
         raise InputError("downscale", "an integer >= 1", str(downscale))
     if not paths:
         raise InputError("paths", "at least one image", "none")
-    with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as threads:
+    with ThreadPoolExecutor(max_workers=_threads()) as threads:
         probes = list(threads.map(_probe, paths))
-        sizes = torch.tensor([_downscaled(probe[0], downscale) for probe in probes], dtype=torch.int64)
-        alpha = any(probe[1] for probe in probes)
-        offsets = _offsets(sizes)
-        pool = ImagePool(_allocate(int(offsets[-1]), 4 if alpha else 3), offsets, sizes)
+    sizes = torch.tensor([_downscaled(probe[0], downscale) for probe in probes], dtype=torch.int64)
+    channels = 4 if any(probe[1] for probe in probes) else 3
+    mask = None if masks is None else load_masks(masks, sizes)
+    offsets = _offsets(sizes)
+    n_bytes = int(offsets[-1]) * channels
+    largest = max(width * height for (width, height), _ in probes) * _DECODED_BYTES
+    workers = int(max(_DECODING_BYTES, _DECODING_SHARE * n_bytes) // largest)
+    job = _Decoding(paths, downscale, offsets, sizes, channels, max(1, min(_threads(), workers)))
+    cache = load_options().cache
+    if cache == "memory" or (cache == "auto" and fits_memory(n_bytes)):
+        return ImagePool(job.into_memory(), offsets, sizes, mask)
+    file = job.into_file(n_bytes)
+    return ImagePool(file.pixels, offsets, sizes, mask, file)
 
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Pictures on their way to the pool."""
+
+    paths: Sequence[Path]
+    downscale: int
+    offsets: Tensor
+    sizes: Tensor
+    channels: int
+    workers: int  # few where pictures are large, so that what they hold besides the pool stays small
+
+    def into_memory(self) -> Tensor:
+        pixels = _allocate(int(self.offsets[-1]), self.channels)
+        pool = ImagePool(pixels, self.offsets, self.sizes)
+        self._run(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
+        return pixels
+
+    def into_file(self, n_bytes: int) -> MappedPool:
+        """The file of an earlier run, where nothing has changed; else a new one."""
+        path = pool_path(self.paths, (self.downscale, self.channels))
+        found = open_pool(path, n_bytes, self.channels)
+        if found is not None:
+            return found
+        writer = PoolWriter(path, n_bytes)
+        try:
+            firsts = (self.offsets * self.channels).tolist()
+            self._run(lambda index, array: writer.write(firsts[index], array))
+            writer.finish()
+        finally:
+            writer.abandon()
+        return MappedPool(path, n_bytes, self.channels)
+
+    def _run(self, store: Callable[[int, np.ndarray], object]) -> None:
         def decode(index: int) -> None:
-            array = _to_array(_open_upright(paths[index]), downscale, alpha)
-            pool.image_bytes(index).copy_(torch.from_numpy(array))
+            image = open_upright(self.paths[index])
+            store(index, _to_array(image, self.downscale, self.channels == 4))
 
-        list(threads.map(decode, range(len(paths))))
-    return pool
+        report = load_options().on_progress
+        threads = ThreadPoolExecutor(max_workers=self.workers)
+        try:
+            for done, _ in enumerate(threads.map(decode, range(len(self.paths))), start=1):
+                if report is not None:
+                    report(done, len(self.paths))
+        finally:
+            threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
+
+
+def _threads() -> int:
+    return min(16, 2 * (os.cpu_count() or 1))
 
 
 def save_image(path: Path, image: Tensor) -> None:
@@ -176,13 +275,15 @@ def _open(path: Path) -> Image.Image:
         raise _undecodable(path, error) from None
 
 
-def _open_upright(path: Path) -> Image.Image:
+def open_upright(path: Path) -> Image.Image:
+    """A decoded picture, turned as its EXIF tag says."""
     from PIL import Image, ImageOps
 
     with _open(path) as image:
         try:
             image.load()
-            return ImageOps.exif_transpose(image)
+            ImageOps.exif_transpose(image, in_place=True)
+            return image
         except (OSError, ValueError, SyntaxError, EOFError, IndexError, Image.DecompressionBombError) as error:
             raise _undecodable(path, error) from None
 
@@ -214,9 +315,10 @@ def _to_array(image: Image.Image, downscale: int, alpha: bool) -> np.ndarray:
         raise InputError("downscale", "an integer >= 1", str(downscale))
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip at 255 instead of scaling
         image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-    image = image.convert("RGBA" if alpha else "RGB")
+    mode = "RGBA" if alpha else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     if downscale > 1:  # Pillow premultiplies RGBA for the mean and divides it out again
         whole = image.width % downscale == 0 and image.height % downscale == 0  # then the exact mean, rounded once
         size = _downscaled(image.size, downscale)
         image = image.reduce(downscale) if whole else image.resize(size, Image.Resampling.BOX)
-    return np.array(image)
+    return np.asarray(image)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import InputError
 from .cameras import CameraModel, Cameras
 from .images import load_images
+from .masks import find_mask, mask_notes
 from .placement import Placement, place, placed_poses
 from .scene import MissingSplitError, Scene, Split
 
@@ -54,6 +55,8 @@ class View:
     pose: Tensor  # (3, 4) float64, camera to world, OpenGL axes
     lens: Lens
     split: Split
+    mask: Path | None = None  # the one the file names, if it names any
+    time: float | None = None  # in [0, 1]
 
 
 def every_nth_is_test(index: int, n_views: int) -> Split:
@@ -81,7 +84,8 @@ def posed_scene(
         raise MissingSplitError(str(folder), f"views of the {split} split", "none", f"it has {found}")
     cameras = cameras_of(views, folder)
     poses = torch.stack([view.pose for view in views])
-    images = load_images([views[index].image for index in chosen], downscale=downscale)
+    masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
+    images = load_images([views[index].image for index in chosen], downscale=downscale, masks=masks)
     has_alpha = images.channels == 4
     if placing is None:
         placement = place(cameras, poses, points, is_object=has_alpha)
@@ -102,7 +106,7 @@ def posed_scene(
         source=str(folder),
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
-        notes=notes + placement.notes,
+        notes=notes + placement.notes + mask_notes(images, masks),
     )
 
 
@@ -117,9 +121,19 @@ def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
         focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),
         center=torch.tensor([view.lens.center for view in views], dtype=torch.float32),
         size=torch.tensor([(view.lens.width, view.lens.height) for view in views]),
+        times=_times_of(views, folder),
         model=model,
         distortion=None if model == "pinhole" else torch.tensor([view.lens.distortion for view in views]),
     )
+
+
+def _times_of(views: Sequence[View], folder: Path) -> Tensor | None:
+    times = [view.time for view in views if view.time is not None]
+    if not times:
+        return None
+    if len(times) != len(views):
+        raise InputError(str(folder), "a time in every frame or in none", f"{len(times)} of {len(views)}")
+    return torch.tensor(times, dtype=torch.float32)
 
 
 def _check_shape(image: Path, size: list[int], expected: list[int]) -> None:

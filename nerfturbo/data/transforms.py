@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..types import Aabb
 from .cameras import CameraModel
-from .documents import find_image, number, pose, read_frames, read_json, shown
+from .documents import find_image, image_path, number, pose, read_frames, read_json, shown
 from .images import image_size
 from .placement import MAX_LEVELS, Placement, keep_place
 from .posed import Lens, View, every_nth_is_test, posed_scene
@@ -55,11 +55,11 @@ def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1)
     splits, split_note = _splits(document, frames, paths, file)
     poses = [pose(frame.get("transform_matrix"), where).double() for frame, where in frames]
     lenses = [_lens(document, frame, path) for frame, path in zip(frames, paths, strict=True)]
-    views = [View(*entry) for entry in zip(paths, poses, lenses, splits, strict=True)]
+    masks = [_mask(folder, frame) for frame in frames]
+    times = [number(frame["time"], f"{where}: time") if "time" in frame else None for frame, where in frames]
+    views = [View(*entry) for entry in zip(paths, poses, lenses, splits, masks, times, strict=True)]
     views.sort(key=lambda view: view.image.as_posix())
     notes += (split_note,)
-    if any("mask_path" in frame for frame, _ in frames):
-        notes += ("warning: masks are not used yet; masked pixels are trained like all others",)
     back = _before_export(document, file)
     if "aabb_scale" not in document:
         scene = posed_scene(folder, views, split, downscale=downscale, notes=notes)
@@ -85,6 +85,14 @@ def _with_pictures(folder: Path, listed: list[Frame]) -> tuple[list[Frame], list
     if len(frames) < len(listed):
         notes += (f"warning: {len(listed) - len(frames)} frames left out, because their pictures are not there",)
     return frames, [path for path in found if path is not None], notes
+
+
+def _mask(folder: Path, placed_frame: Frame) -> Path | None:
+    """The mask a frame names; one that is not there is an error, because what it hides would be trained on."""
+    frame, where = placed_frame
+    if frame.get("mask_path") is None:
+        return None
+    return image_path(folder, frame["mask_path"], f"{where}: mask_path")
 
 
 def _lens(document: dict[str, Any], placed_frame: Frame, path: Path) -> Lens:

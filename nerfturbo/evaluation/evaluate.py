@@ -71,7 +71,10 @@ def evaluate(
     with_ssim: bool = True,
     on_view: ViewCallback | None = None,
 ) -> Evaluation:
-    """Render the views (all of them unless given) over the background and compare them with the truth, in floats."""
+    """Render the views (all of them unless given) over the background and compare them with the truth, in floats.
+
+    Pixels outside a picture's mask, and those that no ray leads to, do not count.
+    """
     chosen = choose_views(len(scene)) if views is None else views
     scores = []
     for score, image, truth in _score_views(model, scene, chosen, background, with_ssim=with_ssim):
@@ -97,5 +100,10 @@ def _score_views(
             torch.cuda.synchronize(model.device)
         seconds = time.perf_counter() - start
         truth = truth_image(scene, index, background).to(model.device)
-        similarity = ssim(image.rgb, truth) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
-        yield ViewScore(index, psnr(image.rgb, truth), similarity, seconds), image, truth
+        counts = scene.used_pixels(index)
+        if counts is not None:
+            counts = counts.to(model.device)
+            if not bool(counts.any()):
+                continue  # a picture that its mask covers whole says nothing
+        similarity = ssim(image.rgb, truth, counts) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
+        yield ViewScore(index, psnr(image.rgb, truth, counts), similarity, seconds), image, truth

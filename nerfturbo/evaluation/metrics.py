@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -19,25 +20,36 @@ def psnr_from_mse(mse: float) -> float:
     return -10.0 * math.log10(mse) if mse > 0.0 else math.inf
 
 
-def psnr(image: Tensor, truth: Tensor) -> float:
+def psnr(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
     """Peak signal-to-noise ratio in dB of two pictures (height, width, channels) in [0, 1].
+
+    With `counts` (height, width) bool only those pixels are compared.
 
     >>> import torch
     >>> round(psnr(torch.full((4, 4, 3), 0.6), torch.full((4, 4, 3), 0.5)), 3)
     20.0
     """
     _check_same_shape(image, truth)
-    return psnr_from_mse(float((image.double() - truth.double()).square().mean()))
+    square = (image.double() - truth.double()).square()
+    return psnr_from_mse(float((square if counts is None else square[counts]).mean()))
 
 
-def ssim(image: Tensor, truth: Tensor) -> float:
-    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two pictures (height, width, channels)."""
+def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
+    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two pictures (height, width, channels).
+
+    With `counts` (height, width) bool it is the mean over windows around those pixels, in which the others agree.
+    """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     _check_same_shape(image, truth)
     if min(image.shape[:2]) < 11:
         raise InputError("image", "at least 11 x 11 pixels, the window of SSIM", f"{tuple(image.shape[:2])}")
+    if counts is not None:
+        image = torch.where(counts[..., None], image, truth)
     batches = [picture.permute(2, 0, 1)[None].float() for picture in (image, truth)]
+    if counts is not None:
+        whole = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0, return_full_image=True)
+        return float(whole[1][0].permute(1, 2, 0)[counts].mean())
     value = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0)
     return float(value if isinstance(value, Tensor) else value[0])
 

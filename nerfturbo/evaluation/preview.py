@@ -55,4 +55,6 @@ class Preview:
         temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")  # whoever watches the file never sees half of it
         save_image(temporary, large)
         temporary.replace(path)
-        return psnr(render, truth)
+        counts = self._scene.used_pixels(self._index)
+        counts = None if counts is None else counts.cpu()[rows[:, None], columns]
+        return psnr(render, truth, None if counts is None or not bool(counts.any()) else counts)

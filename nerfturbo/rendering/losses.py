@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,15 +14,25 @@ HUBER_DELTA = 0.1
 
 
 def color_loss(
-    rgb: Tensor, target: Tensor, *, kind: Literal["huber", "mse"] = "huber", n_rays_kept: Tensor | None = None
+    rgb: Tensor,
+    target: Tensor,
+    *,
+    kind: Literal["huber", "mse"] = "huber",
+    n_rays_kept: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """() mean over rays and channels; rays from `n_rays_kept` on do not count, on either side of the fraction."""
+    """() mean over rays and channels; rays from `n_rays_kept` on do not count, on either side of the fraction.
+
+    With `weights` (n_rays,) each ray's part of the sum is multiplied by its own; the number of rays is not.
+    """
     error = rgb.float() - target.float() if rgb.dtype != torch.float64 else rgb - target
     if kind == "mse":
         values = error.square()
     else:
         values = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=HUBER_DELTA)
         values = values / HUBER_DELTA
+    if weights is not None:
+        values = values * weights[:, None]
     if n_rays_kept is None:
         return values.mean() if values.numel() else values.sum()
     kept = torch.arange(rgb.shape[0], device=rgb.device) < n_rays_kept
@@ -49,3 +59,23 @@ def distortion_loss(weights: Tensor, samples: PackedSamples) -> Tensor:
     pairs = 2.0 * weights * (middle * before - moment)
     alone = weights.square() * (samples.t_ends - samples.t_starts) / 3.0
     return packed_sum(pairs + alone, samples.offsets)
+
+
+class _WeighGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(weights)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (weights,) = ctx.saved_tensors
+        return grad * weights[:, None].to(grad.dtype), None  # values, weights
+
+
+def weigh_gradient(values: Tensor, weights: Tensor) -> Tensor:
+    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,).
+
+    A loss that is a sum over rays is weighted by ray this way, whatever computes it.
+    """
+    return _WeighGradient.apply(values, weights)

@@ -60,6 +60,7 @@ class DeviceStep:
         self._events = [torch.cuda.Event(), torch.cuda.Event()]
         self._chunk = 0
         self._seen = (0, 0)  # rays and samples already reported
+        self._refresh: Callable[[], None] | None = None  # of an error map
         self._checked = 0  # steps whose non-finite flags were already reported
 
     @property
@@ -83,9 +84,10 @@ class DeviceStep:
         state, optimizer, grid = self.state, self.optimizer, self.model.grid
         kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
         kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count]
-        kept += optimizer.averages
+        kept += [*optimizer.averages, *self.sampler.state_tensors()]
         saved = [tensor.clone() for tensor in kept]
         with torch.cuda.stream(self._stream):
+            self.sampler.feed(int(state.step), self._shares())
             for all_cells in (True, False):
                 self._grid_function(all_cells)()
             for _ in range(WARMUP_STEPS):
@@ -94,6 +96,8 @@ class DeviceStep:
             for all_cells in (True, False):
                 self._update_grid[all_cells] = self._recorded_grid(all_cells)
             self._run_step = self._recorded_step()
+            if self.sampler.error_map is not None:
+                self._refresh = self._recorded(self.sampler.refresh)
             for tensor, value in zip(kept, saved, strict=True):
                 tensor.copy_(value)
             optimizer.found_inf.zero_()
@@ -108,14 +112,17 @@ class DeviceStep:
         self.prepare()
         assert self._run_step is not None
         grid = self.model.grid.config
-        n_steps = min(limit, grid.update_every - step % grid.update_every)
+        n_steps, shares = min(limit, grid.update_every - step % grid.update_every), self._shares()
         with torch.cuda.stream(self._stream):
             if self._chunk == 0:
                 self.state.step.fill_(step)
                 self._checked = step
             if grid.enabled and step % grid.update_every == 0:
                 self._update_grid[step < grid.warmup_steps]()
-            for _ in range(n_steps):
+            if self._refresh is not None and step % grid.update_every == 0:
+                self._refresh()
+            for number in range(step, step + n_steps):
+                self.sampler.feed(number, shares)
                 self._run_step()
             slot = self._chunk % 2
             self._host_ring[slot].copy_(self.state.ring, non_blocking=True)
@@ -124,6 +131,13 @@ class DeviceStep:
         record = self._report(step, n_steps)
         self._chunk += 1
         return record
+
+    def _shares(self) -> list[tuple[int, int]]:
+        """First ray and number of rays of each batch that this rank draws in a step."""
+        all_rays = self.budget.max_rays * self.team.world
+        share = self.stages.split(0, self.team.rank, self.team.world, all_rays)
+        parts = range(self.model.config.train.accumulate)
+        return [(share.first + part * all_rays, share.count) for part in parts]
 
     def _body(self) -> None:
         if self.team.alone:

@@ -18,7 +18,7 @@ from ..ops.composite import visibility
 from ..ops.composite_loss import LossRule, composite_loss
 from ..ops.packed import compact
 from ..ops.random import Stream, random_uniform
-from ..rendering.losses import color_loss
+from ..rendering.losses import color_loss, weigh_gradient
 from ..rendering.model import NerfModel
 from ..rendering.render import field_functions, ray_marching, volume_rendering
 from ..types import PackedSamples, Rays
@@ -118,16 +118,26 @@ def render_and_compare(
     model: NerfModel, batch: PixelBatch, samples: PackedSamples, background: Tensor, loss_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The loss of the rays that were kept, differentiable, and their mean squared error."""
-    kind = model.config.train.loss
+    kind, weights, kept = model.config.train.loss, batch.weights, samples.n_rays_kept
     if isinstance(model.field, RayField):
         raw = model.field.sample_logits(batch.rays, samples)
+        if weights is not None:
+            raw = weigh_gradient(raw, weights[samples.ray_indices])
         out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
-        return out.loss, out.mse
-    _, rgb_sigma_fn = field_functions(model.field, batch.rays)
-    rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
-    target = target_over(batch, background)
-    loss = color_loss(rgb, target, kind=kind, n_rays_kept=samples.n_rays_kept)
-    return loss, color_loss(rgb.detach(), target, kind="mse", n_rays_kept=samples.n_rays_kept)
+        if weights is None:
+            return out.loss, out.mse
+        loss, rgb, target = out.loss, out.rgb, target_over(batch, background)
+    else:
+        _, rgb_sigma_fn = field_functions(model.field, batch.rays)
+        rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
+        target = target_over(batch, background)
+        loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
+    mse = color_loss(rgb.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
+    if weights is not None:  # what is reported is the mean over all pixels too, not over those that were drawn
+        value = color_loss(rgb.detach(), target, kind=kind, n_rays_kept=kept, weights=weights)
+        loss = loss + (value - loss.detach())
+        batch.add_errors((rgb.detach() - target).abs().mean(-1), kept)
+    return loss, mse
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,8 @@ class TrainingStep:
         grid = self.model.grid.config
         if grid.enabled and step % grid.update_every == 0:
             self.stages.update_grid(self.model, step, team=self.team)
+        if step % grid.update_every == 0:
+            self.sampler.refresh()
         result = self._accumulate(step)
         self.optimizer.step()
         skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +14,10 @@ import torch
 
 from ..config import Config, from_dict, to_dict
 from ..data.batches import PixelSampler
+from ..data.fitting import fitted_config
 from ..data.scene import Scene
 from ..fields import InstantNGP, VanillaNeRF
+from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
 from .distributed import Team
@@ -27,6 +30,8 @@ from .step import StepRecord, TrainingStep
 
 Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
+_LOG = logging.getLogger(__name__)
+_NO_STEP_LIMIT = 1_000_000_000  # a time limit alone ends the run
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class Trainer:
         self.config, self.scene, self.device = config, scene, torch.device(device)
         self.team = team or Team()
         self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
-        self.sampler = PixelSampler(scene, self.device, config.train.seed)
+        guided = config.train.draw == "error"
+        self.sampler = PixelSampler(scene, self.device, config.train.seed, pixels=config.data.pixels, guided=guided)
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
         self.stepper = make_stepper(self.model, self.sampler, self.optimizer, stages=stages, team=self.team)
         self.callbacks = list(callbacks)
@@ -86,6 +92,8 @@ class Trainer:
         self._stop_reason: Stop = "callback"
         self._seconds, self._started = 0.0, None
         self._agreed_seconds = 0.0
+        if scene.grid_levels > 1 and config.grid.levels == 1:
+            _LOG.warning("%s has no end, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
         frusta = scene.cameras.enclosing_pinholes()
         self.unseen_fraction = 0.0
         if frusta is not None and config.grid.enabled:
@@ -93,6 +101,30 @@ class Trainer:
             self.unseen_fraction = self.model.grid.mark_invisible(
                 frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near
             )
+
+    @classmethod
+    def for_scene(
+        cls,
+        scene: Scene,
+        config: Config | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        steps: int | None = None,
+        time_limit: float | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Trainer:
+        """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
+
+        What the scene changes (`fitted_config`: nested grids, growing steps and so on for one without an end) is
+        logged and stands in `config`; values chosen by hand stay. Trainer(config, scene) takes the config as it is.
+        """
+        config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene)
+        for note in notes:
+            _LOG.info("%s: %s", scene.name, note)
+        limit = _NO_STEP_LIMIT if steps is None and time_limit is not None else steps
+        given = {"steps": limit, "time_limit": time_limit}
+        train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
+        return cls(replace(config, train=train), scene, device=device, callbacks=callbacks)
 
     @property
     def train_seconds(self) -> float:

@@ -1,0 +1,172 @@
+"""Pixels in a memory-mapped file: for pools that memory does not hold, and for opening a scene again at once.
+
+The file lies in the cache folder under a name made from the pictures' paths, sizes and dates, so that a changed picture
+gives another file. It is written beside its place and renamed when complete.
+
+Linux counts the mapped pages a process has touched as its memory, and maps up to megabytes around each touch. So pixels
+are gathered in the order of their places, and what has been passed is given back: the pages stay in the system's cache
+while there is room, and the process stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .builtin_cache import cache_folder
+
+VERSION = 1
+RESIDENT_BYTES = 256 << 20  # of a mapping, at most: a power of two
+MEMORY_SHARE = 0.6  # of what is free: the largest pool that `auto` keeps in memory
+DISK_SHARE = 0.25  # of the disk: all pool files together; the oldest go first
+
+
+class MappedPool:
+    """A complete pool file, mapped: (n_pixels, channels) uint8."""
+
+    def __init__(self, path: Path, n_bytes: int, channels: int) -> None:
+        with path.open("rb") as file:  # private pages: whoever writes to the tensor does not change the file
+            self._map = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_COPY)
+        self.path, self.channels, self._touched = path, channels, 0
+        self.pixels = torch.frombuffer(self._map, dtype=torch.uint8).view(-1, channels)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """(n, channels) uint8 at `indices` (n,), holding no more than RESIDENT_BYTES of the file in memory."""
+        part = RESIDENT_BYTES // self.channels
+        ordered, order = indices.sort()
+        out = torch.empty((indices.shape[0], self.channels), dtype=torch.uint8)
+        bounds = torch.arange(0, self.pixels.shape[0] + part, part)
+        starts = torch.searchsorted(ordered, bounds).tolist()
+        for start, stop in itertools.pairwise(starts):
+            if start < stop:
+                out[order[start:stop]] = torch.index_select(self.pixels, 0, ordered[start:stop])
+                self._release()
+        return out
+
+    def touch(self, n_bytes: int) -> None:
+        """After reading a part in one piece: give pages back once many have been touched."""
+        self._touched += n_bytes
+        if self._touched > RESIDENT_BYTES // 2:
+            self._release()
+
+    def _release(self) -> None:
+        self._touched = 0
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class PoolWriter:
+    """Writes pictures to their places from any number of threads; `finish` makes the file complete."""
+
+    def __init__(self, path: Path, n_bytes: int) -> None:
+        self.path, self.n_bytes, self._lock = path, n_bytes, threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_room(path.parent, n_bytes)
+            handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+        except OSError as error:
+            raise _not_writable(path.parent, error) from None
+        self._temporary, self._file = Path(name), os.fdopen(handle, "wb")
+
+    def write(self, first_byte: int, array: np.ndarray) -> None:
+        try:
+            with self._lock:
+                self._file.seek(first_byte)
+                self._file.write(np.ascontiguousarray(array).reshape(-1).data)
+        except OSError as error:
+            raise _not_writable(self.path.parent, error) from None
+
+    def finish(self) -> None:
+        try:
+            self._file.truncate(self.n_bytes)
+            self._file.close()
+            os.replace(self._temporary, self.path)
+        except OSError as error:
+            raise _not_writable(self.path.parent, error) from None
+
+    def abandon(self) -> None:
+        """Leave nothing behind; harmless after `finish`."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def pool_path(pictures: Sequence[Path], settings: Sequence[int]) -> Path:
+    """Where the pool of these pictures, read with these settings, belongs."""
+    facts = [[str(path.resolve()), (found := path.stat()).st_size, found.st_mtime_ns] for path in pictures]
+    key = hashlib.sha256(json.dumps([VERSION, list(settings), facts]).encode()).hexdigest()[:32]
+    try:
+        return cache_folder() / "pools" / f"{key}.u8"
+    except RuntimeError:  # no home folder
+        raise InputError("NERFTURBO_CACHE", "a folder for the pool", "neither it nor a home folder") from None
+
+
+def open_pool(path: Path, n_bytes: int, channels: int) -> MappedPool | None:
+    """The file of an earlier load, or None where there is none of the right size."""
+    try:
+        if path.stat().st_size != n_bytes:
+            return None
+        os.utime(path)  # the least recently used files are removed first
+        return MappedPool(path, n_bytes, channels)
+    except OSError:
+        return None
+
+
+def fits_memory(n_bytes: int) -> bool:
+    """Whether a pool leaves enough of the free memory to everything else."""
+    free = available_memory()
+    return free is None or n_bytes <= MEMORY_SHARE * free
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be used without swapping, by the system and by a container's limit; None: not known."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        facts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        found.append(limit - used + int(facts["file"]))  # cached files make room when asked
+    if not found and sys.platform != "win32":
+        with contextlib.suppress(OSError, ValueError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return max(0, min(found)) if found else None
+
+
+def _make_room(folder: Path, n_bytes: int) -> None:
+    """Remove the least recently used pools until the new one fits; refuse what the disk cannot hold."""
+    disk = shutil.disk_usage(folder)
+    old = sorted(folder.glob("*.u8"), key=lambda path: path.stat().st_mtime)
+    total = sum(path.stat().st_size for path in old)
+    free = disk.free
+    while old and (total + n_bytes > DISK_SHARE * disk.total or free < n_bytes + (1 << 28)):
+        size = old[0].stat().st_size
+        with contextlib.suppress(OSError):
+            old[0].unlink()
+            free += size
+        total -= size
+        old.pop(0)
+    if free < n_bytes + (1 << 28):
+        hint = "set NERFTURBO_CACHE to a folder on a larger disk, or load the pictures smaller with `downscale`"
+        raise InputError(str(folder), f"{n_bytes / 2**30:.1f} GiB free for the pool", f"{free / 2**30:.1f} GiB", hint)
+
+
+def _not_writable(folder: Path, error: OSError) -> InputError:
+    hint = "set NERFTURBO_CACHE to a folder that can be written"
+    return InputError(str(folder), "a folder for the pool of pixels", error.strerror or str(error), hint)
