@@ -61,8 +61,7 @@ def _run(plan: Plan, display: Display) -> int:
     config = plan.config
     display.phase(f"opening {config.data.source}")
     with compiling_early(plan.device, config.data.source) as helper:
-        find_poses(config.data.source, display, wait=not writes)
-        train_scene, test_scene = _open(config, display)
+        train_scene, test_scene = _open(config, display, wait=not writes)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene)
         for note in (*train_scene.notes, *fitted):
@@ -141,9 +140,11 @@ def _follow(trainer: Trainer) -> int:
     return 130 if stopped or summary.stopped_by == "interrupted" else 0
 
 
-def _open(config: Config, display: Display) -> tuple[Scene, Scene]:
-    with loading(LoadOptions(config.data.cache, lambda done, total: display.update(done / total))):
-        data = config.data
+def _open(config: Config, display: Display, *, wait: bool) -> tuple[Scene, Scene]:
+    """Both splits, once poses are there; `wait` for another process to find them."""
+    data = config.data
+    find_poses(data.source, display, wait=wait)
+    with loading(LoadOptions(data.cache, lambda done, total: display.update(done / total))):
         return open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
 
 

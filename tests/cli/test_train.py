@@ -77,7 +77,7 @@ def test_nested_flags_and_shortcuts_reach_the_config(nerfturbo: Nerfturbo, scene
     assert nerfturbo("train", scene, *TINY_FLAGS, *flags).code == 0
     config = json.loads(Path("out/config.json").read_text())["config"]
     assert config["train"]["seed"] == 7 and config["grid"] == config["grid"] | {"decay": 0.9, "resolution": 8}
-    assert config["data"] == {"source": str(scene.resolve()), "downscale": 2}
+    assert config["data"] == config["data"] | {"source": str(scene.resolve()), "downscale": 2}
     assert json.loads(Path("out/metrics.json").read_text())["protocol"]["resolution"] == [8, 8]
 
 
