@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from nerfturbo.compat import uninstall
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -40,6 +42,31 @@ def test_a_model_of_ones_own_learns_in_half_precision_as_in_fp32():
     assert example.main(60, 16, "fp32") > 20.0
     exact, half = (example.main(3, 8, precision) for precision in ("fp32", "fp16"))
     assert abs(half - exact) < 0.05
+
+
+def test_five_lines_make_the_difference():
+    plain, faster = (Path(EXAMPLES / name).read_text() for name in ("04_plain_nerf.py", "05_five_lines_faster.py"))
+    marked = [line for line in faster.splitlines() if line.endswith("  #")]
+    assert len(marked) == 5
+    same = faster[faster.index("def main") :].replace("\n".join(marked), "")
+    new = [line for line in same.splitlines() if line not in plain.splitlines() and not line.endswith("  #")]
+    assert len(new) == 1 and "unseen.rays" in new[0]  # the marked way to render, once more for the unseen pixels
+    for name in ("04_plain_nerf.py", "05_five_lines_faster.py"):
+        curve = load(name).main(20, n_rays=128)
+        assert len(curve) == 1 and curve[0][0] > 0.0 and curve[0][1] > 8.0
+
+
+def test_a_distance_is_learned_from_its_surface():
+    before, after = load("07_sdf_with_eikonal_loss.py").main(40, n_points=256)
+    assert after < 0.5 * before
+
+
+def test_code_written_for_nerfacc_runs_as_it_is():
+    try:
+        before, after = load("08_code_written_for_nerfacc.py").main(40)
+    finally:
+        uninstall()
+    assert after > before + 2.0
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
