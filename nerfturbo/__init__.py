@@ -6,6 +6,7 @@ Names are loaded when first used, so that importing the package costs little mor
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ _HOMES = {
     "training": ["MixedPrecision", "Trainer", "load_model"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_RENAMED: dict[str, str] = {}  # old name: new name; kept for two minor versions
 
 __all__ = [
     "Aabb",
@@ -103,6 +105,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"nerfturbo.{name} is now nerfturbo.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _HOME_OF:
         raise AttributeError(f"module 'nerfturbo' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -17,7 +17,11 @@ class Rays:
     """A batch of rays: point(t) = origins + t * directions, with directions of unit length.
 
     `pixel_radii` is the radius of a pixel's cone at t = 1, for scale-aware features; `times` is in [0, 1];
-    `camera_indices` says which picture a ray came from.
+    `camera_indices` says which picture a ray came from. Indexing gives rays again.
+
+    >>> rays = Rays(torch.zeros(4, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(4, 1))
+    >>> len(rays), len(rays[:2])
+    (4, 2)
     """
 
     origins: Tensor  # (n_rays, 3)
@@ -138,7 +142,12 @@ class RenderOutput:
 
 @dataclass(frozen=True)
 class Aabb:
-    """An axis-aligned box with positive volume."""
+    """An axis-aligned box with positive volume.
+
+    >>> box = Aabb.cube(1.5)
+    >>> box.size, box.scaled(2.0).high, box.normalize(torch.zeros(1, 3)).tolist()
+    ((3.0, 3.0, 3.0), (3.0, 3.0, 3.0), [[0.5, 0.5, 0.5]])
+    """
 
     low: tuple[float, float, float]
     high: tuple[float, float, float]

@@ -82,6 +82,24 @@ def test_name_exists_and_is_documented(name: str) -> None:
         assert not generated, f"{name} has no docstring"
 
 
+# What needs pictures or a trained run, has no behaviour of its own, or is a container of results.
+WITHOUT_EXAMPLE = {"Config", "NerfturboError", "RenderOutput", "Scene", "Trainer"}
+WITHOUT_EXAMPLE |= {"load_model", "load_scene", "render_image", "render_rays"}
+
+
+@pytest.mark.parametrize("name", sorted(set(nerfturbo.__all__) - WITHOUT_EXAMPLE))
+def test_name_has_an_example_that_runs(name: str) -> None:
+    thing = getattr(nerfturbo, name)
+    docs = [thing.__doc__, *(member.__doc__ for member in vars(thing).values() if inspect.isclass(thing))]
+    assert any(">>> " in doc for doc in docs if isinstance(doc, str)), f"{name}: no example in its docstring"
+
+
+def test_a_renamed_name_lives_on_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(nerfturbo._RENAMED, "march_rays", "ray_marching")
+    with pytest.warns(DeprecationWarning, match=r"nerfturbo\.ray_marching"):
+        assert nerfturbo.march_rays is nerfturbo.ray_marching
+
+
 def callables_of(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """A public function; or the constructor and the public methods that a class itself defines."""
     thing = getattr(nerfturbo, name)

@@ -34,6 +34,11 @@ class Cameras:
 
     Values are checked on construction when they are on the CPU; on a GPU the check would wait for the device, and
     every camera starts on the CPU. Indexing with an int, a slice or an index tensor gives Cameras again.
+
+    >>> pose = torch.eye(4)[None, :3]  # at the origin, looking along -z
+    >>> camera = Cameras.pinhole(pose, width=4, height=4, field_of_view_x=1.0)
+    >>> camera.rays(torch.tensor([0]), torch.tensor([2.0]), torch.tensor([2.0])).directions.abs().tolist()
+    [[0.0, 0.0, 1.0]]
     """
 
     camera_to_world: Tensor  # (n, 3, 4) float32, OpenGL axes

@@ -25,6 +25,11 @@ class InstantNGP(nn.Module):
 
     For mixed precision a trainer hands in `half_table`, a half copy of the hash table that is read in its place, and
     `table_sink` and `weight_sink`, buffers that take the gradients; see `nerfturbo.training.optim`.
+
+    >>> field = InstantNGP(Aabb.cube(1.0), FieldConfig(log2_entries=10))
+    >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
+    >>> rgb.shape, density.shape, torch.equal(field.density(torch.zeros(5, 3)) > 0.0, density > 0.0)
+    (torch.Size([5, 3]), torch.Size([5]), True)
     """
 
     half_table: Tensor | None = None

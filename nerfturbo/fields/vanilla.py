@@ -19,6 +19,11 @@ class VanillaNeRF(nn.Module):
 
     Positions are scaled so that the box becomes [-1, 1]^3. Density is softplus(h - 1), which starts non-empty.
     A trainer sets `compute_dtype` for mixed precision: the layers then multiply in it, and everything else stays fp32.
+
+    >>> field = VanillaNeRF(Aabb.cube(1.0), FieldConfig(kind="vanilla", width=16, depth=4))
+    >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
+    >>> rgb.shape, density.shape
+    (torch.Size([5, 3]), torch.Size([5]))
     """
 
     compute_dtype: torch.dtype | None = None

@@ -40,7 +40,12 @@ def current_backend() -> str:
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Run every op inside the block on one backend."""
+    """Run every op inside the block on one backend.
+
+    >>> with use_backend("reference"):
+    ...     current_backend()
+    'reference'
+    """
     token = _choice.set(_check(name, "backend"))
     try:
         yield

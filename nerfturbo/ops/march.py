@@ -79,6 +79,11 @@ def march(
         capacity: fixed length of the result, filled with whole rays from the first on, read back by nobody; None
             gives exact-length arrays at the cost of one read-back.
         n_active: () int32 on the device; rays from this index on get no samples.
+
+    >>> full = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), Aabb.cube(1.0), resolution=4)
+    >>> origins, directions = torch.tensor([[0.0, 0.0, -2.0]]), torch.tensor([[0.0, 0.0, 1.0]])
+    >>> march(origins, directions, full, StepRule(0.5), jitter=torch.tensor([0.5])).t_starts.tolist()
+    [0.75, 1.25, 1.75, 2.25]
     """
     n_rays = origins.shape[0]
     check_shape("origins", origins, ("n_rays", 3))

@@ -24,6 +24,9 @@ def color_loss(
     """() mean over rays and channels; rays from `n_rays_kept` on do not count, on either side of the fraction.
 
     With `weights` (n_rays,) each ray's part of the sum is multiplied by its own; the number of rays is not.
+
+    >>> round(color_loss(torch.tensor([[0.5]]), torch.tensor([[0.3]]), kind="mse").item(), 4)
+    0.04
     """
     error = rgb.float() - target.float() if rgb.dtype != torch.float64 else rgb - target
     if kind == "mse":

@@ -175,7 +175,10 @@ def render_rays(
     background: Tensor | None = None,
     prune: bool = True,
 ) -> RenderOutput:
-    """March and render; differentiable to the field."""
+    """`ray_marching` and `volume_rendering` of a field, an object as in `nerfturbo.fields.field`. Differentiable to it.
+
+    `prune` leaves out samples that no light reaches, by a first pass over the densities alone.
+    """
     settings = settings or MarchSettings()
     sigma_fn, rgb_sigma_fn = field_functions(field, rays)
     samples = ray_marching(
