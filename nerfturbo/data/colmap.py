@@ -72,7 +72,8 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
     for index, image in enumerate(images):
         where = f"{images_file}: image {image.number}"
         if image.camera not in lenses:
-            raise InputError(where, "a camera of the reconstruction", f"camera {image.camera}")
+            hint = "the two files do not belong together, or one is damaged"
+            raise InputError(where, f"a camera of cameras{ending}", f"camera {image.camera}", hint)
         path = image_path(pictures, image.name, where)
         views.append(View(path, _pose(image, where), lenses[image.camera], every_nth_is_test(index, len(images))))
     points_file = model / f"points3D{ending}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from nerfturbo.data.conventions import look_at, opengl_to_opencv, world_to_camera
 
@@ -121,4 +122,35 @@ def write_llff(folder: Path, images: str = "images") -> Path:
     rows = torch.stack([-up, right, backward, position, size], -1).reshape(N_VIEWS, 15)
     depths = torch.tensor([[1.0, 6.0]], dtype=torch.float64).expand(N_VIEWS, 2)
     np.save(folder / "poses_bounds.npy", torch.cat([rows, depths], 1).numpy())
+    return folder
+
+
+def write_blender_json(folder: Path) -> Path:
+    """Blender's format, training split alone; pictures in images/."""
+    names = write_pictures(folder / "images", "RGBA")
+    bottom = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]]).expand(N_VIEWS, 1, 4)
+    frames = [
+        {"file_path": f"./images/{Path(name).stem}", "transform_matrix": matrix, "time": index / N_VIEWS}
+        for index, (name, matrix) in enumerate(zip(names, torch.cat([poses(), bottom], 1).tolist(), strict=True))
+    ]
+    (folder / "transforms_train.json").write_text(json.dumps({"camera_angle_x": 0.7, "frames": frames}))
+    return folder
+
+
+def write_rich_pictures(folder: Path, ending: str, mode: str = "RGB") -> Path:
+    """As `write_transforms`, with pictures of noise in another format and mode, that carry EXIF and, as PNG, text."""
+    write_transforms(folder)
+    exif, text, draw = Image.Exif(), PngInfo(), np.random.default_rng(0)
+    exif[0x0112], exif[0x010F] = 1, "a camera"
+    text.add_itxt("Comment", "noise " * 20, zip=True)
+    for path in sorted((folder / "images").iterdir()):
+        path.unlink()
+        image = Image.fromarray(draw.integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8))
+        if mode == "I;16":
+            image = Image.fromarray(draw.integers(0, 65535, (HEIGHT, WIDTH), dtype=np.uint16))
+        options = {"pnginfo": text} | ({"transparency": 3} if mode == "P" else {}) if ending == ".png" else {}
+        image = image if mode == "I;16" else image.convert(mode)
+        image.save(path.with_suffix(ending), exif=exif, **options)
+    file = folder / "transforms.json"
+    file.write_text(file.read_text().replace(".png", ending))
     return folder

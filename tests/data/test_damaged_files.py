@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,53 +14,56 @@ from nerfturbo.data.colmap_files import read_images, read_points
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
 
-from . import folders
+from . import folders, fuzz
 
-MUTATIONS = 50
-FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "cameras.bin": (folders.write_colmap, "sparse/0/cameras.bin"),
-    "images.bin": (folders.write_colmap, "sparse/0/images.bin"),
-    "points3D.bin": (folders.write_colmap, "sparse/0/points3D.bin"),
-    "cameras.txt": (lambda folder: folders.write_colmap(folder, text=True), "sparse/0/cameras.txt"),
-    "images.txt": (lambda folder: folders.write_colmap(folder, text=True), "sparse/0/images.txt"),
-    "transforms.json": (folders.write_transforms, "transforms.json"),
-    "poses_bounds.npy": (folders.write_llff, "poses_bounds.npy"),
-    "view_01.png": (folders.write_transforms, "images/view_01.png"),
-}
+MUTATIONS = 40  # of each file; `python tests/data/fuzz.py` tries thousands
 
 
-def mutated(content: bytes, draw: random.Random) -> bytes:
-    """Cut off, or with up to four bits flipped, most of them in the header."""
-    if draw.random() < 0.3:
-        return content[: draw.randrange(len(content))]
-    damaged = bytearray(content)
-    for _ in range(draw.randint(1, 4)):
-        end = len(damaged) if draw.random() < 0.6 else min(64, len(damaged))
-        damaged[draw.randrange(end)] ^= 1 << draw.randrange(8)
-    return bytes(damaged)
-
-
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", fuzz.FILES)
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
-    write, relative = FILES[name]
+    write, relative = fuzz.FILES[name]
     folder = write(tmp_path / "scene")
-    file, draw = folder / relative, random.Random(name)
-    content = file.read_bytes()
-    refused = 0
+    content = (folder / relative).read_bytes()
     tracemalloc.start()
     try:
-        for _ in range(MUTATIONS):
-            file.write_bytes(mutated(content, draw))
-            try:
-                load_scene(folder)
-            except InputError as error:
-                assert str(folder) in str(error), error
-                refused += 1
+        wrong = {number: fuzz.open_case(name, number, folder, content) for number in range(MUTATIONS)}
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert refused >= MUTATIONS // 5
+    assert not any(wrong.values()), {number: text for number, text in wrong.items() if text}
     assert peak < 64 << 20, peak
+
+
+@pytest.mark.parametrize("name", fuzz.FILES)
+def test_mutations_do_damage(name: str, tmp_path: Path) -> None:
+    """Files that are refused are what the test above is about: there must be some among the first."""
+    write, relative = fuzz.FILES[name]
+    folder = write(tmp_path / "scene")
+    content, refused = (folder / relative).read_bytes(), 0
+    for number in range(12):
+        (folder / relative).write_bytes(fuzz.mutated(content, random.Random(f"{name} {number}")))
+        try:
+            load_scene(folder)
+        except InputError:
+            refused += 1
+    assert refused >= 3
+
+
+def test_the_command_notices_what_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fuzz.main(["--mutations", "2", "--only", "cameras.bin"]) == 0
+    assert "cameras.bin: 2 mutations, 0 failures" in capsys.readouterr().out
+    said = iter(["", "Killed"])
+    outcomes = iter([('["cameras.bin", 0]\n["cameras.bin", 1]\n', -9), ("", 0)])
+
+    def crash(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+        out, code = next(outcomes)
+        return subprocess.CompletedProcess([], code, out, next(said))
+
+    monkeypatch.setattr(fuzz.subprocess, "run", crash)
+    assert fuzz.main(["--mutations", "4", "--only", "cameras.bin"]) == 1
+    assert "cameras.bin 1: the process ended with -9" in capsys.readouterr().out
 
 
 def test_a_count_beyond_the_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
