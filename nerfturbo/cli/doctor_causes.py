@@ -154,9 +154,13 @@ def _caches(facts: Facts) -> list[Finding]:
 
 
 def _extras(facts: Facts) -> list[Finding]:
-    if facts.video:
-        return [Finding("ok", "video", "GIF and MP4")]
-    return [Finding("info", "video", "GIF only; for MP4: pip install imageio-ffmpeg")]
+    video = Finding("ok", "video", "GIF and MP4")
+    if not facts.video:
+        video = Finding("info", "video", "GIF only; for MP4: pip install imageio-ffmpeg")
+    if facts.colmap is not None:
+        return [video, Finding("ok", "photos", f"poses by {facts.colmap}")]
+    missing = "only with poses; to find them: apt install colmap, or pip install pycolmap"
+    return [video, Finding("info", "photos", missing)]
 
 
 def parse_version(text: str) -> tuple[int, int]:

@@ -69,6 +69,7 @@ class Facts:
     numba: str | None
     video: bool
     caches: tuple[Cache, ...]
+    colmap: str | None = None  # what finds the poses of photos
 
 
 def _run(command: list[str]) -> str | None:
@@ -114,6 +115,14 @@ class Probes:
     list_folder: Callable[[str], list[str]] = os.listdir
 
 
+def _colmap(probes: Probes) -> str | None:
+    said = probes.run(["colmap", "help"])
+    if said:
+        return said.strip().splitlines()[0].split(" -- ")[0]
+    version = probes.installed("pycolmap")
+    return None if version is None else f"pycolmap {version}"
+
+
 def gather(probes: Probes | None = None) -> Facts:
     """Look at everything once."""
     probes = probes or Probes()
@@ -143,6 +152,7 @@ def gather(probes: Probes | None = None) -> Facts:
         triton=probes.installed("triton"),
         numba=probes.installed("numba"),
         video=probes.installed("imageio-ffmpeg") is not None,
+        colmap=_colmap(probes),
         caches=_caches(probes.environ),
     )
 
