@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 
-from ..config import Config, to_dict
+from ..config import to_dict
 from ..data.fitting import fitted_config
 from ..data.loading import LoadOptions, loading
 from ..data.scene import Scene
@@ -61,7 +61,7 @@ def _run(plan: Plan, display: Display) -> int:
     config = plan.config
     display.phase(f"opening {config.data.source}")
     with compiling_early(plan.device, config.data.source) as helper:
-        train_scene, test_scene = _open(config, display, wait=not writes)
+        train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene)
         for note in (*train_scene.notes, *fitted):
@@ -140,10 +140,11 @@ def _follow(trainer: Trainer) -> int:
     return 130 if stopped or summary.stopped_by == "interrupted" else 0
 
 
-def _open(config: Config, display: Display, *, wait: bool) -> tuple[Scene, Scene]:
-    """Both splits, once poses are there; `wait` for another process to find them."""
-    data = config.data
-    find_poses(data.source, display, wait=wait)
+def _open(plan: Plan, display: Display) -> tuple[Scene, Scene]:
+    """Training and test views. Photos get their poses first; a run to go on with belongs to those it began with."""
+    data = plan.config.data
+    if plan.run is None:
+        find_poses(data.source, display, wait=launched_rank() > 0)
     with loading(LoadOptions(data.cache, lambda done, total: display.update(done / total))):
         return open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
 

@@ -29,7 +29,7 @@ INSTALL = (
     "or its Python package (`pip install pycolmap`)"
 )
 OVERLAP = 10  # neighbours on each side that a video frame is matched with, beside those 16, 32, 64, ... away
-_PYCOLMAP_MODULE = "nerfturbo.data.sfm_pycolmap"
+_PYCOLMAP_STAGE = Path(__file__).with_name("sfm_pycolmap.py")
 _PATIENCE = 5.0  # seconds that an interrupted process gets to end by itself
 
 # What COLMAP prints on the way, in its older and newer words.
@@ -146,7 +146,8 @@ class PycolmapPackage:
 
     @staticmethod
     def _command(*words: object) -> list[str]:
-        return [sys.executable, "-m", _PYCOLMAP_MODULE, *map(str, words)]
+        # By its path, for it needs nothing of our package; -P keeps its folder's names out of the way of others.
+        return [sys.executable, "-P", str(_PYCOLMAP_STAGE), *map(str, words)]
 
 
 def block_size(n_images: int) -> int:
@@ -238,7 +239,8 @@ def _fail(command: Sequence[str], code: int, text: str, log: Path) -> None:
     last = ascii(" | ".join(lines[-2:]))[1:-1][-240:] if lines else "nothing"
     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
     memory = "; perhaps memory ran out: try a smaller --max-size or --max-features" if code == -signal.SIGKILL else ""
-    raise SfmError(f"{Path(command[0]).name} {command[1]}: it ended with {how} and said: {last}; see {log}{memory}")
+    verb = next((word for word in command[1:] if not word.startswith("-") and "/" not in word), "")
+    raise SfmError(f"{Path(command[0]).name} {verb}: it ended with {how} and said: {last}; see {log}{memory}")
 
 
 @functools.cache

@@ -1,6 +1,7 @@
-"""One stage of structure from motion by the package `pycolmap`, as a program: `python -m nerfturbo.data.sfm_pycolmap`.
+"""One stage of structure from motion by the package `pycolmap`, as a program: `python sfm_pycolmap.py extract ...`.
 
-A process of its own, because pycolmap holds the interpreter while it works, and prints its progress.
+A process of its own, because pycolmap holds the interpreter while it works, and prints its progress. It imports nothing
+of nerfturbo, so that it starts at once.
 """
 
 from __future__ import annotations

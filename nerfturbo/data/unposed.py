@@ -35,13 +35,15 @@ def poses_folder(source: Path) -> Path:
     """Where the scene made of these photos is, or will be."""
     source = source.resolve()
     beside = source / NAME if source.is_dir() else source.with_name(f"{source.stem}_{NAME}")
+    if (beside / STATE_FILE).is_file():
+        return beside
     key = hashlib.sha256(str(source).encode()).hexdigest()[:12]
-    cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
-    for folder in (beside, cached):
-        if (folder / STATE_FILE).is_file():
-            return folder
-    writable = beside if beside.exists() else beside.parent
-    return beside if os.access(writable, os.W_OK) else cached
+    try:
+        cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
+    except RuntimeError:  # no home folder
+        return beside
+    writable = os.access(beside if beside.exists() else beside.parent, os.W_OK)
+    return beside if writable and not (cached / STATE_FILE).is_file() else cached
 
 
 def has_poses(source: Path) -> bool:

@@ -251,10 +251,53 @@ def test_options_are_named_as_the_installed_version_names_them(tmp_path: Path) -
     assert "--SiftExtraction.max_num_features 4096" in said and "--SiftExtraction.use_gpu" not in said
 
 
+PYCOLMAP = """
+import json, sys
+class Options:
+    pass
+class FeatureExtractionOptions(Options):
+    def __init__(self): self.sift = Options()
+class Device: cpu = "cpu"
+class CameraMode: SINGLE, AUTO = "SINGLE", "AUTO"
+ImageReaderOptions = ExhaustivePairingOptions = SequentialPairingOptions = Options
+def plain(value):
+    return {k: plain(v) for k, v in vars(value).items()} if isinstance(value, Options) else value
+def keep(name):
+    def call(*words, **options):
+        print(name, json.dumps([words, {k: plain(v) for k, v in options.items()}]))
+    return call
+extract_features, match_exhaustive = keep("extract_features"), keep("match_exhaustive")
+match_sequential, incremental_mapping = keep("match_sequential"), keep("incremental_mapping")
+"""
+
+
+def test_the_package_gets_what_the_program_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the names of pycolmap 3.13 that prints its calls: the package has no build for every machine."""
+    (tmp_path / "pycolmap.py").write_text(PYCOLMAP)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tool, log = sfm.open_tool("pycolmap"), tmp_path / "log"
+    tool.extract(tmp_path / "db", sfm.Extraction(tmp_path, "OPENCV", True, 1600, 4096), log, lambda done: None)
+    tool.match(tmp_path / "db", "exhaustive", 30, log, lambda done: None)
+    tool.match(tmp_path / "db", "sequential", 30, log, lambda done: None)
+    tool.map(tmp_path / "db", tmp_path, tmp_path / "models", log, lambda done: None)
+    calls = dict(line.split(" ", 1) for line in log.read_text().splitlines() if not line.startswith("$"))
+    where, options = json.loads(calls["extract_features"])
+    assert where == [str(tmp_path / "db"), str(tmp_path)] and options["camera_mode"] == "SINGLE"
+    assert options["reader_options"] == {"camera_model": "OPENCV"} and options["device"] == "cpu"
+    assert options["extraction_options"] == {"max_image_size": 1600, "sift": {"max_num_features": 4096}}
+    assert json.loads(calls["match_exhaustive"])[1]["pairing_options"] == {"block_size": 5}
+    assert json.loads(calls["match_sequential"])[1]["pairing_options"] == {"overlap": 10, "quadratic_overlap": True}
+    assert json.loads(calls["incremental_mapping"])[0] == [
+        str(tmp_path / "db"),
+        str(tmp_path),
+        str(tmp_path / "models"),
+    ]
+
+
+@pytest.mark.slow
 def test_sceaux_castle(colmap: None, scene_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Eleven photos of 6 megapixels from the real world, at reduced size to be quick: all of them find their place."""
-    if os.environ.get("NERFTURBO_SLOW_TESTS") != "1":
-        pytest.skip("takes minutes of COLMAP; set NERFTURBO_SLOW_TESTS=1")
-    config = ProcessConfig(max_size=800, max_features=1500)
+    config = ProcessConfig(max_size=600, max_features=1000)
     verdict = process(scene_dir("photos/sceaux_castle"), tmp_path / "castle", config, report=Words())
     assert verdict.registered == 11 and verdict.mean_error < 1.0
