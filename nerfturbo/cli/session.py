@@ -74,7 +74,7 @@ def _run(plan: Plan, display: Display) -> int:
         display.note(trainer.sampler.note)
     _try_field(trainer)
     if not writes:
-        return _follow(trainer)
+        return _follow(trainer, plan.args)
     if plan.args.init_from is not None:
         taken = trainer.initialise(plan.args.init_from, plan.args.init_parts)
         display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
@@ -125,7 +125,15 @@ def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
     return backend if first else warm()
 
 
-def _follow(trainer: Trainer) -> int:
+def _fit(trainer: Trainer, args: TrainArgs) -> TrainSummary:
+    if args.trainer == "native":
+        return trainer.fit()
+    from ..training.lightning_run import fit_with_lightning
+
+    return fit_with_lightning(trainer)
+
+
+def _follow(trainer: Trainer, args: TrainArgs) -> int:
     """Any rank but the first: train, write nothing."""
     stopped: list[bool] = []
 
@@ -135,7 +143,7 @@ def _follow(trainer: Trainer) -> int:
 
     trainer.stepper.prepare()  # as the first rank does: its collectives meet these
     with _interrupts(stop):
-        summary = trainer.fit()
+        summary = _fit(trainer, args)
     trainer.team.close()
     return 130 if stopped or summary.stopped_by == "interrupted" else 0
 
@@ -190,7 +198,7 @@ class Session:
         self.trainer.stepper.prepare()
         self.display.phase("training")
         with _interrupts(self._stop):
-            summary = self.trainer.fit()
+            summary = _fit(self.trainer, args)
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
                 raise KeyboardInterrupt
             if self._saved_step() != self.trainer.step:

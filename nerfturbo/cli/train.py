@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ class TrainArgs:
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: BackendName = "auto"
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
+    trainer: Literal["native", "lightning"] = "native"
+    """Whose loop runs the steps: ours, or PyTorch Lightning's (an extra) over the same ones."""
     downscale: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
@@ -116,6 +119,10 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     parse_save_every(args.save_every)
     if args.init_parts and args.init_from is None:
         raise InputError("--init-parts", "--init-from beside it", "none", "name the run to begin from")
+    if args.trainer == "lightning" and importlib.util.find_spec("lightning") is None:
+        raise InputError(
+            "--trainer", "native", "lightning, which is not installed", "pip install 'nerfturbo[lightning]'"
+        )
     if args.turntable < 0:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
     steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps

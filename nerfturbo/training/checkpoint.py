@@ -69,9 +69,13 @@ def save_checkpoint(
     folder: Path, state: CheckpointState, model: nn.Module, optimizer: Optimizer | None, *, keep: int = KEEP
 ) -> Path:
     """Write `folder/step_00001234/` atomically; the newest `keep` and the one with the best score stay."""
+    return write_tensors(folder, state, _collect(model, optimizer), keep=keep)
+
+
+def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tensor], *, keep: int = KEEP) -> Path:
+    """What `save_checkpoint` does, of tensors on the CPU named as in the file."""
     final = folder / f"{PREFIX}{state.step:08d}"
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
-    tensors = _collect(model, optimizer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)

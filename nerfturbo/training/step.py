@@ -161,11 +161,44 @@ class StepRecord:
     loss_scale: float = 1.0
 
 
-class TrainingStep:
-    """One optimizer step per call, eagerly. Keeps the number of rays such that the sample budget stays full.
+class RayBatches:
+    """Draws batch after batch and compares them with the pictures; keeps the number of rays such that the sample budget
+    stays full. In a `team`, `n_rays` and the budget are those of all ranks together."""
 
-    In a `team`, `n_rays` and the budget are those of all ranks together, and so are the values of a record.
-    """
+    def __init__(
+        self, model: NerfModel, sampler: PixelSampler, *, stages: Stages | None = None, team: Team | None = None
+    ) -> None:
+        self.model, self.sampler = model, sampler
+        self.stages, self.team = stages or Stages(), team or Team()
+        self.n_rays = model.config.train.initial_rays * self.team.world
+
+    def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
+        """Draw this rank's rays of a batch and compare them with the pictures; differentiable."""
+        share = self.stages.split(step, self.team.rank, self.team.world, self.n_rays)
+        share = RayShare(share.first + part * self.n_rays, share.count)
+        batch = self.stages.draw(self.sampler, step, share)
+        background = draw_background(self.model.config, step, len(batch.rays), self.sampler.device, share.first)
+        return compute_loss(
+            self.model,
+            batch,
+            background,
+            step=step,
+            loss_scale=scale,
+            first=share.first,
+            stages=self.stages,
+        )
+
+    def adapt(self, n_samples: int, n_marched: int) -> None:
+        """Choose the next number of rays from what the last ones needed."""
+        train, world = self.model.config.train, self.team.world
+        fill = world * train.batch_samples / max(n_samples, 1)
+        march = world * train.batch_samples * train.marched_per_trained / max(n_marched, 1)
+        wanted = int(self.n_rays * min(fill, march, 2.0))
+        self.n_rays = max(64, min(wanted, train.max_rays * world))
+
+
+class TrainingStep(RayBatches):
+    """One optimizer step per call, eagerly. In a `team` the values of a record are those of all ranks together."""
 
     def __init__(
         self,
@@ -176,9 +209,8 @@ class TrainingStep:
         stages: Stages | None = None,
         team: Team | None = None,
     ) -> None:
-        self.model, self.sampler, self.optimizer = model, sampler, optimizer
-        self.stages, self.team = stages or Stages(), team or Team()
-        self.n_rays = model.config.train.initial_rays * self.team.world
+        super().__init__(model, sampler, stages=stages, team=team)
+        self.optimizer = optimizer
 
     def set_learning_rate(self, value: float) -> None:
         self.optimizer.set_learning_rate(value)
@@ -228,30 +260,6 @@ class TrainingStep:
         totals, weight = totals_of(sums, result)
         share_gradients(self.optimizer, weight, team)
         return totals
-
-    def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
-        """Draw this rank's rays of a batch and compare them with the pictures; differentiable."""
-        share = self.stages.split(step, self.team.rank, self.team.world, self.n_rays)
-        share = RayShare(share.first + part * self.n_rays, share.count)
-        batch = self.stages.draw(self.sampler, step, share)
-        background = draw_background(self.model.config, step, len(batch.rays), self.sampler.device, share.first)
-        return compute_loss(
-            self.model,
-            batch,
-            background,
-            step=step,
-            loss_scale=scale,
-            first=share.first,
-            stages=self.stages,
-        )
-
-    def adapt(self, n_samples: int, n_marched: int) -> None:
-        """Choose the next number of rays from what the last ones needed."""
-        train, world = self.model.config.train, self.team.world
-        fill = world * train.batch_samples / max(n_samples, 1)
-        march = world * train.batch_samples * train.marched_per_trained / max(n_marched, 1)
-        wanted = int(self.n_rays * min(fill, march, 2.0))
-        self.n_rays = max(64, min(wanted, train.max_rays * world))
 
     def prepare(self) -> None:
         """Nothing to record: kernels compile when they first run."""

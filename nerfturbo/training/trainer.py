@@ -23,6 +23,7 @@ from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_ch
 from .distributed import Team
 from .graph import DeviceStep
 from .initialise import Initialised, initialise
+from .interchange import unpacked
 from .optim import Optimizer, learning_rate
 from .precision import half_dtype
 from .stages import Stages
@@ -60,6 +61,15 @@ def make_stepper(
     return TrainingStep(model, sampler, optimizer, stages=stages, team=team)
 
 
+def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
+    """Give up the cells of the grid that no camera sees; returns their share. To be done before training."""
+    frusta = scene.cameras.enclosing_pinholes()
+    if frusta is None or not model.config.grid.enabled:
+        return 0.0
+    frusta = frusta.to(model.device)
+    return model.grid.mark_invisible(frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near)
+
+
 class Trainer:
     """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only.
 
@@ -94,13 +104,7 @@ class Trainer:
         self._agreed_seconds = 0.0
         if scene.grid_levels > 1 and config.grid.levels == 1:
             _LOG.warning("%s has no end, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
-        frusta = scene.cameras.enclosing_pinholes()
-        self.unseen_fraction = 0.0
-        if frusta is not None and config.grid.enabled:
-            frusta = frusta.to(self.device)
-            self.unseen_fraction = self.model.grid.mark_invisible(
-                frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near
-            )
+        self.unseen_fraction = mark_unseen_cells(self.model, scene)
 
     @classmethod
     def for_scene(
@@ -168,18 +172,38 @@ class Trainer:
     def fit(self) -> TrainSummary:
         """Train until the steps, the time limit, a callback or Ctrl-C ends it; can be called again to go on."""
         stopped_by: Stop = "steps"
+        self.begin()
+        try:
+            while self.step < self.config.train.steps:
+                if self.is_over:
+                    stopped_by = self.stop_reason
+                    break
+                self.advance()
+        except KeyboardInterrupt:
+            stopped_by = "interrupted"
+        return self.end(stopped_by)
+
+    def begin(self) -> None:
+        """Compile, record, agree with the other ranks; then start the clock."""
         self._begin_together()
         self.stepper.prepare()
         self._started = time.perf_counter()
-        try:
-            while self.step < self.config.train.steps:
-                self._agree()
-                if self.should_stop or self.progress >= 1.0:
-                    stopped_by = self._stop_reason if self.should_stop else "time limit"
-                    break
-                self._advance()
-        except KeyboardInterrupt:
-            stopped_by = "interrupted"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether something other than the number of steps ends training; the same answer on all ranks."""
+        self._agree()
+        return self.should_stop or self.progress >= 1.0
+
+    @property
+    def stop_reason(self) -> Stop:
+        """Why training is over, or would be now."""
+        if self.should_stop:
+            return self._stop_reason
+        return "steps" if self.step >= self.config.train.steps else "time limit"
+
+    def end(self, stopped_by: Stop = "steps") -> TrainSummary:
+        """Wait for what is queued and stop the clock."""
         self._pause()
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
@@ -201,15 +225,18 @@ class Trainer:
             own = (self.train_seconds, self.lr_factor)
             self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
-    def _advance(self) -> None:
+    def advance(self, limit: int | None = None) -> StepRecord:
+        """One step, or on a GPU as many as are queued at once, at most `limit`; then the callbacks."""
+        left = self.config.train.steps - self.step
         self.stepper.set_learning_rate(self.learning_rate)
-        record = self.stepper.advance(self.step, self.config.train.steps - self.step)
+        record = self.stepper.advance(self.step, left if limit is None else min(limit, left))
         self.step = record.step
         self.skipped += record.skipped
         self.rays += record.total_rays
         self.samples += record.total_samples
         for callback in self.callbacks:
             callback(self, record)
+        return record
 
     def save(self, folder: Path, *, score: float | None = None, keep: int = KEEP) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
@@ -231,7 +258,10 @@ class Trainer:
         return taken
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on where a checkpoint stopped, on the same draws."""
+        """Go on where a checkpoint stopped, on the same draws; a file that Lightning wrote will do too."""
+        if checkpoint.suffix == ".ckpt":
+            with unpacked(checkpoint) as folder:
+                return self.resume(folder)
         state = read_state(checkpoint)
         load_tensors(checkpoint, self.model, self.optimizer)
         self.step, self._seconds = state.step, state.train_seconds

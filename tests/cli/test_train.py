@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from nerfturbo.cli.settings import Settings
@@ -133,3 +134,23 @@ def test_a_scene_without_test_views_holds_some_out(nerfturbo: Nerfturbo, scene: 
     result = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1, "--json")
     assert result.code == 0 and result.json["protocol"]["n_views"] == 1
     assert "3 training views, 1 test views" in result.err
+
+
+def test_lightning_trains_what_the_native_trainer_trains(nerfturbo: Nerfturbo, scene: Path) -> None:
+    pytest.importorskip("lightning", reason="lightning is an extra and not installed")
+    base = ["train", scene, *TINY_FLAGS, "--steps", 9, "--json"]
+    native = nerfturbo(*base, "--output", "native")
+    other = nerfturbo(*base, "--output", "lightning", "--trainer", "lightning")
+    assert (native.code, other.code) == (0, 0), other.err
+    assert other.json["psnr"] == native.json["psnr"] and other.json["stopped_by"] == "steps"
+    one, two = tensors(Path("native")), tensors(Path("lightning"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_lightning_that_is_not_installed_is_said_before_anything_is_done(
+    nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--trainer", "lightning", "--output", "out")
+    assert result.code == 2 and "pip install 'nerfturbo[lightning]'" in result.err
+    assert not Path("out").exists()

@@ -83,6 +83,16 @@ def test_compressed_gradients_are_rounded_and_train_as_well(
     assert found["losses"][-1] == pytest.approx(truth["losses"][-1], rel=0.05)
 
 
+def test_lightning_with_two_processes_is_one_process_and_is_the_native_trainer(
+    one: dict[str, Any], two: list[dict[str, Any]]
+) -> None:
+    for rank in two:
+        assert gap(one["lightning double"]["state"], rank["lightning double"]["state"]) < 1e-9
+        assert rank["lightning single"]["losses"] == pytest.approx(one["short"]["losses"], rel=1e-4)
+    assert one["lightning single"]["losses"] == pytest.approx(one["short"]["losses"], rel=1e-6)
+    assert gap(two[0]["lightning single"]["state"], two[1]["lightning single"]["state"]) == 0.0
+
+
 def test_going_on_equals_never_having_stopped(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
     for found in (one, *two):
         assert gap(found["resumed"], found["short"]["state"]) == 0.0

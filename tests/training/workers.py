@@ -29,6 +29,12 @@ from nerfturbo.types import Rays
 from ..tiny import ball_scene, tiny_config
 
 Work = Callable[..., Any]
+QUIET: dict[str, Any] = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
 
 
 def free_port() -> int:
@@ -40,6 +46,8 @@ def free_port() -> int:
 def _run(rank: int, world: int, port: int, work: Work, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test"}  # by which Lightning knows that torchrun started it
     with use_backend("reference"):
         team = join_team()
         torch.save(work(team, folder), Path(folder) / f"{rank}.pt")
@@ -171,6 +179,34 @@ def lose_a_rank(team: Team, folder: str) -> str:
     return "nothing"
 
 
+def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:
+    """The same training under Lightning's DDP, or under one process of it."""
+    import lightning.pytorch as pl
+
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    losses: list[float] = []
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+            losses.append(float(pl_module.last.loss))
+
+    config = config_for(team.world, steps=20)
+    module = NerfModule(config, stages=Stages(draw=draw_double, split=uneven) if double else None)
+    trainer = pl.Trainer(
+        max_steps=20,
+        accelerator="cpu",
+        devices=team.world,
+        strategy="auto" if team.alone else "ddp",
+        precision="64-true" if double else "32-true",
+        callbacks=[Keep()],
+        **QUIET,
+    )
+    trainer.fit(module, NerfData(config, (ball_scene(), ball_scene("test"))))
+    assert trainer.world_size == team.world
+    return {"losses": losses, "state": {name: v.clone() for name, v in module.model.state_dict().items()}}
+
+
 def everything(team: Team, folder: str) -> dict[str, Any]:
     """One start of the processes for all tests: starting them is what takes long."""
     found: dict[str, Any] = {
@@ -185,4 +221,6 @@ def everything(team: Team, folder: str) -> dict[str, Any]:
     }
     for compression in ("bf16", "fp16"):
         found[compression] = None if team.alone else train_single(team, 20, compression)
+    found["lightning double"] = train_lightning(team, double=True)
+    found["lightning single"] = train_lightning(team, double=False)
     return found

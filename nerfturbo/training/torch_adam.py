@@ -1,0 +1,108 @@
+"""The fused Adam as a `torch.optim.Optimizer`, for loops that are not ours: Lightning, Fabric, your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import OptimConfig
+from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
+
+
+class FieldAdam(torch.optim.Optimizer):
+    """Adam over the parameters of a model with the rules of the native trainer: weight decay for networks alone, hash
+    entries without a gradient left as they are where the config says so, no step from a gradient that is not finite.
+
+    Gradient scalers, schedulers and clipping work as with any other optimizer.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.names = {parameter: name for name, parameter in named}
+        betas = (config.beta1, config.beta2)
+        networks = [parameter for name, parameter in named if not name.endswith("table")]
+        tables = [parameter for name, parameter in named if name.endswith("table")]
+        self._rules = {
+            False: AdamRule(betas, config.eps, config.weight_decay),
+            True: AdamRule(betas, config.eps, skip_untouched=config.skip_untouched),
+        }
+        groups = [{"params": networks, "is_table": False}, {"params": tables, "is_table": True}]
+        super().__init__([group for group in groups if group["params"]], {"lr": config.lr})
+
+    def _shared(self, device: torch.device) -> dict[str, Any]:
+        """Counters of the whole optimizer; they live in the state of its first parameter."""
+        state = self.state[self.param_groups[0]["params"][0]]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.int64, device=device)
+            state["skipped"] = torch.zeros((), dtype=torch.int64, device=device)
+        return state
+
+    def _moments(self, parameter: Tensor) -> dict[str, Any]:
+        state = self.state[parameter]
+        if "first" not in state:
+            state["first"], state["second"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update from the gradients, unless one is not finite; nothing is read back."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        device = self.param_groups[0]["params"][0].device
+        shared, found_inf = self._shared(device), torch.zeros((), device=device)
+        touched = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not touched:
+            return loss
+        check_gradients([parameter.grad for _, parameter in touched], found_inf)
+        rates = {id(group): torch.tensor(float(group["lr"]), device=device) for group in self.param_groups}
+        for group, parameter in touched:
+            moments = self._moments(parameter)
+            adam_update(
+                parameter.data,
+                parameter.grad.contiguous(),
+                AdamState(moments["first"], moments["second"], shared["step"]),
+                rates[id(group)],
+                rule=self._rules[group["is_table"]],
+                found_inf=found_inf,
+            )
+        finish_step(shared["step"], found_inf, skipped=shared["skipped"])
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch, which however turns counters into the parameters' type."""
+        super().load_state_dict(state_dict)
+        shared = self._shared(self.param_groups[0]["params"][0].device)
+        shared["skipped"] = shared["skipped"].to(torch.int64)
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not made because a gradient was not finite; reading it waits for the device."""
+        return int(self._shared(self.param_groups[0]["params"][0].device)["skipped"])
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The state as a native checkpoint holds it, by parameter name."""
+        device = self.param_groups[0]["params"][0].device
+        shared = self._shared(device)
+        tensors = {"step_count": shared["step"], "skipped": shared["skipped"]}
+        tensors |= {"scale": torch.ones((), device=device)}
+        tensors |= {"good_steps": torch.zeros((), dtype=torch.int32, device=device)}
+        for parameter, name in self.names.items():
+            moments = self._moments(parameter)
+            tensors |= {f"{name}.first": moments["first"], f"{name}.second": moments["second"]}
+        return tensors
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `state_tensors`, for a native checkpoint too."""
+        shared = self._shared(self.param_groups[0]["params"][0].device)
+        shared["step"].copy_(tensors["step_count"])
+        shared["skipped"].copy_(tensors["skipped"])
+        for parameter, name in self.names.items():
+            moments = self._moments(parameter)
+            moments["first"].copy_(tensors[f"{name}.first"])
+            moments["second"].copy_(tensors[f"{name}.second"])

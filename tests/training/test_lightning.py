@@ -1,0 +1,212 @@
+"""Under Lightning: the native trainer's curve, every flag people use, checkpoints that either trainer reads."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
+
+from nerfturbo.config import Config  # noqa: E402
+from nerfturbo.errors import CheckpointError, InputError  # noqa: E402
+from nerfturbo.ops import use_backend  # noqa: E402
+from nerfturbo.training.checkpoint import read_state  # noqa: E402
+from nerfturbo.training.interchange import native_from_lightning  # noqa: E402
+from nerfturbo.training.lightning import NerfData, NerfModule, load_module  # noqa: E402
+from nerfturbo.training.lightning_callbacks import ImageLog, NonFiniteGuard  # noqa: E402
+from nerfturbo.training.stages import Stages, render_and_compare  # noqa: E402
+from nerfturbo.training.trainer import Trainer  # noqa: E402
+
+from ..tiny import ball_scene, tiny_config  # noqa: E402
+from .workers import QUIET  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> object:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with use_backend("reference"):
+        yield
+
+
+class Losses(pl.Callback):
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+        if module.last is not None:
+            self.values.append(float(module.last.loss))
+
+
+def data(config: Config) -> NerfData:
+    return NerfData(config, (ball_scene(), ball_scene("test", n_views=2)))
+
+
+def fit(module: NerfModule, ckpt_path: Path | None = None, **flags: Any) -> Any:
+    trainer = pl.Trainer(**(QUIET | {"accelerator": "cpu"} | flags))
+    trainer.fit(module, data(module.config), ckpt_path=ckpt_path, weights_only=False)
+    return trainer
+
+
+def native(config: Config) -> tuple[Trainer, list[float]]:
+    losses: list[float] = []
+    trainer = Trainer(config, ball_scene(), callbacks=[lambda _, record: losses.append(record.loss)])
+    trainer.fit()
+    return trainer, losses
+
+
+def same(one: Any, two: Any, tolerance: float = 1e-6) -> bool:
+    pairs = zip(one.state_dict().values(), two.state_dict().values(), strict=True)
+    return all(torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance) for a, b in pairs)
+
+
+def test_the_loss_curve_is_that_of_the_native_trainer() -> None:
+    config, losses, module = tiny_config(steps=40), Losses(), NerfModule(tiny_config(steps=40))
+    trainer, truth = native(config)
+    lightning = fit(module, max_steps=40, callbacks=[losses])
+    assert lightning.global_step == 40
+    assert losses.values == pytest.approx(truth, rel=1e-5)
+    assert same(module.model, trainer.model)
+
+
+def test_captured_steps_are_the_native_trainer_and_count_as_steps() -> None:
+    config = tiny_config(steps=40)
+    seen: list[int] = []
+
+    class Count(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            seen.append(trainer.global_step)
+
+    module = NerfModule(config, captured=True, steps_per_call=16)
+    lightning = fit(module, max_steps=37, callbacks=[Count()])
+    assert seen == [16, 32, 37] and lightning.global_step == 37
+    trainer = Trainer(config, ball_scene())
+    trainer.callbacks.append(lambda made, record: setattr(made, "should_stop", record.step == 37))
+    trainer.fit()
+    assert same(module.model, trainer.model, 0.0)
+    whole = NerfModule(config, captured=True)
+    assert fit(whole).global_step == 40  # without max_steps the config's steps end it
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"precision": "bf16-mixed"}, {"gradient_clip_val": 0.5}, {"accumulate_grad_batches": 2}],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_flags_that_contradict_the_captured_step_are_refused_by_name(flags: dict[str, Any]) -> None:
+    name, config = next(iter(flags)), tiny_config()
+    with pytest.raises(InputError, match=rf"Trainer\({name}=\.\.\.\).*captured=True.*in the config"):
+        fit(NerfModule(config, captured=True), max_steps=2, **flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"precision": "bf16-mixed", "max_steps": 2},
+        {"gradient_clip_val": 0.5, "max_steps": 2},
+        {"accumulate_grad_batches": 2, "max_steps": 2},
+        {"fast_dev_run": 2},
+        {"profiler": "simple", "max_steps": 2},
+        {"max_time": "00:00:00:02", "max_steps": 3},
+        {"devices": 1, "strategy": "auto", "limit_val_batches": 1, "max_steps": 2, "val_check_interval": 2},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_flags_of_the_trainer_work(flags: dict[str, Any], tmp_path: Path) -> None:
+    module = NerfModule(tiny_config(steps=4))
+    trainer = fit(module, default_root_dir=tmp_path, **flags)
+    assert trainer.global_step == min(trainer.max_steps, 4)
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+
+
+def test_accumulated_batches_are_those_of_the_native_trainer() -> None:
+    config = tiny_config(steps=6)
+    truth = Trainer(replace(config, train=replace(config.train, accumulate=2)), ball_scene())
+    truth.fit()
+    module = NerfModule(config)
+    fit(module, max_steps=6, accumulate_grad_batches=2)
+    assert same(module.model, truth.model, 1e-5)
+
+
+def test_loggers_callbacks_and_validation(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    flags = {"logger": CSVLogger(tmp_path), "enable_checkpointing": True, "log_every_n_steps": 2}
+    callbacks = [saving, LearningRateMonitor("step"), ImageLog(every_n_steps=3)]
+    trainer = fit(NerfModule(tiny_config(steps=4)), max_steps=4, callbacks=callbacks, **flags)
+    names = (Path(trainer.log_dir) / "metrics.csv").read_text().splitlines()[0]
+    assert "loss" in names and "lr-FieldAdam" in names
+    assert len(list(Path(trainer.log_dir).glob("view_*.png"))) == 1
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt"]
+    assert 3.0 < trainer.validate(trainer.lightning_module, trainer.datamodule, verbose=False)[0]["val_psnr"] < 40.0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_checkpoints_go_both_ways(tmp_path: Path, captured: bool) -> None:
+    """Half the steps under one trainer and half under the other equal all of them under one."""
+    config = tiny_config(steps=20)
+    whole, _ = native(config)
+
+    first = NerfModule(config, captured=captured, steps_per_call=5)
+    fit(first, max_steps=10).save_checkpoint(tmp_path / "ten.ckpt")
+    second = Trainer(config, ball_scene())
+    second.resume(tmp_path / "ten.ckpt")  # Lightning -> native
+    assert second.step == 10
+    second.fit()
+    assert same(second.model, whole.model)
+
+    again = NerfModule(config, captured=captured)
+    trainer = fit(again, ckpt_path=tmp_path / "ten.ckpt", max_steps=20)  # Lightning -> Lightning
+    assert trainer.global_step == 20 and same(again.model, whole.model)
+
+    folder = native_from_lightning(tmp_path / "ten.ckpt", tmp_path / "checkpoints")
+    assert read_state(folder).step == 10
+    third = NerfModule(config, captured=captured, start=folder)  # native -> Lightning
+    fit(third)
+    assert third.step == 20 and same(third.model, whole.model)
+
+
+def test_a_module_is_loaded_to_render(tmp_path: Path) -> None:
+    module = NerfModule(tiny_config(steps=2))
+    fit(module, max_steps=2).save_checkpoint(tmp_path / "two.ckpt")
+    loaded = load_module(tmp_path / "two.ckpt")
+    cameras = ball_scene("test").cameras
+    assert torch.equal(loaded.model.render_image(cameras, 0).rgb, module.model.render_image(cameras, 0).rgb)
+
+
+def test_foreign_files_are_named(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    (tmp_path / "broken.ckpt").write_bytes(b"nothing")
+    for name in ("other", "broken", "missing"):
+        with pytest.raises(CheckpointError, match=rf"{name}\.ckpt: "):
+            Trainer(tiny_config(), ball_scene()).resume(tmp_path / f"{name}.ckpt")
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_end_training() -> None:
+    def broken(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, mse = render_and_compare(*args)
+        return loss * float("nan"), mse
+
+    module, guard = NerfModule(tiny_config(steps=60), stages=Stages(compare=broken)), NonFiniteGuard(patience=5)
+    trainer = fit(module, max_steps=60, callbacks=[guard])
+    assert guard.skipped == trainer.global_step == 5
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+
+
+def test_a_module_without_its_data_says_so() -> None:
+    from torch.utils.data import DataLoader
+
+    module = NerfModule(tiny_config(steps=2))
+    with pytest.raises(InputError, match="datamodule: expected a NerfData"):
+        pl.Trainer(**QUIET, accelerator="cpu", max_steps=1).fit(module, DataLoader([1, 2]))  # type: ignore[arg-type]
