@@ -69,6 +69,20 @@ def test_code_written_for_nerfacc_runs_as_it_is():
     assert after > before + 2.0
 
 
+def test_fabric_trains_what_the_native_trainer_trains():
+    pytest.importorskip("lightning", reason="lightning is an extra and not installed")
+    from nerfturbo.ops import use_backend
+    from nerfturbo.training.trainer import Trainer
+
+    from .tiny import ball_scene, tiny_config
+
+    losses, config = [], tiny_config(steps=12)
+    with use_backend("reference"):
+        Trainer(config, ball_scene(), callbacks=[lambda _, record: losses.append(record.loss)]).fit()
+        found = load("09_lightning_fabric.py").main(config, ball_scene())
+    assert found == pytest.approx(losses, rel=1e-5)
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short_and_introduced(path: Path):
     text = path.read_text()

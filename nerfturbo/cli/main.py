@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
+    "bench trainers": ("bench_trainers", "main", "time every loop around the step on the same training"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
 }
 

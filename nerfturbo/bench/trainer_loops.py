@@ -1,0 +1,105 @@
+"""The same training written five ways, each as short as it gets: what `nerfturbo bench trainers` runs and counts.
+
+Each function trains `config.train.steps` steps and calls `tick(steps done, loss)` after every step, or after as many as
+are queued at once. `plain` is the loop one writes by hand in PyTorch; the others are what takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..data.batches import PixelSampler
+from ..data.scene import Scene
+from ..rendering.model import NerfModel, SceneBounds
+from ..training.optim import learning_rate
+from ..training.step import RayBatches
+from ..training.torch_adam import FieldAdam
+from ..training.trainer import Trainer, mark_unseen_cells
+
+Tick = Callable[[int, float], None]
+QUIET: dict[str, Any] = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
+
+
+def plain(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
+    model = NerfModel(config, SceneBounds.of(scene)).to(device)
+    mark_unseen_cells(model, scene)
+    batches = RayBatches(model, PixelSampler(scene, device, config.train.seed))
+    optimizer = FieldAdam(model, config.optim)
+    for step in range(config.train.steps):
+        if step % config.grid.update_every == 0:
+            model.grid.update(step, model.field.density)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optim, step, step / config.train.steps)
+        result = batches.loss(step)
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+        batches.adapt(int(result.n_samples), int(result.n_marched))
+        tick(step + 1, float(result.loss.detach()))
+    return model
+
+
+def native(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
+    trainer = Trainer(config, scene, device=device)
+    trainer.callbacks.append(lambda trainer, record: tick(record.step, record.loss))
+    trainer.fit()
+    return trainer.model
+
+
+def lightning(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
+    from ..training.lightning import NerfData, NerfModule, pl
+
+    class Tell(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            tick(pl_module.step, float(pl_module.last.loss.detach()))
+
+    module = NerfModule(config)
+    pl.Trainer(accelerator=_kind(device), devices=1, callbacks=[Tell()], **QUIET).fit(
+        module, NerfData(config, (scene, scene))
+    )
+    assert module.model is not None
+    return module.model
+
+
+def lightning_captured(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
+    from ..training.lightning import NerfData, NerfModule, pl
+
+    engine = Trainer(config, scene, device=device, callbacks=[lambda _, record: tick(record.step, record.loss)])
+    module = NerfModule(config, engine=engine)
+    pl.Trainer(accelerator=_kind(device), devices=1, **QUIET).fit(module, NerfData(config, (scene, scene)))
+    return engine.model
+
+
+def fabric(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator=_kind(device), devices=1)
+    model = NerfModel(config, SceneBounds.of(scene)).to(device)
+    mark_unseen_cells(model, scene)
+    batches = RayBatches(model, PixelSampler(scene, device, config.train.seed))
+    optimizer: Any = made.setup_optimizers(FieldAdam(model, config.optim))
+    for step in range(config.train.steps):
+        if step % config.grid.update_every == 0:
+            model.grid.update(step, model.field.density)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optim, step, step / config.train.steps)
+        result = batches.loss(step)
+        optimizer.zero_grad()
+        made.backward(result.loss)
+        optimizer.step()
+        batches.adapt(int(result.n_samples), int(result.n_marched))
+        tick(step + 1, float(result.loss.detach()))
+    return model
+
+
+def _kind(device: torch.device) -> str:
+    return "gpu" if device.type == "cuda" else "cpu"

@@ -1,0 +1,211 @@
+"""Whose loop costs what: one training driven by hand, by the native trainer, by Lightning and by Fabric, in one run.
+
+Gate first: every loop must give the plain loop's losses (on a GPU, where precision differs, its score). Then rounds of
+all loops in turn; a loop's time is the median over rounds, and its overhead the difference to the plain loop's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..data.scene import Scene
+from ..evaluation.evaluate import choose_views, evaluate
+from ..rendering.model import NerfModel
+from . import trainer_loops
+from .record import Record, machine
+
+Loop = Callable[[Config, Scene, torch.device, trainer_loops.Tick], NerfModel]
+LABELS = {
+    "plain": "plain PyTorch loop",
+    "native": "native trainer",
+    "native eager": "native trainer, not captured",
+    "lightning": "Lightning, automatic optimization",
+    "lightning captured": "Lightning, captured=True",
+    "fabric": "Lightning Fabric",
+}
+GATE_STEPS = 20
+LOSS_TOLERANCE = 1e-3  # relative
+SCORE_TOLERANCE = 1.0  # dB
+PROTOCOL = (
+    "gate: {gate}; {rounds} rounds of all loops in turn, {steps} steps each, from the same seed; milliseconds are the "
+    "median over rounds of the time between step {warm} and the last over the steps in between; psnr is of {views} "
+    "test views after the last round; lines are those of the loop's own function"
+)
+
+
+@dataclass(frozen=True)
+class TrainerTiming:
+    """One loop. Times are None where the gate failed."""
+
+    loop: str
+    step_ms: float | None
+    overhead_ms: float | None  # to the plain loop
+    ratio: float | None  # of its time to the plain loop's
+    seconds: float | None  # of a whole run, the time to this psnr
+    psnr: float | None
+    lines: int
+    gate: str
+
+
+@dataclass(frozen=True)
+class _Run:
+    losses: dict[int, float]
+    step_ms: float
+    seconds: float
+    model: NerfModel
+
+
+def loops_for(device: torch.device) -> dict[str, Loop]:
+    """The loops that make sense on a device: without a GPU nothing is captured."""
+    loops: dict[str, Loop] = {"plain": trainer_loops.plain, "native": trainer_loops.native}
+    if device.type == "cuda":
+        loops["native eager"] = _eager
+    loops["lightning"] = trainer_loops.lightning
+    loops["lightning captured"] = trainer_loops.lightning_captured
+    loops["fabric"] = trainer_loops.fabric
+    return loops
+
+
+def _eager(config: Config, scene: Scene, device: torch.device, tick: trainer_loops.Tick) -> NerfModel:
+    return trainer_loops.native(replace(config, train=replace(config.train, capture=False)), scene, device, tick)
+
+
+def run_trainers_benchmark(
+    config: Config,
+    scenes: tuple[Scene, Scene],
+    *,
+    device: torch.device | str = "cpu",
+    rounds: int = 3,
+    eval_views: int = 4,
+    report: Callable[[str], None] | None = None,
+) -> list[TrainerTiming]:
+    """Gate and time every loop for `config.train.steps` steps; the plain loop first."""
+    device = torch.device(device)
+    loops = loops_for(device)
+    runs: dict[str, list[_Run]] = {name: [] for name in loops}
+    for number in range(rounds):
+        for name, loop in loops.items():
+            runs[name].append(_run(loop, config, scenes[0], device))
+            if report is not None:
+                report(f"round {number + 1} of {rounds}: {LABELS[name]}, {runs[name][-1].step_ms:.3f} ms a step")
+    views = choose_views(len(scenes[1]), eval_views)
+    scores = {
+        name: evaluate(done[-1].model, scenes[1], views=views, with_ssim=False).psnr for name, done in runs.items()
+    }
+    timings = []
+    base = statistics.median(run.step_ms for run in runs["plain"])
+    for name, done in runs.items():
+        gate, lines = compare_losses(done[0].losses, runs["plain"][0].losses), lines_of(loops[name])
+        if device.type == "cuda":  # captured steps report one chunk behind and run in half precision
+            close = abs(scores[name] - scores["plain"]) <= SCORE_TOLERANCE
+            gate = "passed" if close else f"{scores[name]:.2f} dB, the plain loop {scores['plain']:.2f} dB"
+        if gate != "passed":
+            timings.append(TrainerTiming(name, None, None, None, None, None, lines, gate))
+            continue
+        own = statistics.median(run.step_ms for run in done)
+        seconds = statistics.median(run.seconds for run in done)
+        timings.append(TrainerTiming(name, own, own - base, own / base, seconds, scores[name], lines, gate))
+    return timings
+
+
+def _run(loop: Loop, config: Config, scene: Scene, device: torch.device) -> _Run:
+    warm = config.train.steps // 5
+    losses: dict[int, float] = {}
+    marks: list[tuple[int, float]] = []
+
+    def tick(step: int, loss: float) -> None:
+        losses[step] = loss
+        marks.append((step, time.perf_counter()))
+
+    importlib.import_module("lightning.pytorch")  # sets the levels of its loggers
+    levels, loggers = [], [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    for logger in loggers:
+        levels.append(logger.level)
+        logger.setLevel(logging.ERROR)
+    begun = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = loop(config, scene, device, tick)
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - begun
+    first = next(mark for mark in marks if mark[0] >= warm)
+    step_ms = 1e3 * (marks[-1][1] - first[1]) / max(1, marks[-1][0] - first[0])
+    return _Run(losses, step_ms, seconds, model)
+
+
+def compare_losses(found: dict[int, float], truth: dict[int, float], tolerance: float = LOSS_TOLERANCE) -> str:
+    """ "passed", or the first step whose loss is another one."""
+    for step in sorted(set(found) & set(truth))[:GATE_STEPS]:
+        if not abs(found[step] - truth[step]) <= tolerance * abs(truth[step]):
+            return f"the loss of step {step} is {found[step]:.6g}, the plain loop's {truth[step]:.6g}"
+    return "passed"
+
+
+def lines_of(loop: Loop) -> int:
+    """Lines of code of a loop: neither blank ones nor its signature."""
+    source = inspect.getsource(trainer_loops.native if loop is _eager else loop)
+    return sum(bool(line.strip()) for line in source.splitlines()) - 1
+
+
+def trainers_record(
+    timings: Sequence[TrainerTiming], config: Config, scene: Scene, *, device: str, rounds: int, eval_views: int
+) -> Record:
+    """The timings as a benchmark file."""
+    protocol = PROTOCOL.format(
+        gate=f"final scores within {SCORE_TOLERANCE:g} dB of the plain loop's"
+        if torch.device(device).type == "cuda"
+        else f"the first {GATE_STEPS} losses within {LOSS_TOLERANCE:g} of the plain loop's",
+        rounds=rounds,
+        steps=config.train.steps,
+        warm=config.train.steps // 5,
+        views=eval_views,
+    )
+    width, height = scene.cameras.size[0].tolist()
+    values: dict[str, Any] = {
+        "scene": f"{scene.name}, {len(scene)} views, {width} x {height}",
+        "preset": config.preset,
+        "batch_samples": config.train.batch_samples,
+        "loops": [asdict(timing) | {"label": LABELS[timing.loop]} for timing in timings],
+    }
+    what = "one training, five loops: what the loop around the step costs"
+    return Record(what, protocol, config.train.seed, values, machine=machine(device))
+
+
+def draw_bars(path: Path, timings: Sequence[TrainerTiming], title: str) -> Path:
+    """The times as bars in an SVG file that follows the reader's light or dark theme."""
+    known = [timing for timing in timings if timing.step_ms is not None]
+    longest = max((timing.step_ms or 0.0 for timing in known), default=1.0)
+    rows, height = [], 58 + 34 * len(known)
+    for index, timing in enumerate(known):
+        y, length = 48 + 34 * index, 330.0 * (timing.step_ms or 0.0) / longest
+        change = "" if timing.loop == "plain" else f" ({100.0 * ((timing.ratio or 1.0) - 1.0):+.1f}%)"
+        rows.append(f'<text class="t" x="232" y="{y + 15}" text-anchor="end">{LABELS[timing.loop]}</text>')
+        rows.append(f'<rect class="b" x="242" y="{y}" width="{length:.1f}" height="22" rx="3"/>')
+        rows.append(f'<text class="t" x="{250 + length:.1f}" y="{y + 15}">{timing.step_ms:.2f} ms{change}</text>')
+    style = (
+        ".t{font:13px system-ui,sans-serif;fill:#1f2328}.h{font:600 15px system-ui,sans-serif;fill:#1f2328}"
+        ".b{fill:#3b6fb6}"
+        "@media(prefers-color-scheme:dark){.t,.h{fill:#e6edf3}.b{fill:#6ea8ff}}"
+    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" width="720" height="{height}">'
+    text = f'{head}<style>{style}</style><text class="h" x="12" y="26">{title}</text>{"".join(rows)}</svg>\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

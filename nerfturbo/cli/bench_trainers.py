@@ -1,0 +1,80 @@
+"""`nerfturbo bench trainers`: the same training under every loop, in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ..errors import InputError
+from .bench import _config, _show, _table
+from .parse import parse
+from .settings import Settings, check_positive, resolve_device, starting_config
+
+
+@dataclass(frozen=True)
+class TrainersArgs:
+    """Time the plain loop, the native trainer, Lightning and Fabric on the same training."""
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
+    """A scene folder, or a built-in scene by name."""
+    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 300
+    """Steps of each run."""
+    rounds: Annotated[int, tyro.conf.arg(metavar="N")] = 3
+    """Runs of each loop, in turn; the median counts."""
+    preset: str = "auto"
+    """Where the values below come from; auto chooses by device."""
+    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Divide the width and height of every picture by this."""
+    eval_views: Annotated[int, tyro.conf.arg(metavar="N")] = 4
+    """Test views that the result of each loop is scored on."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-trainers.json")
+    """Where the result is written; the plot goes beside it, as .svg."""
+    json: bool = False
+    """Print the result on stdout instead of the table."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Gate and time the loops."""
+    start = starting_config(argv)
+    args = parse(TrainersArgs, argv, "bench trainers", default=TrainersArgs(settings=Settings.of(start)))
+    check_positive({"--steps": args.steps, "--rounds": args.rounds, "--eval-views": args.eval_views})
+    if importlib.util.find_spec("lightning") is None:
+        raise InputError("bench trainers", "lightning", "it is not installed", "pip install 'nerfturbo[lightning]'")
+    from ..bench.record import write_json
+    from ..bench.trainers import LABELS, draw_bars, run_trainers_benchmark, trainers_record
+    from ..data.fitting import fitted_config
+    from ..evaluation.run_folder import check_writable
+    from .progress import showing
+    from .scenes import open_scenes
+    from .warm import warm_up
+
+    check_writable(args.output)
+    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    with showing() as display:
+        display.phase(f"opening {args.scene}")
+        scenes = open_scenes(args.scene, args.downscale)
+        config, _ = fitted_config(config, scenes[0])
+        config = replace(config, train=replace(config.train, steps=args.steps, time_limit=None))
+        warm_up(config, scenes[0], device, display)
+        display.phase("training")
+        options = {"device": device, "rounds": args.rounds, "eval_views": args.eval_views}
+        timings = run_trainers_benchmark(config, scenes, report=display.note, **options)
+    write_json(args.output, trainers_record(timings, config, scenes[0], **options))
+    draw_bars(args.output.with_suffix(".svg"), timings, f"{scenes[0].name} on {device}: milliseconds a step")
+    table = _table("one training, five loops", "loop", "ms a step", "to plain", "PSNR", "seconds", "lines", "gate")
+    for timing in timings:
+        row = ["-"] * 4
+        if timing.step_ms is not None and timing.ratio is not None:
+            row = [f"{timing.step_ms:.2f}", f"{timing.ratio:.3f}x", f"{timing.psnr:.2f}", f"{timing.seconds:.1f}"]
+        table.add_row(LABELS[timing.loop], *row, str(timing.lines), timing.gate)
+    _show(table, args.output, as_json=args.json)
+    return 0 if all(timing.gate == "passed" for timing in timings) else 1
