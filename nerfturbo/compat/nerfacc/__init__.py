@@ -6,9 +6,11 @@ docs/migration/nerfacc.md lists what differs. `nerfturbo.compat.nerfacc_packed` 
 """
 
 from .. import _install
+from .cameras import opencv_lens_undistortion, opencv_lens_undistortion_fisheye
 from .data_specs import RayIntervals, RaySamples
 from .estimators.occ_grid import OccGridEstimator
 from .estimators.prop_net import PropNetEstimator
+from .estimators.vdb import VDBEstimator, traverse_vdbs
 from .grid import ray_aabb_intersect, traverse_grids
 from .losses import distortion
 from .pack import pack_info
@@ -31,6 +33,7 @@ __all__ = [
     "PropNetEstimator",
     "RayIntervals",
     "RaySamples",
+    "VDBEstimator",
     "__version__",
     "accumulate_along_rays",
     "distortion",
@@ -40,6 +43,8 @@ __all__ = [
     "inclusive_prod",
     "inclusive_sum",
     "install",
+    "opencv_lens_undistortion",
+    "opencv_lens_undistortion_fisheye",
     "pack_info",
     "ray_aabb_intersect",
     "render_transmittance_from_alpha",
@@ -51,6 +56,7 @@ __all__ = [
     "rendering",
     "searchsorted",
     "traverse_grids",
+    "traverse_vdbs",
 ]
 
 

@@ -6,6 +6,7 @@ Other grids (any boxes, any resolution per axis) and the walk from cell to cell 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,7 +72,7 @@ def lattice_index(t: Tensor, step_size: float, cone_angle: float) -> Tensor:
     if cone_angle == 0.0:
         return t / step_size
     bend = step_size / cone_angle
-    growing = 1.0 / cone_angle + torch.log(t.clamp_min(bend) / bend) / torch.log1p(t.new_tensor(cone_angle))
+    growing = 1.0 / cone_angle + torch.log(t.clamp_min(bend) / bend) / math.log1p(cone_angle)
     return torch.where(t < bend, t / step_size, growing)
 
 
@@ -80,7 +81,7 @@ def lattice_point(index: Tensor, step_size: float, cone_angle: float) -> Tensor:
     if cone_angle == 0.0:
         return index * step_size
     bend_index = 1.0 / cone_angle
-    growth = torch.log1p(index.new_tensor(cone_angle))
+    growth = math.log1p(cone_angle)
     growing = step_size / cone_angle * torch.exp((index - bend_index).clamp_min(0.0) * growth)
     return torch.where(index < bend_index, index * step_size, growing)
 

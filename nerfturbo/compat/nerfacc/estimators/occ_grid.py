@@ -160,7 +160,7 @@ class OccGridEstimator(AbstractEstimator):
             raise InputError("sigmas", f"shape ({samples.capacity},)", str(tuple(values.shape)), hint)
         threshold: float | Tensor = 0.0
         if alpha_thre > 0.0:  # kept on the device: reading the mean would wait for it
-            threshold = remembered(self.occs, "mean", self._mean).clamp(max=alpha_thre)
+            threshold = remembered(self.occs, "mean", self._mean).to(values.device).clamp(max=alpha_thre)
         if sigma_fn is not None:
             keep = visibility(values, samples, early_stop_eps=early_stop_eps, alpha_thre=threshold)
         else:

@@ -1,0 +1,98 @@
+"""The names, parameters and defaults of nerfacc 0.5.3 and of tiny-cuda-nn's torch modules, as their users call them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+
+import nerfturbo.compat.nerfacc as nerfacc
+import nerfturbo.compat.tinycudann as tcnn
+from nerfturbo.compat.nerfacc import cameras
+from nerfturbo.compat.nerfacc.estimators.prop_net import get_proposal_requires_grad_fn
+from nerfturbo.compat.nerfacc.volrend import accumulate_along_rays_
+
+NO = inspect.Parameter.empty
+WHERE = {"packed_info": None, "ray_indices": None, "n_rays": None}
+SHOTS = {"t_starts": NO, "t_ends": NO, "sigmas": NO}
+THRESHOLDS = {"early_stop_eps": 1e-4, "alpha_thre": 0.0, "prefix_trans": None}
+SCAN = {"inputs": NO, "packed_info": None, "indices": None}
+LEARN = {"step": NO, "occ_eval_fn": NO, "occ_thre": 1e-2, "ema_decay": 0.95, "warmup_steps": 256}
+LENS = {"uv": NO, "params": NO, "eps": 1e-6, "iters": 10}
+
+SIGNATURES = {
+    nerfacc.inclusive_sum: SCAN,
+    nerfacc.exclusive_sum: SCAN,
+    nerfacc.inclusive_prod: SCAN,
+    nerfacc.exclusive_prod: SCAN,
+    nerfacc.pack_info: {"ray_indices": NO, "n_rays": None},
+    nerfacc.render_transmittance_from_alpha: {"alphas": NO, **WHERE, "prefix_trans": None},
+    nerfacc.render_transmittance_from_density: {**SHOTS, **WHERE, "prefix_trans": None},
+    nerfacc.render_weight_from_alpha: {"alphas": NO, **WHERE, "prefix_trans": None},
+    nerfacc.render_weight_from_density: {**SHOTS, **WHERE, "prefix_trans": None},
+    nerfacc.render_visibility_from_alpha: {"alphas": NO, **WHERE, **THRESHOLDS},
+    nerfacc.render_visibility_from_density: {**SHOTS, **WHERE, **THRESHOLDS},
+    nerfacc.accumulate_along_rays: {"weights": NO, "values": None, "ray_indices": None, "n_rays": None},
+    accumulate_along_rays_: {"weights": NO, "values": None, "ray_indices": None, "outputs": None},
+    nerfacc.rendering: {
+        "t_starts": NO, "t_ends": NO, "ray_indices": None, "n_rays": None,
+        "rgb_sigma_fn": None, "rgb_alpha_fn": None, "render_bkgd": None,
+    },
+    nerfacc.distortion: {"weights": NO, "t_starts": NO, "t_ends": NO, "ray_indices": NO, "n_rays": NO},
+    nerfacc.searchsorted: {"sorted_sequence": NO, "values": NO},
+    nerfacc.importance_sampling: {"intervals": NO, "cdfs": NO, "n_intervals_per_ray": NO, "stratified": False},
+    nerfacc.RayIntervals: {
+        "vals": NO, "packed_info": None, "ray_indices": None, "is_left": None, "is_right": None,
+    },
+    nerfacc.RaySamples: {"vals": NO, "packed_info": None, "ray_indices": None, "is_valid": None},
+    nerfacc.ray_aabb_intersect: {
+        "rays_o": NO, "rays_d": NO, "aabbs": NO,
+        "near_plane": -math.inf, "far_plane": math.inf, "miss_value": math.inf,
+    },
+    nerfacc.traverse_grids: {
+        "rays_o": NO, "rays_d": NO, "binaries": NO, "aabbs": NO, "near_planes": None, "far_planes": None,
+        "step_size": 1e-3, "cone_angle": 0.0, "traverse_steps_limit": None, "over_allocate": False,
+        "rays_mask": None, "t_sorted": None, "t_indices": None, "hits": None,
+    },
+    nerfacc.OccGridEstimator: {"roi_aabb": NO, "resolution": 128, "levels": 1, "kwargs": NO},
+    nerfacc.OccGridEstimator.sampling: {
+        "self": NO, "rays_o": NO, "rays_d": NO, "sigma_fn": None, "alpha_fn": None, "near_plane": 0.0,
+        "far_plane": 1e10, "t_min": None, "t_max": None, "render_step_size": 1e-3, "early_stop_eps": 1e-4,
+        "alpha_thre": 0.0, "stratified": False, "cone_angle": 0.0,
+    },
+    nerfacc.OccGridEstimator.update_every_n_steps: {"self": NO, **LEARN, "n": 16},
+    nerfacc.OccGridEstimator.mark_invisible_cells: {
+        "self": NO, "K": NO, "c2w": NO, "width": NO, "height": NO, "near_plane": 0.0, "chunk": 32**3,
+    },
+    nerfacc.PropNetEstimator: {"optimizer": None, "scheduler": None},
+    nerfacc.PropNetEstimator.sampling: {
+        "self": NO, "prop_sigma_fns": NO, "prop_samples": NO, "num_samples": NO, "n_rays": NO, "near_plane": NO,
+        "far_plane": NO, "sampling_type": "lindisp", "stratified": False, "requires_grad": False,
+    },
+    nerfacc.PropNetEstimator.compute_loss: {"self": NO, "trans": NO, "loss_scaler": 1.0},
+    nerfacc.PropNetEstimator.update_every_n_steps: {
+        "self": NO, "trans": NO, "requires_grad": False, "loss_scaler": 1.0,
+    },
+    get_proposal_requires_grad_fn: {"target": 5.0, "num_steps": 1000},
+    cameras.opencv_lens_undistortion: LENS,
+    cameras.opencv_lens_undistortion_fisheye: LENS,
+    tcnn.Encoding: {"n_input_dims": NO, "encoding_config": NO, "seed": 1337, "dtype": None},
+    tcnn.Network: {"n_input_dims": NO, "n_output_dims": NO, "network_config": NO, "seed": 1337},
+    tcnn.NetworkWithInputEncoding: {
+        "n_input_dims": NO, "n_output_dims": NO, "encoding_config": NO, "network_config": NO, "seed": 1337,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("thing", SIGNATURES, ids=lambda thing: thing.__qualname__)
+def test_parameters_and_defaults_are_the_originals(thing) -> None:
+    parameters = inspect.signature(thing).parameters.values()
+    assert [(p.name, p.default) for p in parameters] == list(SIGNATURES[thing].items())
+    keyword_only = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert not keyword_only, "the original takes them by position"
+
+
+def test_every_name_of_all_exists() -> None:
+    for module in (nerfacc, tcnn):
+        assert all(hasattr(module, name) for name in module.__all__)
