@@ -42,8 +42,13 @@ def poses_folder(source: Path) -> Path:
         cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
     except RuntimeError:  # no home folder
         return beside
-    writable = os.access(beside if beside.exists() else beside.parent, os.W_OK)
+    writable = _is_writable(beside if beside.exists() else beside.parent)
     return beside if writable and not (cached / STATE_FILE).is_file() else cached
+
+
+def _is_writable(folder: Path) -> bool:
+    """Not where nobody has the right to write, even for an administrator who could."""
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def has_poses(source: Path) -> bool:

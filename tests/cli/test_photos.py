@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from ..conftest import IN_CI
 from ..data import folders, photo_scene
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
+from .test_interrupt import start
 
 SMALL = ["--grid.resolution", 16, "--field.log2-entries", 10, "--train.batch-samples", 1024, "--turntable", 0]
 
@@ -50,6 +54,27 @@ def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo) -> None:
     assert again.code == 0 and again.json["registered"] == 6 and "4/4 poses: done before" in again.err
 
 
+def test_ctrl_c_ends_colmap_too_and_says_how_to_go_on(tmp_path: Path) -> None:
+    require_colmap()
+    room, output = photo_scene.write_photos(tmp_path / "room", 6), tmp_path / "out"
+    process = start("process", room, output)
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "] 2/4 features" in line:
+            break
+    time.sleep(0.5)  # inside of COLMAP's work
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == 130, said + rest
+    assert "run the same command again to go on" in rest and "Traceback" not in rest
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert not [line for line in running.splitlines() if str(output) in line]
+    state = json.loads((output / "process.json").read_text())
+    assert list(state["stages"]) == ["pictures"] and not (output / "work" / "features.db").exists()
+
+
 def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
     photo_scene.write_photos(Path("room"), 3)
     found = nerfturbo("scene", "info", "room", "--json").json
@@ -67,8 +92,9 @@ def test_a_folder_that_cannot_be_written_keeps_its_poses_in_the_cache(
     monkeypatch.setenv("NERFTURBO_CACHE", str(tmp_path / "cache"))
     room = photo_scene.write_photos(tmp_path / "room", 2)
     assert poses_folder(room) == room / "nerfturbo_colmap"
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    room.chmod(0o555)
     assert poses_folder(room).parent == tmp_path / "cache" / "colmap"
+    room.chmod(0o755)
 
 
 def test_process_refuses_with_one_line(nerfturbo: Nerfturbo) -> None:
