@@ -37,10 +37,17 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
+    "tune": ("tune", "main", "find the largest batch that fits and a learning rate, and write a config"),
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
     "bench trainers": ("bench_trainers", "main", "time every loop around the step on the same training"),
+    "bench ablation": (
+        "measure",
+        "ablation",
+        "train with one technique changed at a time: what each buys",
+    ),
+    "bench precision": ("measure", "precision", "train in fp32, fp16 and bf16: speed, memory, quality, stability"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
 }
 

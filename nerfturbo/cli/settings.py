@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..config import Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig
 from ..errors import InputError
@@ -88,7 +89,14 @@ def asks_help(argv: Sequence[str]) -> bool:
 
 
 def starting_config(argv: Sequence[str]) -> Config:
-    """The config whose values the nested flags have as defaults: decided by --preset and --device."""
+    """The config whose values the nested flags have as defaults: decided by --config, or --preset and --device."""
+    file = flag_value(argv, "--config")
+    if file is not None and not asks_help(argv):
+        from ..evaluation.run_folder import read_config_file
+
+        if flag_value(argv, "--preset") is not None:
+            raise InputError("--preset", "nothing beside --config", repr(flag_value(argv, "--preset")), "choose one")
+        return read_config_file(Path(file).expanduser())
     name, device = flag_value(argv, "--preset") or "auto", flag_value(argv, "--device") or "auto"
     if name != "auto" or device != "auto":
         return preset(name, "cpu" if device.startswith("cpu") else "cuda")

@@ -36,6 +36,8 @@ class TrainArgs:
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
     preset: str = "auto"
     """Where the values below come from: ngp, ngp-cpu or vanilla; auto chooses by device."""
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Stop after this many steps; short for --train.steps."""
     time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
@@ -170,7 +172,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     from ..training.checkpoint import latest_checkpoint, read_state
 
     fixed = {"DATA": args.scene, "--output": args.output, "--downscale": args.downscale, "--seed": args.seed}
-    fixed |= {"--init-from": args.init_from}
+    fixed |= {"--init-from": args.init_from, "--config": args.config}
     for flag, value in fixed.items():
         if value is not None:
             raise InputError(flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")

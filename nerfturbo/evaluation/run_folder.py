@@ -76,9 +76,7 @@ class RunFolder:
         return from_dict(Config, _read_object(self.config_file)["config"], str(self.config_file))
 
     def write_config(self, config: Config) -> None:
-        version = versions().get("nerfturbo", "not installed")
-        document = {"version": SCHEMA_VERSION, "nerfturbo": version, "config": to_dict(config)}
-        write_json(self.config_file, document)
+        write_json(self.config_file, config_document(config))
 
     def read_metrics(self) -> dict[str, Any]:
         """The metrics, or nothing where training has not finished."""
@@ -106,6 +104,23 @@ class RunFolder:
         kept = [record for record in self.read_log() if int(record.get("step", 0)) <= step]
         write_text(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
+
+
+def config_document(config: Config) -> dict[str, Any]:
+    """A config as the content of a file: what a run folder holds and `--config` reads."""
+    version = versions().get("nerfturbo", "not installed")
+    return {"version": SCHEMA_VERSION, "nerfturbo": version, "config": to_dict(config)}
+
+
+def read_config_file(path: Path) -> Config:
+    """A config that `tune` or a run wrote."""
+    if not path.is_file():
+        hint = "`nerfturbo tune` writes one, and every run has one"
+        raise InputError(str(path), "a config file", "no such file", hint)
+    document = _read_object(path)
+    if not isinstance(document.get("config"), dict):
+        raise InputError(str(path), "a config file", "no config in it", "`nerfturbo tune` writes one")
+    return from_dict(Config, document["config"], str(path))
 
 
 def open_run(path: str | Path) -> RunFolder:

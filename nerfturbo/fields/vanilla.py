@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..config import FieldConfig
 from ..ops.wide_mlp import wide_mlp
@@ -54,6 +57,12 @@ class VanillaNeRF(nn.Module):
                 module.weight.uniform_(-bound, bound, generator=generator)
                 module.bias.zero_()
 
+    def _kept_small(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """With `checkpointing`, only the inputs are kept for the backward, which computes the rest once more."""
+        if not self.config.checkpointing or not torch.is_grad_enabled():
+            return function(*inputs)
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
     def _trunk(self, positions: Tensor) -> Tensor:
         encoded = frequency_encode(self.aabb.normalize(positions) * 2.0 - 1.0, POSITION_FREQUENCIES)
         skip = self.skip if self.skip > 0 else None
@@ -82,8 +91,11 @@ class VanillaNeRF(nn.Module):
         times: Tensor | None = None,
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        hidden = self._trunk(positions)
+        hidden = self._kept_small(self._trunk, positions)
+        logits = self._kept_small(self._color_logits, hidden, directions)
+        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
+
+    def _color_logits(self, hidden: Tensor, directions: Tensor) -> Tensor:
         features = self._layers(hidden, [self.feature_head])
         encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
-        logits = self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
-        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
+        return self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])

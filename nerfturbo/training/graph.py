@@ -103,6 +103,15 @@ class DeviceStep:
             optimizer.found_inf.zero_()
         self._stream.synchronize()
 
+    def set_sampler(self, sampler: PixelSampler) -> None:
+        """Train on other pictures from now on: what was recorded reads the old ones and is recorded anew."""
+        self.finish()
+        self.sampler, again = sampler, self._run_step is not None
+        self._run_step = self._refresh = None
+        self._update_grid.clear()
+        if again:
+            self.prepare()
+
     def set_learning_rate(self, value: float) -> None:
         with torch.cuda.stream(self._stream):  # in line with the replays, not beside them
             self.optimizer.set_learning_rate(value)

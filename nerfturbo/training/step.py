@@ -215,6 +215,10 @@ class TrainingStep(RayBatches):
     def set_learning_rate(self, value: float) -> None:
         self.optimizer.set_learning_rate(value)
 
+    def set_sampler(self, sampler: PixelSampler) -> None:
+        """Train on other pictures from now on."""
+        self.sampler = sampler
+
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         grid = self.model.grid.config

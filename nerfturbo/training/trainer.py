@@ -14,6 +14,7 @@ import torch
 
 from ..config import Config, from_dict, to_dict
 from ..data.batches import PixelSampler
+from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
 from ..data.scene import Scene
 from ..fields import InstantNGP, VanillaNeRF
@@ -94,6 +95,12 @@ class Trainer:
         self.sampler = PixelSampler(scene, self.device, config.train.seed, pixels=config.data.pixels, guided=guided)
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
         self.stepper = make_stepper(self.model, self.sampler, self.optimizer, stages=stages, team=self.team)
+        self._full_sampler: PixelSampler | None = None  # waits while shrunken pictures are trained on
+        if config.train.coarse_fraction > 0.0:
+            coarse = shrunken(scene, config.train.coarse_downscale)
+            self._full_sampler = self.sampler
+            self.sampler = PixelSampler(coarse, self.device, config.train.seed, guided=guided)
+            self.stepper.set_sampler(self.sampler)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
@@ -225,9 +232,18 @@ class Trainer:
             own = (self.train_seconds, self.lr_factor)
             self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
+    def _refine(self) -> None:
+        """Go over from shrunken pictures to the full ones."""
+        if self._full_sampler is None or self.progress < self.config.train.coarse_fraction:
+            return
+        with self.clock_stopped():
+            self.sampler, self._full_sampler = self._full_sampler, None
+            self.stepper.set_sampler(self.sampler)
+
     def advance(self, limit: int | None = None) -> StepRecord:
         """One step, or on a GPU as many as are queued at once, at most `limit`; then the callbacks."""
         left = self.config.train.steps - self.step
+        self._refine()
         self.stepper.set_learning_rate(self.learning_rate)
         record = self.stepper.advance(self.step, left if limit is None else min(limit, left))
         self.step = record.step

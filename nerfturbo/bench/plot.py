@@ -1,0 +1,97 @@
+"""Small plots as SVG text: bars and curves, without a plotting library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLORS = ("#2a6fbb", "#d1662a", "#3c9a5f", "#8a57b5", "#b03a48", "#6b7280")
+FONT = 'font-family="system-ui, sans-serif" font-size="12"'
+ROW, LABEL, PANEL, GAP = 22, 220, 260, 30
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One panel: a number per row; `from_zero` False shows differences between large numbers."""
+
+    title: str
+    values: Sequence[float | None]
+    from_zero: bool = True
+
+
+def bar_chart(title: str, names: Sequence[str], panels: Sequence[Bars]) -> str:
+    """Rows by name, one panel of horizontal bars beside the other."""
+    width, height = LABEL + len(panels) * (PANEL + GAP), 60 + ROW * len(names)
+    parts = [_text(8, 20, title, weight="600")]
+    for row, name in enumerate(names):
+        parts.append(_text(LABEL - 8, 60 + ROW * row + 4, name, anchor="end"))
+    for index, panel in enumerate(panels):
+        left = LABEL + index * (PANEL + GAP)
+        parts.append(_text(left, 42, panel.title, color="#555"))
+        known = [value for value in panel.values if value is not None and math.isfinite(value)]
+        low = 0.0 if panel.from_zero or not known else math.floor(min(known) - 0.5)
+        span = max((max(known, default=1.0) - low), 1e-9)
+        for row, value in enumerate(panel.values):
+            if value is None or not math.isfinite(value):
+                continue
+            length = (PANEL - 70) * (value - low) / span
+            y = 60 + ROW * row - 9
+            color = COLORS[0] if row == 0 else COLORS[index % 2 + 1]
+            parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="16" rx="2" fill="{color}"/>')
+            parts.append(_text(left + length + 4, y + 12, f"{value:.4g}"))
+    return _svg(width, height, parts)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a plot."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def line_chart(title: str, curves: Sequence[Curve], *, x_label: str, y_label: str) -> str:
+    """Curves over one pair of axes, with a legend."""
+    width, height, left, top, right, bottom = 560, 320, 60, 40, 130, 40
+    xs = [value for curve in curves for value in curve.x]
+    ys = [value for curve in curves for value in curve.y if math.isfinite(value)]
+    x0, x1, y0, y1 = min(xs, default=0.0), max(xs, default=1.0), min(ys, default=0.0), max(ys, default=1.0)
+    x1, y1 = (x1 if x1 > x0 else x0 + 1.0), (y1 if y1 > y0 else y0 + 1.0)
+    inner = (width - left - right, height - top - bottom)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + inner[0] * (x - x0) / (x1 - x0), top + inner[1] * (1.0 - (y - y0) / (y1 - y0))
+
+    parts = [_text(8, 20, title, weight="600")]
+    for k in range(5):
+        y = y0 + (y1 - y0) * k / 4
+        _, py = place(x0, y)
+        parts.append(f'<line x1="{left}" x2="{left + inner[0]}" y1="{py:.1f}" y2="{py:.1f}" stroke="#ddd"/>')
+        parts.append(_text(left - 6, py + 4, f"{y:.4g}", anchor="end", color="#555"))
+        px, _ = place(x0 + (x1 - x0) * k / 4, y0)
+        parts.append(_text(px, height - bottom + 16, f"{x0 + (x1 - x0) * k / 4:.4g}", anchor="middle", color="#555"))
+    parts.append(_text(left + inner[0] / 2, height - 6, x_label, anchor="middle", color="#555"))
+    parts.append(_text(left, top - 6, y_label, color="#555"))
+    for index, curve in enumerate(curves):
+        color = COLORS[index % len(COLORS)]
+        points = [place(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in points]
+        y = top + 14 + 18 * index
+        parts.append(f'<rect x="{width - right + 12}" y="{y - 9}" width="12" height="10" fill="{color}"/>')
+        parts.append(_text(width - right + 30, y, curve.name))
+    return _svg(width, height, parts)
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#111", weight: str = "400") -> str:
+    style = f'text-anchor="{anchor}" fill="{color}" font-weight="{weight}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {FONT} {style}>{escape(text)}</text>'
+
+
+def _svg(width: int, height: int, parts: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"]) + "\n"

@@ -1,0 +1,102 @@
+"""The precision comparison as one HTML page that needs no other file: tables, curves, difference images."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .plot import Bars, Curve, bar_chart, line_chart
+from .precision import PrecisionResult, PrecisionRun, summarise
+
+STYLE = """body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:1100px;padding:0 1rem;color:#111}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #ddd}
+td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin:.4rem}figcaption{font-size:13px;color:#555}
+img{image-rendering:pixelated;max-width:300px;width:240px}"""
+DIFFERENCE_GAIN = 8.0
+
+
+def plots(result: PrecisionResult) -> dict[str, str]:
+    """SVG texts by file name."""
+    first = [run for run in result.same_batch if run.seed == result.same_batch[0].seed]
+    names = [run.kind for run in first]
+    sizes = [None if run.peak_bytes is None else run.peak_bytes / 1e6 for run in first]
+    panels = [Bars("samples/s", [run.samples_per_second for run in first]), Bars("peak memory, MB", sizes)]
+    found = {"speed": bar_chart("At one batch", names, panels)}
+    for axis, label in (("seconds", "seconds of training"), ("step", "steps")):
+        curves = [
+            Curve(run.kind, [getattr(p, axis) for p in run.points], [p.psnr for p in run.points]) for run in first
+        ]
+        found[f"psnr_over_{axis}"] = line_chart("Test views", curves, x_label=label, y_label="PSNR, dB")
+    return found
+
+
+def precision_page(result: PrecisionResult, title: str) -> str:
+    """The whole page."""
+    parts = [f"<h1>{escape(title)}</h1>", "<h2>At one batch</h2>", _table(summarise(result.same_batch))]
+    if result.same_memory:
+        parts += ["<h2>Each with the largest batch that fits one memory budget</h2>"]
+        parts += [_table(summarise(result.same_memory))]
+    parts += [*plots(result).values(), "<h2>Pictures</h2>", _pictures(result.images)]
+    parts += ["<h2>Stability</h2>", _stability([*result.same_batch, *result.same_memory])]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def _table(lines: Sequence[dict[str, Any]]) -> str:
+    columns = {
+        "kind": "precision",
+        "batch_samples": "batch, samples",
+        "seconds": "s",
+        "samples_per_second": "samples/s",
+        "samples_per_second_ratio": "times fp32",
+        "peak_bytes": "peak bytes",
+        "peak_bytes_ratio": "of fp32's",
+        "psnr": "PSNR, dB",
+        "psnr_difference": "dB more than fp32",
+        "skipped": "steps skipped",
+    }
+    head = "".join(f"<th>{escape(text)}</th>" for text in columns.values())
+    rows = "".join("<tr>" + "".join(f"<td>{_cell(line[name])}</td>" for name in columns) + "</tr>" for line in lines)
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+
+
+def _pictures(images: dict[str, Tensor]) -> str:
+    """The truth, every render, and how far each is from fp32's, enlarged."""
+    parts = [_figure(name, image) for name, image in images.items()]
+    base = images.get("fp32")
+    for name, image in images.items():
+        if base is not None and name not in ("truth", "fp32"):
+            difference = ((image - base).abs() * DIFFERENCE_GAIN).clamp(0.0, 1.0)
+            parts.append(_figure(f"|{name} - fp32| x {DIFFERENCE_GAIN:g}", difference))
+    return "".join(parts)
+
+
+def _figure(caption: str, image: Tensor) -> str:
+    from PIL import Image
+
+    pixels = (image.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8).cpu().numpy()
+    memory = io.BytesIO()
+    Image.fromarray(pixels).save(memory, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(memory.getvalue()).decode("ascii")
+    return f'<figure><img src="{uri}" alt=""><figcaption>{escape(caption)}</figcaption></figure>'
+
+
+def _stability(runs: Sequence[PrecisionRun]) -> str:
+    rows = []
+    for run in runs:
+        scales = ", ".join(f"{scale:g} from step {step}" for step, scale in run.loss_scales[:12])
+        name = f"{run.kind}, seed {run.seed}, {run.batch_samples} samples"
+        rows.append(f"<tr><td>{escape(name)}</td><td>{run.skipped}</td><td>{escape(scales)}</td></tr>")
+    return f"<table><tr><th>run</th><th>steps skipped</th><th>loss scale</th></tr>{''.join(rows)}</table>"

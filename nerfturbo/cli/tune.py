@@ -1,0 +1,84 @@
+"""`nerfturbo tune`: a config that fits the scene and the machine, for `nerfturbo train --config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from .parse import parse
+from .settings import Settings, check_positive, resolve_device, starting_config
+
+
+@dataclass(frozen=True)
+class TuneArgs:
+    """Find the largest batch that fits the memory and a good learning rate, and write them into a config file."""
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
+    """A scene folder, or a built-in scene by name."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("tuned.json")
+    """The config file to write: `nerfturbo train --config FILE` takes it."""
+    memory: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None
+    """Memory that training may take; 80% of what is free unless given."""
+    max_batch: Annotated[int, tyro.conf.arg(metavar="SAMPLES")] = 1 << 20
+    """Never more samples per step than this: past some size a larger batch only takes longer."""
+    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 100
+    """Of the range test, and of each short training."""
+    preset: str = "auto"
+    """Where the values below come from; auto chooses by device."""
+    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Divide the width and height of every picture by this."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    json: bool = False
+    """Print what was tried on stdout as one JSON object."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Search, and write the config."""
+    start = starting_config(argv)
+    args = parse(TuneArgs, argv, "tune", default=TuneArgs(settings=Settings.of(start)))
+    limits = {"--memory": args.memory, "--max-batch": args.max_batch, "--steps": args.steps}
+    check_positive(limits | {"--downscale": args.downscale})
+    import torch
+
+    from ..bench.memory import memory_budget
+    from ..bench.tune import tune
+    from ..evaluation.run_folder import check_writable, config_document, finite, write_json
+    from .bench import _config
+    from .measure import prepare
+    from .progress import showing
+
+    check_writable(args.output)
+    name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    device = torch.device(name)
+    with showing() as display:
+        scenes, config = prepare(config, name, display)
+        budget = memory_budget(device) if args.memory is None else int(args.memory * 1e9)
+        display.phase(f"looking for a batch within {budget / 1e9:.2f} GB, then for a learning rate")
+        found = tune(
+            config,
+            scenes[0],
+            device=device,
+            budget=budget,
+            most=args.max_batch,
+            steps=args.steps,
+            say=display.note,
+        )
+    write_json(args.output, config_document(found.config))
+    train, optim = found.config.train, found.config.optim
+    if args.json:
+        tried = {"batches": found.batch_trials, "rates": found.rates, "candidates": found.candidates}
+        listed = {key: [asdict(item) for item in items] for key, items in tried.items()}
+        result = {"config": str(args.output), "batch_samples": train.batch_samples, "lr": optim.lr}
+        print(json.dumps(finite(result | listed)))
+        return 0
+    print(f"batch of {train.batch_samples} samples (at most {train.max_rays} rays), learning rate {optim.lr:.3g}")
+    print(f"  nerfturbo train {args.scene} --config {args.output}")
+    return 0

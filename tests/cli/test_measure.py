@@ -1,0 +1,77 @@
+"""`bench ablation`, `bench precision`, `tune` and `profile` on a tiny scene: what they write and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nerfturbo.bench.record import KEYS
+
+from ..tiny import TINY_FLAGS
+from .conftest import Nerfturbo
+
+FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--backend", "reference")]
+
+
+@pytest.fixture(autouse=True)
+def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_BACKEND", "reference")
+
+
+def test_ablation_changes_one_thing_at_a_time(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+    output = tmp_path / "ablation.json"
+    flags = ["--steps", 3, "--only", "grid", "white", "--device", "cpu", "--output", output]
+    done = nerfturbo("bench", "ablation", scene, *FLAGS, *flags)
+    assert done.code == 0 and "no occupancy grid" in done.out
+    record = json.loads(output.read_text())
+    assert set(record) == set(KEYS)
+    names = [row["name"] for row in record["values"]["rows"]]
+    assert names == ["as configured", "no occupancy grid", "no grid, no visibility pass", "white background"]
+    assert all(row["psnr"] > 0.0 and row["seconds"] > 0.0 for row in record["values"]["rows"])
+    assert output.with_suffix(".svg").read_text().startswith("<svg")
+    assert nerfturbo("bench", "ablation", scene, *FLAGS, "--only", "magic").code == 2
+
+
+def test_precisions_are_compared_with_fp32(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+    output = tmp_path / "precision.json"
+    flags = ["--steps", 4, "--only", "fp32", "fp16", "--device", "cpu", "--output", output, "--seeds", 0, 1]
+    done = nerfturbo("bench", "precision", scene, *FLAGS, *flags)
+    assert done.code == 0, done.err
+    values = json.loads(output.read_text())["values"]
+    assert [line["kind"] for line in values["same_batch"]] == ["fp32", "fp16"]
+    assert abs(values["same_batch"][1]["psnr_difference"]) < 0.1
+    assert len(values["runs"]) == 4 and values["runs"][2]["seed"] == 1
+    assert [point["step"] for point in values["runs"][0]["points"]] == [1, 2, 3, 4]
+    page = output.with_suffix(".html").read_text()
+    assert "|fp16 - fp32|" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert (tmp_path / "precision-psnr_over_step.svg").is_file()
+    assert nerfturbo("bench", "precision", scene, *FLAGS, "--device", "cpu", "--only", "fp8").code == 2
+
+
+def test_tune_writes_a_config_that_train_takes(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+    output = tmp_path / "tuned.json"
+    flags = ["--steps", 6, "--device", "cpu", "--output", output, "--max-batch", 2048]
+    done = nerfturbo("tune", scene, *FLAGS, *flags, "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["batch_samples"] == 2048 and [trial["fits"] for trial in found["batches"]] == [True, True]
+    assert found["lr"] in [candidate["learning_rate"] for candidate in found["candidates"]]
+    assert found["lr"] == min(found["candidates"], key=lambda candidate: candidate["mse"])["learning_rate"]
+    trained = nerfturbo("train", "--config", output, "--steps", 2, "--turntable", 0, "--output", tmp_path / "run")
+    assert trained.code == 0, trained.err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (config["train"]["batch_samples"], config["optim"]["lr"]) == (2048, found["lr"])
+    assert config["field"]["width"] == 16
+    assert nerfturbo("train", "--config", output, "--preset", "ngp").code == 2
+    assert nerfturbo("train", "--config", tmp_path / "missing.json").code == 2
+    (tmp_path / "other.json").write_text("{}")
+    assert nerfturbo("train", "--config", tmp_path / "other.json").code == 2
+
+
+def test_a_batch_that_does_not_fit_is_survived(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+    flags = ["--steps", 2, "--device", "cpu", "--output", tmp_path / "tuned.json", "--memory", 1e-9, "--json"]
+    done = nerfturbo("tune", scene, *FLAGS, *flags)
+    assert done.code == 0 and done.json["batch_samples"] == 512  # the config's own
+    assert done.json["batches"][0]["fits"] is False and "took" in done.json["batches"][0]["why"]

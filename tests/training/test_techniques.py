@@ -1,0 +1,89 @@
+"""Each technique can be switched by itself, and does what its name says and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nerfturbo.config import Config, FieldConfig
+from nerfturbo.data.coarse import shrunken
+from nerfturbo.fields import VanillaNeRF
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.training import Trainer
+from nerfturbo.types import Aabb
+
+from ..tiny import ball_scene, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def _reference() -> object:
+    with use_backend("reference"):
+        yield
+
+
+def with_train(config: Config, **values: object) -> Config:
+    return replace(config, train=replace(config.train, **values))
+
+
+def test_without_the_grid_nothing_is_learned_about_space_and_nothing_is_given_up() -> None:
+    for enabled in (True, False):
+        config = tiny_config(steps=2)
+        made = Trainer(replace(config, grid=replace(config.grid, enabled=enabled)), ball_scene())
+        made.fit()
+        assert bool((made.model.grid.thickness != 0.0).any()) == enabled
+    assert bool(unpack_bits(made.model.grid.bits).all())
+
+
+def test_shrunken_pictures_are_means_of_what_is_visible() -> None:
+    scene = ball_scene(size=16)
+    small = shrunken(scene, 4)
+    assert small.images.sizes.tolist() == [[4, 4]] * 4 and small.cameras.size.tolist() == [[4, 4]] * 4
+    image, whole = small.images.image(0), scene.images.image(0)
+    alpha = whole[..., 3].reshape(4, 4, 4, 4).mean(dim=(1, 3))
+    assert torch.allclose(image[..., 3], alpha, atol=0.003)
+    visible = image[..., 3] > 0.0
+    assert torch.allclose(image[visible][:, 0], torch.tensor(220 / 255), atol=0.003)
+    assert shrunken(scene, 1) is scene
+    view = torch.zeros(1, dtype=torch.int64)
+    middles = [made.cameras.rays(view, *(made.cameras.size[:1] / 2.0).T).directions for made in (scene, small)]
+    assert torch.allclose(*middles, atol=1e-6)
+
+
+def test_coarse_pictures_come_first_and_resuming_finds_the_right_ones(tmp_path) -> None:
+    config = with_train(tiny_config(steps=10), coarse_fraction=0.4, coarse_downscale=4)
+    sizes: list[int] = []
+    made = Trainer(config, ball_scene(), callbacks=[lambda t, _: sizes.append(int(t.sampler.scene.cameras.size[0, 0]))])
+    made.fit()
+    assert sizes == [4] * 4 + [16] * 6
+    first = Trainer(config, ball_scene(), callbacks=[lambda t, record: t.stop() if record.step == 6 else None])
+    first.fit()
+    resumed = Trainer(config, ball_scene())
+    resumed.resume(first.save(tmp_path))
+    resumed.fit()
+    for one, two in zip(made.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_checkpointing_changes_no_gradient_and_keeps_less() -> None:
+    kept, gradients = {}, {}
+    positions, directions = torch.rand(256, 3), torch.nn.functional.normalize(torch.randn(256, 3), dim=-1)
+    for checkpointing in (False, True):
+        field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=32, depth=8, checkpointing=checkpointing))
+        n_bytes = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal n_bytes
+            n_bytes += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            rgb, density = field(positions, directions)
+        kept[checkpointing] = n_bytes
+        (rgb.sum() + density.sum()).backward()
+        gradients[checkpointing] = [parameter.grad for parameter in field.parameters()]
+    for one, two in zip(gradients[False], gradients[True], strict=True):
+        assert one is not None and two is not None and torch.equal(one, two)
+    assert kept[True] < 0.5 * kept[False]
