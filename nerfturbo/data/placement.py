@@ -9,7 +9,7 @@ file's own coordinates is kept exactly.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,11 +89,12 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
     return Placement(similarity.inverse(), aabb, near, far, levels, notes)
 
 
-def keep_place(poses: Tensor, aabb: Aabb, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:
-    """A file that says where its box is: its coordinates stay as they are."""
-    outer = aabb.scaled(2.0 ** (levels - 1))
-    far = farthest_distance(poses[:, :, 3].float(), outer)
-    return Placement(torch.eye(4, dtype=torch.float64), aabb, near, far, levels, notes)
+def given_place(poses: Tensor, to_original: Tensor, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:
+    """A file that says where its box is: the unit cube about the origin, which `to_original` (4, 4) leads back from."""
+    aabb = Aabb.cube(0.5)
+    placed = Placement(to_original, aabb, near, 0.0, levels, notes)
+    far = farthest_distance(placed_poses(poses, placed)[:, :, 3], aabb.scaled(2.0 ** (levels - 1)))
+    return replace(placed, far=far)
 
 
 def placed_poses(poses: Tensor, placement: Placement) -> Tensor:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..types import Aabb
 from .cameras import CameraModel
 from .documents import find_image, image_path, number, pose, read_frames, read_json, shown
 from .images import image_size
-from .placement import MAX_LEVELS, Placement, keep_place
+from .placement import MAX_LEVELS, Placement, given_place
 from .posed import Lens, View, every_nth_is_test, posed_scene
 from .scene import SPLITS, Scene, Split
 
@@ -64,11 +63,13 @@ def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1)
     if "aabb_scale" not in document:
         scene = posed_scene(folder, views, split, downscale=downscale, notes=notes)
     else:
-        box, levels, near = _ngp_box(document, file)
-        box_note = f"aabb_scale {document['aabb_scale']}: the file's own coordinates, {levels} grid levels"
+        to_original, levels = _ngp_box(document, file)
+        box_note = (
+            f"aabb_scale {document['aabb_scale']}: instant-ngp's unit cube about the origin, {levels} grid levels"
+        )
 
         def placing(all_poses: Tensor) -> Placement:
-            return keep_place(all_poses, box, levels=levels, near=near, notes=(box_note,))
+            return given_place(all_poses, to_original, levels=levels, near=NGP_NEAR, notes=(box_note,))
 
         scene = posed_scene(folder, views, split, downscale=downscale, placing=placing, notes=notes)
     return scene if back is None else _with_way_back(scene, back)
@@ -164,8 +165,12 @@ def _splits(document: dict[str, Any], frames: list[Frame], paths: list[Path], fi
     return [chosen.get(key, "train") for key in keys], "splits by the file's own lists"
 
 
-def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Aabb, int, float]:
-    """Box, grid levels and near, by instant-ngp's rules."""
+def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
+    """(4, 4) float64 from the unit cube about the origin to the file's coordinates, and grid levels, by its rules.
+
+    Its unit matters: at the start a field is fog of density 1, and in the file's unit, three times as small, hardly
+    any light would reach what the cameras look at.
+    """
     reach = number(document["aabb_scale"], f"{file}: aabb_scale")
     if not 1.0 <= reach <= 128.0:
         raise InputError(f"{file}: aabb_scale", "a power of two from 1 to 128", f"{reach:g}")
@@ -176,9 +181,9 @@ def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Aabb, int, float]:
     if not isinstance(offset, list) or len(offset) != 3:
         raise InputError(f"{file}: offset", "three numbers", shown(offset))
     x, y, z = (number(entry, f"{file}: offset") for entry in offset)
-    low = (-x / scale, -y / scale, -z / scale)
-    high = ((1.0 - x) / scale, (1.0 - y) / scale, (1.0 - z) / scale)
-    return Aabb(low, high), min(MAX_LEVELS, 1 + math.ceil(math.log2(reach))), NGP_NEAR / scale
+    matrix = torch.eye(4, dtype=torch.float64) / scale
+    matrix[:, 3] = torch.tensor([(0.5 - x) / scale, (0.5 - y) / scale, (0.5 - z) / scale, 1.0])
+    return matrix, min(MAX_LEVELS, 1 + math.ceil(math.log2(reach)))
 
 
 def _before_export(document: dict[str, Any], file: Path) -> Tensor | None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from nerfturbo.data.images import decode_image, save_image
-from nerfturbo.data.scene import FORMATS, MissingSplitError, Scene, load_scene
+from nerfturbo.data.scene import FORMATS, MissingSplitError, Scene, farthest_distance, load_scene
 from nerfturbo.errors import InputError
+from nerfturbo.types import Aabb
 
 from . import folders
 
@@ -63,12 +64,14 @@ def test_placed_scenes_are_upright_and_fit(tmp_path: Path) -> None:
     assert scene.grid_levels == 1 and 0.0 < scene.near < 0.5
 
 
-def test_ngp_files_keep_their_coordinates(tmp_path: Path) -> None:
+def test_ngp_files_stand_in_their_unit_cube(tmp_path: Path) -> None:
     scene = load_scene(folders.write_transforms(tmp_path / "a", aabb_scale=16))
-    assert scene.grid_levels == 5 and scene.aabb.high[0] == pytest.approx(0.5 / 0.33)
+    assert scene.grid_levels == 5 and scene.aabb == Aabb.cube(0.5) and scene.near == 0.1
     moved = load_scene(folders.write_transforms(tmp_path / "b", aabb_scale=1, scale=0.5, offset=[0.5, 0.25, 0.0]))
-    assert moved.grid_levels == 1
-    assert moved.aabb.low == pytest.approx((-1.0, -0.5, 0.0)) and moved.aabb.high == pytest.approx((1.0, 1.5, 2.0))
+    assert moved.grid_levels == 1 and moved.to_original is not None
+    corners = torch.tensor([[-0.5, -0.5, -0.5, 1.0], [0.5, 0.5, 0.5, 1.0]], dtype=torch.float64) @ moved.to_original.T
+    assert corners[:, :3].tolist() == [[-1.0, -0.5, 0.0], [1.0, 1.5, 2.0]]
+    assert moved.far == pytest.approx(farthest_distance(moved.cameras.positions, moved.aabb), rel=1e-5)
 
 
 def test_pictures_with_alpha_show_an_object(tmp_path: Path) -> None:
