@@ -21,8 +21,16 @@ from .distortion import (
     undistort_fisheye,
     undistort_opencv,
 )
+from .lens_models import (
+    distort_fov,
+    distort_thin_prism,
+    is_valid_fov,
+    is_valid_thin_prism,
+    undistort_fov,
+    undistort_thin_prism,
+)
 
-CameraModel = Literal["pinhole", "opencv", "fisheye"]
+CameraModel = Literal["pinhole", "opencv", "fisheye", "fov", "thin_prism"]
 
 # A disc of this radius has the variance of a unit square about its centre: the cone of a pixel one unit wide.
 _PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
@@ -47,7 +55,8 @@ class Cameras:
     size: Tensor  # (n, 2) int64, width and height
     times: Tensor | None = None  # (n,) float32 in [0, 1]
     model: CameraModel = "pinhole"
-    # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order; fisheye: k1 k2 k3 k4 and zeros; pinhole: None
+    # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order; fisheye: k1 k2 k3 k4 and zeros; fov: its angle and zeros;
+    # thin_prism: k1 k2 p1 p2 k3 k4 s1 s2; pinhole: None
     distortion: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +147,7 @@ class Cameras:
         points, coefficients = self._plane(camera_indices, x, y)
         if coefficients is None:
             return torch.ones_like(x, dtype=torch.bool)
-        return (is_valid_opencv if self.model == "opencv" else is_valid_fisheye)(points, coefficients)
+        return _IS_VALID[self.model](points, coefficients)
 
     def _plane(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """Points on the image plane at depth 1, still distorted, and their coefficients."""
@@ -247,17 +256,50 @@ def _project_fisheye(axes: Tensor, distortion: Tensor | None) -> Tensor:
     return distort_fisheye(axes, distortion)
 
 
-# A model is an entry in both. Image-plane points (m, 2) with y down, coefficients (m, 8) -> OpenGL directions (m, 3):
+def _unproject_fov(points: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    x, y, z = undistort_fov(points, distortion).unbind(-1)
+    return torch.stack([x, -y, -z], dim=-1)
+
+
+def _unproject_thin_prism(points: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    x, y, z = undistort_thin_prism(points, distortion).unbind(-1)
+    return torch.stack([x, -y, -z], dim=-1)
+
+
+def _project_fov(axes: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    return distort_fov(axes, distortion)
+
+
+def _project_thin_prism(axes: Tensor, distortion: Tensor | None) -> Tensor:
+    assert distortion is not None
+    return distort_thin_prism(axes, distortion)
+
+
+# A model is an entry in all three. Image-plane points (m, 2), y down, coefficients (m, 8) -> OpenGL directions (m, 3):
 _UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "pinhole": _unproject_pinhole,
     "opencv": _unproject_opencv,
     "fisheye": _unproject_fisheye,
+    "fov": _unproject_fov,
+    "thin_prism": _unproject_thin_prism,
 }
 # Points (m, 3) with OpenCV's axes, coefficients -> image-plane points (m, 2):
 _PROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "pinhole": _project_pinhole,
     "opencv": _project_opencv,
     "fisheye": _project_fisheye,
+    "fov": _project_fov,
+    "thin_prism": _project_thin_prism,
+}
+# Distorted image-plane points (m, 2), coefficients -> whether a ray leads there:
+_IS_VALID: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "opencv": is_valid_opencv,
+    "fisheye": is_valid_fisheye,
+    "fov": is_valid_fov,
+    "thin_prism": is_valid_thin_prism,
 }
 
 

@@ -41,6 +41,10 @@ _LENSES: dict[str, tuple[CameraModel, tuple[int, int, int, int], tuple[int, ...]
     "OPENCV_FISHEYE": ("fisheye", (0, 1, 2, 3), (4, 5, 6, 7)),
     "SIMPLE_RADIAL_FISHEYE": ("fisheye", (0, 0, 1, 2), (3,)),
     "RADIAL_FISHEYE": ("fisheye", (0, 0, 1, 2), (3, 4)),
+    "SIMPLE_FISHEYE": ("fisheye", (0, 0, 1, 2), ()),
+    "FISHEYE": ("fisheye", (0, 1, 2, 3), ()),
+    "FOV": ("fov", (0, 1, 2, 3), (4,)),
+    "THIN_PRISM_FISHEYE": ("thin_prism", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)),
 }
 
 

@@ -28,6 +28,10 @@ MODELS: dict[int, tuple[str, int]] = {
     9: ("RADIAL_FISHEYE", 5),
     10: ("THIN_PRISM_FISHEYE", 12),
     11: ("RAD_TAN_THIN_PRISM_FISHEYE", 16),
+    12: ("SIMPLE_DIVISION", 4),
+    13: ("DIVISION", 5),
+    14: ("SIMPLE_FISHEYE", 3),
+    15: ("FISHEYE", 4),
 }
 _PARAMETERS = dict(MODELS.values())
 _CAMERA, _IMAGE, _POINT = struct.Struct("<iiQQ"), struct.Struct("<i7di"), struct.Struct("<Q3d3Bd")
@@ -142,7 +146,7 @@ def _binary_cameras(source: _Bytes) -> Iterator[tuple[int, ColmapCamera]]:
     for _ in range(source.count(_CAMERA.size + 24, "cameras")):
         number, model, width, height = source.take(_CAMERA)
         if model not in MODELS:
-            raise source.error("a camera model from 0 to 11", str(model))
+            raise source.error(f"a camera model from 0 to {max(MODELS)}", str(model))
         name, n_parameters = MODELS[model]
         yield number, ColmapCamera(name, width, height, source.take(struct.Struct(f"<{n_parameters}d")))
     source.finish()

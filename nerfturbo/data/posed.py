@@ -43,7 +43,7 @@ class Lens:
         for value in (*self.center, *self.distortion):
             if not abs(value) < _LARGEST:
                 raise InputError(what, "a principal point and distortion that are finite", f"{value:.6g}")
-        is_plain = self.model == "opencv" and not any(self.distortion)
+        is_plain = self.model in ("opencv", "fov") and not any(self.distortion)
         return replace(self, model="pinhole") if is_plain else self
 
 
@@ -113,9 +113,9 @@ def posed_scene(
 def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
     """One batch of cameras, at the poses of the file. Pinholes among distorted cameras get zeros as coefficients."""
     models = {view.lens.model for view in views}
-    if "fisheye" in models and len(models) > 1:
-        raise InputError(str(folder), "cameras of one kind of lens", "fisheye and others", "split the scene in two")
-    model: CameraModel = "pinhole" if models <= {"pinhole"} else ("fisheye" if "fisheye" in models else "opencv")
+    if len(models) > 1 and models != {"pinhole", "opencv"}:
+        raise InputError(str(folder), "cameras of one kind of lens", " and ".join(sorted(models)), "split the scene")
+    model: CameraModel = "opencv" if len(models) > 1 else next(iter(models))
     return Cameras(
         camera_to_world=torch.stack([view.pose for view in views]).float(),
         focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),

@@ -131,6 +131,11 @@ def test_the_way_back_undoes_the_exporter_too(tmp_path: Path) -> None:
         (5, [30, 30, 12, 8, 0.1, 0.2, 0.3, 0.4], "fisheye", [0.1, 0.2, 0.3, 0.4, 0, 0, 0, 0]),
         (6, [30, 30, 12, 8, *[0.01 * i for i in range(1, 9)]], "opencv", [0.01 * i for i in range(1, 9)]),
         (9, [30, 12, 8, 0.1, 0.2], "fisheye", [0.1, 0.2, 0, 0, 0, 0, 0, 0]),
+        (7, [30, 30, 12, 8, 0.9], "fov", [0.9, 0, 0, 0, 0, 0, 0, 0]),
+        (7, [30, 30, 12, 8, 0.0], "pinhole", None),
+        (10, [30, 30, 12, 8, 1, 2, 3, 4, 5, 6, 7, 8], "thin_prism", [1, 2, 3, 4, 5, 6, 7, 8]),
+        (14, [30, 12, 8], "fisheye", [0] * 8),
+        (15, [30, 30, 12, 8], "fisheye", [0] * 8),
     ],
 )
 def test_colmap_models(
@@ -144,8 +149,8 @@ def test_colmap_models(
 
 
 def test_an_unknown_colmap_model_is_named(tmp_path: Path) -> None:
-    folder = folders.write_colmap(tmp_path / "scene", model=7, parameters=[30.0, 30.0, 12.0, 8.0, 0.9])
-    with pytest.raises(InputError, match=r"cameras\.bin: camera 7: expected a model among .* got FOV"):
+    folder = folders.write_colmap(tmp_path / "scene", model=13, parameters=[30.0, 30.0, 12.0, 8.0, 0.9])
+    with pytest.raises(InputError, match=r"cameras\.bin: camera 7: expected a model among .* got DIVISION"):
         load_scene(folder)
 
 

@@ -1,0 +1,118 @@
+"""Two lens models that COLMAP writes and OpenCV does not have, both ways, on the image plane at depth 1 (y down).
+
+FOV (Devernay and Faugeras), with the undistorted radius r and the angle w, the first coefficient:
+
+    r_d = atan(2 r tan(w / 2)) / w
+
+Thin prism fisheye, with (a, b) the direction's angle t to the axis, taken along its azimuth, t^2 = a^2 + b^2, and
+coefficients k1 k2 p1 p2 k3 k4 s1 s2:
+
+    R = 1 + k1 t^2 + k2 t^4 + k3 t^6 + k4 t^8
+    x_d = a R + 2 p1 a b + p2 (t^2 + 2 a^2) + s1 t^2,    y_d = b R + p1 (t^2 + 2 b^2) + 2 p2 a b + s2 t^2
+
+The way back of the first is a formula, of the second Newton's method with a fixed number of steps. Directions have
+OpenCV's axes (z forward) and need not have unit length.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .distortion import NEWTON_STEPS
+
+_TINY = 1e-12
+_FLAT = 1e-4  # an angle w below which the FOV model is a pinhole
+_RESIDUAL = 1e-5
+_SEARCH_STEPS = 4096
+
+
+def distort_fov(directions: Tensor, coefficients: Tensor) -> Tensor:
+    """Directions (m, 3) to image-plane points (m, 2)."""
+    angle = coefficients[..., 0]
+    across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
+    radius = torch.atan2(2.0 * across * torch.tan(0.5 * angle), directions[:, 2]) / angle.clamp_min(_FLAT)
+    factor = torch.where(across < _TINY, 1.0 / directions[:, 2], radius / across.clamp_min(_TINY))
+    factor = torch.where(angle < _FLAT, 1.0 / directions[:, 2], factor)
+    return directions[:, :2] * factor[:, None]
+
+
+def undistort_fov(points: Tensor, coefficients: Tensor) -> Tensor:
+    """Image-plane points (m, 2) to directions (m, 3); meaningless where `is_valid_fov` says no, but finite."""
+    angle = coefficients[..., 0]
+    radius = torch.linalg.vector_norm(points, dim=-1)
+    turn = radius * angle
+    along = 2.0 * torch.tan(0.5 * angle) * torch.cos(turn)
+    across = torch.where(radius < _TINY, angle, torch.sin(turn) / radius.clamp_min(_TINY))
+    flat = angle < _FLAT
+    across, along = torch.where(flat, 1.0, across), torch.where(flat, 1.0, along)
+    return torch.cat([points * across[:, None], along[:, None]], dim=-1)
+
+
+def is_valid_fov(points: Tensor, coefficients: Tensor) -> Tensor:
+    """(m,) bool: whether a ray in front of the camera leads to the distorted point."""
+    return torch.linalg.vector_norm(points, dim=-1) * coefficients[..., 0] < 0.5 * math.pi - 1e-4
+
+
+def distort_thin_prism(directions: Tensor, coefficients: Tensor) -> Tensor:
+    """Directions (m, 3) to image-plane points (m, 2); angles up to 180 degrees."""
+    across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
+    angle = torch.atan2(across, directions[:, 2])
+    factor = torch.where(across < _TINY, 1.0 / directions[:, 2], angle / across.clamp_min(_TINY))
+    return _prism_with_jacobian(directions[:, :2] * factor[:, None], coefficients)[0]
+
+
+def undistort_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
+    """Image-plane points (m, 2) to unit directions (m, 3); meaningless where `is_valid_thin_prism` says no."""
+    plane = _prism_plane(points, coefficients)
+    angle = torch.linalg.vector_norm(plane, dim=-1)
+    across = torch.where(angle < _TINY, torch.ones_like(angle), torch.sin(angle) / angle.clamp_min(_TINY))
+    return torch.cat([plane * across[:, None], torch.cos(angle)[:, None]], dim=-1)
+
+
+def is_valid_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
+    plane = _prism_plane(points, coefficients)
+    again, (xx, xy, yx, yy) = _prism_with_jacobian(plane, coefficients)
+    residual = (again - points).abs().amax(-1)
+    unfolded = torch.linalg.vector_norm(plane, dim=-1) < _prism_limit(coefficients)
+    return (residual < _RESIDUAL * (1.0 + points.abs().amax(-1))) & (xx * yy - xy * yx > 0.0) & unfolded
+
+
+def _prism_with_jacobian(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    a, b = plane.unbind(-1)
+    k1, k2, p1, p2, k3, k4, s1, s2 = coefficients.unbind(-1)
+    t2 = a * a + b * b
+    scale = 1.0 + t2 * (k1 + t2 * (k2 + t2 * (k3 + t2 * k4)))
+    slope = k1 + t2 * (2.0 * k2 + t2 * (3.0 * k3 + t2 * 4.0 * k4))
+    x = scale * a + 2.0 * p1 * a * b + p2 * (t2 + 2.0 * a * a) + s1 * t2
+    y = scale * b + p1 * (t2 + 2.0 * b * b) + 2.0 * p2 * a * b + s2 * t2
+    mixed = 2.0 * slope * a * b + 2.0 * p1 * a + 2.0 * p2 * b
+    xx = scale + 2.0 * slope * a * a + 2.0 * p1 * b + 6.0 * p2 * a + 2.0 * s1 * a
+    yy = scale + 2.0 * slope * b * b + 6.0 * p1 * b + 2.0 * p2 * a + 2.0 * s2 * b
+    return torch.stack([x, y], dim=-1), (xx, mixed + 2.0 * s1 * b, mixed + 2.0 * s2 * a, yy)
+
+
+def _prism_plane(points: Tensor, coefficients: Tensor) -> Tensor:
+    current = points
+    for _ in range(NEWTON_STEPS):
+        value, (xx, xy, yx, yy) = _prism_with_jacobian(current, coefficients)
+        error_x, error_y = (value - points).unbind(-1)
+        determinant = xx * yy - xy * yx
+        determinant = torch.where(determinant.abs() < 1e-4, torch.full_like(determinant, 1e-4), determinant)
+        step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1) / determinant[:, None]
+        current = (current - step.clamp(-0.5, 0.5)).clamp(-math.pi, math.pi)
+    return current
+
+
+def _prism_limit(coefficients: Tensor) -> Tensor:
+    """(m,): the angle at which the radial part stops growing; pi where it never does."""
+    angle = torch.linspace(0.0, math.pi, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
+    unique, inverse = torch.unique(coefficients.detach().double(), dim=0, return_inverse=True)
+    k1, k2, k3, k4 = (unique[:, i : i + 1] for i in (0, 1, 4, 5))
+    t2 = (angle * angle)[None, :]
+    growing = 1.0 + t2 * (3.0 * k1 + t2 * (5.0 * k2 + t2 * (7.0 * k3 + t2 * 9.0 * k4))) > 0.0
+    first_fold = torch.cat([growing, torch.zeros_like(growing[:, :1])], dim=1).int().argmin(dim=1)
+    return angle[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)[inverse]
