@@ -11,6 +11,7 @@ import torch
 
 from nerfturbo.errors import CheckpointError
 from nerfturbo.ops import use_backend
+from nerfturbo.presets import preset
 from nerfturbo.training import Trainer, latest_checkpoint, load_model
 from nerfturbo.training.callbacks import MetricsLog, every, every_seconds, save_checkpoints, skipped_fraction
 from nerfturbo.training.step import StepRecord
@@ -157,3 +158,19 @@ def test_skipped_fraction_is_zero_for_a_full_grid_without_pruning() -> None:
     trainer.model.grid.update = lambda *args, **kwargs: None  # type: ignore[method-assign]
     trainer.fit()
     assert skipped_fraction(trainer, records[-1]) == pytest.approx(0.0, abs=0.05)
+
+
+def test_for_scene_fits_the_config_and_the_plain_constructor_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    scene = replace(ball_scene(), grid_levels=3)
+    with caplog.at_level("INFO", logger="nerfturbo"):
+        fitted = Trainer.for_scene(scene, tiny_config(steps=5), time_limit=9.0)
+    assert fitted.config.grid.levels == 3 and fitted.config.render.cone_angle > 0.0
+    assert fitted.config.train.time_limit == 9.0 and fitted.config.train.steps > 10**6
+    assert any("grid.levels 3" in record.message for record in caplog.records)
+    caplog.clear()
+    plain = Trainer(tiny_config(steps=5), scene)
+    assert plain.config == tiny_config(steps=5)
+    assert any("Trainer.for_scene" in record.message for record in caplog.records)
+    assert Trainer.for_scene(ball_scene(), steps=7).config == replace(
+        preset("auto", "cpu"), train=replace(preset("auto", "cpu").train, steps=7)
+    )
