@@ -112,7 +112,7 @@ def posed_scene(
 
 def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
     """One batch of cameras, at the poses of the file. Pinholes among distorted cameras get zeros as coefficients."""
-    models = {view.lens.model for view in views}
+    models: set[CameraModel] = {view.lens.model for view in views}
     if len(models) > 1 and models != {"pinhole", "opencv"}:
         raise InputError(str(folder), "cameras of one kind of lens", " and ".join(sorted(models)), "split the scene")
     model: CameraModel = "opencv" if len(models) > 1 else next(iter(models))
