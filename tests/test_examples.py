@@ -83,6 +83,16 @@ def test_fabric_trains_what_the_native_trainer_trains():
     assert found == pytest.approx(losses, rel=1e-5)
 
 
+def test_cameras_are_put_right():
+    before, after = load("10_camera_refinement.py").main(50)
+    assert after < 0.5 * before
+
+
+def test_a_moving_scene_is_learned():
+    before, after = load("11_dynamic_scene.py").main(100)
+    assert after > before + 4.0
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short_and_introduced(path: Path):
     text = path.read_text()
