@@ -238,3 +238,17 @@ def test_real_points_project_into_their_pictures(scene_dir: Callable[[str], Path
             ((depths > 0) & (pixels > 0).all(-1) & (pixels < scene.cameras.size[index]).all(-1)).float().mean()
         )
     assert inside / len(scene) > 0.3  # every view shows a good part of what all views together saw
+
+
+def test_times_of_frames_travel(tmp_path: Path) -> None:
+    folder = folders.write_transforms(tmp_path / "scene")
+    document = json.loads((folder / "transforms.json").read_text())
+    for index, frame in enumerate(document["frames"]):
+        frame["time"] = index / 9.0
+    (folder / "transforms.json").write_text(json.dumps(document))
+    times = load_scene(folder, "test").cameras.times
+    assert times is not None and times.tolist() == pytest.approx([0.0, 8.0 / 9.0])
+    del document["frames"][4]["time"]
+    (folder / "transforms.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="a time in every frame or in none, got 9 of 10"):
+        load_scene(folder)
