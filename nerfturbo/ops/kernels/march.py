@@ -59,7 +59,8 @@ def _prepare_kernel(
             p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, i_ray < n_active, strides, rule, box, CONE
         )
     else:
-        summarize(p_bits, p_summary, block - ray_blocks, LEVELS, RESOLUTION, WORDS)
+        if p_summary is not None:  # known when compiling; the other branch is not
+            summarize(p_bits, p_summary, block - ray_blocks, LEVELS, RESOLUTION, WORDS)
 
 
 @triton.jit(do_not_specialize=["n_rays"])
@@ -215,7 +216,7 @@ def march(
     numbers = _rule_arguments(rule)
     shape = {"STEPS": STEPS, "PARTS": parts, "CONE": rule.cone_angle > 0.0}
     shape |= {"LEVELS": grid.levels, "RESOLUTION": grid.resolution}
-    rays = summary = None
+    rays, summary = torch.empty(0, COLUMNS.value, device=device), None
     if n_rays:
         rays, summary = _prepare(
             origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
@@ -243,13 +244,19 @@ def _cases() -> list[CompileCase]:
     count = {**rays, "p_n_active": "*i32", "p_counts": "*i32", "p_sums": "*i32", "n_rays": "i32", **rule}
     write = {**rays, "p_offsets": "*i32", "p_starts": "*fp32", "p_ends": "*fp32", "p_out_rays": "*i32", **rule}
     write |= dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
+    full = prepare, count, write
     cases = []
-    for cone, levels, parts in ((False, 1, 1), (True, 5, 4)):
+    for cone, levels, parts in ((False, 1, 1), (True, 5, 4), (False, 2, 0)):
         shape, name = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128}, f"{levels} levels"
-        cases.append(CompileCase(_prepare_kernel, prepare, {**shape, "WORDS": 4, "RAYS": PREPARED}, name=name))
-        steps = {**shape, "STEPS": 32, "PARTS": parts}
-        cases.append(CompileCase(_count_kernel, count, {**steps, "GROUP": GROUP}, name=name))
-        cases.append(CompileCase(_write_kernel, write, {**steps, "TAIL": TAIL_BLOCK}, name=name))
+        steps = {"STEPS": 32, "PARTS": parts}
+        rest = {"WORDS": 4, "RAYS": PREPARED}, {**steps, "GROUP": GROUP}, {**steps, "TAIL": TAIL_BLOCK}
+        for kernel, signature, own in zip((_prepare_kernel, _count_kernel, _write_kernel), full, rest, strict=True):
+            given, constexprs = dict(signature), shape | own
+            if not parts:  # a grid that is not summarised, and every ray active
+                absent = {"p_summary", "p_n_active", "p_jitter", "p_limits"} & given.keys()
+                constexprs |= dict.fromkeys(absent)
+                given = {key: value for key, value in given.items() if key not in absent}
+            cases.append(CompileCase(kernel, given, constexprs, name=name))
     return cases
 
 
