@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.machine import peak_gpu_memory_bytes, peak_memory_bytes
 from ..evaluation.results import measure_baselines, protocol
+from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .record import Record, machine
@@ -44,6 +45,7 @@ class SceneRun:
     wall_seconds: float  # with set-up and scoring
     rays_per_second: float
     samples_per_second: float
+    samples_skipped_fraction: float | None = None  # of those that uniform marching would evaluate, at the end
 
 
 def run_scene_benchmark(
@@ -67,12 +69,16 @@ def run_scene_benchmark(
 
     def score(trainer: Trainer) -> None:
         mark, seconds = wanted[len(taken)], trainer.train_seconds
-        result = evaluate(trainer.model, test_scene, views=views, with_ssim=mark == wanted[-1])
+        with trainer.optimizer.averaged():
+            result = evaluate(trainer.model, test_scene, views=views, with_ssim=mark == wanted[-1])
         taken.append(Mark(mark, seconds, trainer.step, result.psnr, result.ssim))
         if report is not None:
             report(taken[-1])
 
+    last: list[StepRecord] = []
+
     def at_marks(trainer: Trainer, record: StepRecord) -> None:
+        last[:] = [record]
         if len(taken) < len(wanted) - 1 and trainer.train_seconds >= wanted[len(taken)]:
             with trainer.clock_stopped():
                 score(trainer)
@@ -89,6 +95,7 @@ def run_scene_benchmark(
         wall_seconds=time.perf_counter() - begun,
         rays_per_second=summary.rays / summary.train_seconds,
         samples_per_second=summary.samples / summary.train_seconds,
+        samples_skipped_fraction=skipped_fraction(trainer, last[-1]) if last else None,
     )
 
 

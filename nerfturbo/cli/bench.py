@@ -1,4 +1,4 @@
-"""`nerfturbo bench ops|step|scene`: correctness first, then time; a table on the terminal, a JSON file on disk."""
+"""`nerfturbo bench ops|step|scene|render`: correctness first, then time; a table, a JSON file and a plot beside it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,15 @@ def ops(argv: Sequence[str]) -> int:
     """Gate and time the ops."""
     args = parse(OpsArgs, argv, "bench ops")
     from ..bench.ops import render_table, run_ops_benchmark, write_timings
+    from ..bench.svg import bar_chart, write_plot
     from ..evaluation.run_folder import check_writable
 
     check_writable(args.output)
     device = resolve_device(args.device)
     timings = run_ops_benchmark(device, args.ops or None, quick=args.quick, seed=args.seed)
     write_timings(args.output, timings, device=device, seed=args.seed)
+    fast = [(t.op, t.total_ratio) for t in timings if t.backend != "reference" and t.total_ratio is not None]
+    write_plot(args.output, bar_chart("times faster than the reference, gradients included", fast, "x"))
     _show(render_table(timings), args.output, as_json=args.json)
     return 0 if all(timing.gate == "passed" for timing in timings) else 1
 
@@ -80,6 +83,7 @@ def step(argv: Sequence[str]) -> int:
     args = parse(StepArgs, argv, "bench step", default=StepArgs(settings=Settings.of(start)))
     from ..bench.record import write_json
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
+    from ..bench.svg import bar_chart, write_plot
     from ..data.fitting import fitted_config
     from ..data.scene import load_scene
     from ..evaluation.run_folder import check_writable
@@ -91,6 +95,8 @@ def step(argv: Sequence[str]) -> int:
     config, _ = fitted_config(config, scene)
     timings = run_step_benchmark(config, scene, device=device, budget=budget)
     write_json(args.output, step_record(timings, config, scene, device=device, budget=budget))
+    timed = [(timing.backend, timing.step_ms) for timing in timings if timing.step_ms is not None]
+    write_plot(args.output, bar_chart(f"one training step, {scene.name}", timed, " ms"))
     table = _table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
     for timing in timings:
         milliseconds = "-" if timing.step_ms is None else f"{timing.step_ms:.1f}"
@@ -135,6 +141,7 @@ def scene(argv: Sequence[str]) -> int:
         raise InputError("--seeds", "at least one", "none")
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
+    from ..bench.svg import line_chart, write_plot
     from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_writable
     from .progress import showing
@@ -164,11 +171,58 @@ def scene(argv: Sequence[str]) -> int:
             runs.append(run)
     record = scene_record(runs, config, scenes[1], device=device, eval_views=args.eval_views)
     write_json(args.output, record)
+    lines = {f"seed {run.seed}": [(mark.seconds, mark.psnr) for mark in run.marks] for run in runs}
+    title = f"{scenes[0].name}: quality over training time, {len(scenes[1])} unseen views"
+    write_plot(args.output, line_chart(title, lines, "seconds of training", "PSNR, dB"))
     table = _table(f"{scenes[0].name}: PSNR, dB", "seconds", *(f"seed {run.seed}" for run in runs), "median")
     for index, (mark, median) in enumerate(median_marks(runs)):
         table.add_row(f"{mark:g}", *(f"{run.marks[index].psnr:.2f}" for run in runs), f"{median:.2f}")
     _show(table, args.output, as_json=args.json)
     return 0
+
+
+@dataclass(frozen=True)
+class RenderArgs:
+    """Check the frames of a trained run against plain rendering, then time them; last, one 8K frame in its budget."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
+    """The scene folder, where it is not the one of training any more."""
+    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Check only this many test views, evenly spaced; all of them unless given."""
+    quick: bool = False
+    """Fewer and smaller frames: a first impression."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-render.json")
+    """Where the result is written."""
+    json: bool = False
+    """Print the result on stdout instead of the table."""
+
+
+def render(argv: Sequence[str]) -> int:
+    """Gate and time frames."""
+    args = parse(RenderArgs, argv, "bench render")
+    check_positive({"--eval-views": args.eval_views})
+    from ..bench.record import write_json
+    from ..bench.render import LARGE, SIZES, render_record, render_table, run_render_benchmark
+    from ..bench.svg import bar_chart, write_plot
+    from ..evaluation.evaluate import choose_views
+    from ..evaluation.run_folder import check_writable
+    from .common import load_run, open_test_scene, with_data
+
+    check_writable(args.output)
+    opened = load_run(args.run, resolve_device(args.device))
+    scene = open_test_scene(with_data(opened.config, args.data))
+    views, repeats = choose_views(len(scene), args.eval_views), 3 if args.quick else 30
+    options = {"sizes": ((100, 100),), "large": None} if args.quick else {"sizes": SIZES, "large": LARGE}
+    result = run_render_benchmark(opened.model, scene, views=views, repeats=repeats, **options)
+    write_json(args.output, render_record(result, opened.model, scene, repeats=repeats))
+    rows = [(f"{t.width} x {t.height}, {t.way}", t.milliseconds) for t in result.timings]
+    write_plot(args.output, bar_chart(f"frames of {scene.name}", rows, " ms"))
+    _show(render_table(result), args.output, as_json=args.json)
+    return 0 if result.gate.verdict == "passed" else 1
 
 
 def _config(settings: Settings, start: Config, source: str, downscale: int) -> Config:
