@@ -122,7 +122,9 @@ class OptimConfig:
     clip_norm: float = 0.0
     """Gradients longer than this (all together, unscaled) are shortened to it; 0 leaves them alone."""
     ema_decay: float = 0.0
-    """Score and render a running mean of the weights with this memory (0.99, say); 0 takes the weights themselves."""
+    """Score and render a running mean of the weights with this memory per step (0.999, say); 0 takes the weights."""
+    ema_every: int = 1
+    """Steps between two updates of the mean: it costs a pass over all weights."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from .process import find_poses
 from .progress import Display, SilentDisplay, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, TrainArgs, default_output, parse_save_every
-from .warm import compiling_early, warm_up
+from .warm import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
@@ -60,7 +60,7 @@ def _run(plan: Plan, display: Display) -> int:
         check_output(plan.output, overwrite=plan.args.overwrite)
     config = plan.config
     display.phase(f"opening {config.data.source}")
-    with compiling_early(plan.device, config.data.source) as helper:
+    with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene)
@@ -72,24 +72,17 @@ def _run(plan: Plan, display: Display) -> int:
     trainer = Trainer(config, train_scene, device=plan.device, team=team)
     if trainer.device.type == "cuda" or trainer.sampler.on_host:
         display.note(trainer.sampler.note)
+    preview = Preview(test_scene, len(test_scene) // 2)
+    compile_ahead(trainer, preview, display)
     _try_field(trainer)
     if not writes:
         return _follow(trainer, plan.args)
-    if plan.args.init_from is not None:
-        taken = trainer.initialise(plan.args.init_from, plan.args.init_parts)
-        display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
-    if plan.run is not None:
-        run = plan.run
-        trainer.resume(latest_checkpoint(run.path))
-        run.write_config(config)
-    else:
-        output = plan.output or default_output(train_scene.name)
-        run = create_run(output, config, overwrite=plan.args.overwrite)
+    run = _begin(plan, trainer, display)
     display.note(f"{_counts(train_scene, test_scene)}; writing {run.path}")
     if team.world > 1:
         display.note(f"{team.world} processes train together")
 
-    session = Session(trainer, run, display, Preview(test_scene, len(test_scene) // 2))
+    session = Session(trainer, run, display, preview)
     try:
         summary = session.train(plan.args)
     except KeyboardInterrupt:
@@ -114,6 +107,19 @@ def _run(plan: Plan, display: Display) -> int:
         return finish(done, display, plan.args)
     except KeyboardInterrupt:
         return _say_how_to_go_on(plan, run, summary, display)
+
+
+def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
+    """The run's folder, with the trainer where it goes on from: another field, a checkpoint, or nothing."""
+    if plan.args.init_from is not None:
+        taken = trainer.initialise(plan.args.init_from, plan.args.init_parts)
+        display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
+    if plan.run is not None:
+        trainer.resume(latest_checkpoint(plan.run.path))
+        plan.run.write_config(trainer.config)
+        return plan.run
+    output = plan.output or default_output(trainer.scene.name)
+    return create_run(output, trainer.config, overwrite=plan.args.overwrite)
 
 
 def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
@@ -158,10 +164,11 @@ def _open(plan: Plan, display: Display) -> tuple[Scene, Scene]:
 
 
 def _try_field(trainer: Trainer) -> None:
-    """Evaluate one point, so that a setting no kernel can run is refused before anything is written."""
-    positions = torch.tensor([trainer.model.bounds.aabb.center], device=trainer.device)
+    """Evaluate a point, so that a setting no kernel can run is refused before anything is written."""
+    # Many points for one: a count of 1 would be compiled for itself.
+    positions = torch.tensor([trainer.model.bounds.aabb.center], device=trainer.device).repeat(128, 1)
     with torch.no_grad():
-        trainer.model.field(positions, torch.tensor([[0.0, 0.0, 1.0]], device=trainer.device))
+        trainer.model.field(positions, torch.tensor([[0.0, 0.0, 1.0]], device=trainer.device).repeat(128, 1))
 
 
 def _counts(train: Scene, test: Scene) -> str:
@@ -194,9 +201,10 @@ class Session:
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
         guard = StabilityGuard(precision, report=self.log.add_event)  # before saving: what is hopeless is not saved
         self.trainer.callbacks += [self._keep, self.log, guard, self._look, self._show, saving]
-        self.display.phase("preparing the step")  # on a GPU: compiling kernels (first run only) and recording the graph
+        self.display.phase("preparing the step")  # on a GPU: recording the graph
         self.trainer.stepper.prepare()
         self.display.phase("training")
+        import_meanwhile(self.trainer.device, "torchmetrics")  # seconds, before scores are computed
         with _interrupts(self._stop):
             summary = _fit(self.trainer, args)
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved

@@ -54,6 +54,7 @@ class Settings:
                 "--optim.final-lr-fraction": optim.final_lr_fraction,
                 "--optim.milestone-factor": optim.milestone_factor,
                 "--train.accumulate": train.accumulate,
+                "--optim.ema-every": optim.ema_every,
                 "--train.coarse-downscale": train.coarse_downscale,
                 "--train.target-psnr": train.target_psnr,
             }

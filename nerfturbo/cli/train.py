@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import InputError
 from .parse import flag_value, parse
 from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
+from .wake import wake_gpu
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
@@ -96,6 +97,8 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Parse, plan, train, finish."""
+    if not asks_help(argv):
+        wake_gpu(flag_value(argv, "--device"))
     start = _starting_config(argv)
     args = parse(TrainArgs, argv, "train", default=TrainArgs(settings=Settings.of(start)))
     plan = _plan(args, start)

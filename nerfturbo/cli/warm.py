@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,11 +15,13 @@ import torch
 from ..config import Config
 from ..data.batches import PixelSampler
 from ..data.scene import Scene, is_builtin
+from ..evaluation.preview import Preview
 from ..ops._dispatch import resolve
 from ..rendering.image import render_image
 from ..rendering.model import NerfModel, SceneBounds
 from ..training.optim import Optimizer
 from ..training.step import TrainingStep
+from ..training.trainer import Trainer
 from .progress import Display
 
 WARMUP_MODULE = "nerfturbo.ops.cpu._warmup"
@@ -38,6 +42,38 @@ def compiling_early(device: str, source: str) -> Iterator[Any]:
         return
     with module.CompileHelper(names=module.HELPED_EARLY) as helper:
         yield helper
+
+
+@contextlib.contextmanager
+def starting_device(device: str) -> Iterator[None]:
+    """Around the reading of a scene: a thread starts the GPU and imports Triton, about a second each."""
+    if torch.device(device).type != "cuda":
+        yield
+        return
+
+    def start() -> None:
+        torch.zeros(1, device=device)
+        with contextlib.suppress(ImportError):  # its absence is reported where it is needed
+            importlib.import_module("triton")
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+def import_meanwhile(device: torch.device, module: str) -> None:
+    """Import in a thread what is needed after training, where the device works and the host waits."""
+    if device.type == "cuda" and importlib.util.find_spec(module) is not None:
+        threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+
+
+def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
+    """On a GPU: the kernels of a step and of a preview, all at once; cached ones are only read."""
+    if trainer.device.type == "cuda":
+        display.phase("loading GPU kernels, compiling those not cached (half a minute at the first run)")
+        trainer.stepper.compile()
+        preview.compile(trainer.model)
 
 
 def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:

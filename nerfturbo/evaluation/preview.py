@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..data.images import save_image
 from ..data.scene import Scene
-from ..rendering.image import render_image
+from ..rendering.image import RenderedImage, compile_image, render_image
 from ..rendering.model import NerfModel
+from ..types import Rays
 from .evaluate import WHITE, truth_image
 from .metrics import psnr
 
@@ -29,27 +31,40 @@ class Preview:
     def _stride_for(self, n_rays: float) -> int:
         return max(1, round((self._width * self._height / max(n_rays, 64.0)) ** 0.5))
 
-    @torch.no_grad()
-    def render(self, model: NerfModel, path: Path) -> float:
-        """Write the picture (truth left, render right) and return its PSNR over the rendered pixels."""
-        start = time.perf_counter()
-        stride = self._stride
-        rows = torch.arange(stride // 2, self._height, stride)
-        columns = torch.arange(stride // 2, self._width, stride)
+    def _rays(self) -> Rays:
+        rows, columns = self._pixels()
         pixels = (rows[:, None] * self._width + columns).reshape(-1)
-        rays = self._scene.cameras.image_rays(self._index)[pixels.to(self._scene.cameras.device)]
-        image = render_image(
+        return self._scene.cameras.image_rays(self._index)[pixels.to(self._scene.cameras.device)]
+
+    def _picture(self, model: NerfModel) -> RenderedImage:
+        rows, columns = self._pixels()
+        return render_image(
             model.field,
             model.grid,
-            rays.to(model.device),
+            self._rays().to(model.device),
             height=len(rows),
             width=len(columns),
             settings=model.settings,
             background=torch.tensor(WHITE, device=model.device),
         )
-        render = image.rgb.cpu()
+
+    def _pixels(self) -> tuple[Tensor, Tensor]:
+        half = self._stride // 2
+        return torch.arange(half, self._height, self._stride), torch.arange(half, self._width, self._stride)
+
+    @torch.no_grad()
+    def compile(self, model: NerfModel) -> None:
+        """Compile what a picture needs, where that can be done ahead."""
+        compile_image(model.field, model.grid, self._rays().to(model.device), model.settings)
+
+    @torch.no_grad()
+    def render(self, model: NerfModel, path: Path) -> float:
+        """Write the picture (truth left, render right) and return its PSNR over the rendered pixels."""
+        start = time.perf_counter()
+        stride, (rows, columns) = self._stride, self._pixels()
+        render = self._picture(model).rgb.cpu()
         truth = truth_image(self._scene, self._index).cpu()[rows[:, None], columns]
-        self._stride = self._stride_for(len(pixels) * AIM_SECONDS / (time.perf_counter() - start))
+        self._stride = self._stride_for(len(rows) * len(columns) * AIM_SECONDS / (time.perf_counter() - start))
         both = torch.cat([truth, render], dim=1)
         large = both.repeat_interleave(stride, 0).repeat_interleave(stride, 1)
         temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")  # whoever watches the file never sees half of it

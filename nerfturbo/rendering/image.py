@@ -12,7 +12,9 @@ from ..data.cameras import Cameras
 from ..data.conventions import PIXEL_CENTER
 from ..errors import InputError
 from ..fields.field import Field
+from ..fields.ngp import InstantNGP
 from ..ops.frame import FinishedRays
+from ..ops.precompile import compile_only
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Rays
 from .render import MarchSettings
@@ -57,6 +59,20 @@ def render_image(
 
     budget = render_budget(field, rays.device, max_memory)
     return _in_parts(lambda first, rows: render(first, rows, budget.samples), height, width, budget.rays)
+
+
+@torch.no_grad()
+def compile_image(field: Field, grid: OccupancyGrid, rays: Rays, settings: MarchSettings | None = None) -> None:
+    """Compile the kernels of `render_image` ahead, all at once, where the field is read without a look at counts."""
+    if not isinstance(field, InstantNGP):
+        return
+    with compile_only(rays.device) as compiling:
+        if compiling:
+            options = {"settings": settings or MarchSettings(), "rows": render_budget(field, rays.device).samples}
+            order = strip_order(1, len(rays), rays.device)
+            background = torch.ones(3, device=rays.device)
+            # Two rounds, since the queue has two sides; to the end it would never come, with no kernel running.
+            render_part(field, rays, grid, order=order, background=background, rounds=2, **options)
 
 
 @torch.no_grad()

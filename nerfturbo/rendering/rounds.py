@@ -187,13 +187,16 @@ def render_part(
     rows: int,
     order: Tensor | None = None,
     background: Tensor | None = None,
+    rounds: int | None = None,
 ) -> FinishedRays:
-    """Render rays that fit the budget, to the end."""
+    """Render rays that fit the budget, to the end; or only so many `rounds`, without a look at what is left."""
     evaluate = evaluator(field, rays)
     live = start(evaluate, grid, settings, order)
     run = make_round(evaluate, grid, settings, rows)
+    for _ in range(rounds or 0):
+        live = run(live)
     unchecked = UNCHECKED if rays.device.type != "cpu" and evaluate.logits else 1
-    while int(live.n_live):
+    while rounds is None and int(live.n_live):
         for _ in range(unchecked):
             live = run(live)
     return finish_rays(live, background)

@@ -11,13 +11,19 @@ the grid's update are two graphs each, and the host runs the collectives between
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..data.batches import PixelSampler
 from ..errors import BackendError
+from ..fields import InstantNGP, VanillaNeRF
+from ..ops.precompile import compile_only
 from ..ops.step_state import COLUMNS, RayBudget, StepState
 from ..rendering.model import NerfModel
 from .distributed import Team
@@ -54,6 +60,11 @@ class DeviceStep:
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
         self._update_grid: dict[bool, Callable[[], None]] = {}
+        self._update_averages: Callable[[], None] = self._average
+        self._compiled = False
+        # Only what reads nothing back and asks no other process can run with its launches left out: our own stages.
+        own = isinstance(model.field, InstantNGP | VanillaNeRF) and self.stages == Stages()
+        self.compile_ahead = capture and own and self.team.alone
         self._stream = torch.cuda.Stream(model.device)
         self._host_ring = torch.zeros(2, RING, len(COLUMNS), pin_memory=True)
         self._host_totals = torch.zeros(2, 2, dtype=torch.int64, pin_memory=True)
@@ -81,26 +92,47 @@ class DeviceStep:
         """
         if self._run_step is not None:
             return
-        state, optimizer, grid = self.state, self.optimizer, self.model.grid
-        kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
-        kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count]
-        kept += [*optimizer.averages, *self.sampler.state_tensors()]
-        saved = [tensor.clone() for tensor in kept]
-        with torch.cuda.stream(self._stream):
-            self.sampler.feed(int(state.step), self._shares())
-            for all_cells in (True, False):
-                self._grid_function(all_cells)()
-            for _ in range(WARMUP_STEPS):
-                optimizer.found_inf.fill_(1.0)
-                self._body()
+        self.compile()
+        with self._untouched():
+            self._run_all(WARMUP_STEPS)
             for all_cells in (True, False):
                 self._update_grid[all_cells] = self._recorded_grid(all_cells)
+            self._update_averages = self._recorded(self._average)
             self._run_step = self._recorded_step()
             if self.sampler.error_map is not None:
                 self._refresh = self._recorded(self.sampler.refresh)
+
+    def compile(self) -> None:
+        """Compile the kernels, all at once, leaving the training state as it was."""
+        if self._compiled or not self.compile_ahead:
+            return
+        with self._untouched(), compile_only(self.model.device) as compiling:
+            if compiling:
+                self._run_all(1)
+        self._compiled = True
+
+    def _run_all(self, n_steps: int) -> None:
+        self.sampler.feed(int(self.state.step), self._shares())
+        for all_cells in (True, False):
+            self._grid_function(all_cells)()
+        for _ in range(n_steps):
+            self.optimizer.found_inf.fill_(1.0)
+            self._body()
+        self._average()
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Inside, functions run on the stream of the training; afterwards its state is what it was."""
+        state, optimizer, grid = self.state, self.optimizer, self.model.grid
+        kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
+        kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count, optimizer.found_inf]
+        kept += [*optimizer.averages, *self.sampler.state_tensors()]
+        self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
+        with torch.cuda.stream(self._stream):
+            saved = [tensor.clone() for tensor in kept]
+            yield
             for tensor, value in zip(kept, saved, strict=True):
                 tensor.copy_(value)
-            optimizer.found_inf.zero_()
         self._stream.synchronize()
 
     def set_sampler(self, sampler: PixelSampler) -> None:
@@ -122,6 +154,10 @@ class DeviceStep:
         assert self._run_step is not None
         grid = self.model.grid.config
         n_steps, shares = min(limit, grid.update_every - step % grid.update_every), self._shares()
+        if self.optimizer.averages and self.optimizer.config.ema_every > 1:
+            n_steps = min(n_steps, self.optimizer.config.ema_every - step % self.optimizer.config.ema_every)
+        # Whatever a callback did to the weights on its own stream comes first.
+        self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(self._stream):
             if self._chunk == 0:
                 self.state.step.fill_(step)
@@ -133,6 +169,8 @@ class DeviceStep:
             for number in range(step, step + n_steps):
                 self.sampler.feed(number, shares)
                 self._run_step()
+            if self.optimizer.averages_due(step + n_steps):
+                self._update_averages()
             slot = self._chunk % 2
             self._host_ring[slot].copy_(self.state.ring, non_blocking=True)
             self._host_totals[slot].copy_(self.state.totals, non_blocking=True)
@@ -147,6 +185,9 @@ class DeviceStep:
         share = self.stages.split(0, self.team.rank, self.team.world, all_rays)
         parts = range(self.model.config.train.accumulate)
         return [(share.first + part * all_rays, share.count) for part in parts]
+
+    def _average(self) -> None:
+        self.optimizer.update_averages(self.optimizer.step_count)
 
     def _body(self) -> None:
         if self.team.alone:
@@ -231,8 +272,9 @@ class DeviceStep:
                 function()
         except RuntimeError as error:
             raise BackendError(
-                f"the training step cannot be captured as a CUDA graph ({error}); a field must not read values back to "
-                "the host (.item(), nonzero, boolean masks) while it runs; set train.capture to False to run it eagerly"
+                f"the training step cannot be captured as a CUDA graph ({_first_cause(error)}); a field must not read "
+                "values back to the host (.item(), nonzero, boolean masks) while it runs; set train.capture to False "
+                "to run it eagerly"
             ) from error
         return graph.replay
 
@@ -264,3 +306,14 @@ class DeviceStep:
     def finish(self) -> None:
         """Wait for everything queued."""
         self._stream.synchronize()
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the error that began it, and the line of code outside torch that met it."""
+    while error.__context__ is not None:  # ending a broken capture raises again
+        error = error.__context__
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if f"{os.sep}torch{os.sep}" not in frame.filename
+    ]
+    where = f", in {Path(frames[-1].filename).name} line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return (str(error).splitlines() or [type(error).__name__])[0] + where

@@ -22,6 +22,8 @@ from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
 from .precision import INITIAL_SCALE
 
+SWAPPED = 1 << 20  # values that change places at a time
+
 
 @dataclass(frozen=True)
 class FlatBuffer:
@@ -127,33 +129,41 @@ class Optimizer:
                 grad_scale=divisor,
                 found_inf=self.found_inf,
             )
-        self._update_averages()
+        if self.config.ema_every == 1:
+            self.update_averages(self.step_count + 1)
+
+    def averages_due(self, step: int) -> bool:
+        """Whether `update_averages` is to be called after so many steps; with ema_every 1 `step` has done it."""
+        return bool(self.averages) and self.config.ema_every > 1 and step % self.config.ema_every == 0
 
     @torch.no_grad()
-    def _update_averages(self) -> None:
-        """The memory grows with the steps made, so that the random start is soon forgotten."""
+    def update_averages(self, made: Tensor) -> None:
+        """After `made` steps. The memory grows with the updates, so that the random start is soon forgotten."""
         if not self.averages:
             return
-        made = self.step_count.float() + 1.0
-        share = 1.0 - ((1.0 + made) / (10.0 + made)).clamp(max=self.config.ema_decay)
+        updates = made.float() / self.config.ema_every
+        share = 1.0 - ((1.0 + updates) / (10.0 + updates)).clamp(max=self.config.ema_decay**self.config.ema_every)
         for average, buffer in zip(self.averages, self.buffers, strict=True):
             average.lerp_(buffer.values, share)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside this block the model has the running mean of its weights, where one is kept."""
-        kept = [buffer.values.clone() for buffer in self.buffers] if self.averages else []
-        self._set_values(self.averages)
+        self._swap_averages()
         try:
             yield
         finally:
-            self._set_values(kept)
+            self._swap_averages()
 
     @torch.no_grad()
-    def _set_values(self, values: list[Tensor]) -> None:
-        for buffer, value in zip(self.buffers, values, strict=False):
-            buffer.values.copy_(value)
-        if values:
+    def _swap_averages(self) -> None:
+        """Weights and means change places, piece by piece: a copy of all of them would be the peak of memory."""
+        for average, buffer in zip(self.averages, self.buffers, strict=False):
+            for one, other in zip(average.split(SWAPPED), buffer.values.split(SWAPPED), strict=True):
+                kept = other.clone()
+                other.copy_(one)
+                one.copy_(kept)
+        if self.averages:
             self.refresh_halves()
 
     def finish_step(self) -> None:

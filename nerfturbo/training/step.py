@@ -230,6 +230,8 @@ class TrainingStep(RayBatches):
         self.optimizer.step()
         skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
         self.optimizer.finish_step()
+        if self.optimizer.averages_due(step + 1):
+            self.optimizer.update_averages(self.optimizer.step_count)
         n_rays, n_samples, n_marched = (int(value) for value in _counts(result))
         parts = self.model.config.train.accumulate
         self.adapt(n_samples // parts, n_marched // parts)
@@ -264,6 +266,9 @@ class TrainingStep(RayBatches):
         totals, weight = totals_of(sums, result)
         share_gradients(self.optimizer, weight, team)
         return totals
+
+    def compile(self) -> None:
+        """Nothing to do ahead: numba's kernels compile when they first run (`nerfturbo warmup` does that)."""
 
     def prepare(self) -> None:
         """Nothing to record: kernels compile when they first run."""

@@ -107,12 +107,16 @@ def test_accumulated_batches_are_one_large_batch() -> None:
     assert float(first[0].norm()) == pytest.approx(float(first[1].norm()), rel=0.1)
 
 
-def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
-    made = trainer(steps=5, ema_decay=0.5)
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpoint(tmp_path: Path, every: int) -> None:
+    made = trainer(steps=5, ema_decay=0.5, ema_every=every)
     expected = [buffer.values.clone() for buffer in made.optimizer.buffers]
 
     def follow(t: Trainer, record: object) -> None:
-        memory = min(0.5, (1 + t.step) / (10 + t.step))
+        if t.step % every:
+            return
+        updates = t.step / every
+        memory = min(0.5**every, (1 + updates) / (10 + updates))
         for mean, buffer in zip(expected, t.optimizer.buffers, strict=True):
             mean.mul_(memory).add_(buffer.values, alpha=1 - memory)
 
@@ -126,7 +130,7 @@ def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpo
     assert all(torch.equal(b.values, w) for b, w in zip(made.optimizer.buffers, weights, strict=True))
     model = load_model(made.save(tmp_path))
     assert torch.equal(model.render_image(ball_scene("test").cameras, 0).rgb, averaged)
-    resumed = trainer(steps=5, ema_decay=0.5)
+    resumed = trainer(steps=5, ema_decay=0.5, ema_every=every)
     resumed.resume(tmp_path / "step_00000005")
     for one, two in zip(resumed.optimizer.averages, made.optimizer.averages, strict=True):
         assert torch.equal(one, two)
