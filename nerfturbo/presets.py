@@ -10,8 +10,15 @@ from .errors import InputError
 _PRESETS: dict[str, Config] = {
     "ngp": Config(
         preset="ngp",
-        field=FieldConfig(n_levels=8, n_features=4),
-        optim=OptimConfig(hold_fraction=0.2, final_lr_fraction=0.01, weight_decay=0.0, skip_untouched=False),
+        field=FieldConfig(n_levels=8, n_features=4, max_resolution=1024),
+        optim=OptimConfig(
+            hold_fraction=0.2,
+            final_lr_fraction=0.05,
+            weight_decay=0.0,
+            skip_untouched=False,
+            ema_decay=0.999,
+            ema_every=16,
+        ),
     ),
     "ngp-cpu": Config(
         preset="ngp-cpu",
