@@ -53,7 +53,7 @@ def score_surface(mesh: Mesh, name: str, seen: Tensor, truth: Tensor, *, voxel: 
     from scipy.spatial import KDTree
 
     body = trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False)
-    samples, _ = trimesh.sample.sample_surface(body, 4 * truth.shape[0], seed=0)
+    samples = trimesh.sample.sample_surface(body, 4 * truth.shape[0], seed=0)[0]
     off = signed_distance(name, torch.as_tensor(samples).float()).abs().mean() / voxel
     gaps = torch.as_tensor(KDTree(samples).query(truth.numpy())[0]) / voxel
     return SurfaceScore(float(off), float(gaps[seen].mean()), float(gaps.mean()), float(seen.float().mean()))
