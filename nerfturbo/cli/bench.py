@@ -43,15 +43,16 @@ def ops(argv: Sequence[str]) -> int:
     """Gate and time the ops."""
     args = parse(OpsArgs, argv, "bench ops")
     from ..bench.ops import render_table, run_ops_benchmark, write_timings
-    from ..bench.svg import bar_chart, write_plot
+    from ..bench.plot import Bars, bar_chart
     from ..evaluation.run_folder import check_writable
 
     check_writable(args.output)
     device = resolve_device(args.device)
     timings = run_ops_benchmark(device, args.ops or None, quick=args.quick, seed=args.seed)
     write_timings(args.output, timings, device=device, seed=args.seed)
-    fast = [(t.op, t.total_ratio) for t in timings if t.backend != "reference" and t.total_ratio is not None]
-    write_plot(args.output, bar_chart("times faster than the reference, gradients included", fast, "x"))
+    fast = [timing for timing in timings if timing.backend != "reference"]
+    panel = Bars("times faster than the reference, gradients included", [timing.total_ratio for timing in fast])
+    _plot(args.output, bar_chart("operations", [timing.op for timing in fast], [panel]))
     _show(render_table(timings), args.output, as_json=args.json)
     return 0 if all(timing.gate == "passed" for timing in timings) else 1
 
@@ -81,9 +82,9 @@ def step(argv: Sequence[str]) -> int:
     """Gate and time a step."""
     start = starting_config(argv)
     args = parse(StepArgs, argv, "bench step", default=StepArgs(settings=Settings.of(start)))
+    from ..bench.plot import Bars, bar_chart
     from ..bench.record import write_json
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
-    from ..bench.svg import bar_chart, write_plot
     from ..data.fitting import fitted_config
     from ..data.scene import load_scene
     from ..evaluation.run_folder import check_writable
@@ -95,8 +96,8 @@ def step(argv: Sequence[str]) -> int:
     config, _ = fitted_config(config, scene)
     timings = run_step_benchmark(config, scene, device=device, budget=budget)
     write_json(args.output, step_record(timings, config, scene, device=device, budget=budget))
-    timed = [(timing.backend, timing.step_ms) for timing in timings if timing.step_ms is not None]
-    write_plot(args.output, bar_chart(f"one training step, {scene.name}", timed, " ms"))
+    panel = Bars("milliseconds", [timing.step_ms for timing in timings])
+    _plot(args.output, bar_chart(f"one training step, {scene.name}", [timing.backend for timing in timings], [panel]))
     table = _table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
     for timing in timings:
         milliseconds = "-" if timing.step_ms is None else f"{timing.step_ms:.1f}"
@@ -139,9 +140,9 @@ def scene(argv: Sequence[str]) -> int:
     check_positive({"--eval-views": args.eval_views, "--marks": min(args.marks, default=0.0)})
     if not args.seeds:
         raise InputError("--seeds", "at least one", "none")
+    from ..bench.plot import Curve, line_chart
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
-    from ..bench.svg import line_chart, write_plot
     from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_writable
     from .progress import showing
@@ -171,9 +172,12 @@ def scene(argv: Sequence[str]) -> int:
             runs.append(run)
     record = scene_record(runs, config, scenes[1], device=device, eval_views=args.eval_views)
     write_json(args.output, record)
-    lines = {f"seed {run.seed}": [(mark.seconds, mark.psnr) for mark in run.marks] for run in runs}
-    title = f"{scenes[0].name}: quality over training time, {len(scenes[1])} unseen views"
-    write_plot(args.output, line_chart(title, lines, "seconds of training", "PSNR, dB"))
+    curves = [
+        Curve(f"seed {run.seed}", [mark.seconds for mark in run.marks], [mark.psnr for mark in run.marks])
+        for run in runs
+    ]
+    title = f"{scenes[0].name}: quality over training time"
+    _plot(args.output, line_chart(title, curves, x_label="seconds of training", y_label="PSNR, dB"))
     table = _table(f"{scenes[0].name}: PSNR, dB", "seconds", *(f"seed {run.seed}" for run in runs), "median")
     for index, (mark, median) in enumerate(median_marks(runs)):
         table.add_row(f"{mark:g}", *(f"{run.marks[index].psnr:.2f}" for run in runs), f"{median:.2f}")
@@ -205,9 +209,9 @@ def render(argv: Sequence[str]) -> int:
     """Gate and time frames."""
     args = parse(RenderArgs, argv, "bench render")
     check_positive({"--eval-views": args.eval_views})
+    from ..bench.plot import Bars, bar_chart
     from ..bench.record import write_json
     from ..bench.render import LARGE, SIZES, render_record, render_table, run_render_benchmark
-    from ..bench.svg import bar_chart, write_plot
     from ..evaluation.evaluate import choose_views
     from ..evaluation.run_folder import check_writable
     from .common import load_run, open_test_scene, with_data
@@ -219,8 +223,9 @@ def render(argv: Sequence[str]) -> int:
     options = {"sizes": ((100, 100),), "large": None} if args.quick else {"sizes": SIZES, "large": LARGE}
     result = run_render_benchmark(opened.model, scene, views=views, repeats=repeats, **options)
     write_json(args.output, render_record(result, opened.model, scene, repeats=repeats))
-    rows = [(f"{t.width} x {t.height}, {t.way}", t.milliseconds) for t in result.timings]
-    write_plot(args.output, bar_chart(f"frames of {scene.name}", rows, " ms"))
+    names = [f"{t.width} x {t.height}, {t.way}" for t in result.timings]
+    panel = Bars("milliseconds", [t.milliseconds for t in result.timings])
+    _plot(args.output, bar_chart(f"frames of {scene.name}", names, [panel]))
     _show(render_table(result), args.output, as_json=args.json)
     return 0 if result.gate.verdict == "passed" else 1
 
@@ -236,6 +241,11 @@ def _table(title: str, *headers: str) -> Table:
     for index, header in enumerate(headers):
         table.add_column(header, justify="right" if index else "left")
     return table
+
+
+def _plot(output: Path, svg: str) -> None:
+    """Beside FILE.json: FILE.svg."""
+    output.with_suffix(".svg").write_text(svg, encoding="utf-8")
 
 
 def _show(table: Table, output: Path, *, as_json: bool) -> None:
