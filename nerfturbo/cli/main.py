@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
     "tune": ("tune", "main", "find the largest batch that fits and a learning rate, and write a config"),
+    "profile": ("profile", "main", "say where the time and memory of a training step go, with a trace for the browser"),
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),

@@ -27,6 +27,7 @@ from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoi
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
 from ..training.loggers import Logger, tensorboard_logger, wandb_logger
+from ..training.monitor import open_monitor
 from ..training.precision import resolve_precision
 from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
@@ -192,6 +193,7 @@ class Session:
         """Until the end or an interrupt; the last checkpoint is written either way."""
         self.log.records = self.run.trim_log(self.trainer.step)
         self.log.loggers += _loggers(args, self.run, self.trainer)
+        self.log.monitor = open_monitor(self.trainer.device)
         self.log.start(self.trainer)
         save = save_checkpoints(self.run.checkpoints, keep=args.keep, score=self._score)
         due = parse_save_every(args.save_every)

@@ -77,6 +77,7 @@ class MetricsLog:
 
     def __init__(self, path: Path | None = None, *, every_steps: int = 20, loggers: Sequence[Logger] = ()) -> None:
         self.every_steps = every_steps
+        self.monitor: Callable[[], dict[str, float]] | None = None  # of the GPU; its numbers go into every step's entry
         self.loggers = [*([] if path is None else [jsonl_logger(path)]), *loggers]
         self.records: list[dict[str, Any]] = []
         self._last: tuple[float, int, int] = (0.0, 0, 0)
@@ -109,7 +110,7 @@ class MetricsLog:
             "gradient_norm": float(trainer.optimizer.gradient_norm) / record.loss_scale,
             "loss_scale": record.loss_scale,
             "skipped": trainer.skipped,
-        }
+        } | ({} if self.monitor is None else self.monitor())
         self._last = (trainer.train_seconds, trainer.rays, trainer.samples)
         self._write(entry)
 

@@ -75,3 +75,20 @@ def test_a_batch_that_does_not_fit_is_survived(nerfturbo: Nerfturbo, scene: Path
     done = nerfturbo("tune", scene, *FLAGS, *flags)
     assert done.code == 0 and done.json["batch_samples"] == 512  # the config's own
     assert done.json["batches"][0]["fits"] is False and "took" in done.json["batches"][0]["why"]
+
+
+@pytest.mark.parametrize("kind", ["ngp", "vanilla"])
+def test_profile_names_every_stage_and_writes_a_trace(
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, kind: str
+) -> None:
+    output = tmp_path / "profile.json"
+    flags = ["--steps", 3, "--warm-steps", 2, "--device", "cpu", "--output", output, "--field.kind", kind]
+    done = nerfturbo("profile", scene, *FLAGS, *flags)
+    assert done.code == 0, done.err
+    values = json.loads(output.read_text())["values"]
+    costs = {cost["stage"]: cost["milliseconds"] for cost in values["stages"]}
+    assert set(costs) == {"rays", "march", "field", "composite", "backward", "optimizer", "grid", "host"}
+    assert sum(costs.values()) == pytest.approx(values["step_ms"], rel=0.02)
+    assert min(costs[name] for name in ("rays", "march", "field", "composite", "backward", "optimizer")) > 0.0
+    names = {event.get("name") for event in json.loads(output.with_suffix(".trace.json").read_text())["traceEvents"]}
+    assert "nerfturbo: backward" in names and str(output.with_suffix(".trace.json")) in done.out

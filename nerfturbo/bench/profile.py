@@ -1,0 +1,182 @@
+"""Where the time and the memory of training steps go, by stage in our words, and a trace for the browser.
+
+The steps run eagerly, one stage after the other, each waited for: what a stage takes by itself. A recorded step
+overlaps and has no host time; it is timed as a whole beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data.scene import Scene
+from ..fields.field import RayField
+from ..ops.composite_loss import LossRule, composite_loss
+from ..rendering.losses import color_loss
+from ..rendering.render import field_functions, volume_rendering
+from ..training.distributed import RayShare
+from ..training.stages import draw_background, place_samples, target_over
+from ..training.step import backward, gradient_scale
+from ..training.trainer import Trainer
+from .record import Record, machine
+
+STAGES = ("rays", "march", "field", "composite", "backward", "optimizer", "grid", "host")
+MEANING = {
+    "rays": "drawing pixels, their rays and colours, the background",
+    "march": "walking the grid, and the visibility pass over the density",
+    "field": "encoding and networks, forward",
+    "composite": "colours, compositing and loss, forward",
+    "backward": "all gradients",
+    "optimizer": "checking, unscaling, Adam, loss scale",
+    "grid": "refreshing the occupancy grid, spread over the steps",
+    "host": "Python and everything between the stages",
+}
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage, per step."""
+
+    stage: str
+    milliseconds: float
+    share: float
+    peak_bytes: int | None  # beyond what was in use when it began; GPUs alone
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What N steps cost."""
+
+    steps: int
+    step_ms: float  # of the profiled, eager steps
+    native_ms: float  # of a step as training runs it: recorded, on a GPU
+    stages: tuple[StageCost, ...]
+    operators: tuple[tuple[str, float, int], ...]  # name, milliseconds in all, calls
+
+
+class _Clock:
+    """Sums time and peak memory by stage."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.peaks: dict[str, int] = {}
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        cuda = self.device.type == "cuda"
+        self.wait()
+        before = torch.cuda.memory_allocated(self.device) if cuda else 0
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        begun = time.perf_counter()
+        with torch.profiler.record_function(f"nerfturbo: {name}"):
+            yield
+            self.wait()
+        self.seconds[name] += time.perf_counter() - begun
+        if cuda:
+            used = torch.cuda.max_memory_allocated(self.device) - before
+            self.peaks[name] = max(self.peaks.get(name, 0), used)
+
+
+def profile_steps(
+    config: Config, scene: Scene, *, device: torch.device, steps: int, warm_steps: int, trace: Path | None
+) -> Profile:
+    """Train `warm_steps`, then profile `steps` of them; the Chrome trace goes to `trace` where given."""
+    config = replace(config, train=replace(config.train, steps=warm_steps + 2 * steps, time_limit=None))
+    trainer = Trainer(config, scene, device=device)
+    native = _native(trainer, warm_steps, steps)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    clock = _Clock(device)
+    first = trainer.step
+    _step(trainer, first, _Clock(device))  # eager kernels compile outside the clock
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        begun = time.perf_counter()
+        for step in range(first + 1, first + 1 + steps):
+            _step(trainer, step, clock)
+        total = time.perf_counter() - begun
+    clock.seconds["host"] = max(0.0, total - sum(clock.seconds.values()))
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
+    costs = [
+        StageCost(name, 1e3 * seconds / steps, seconds / total, clock.peaks.get(name))
+        for name, seconds in clock.seconds.items()
+    ]
+    return Profile(steps, 1e3 * total / steps, native, tuple(costs), _operators(profiler, device))
+
+
+def _native(trainer: Trainer, warm_steps: int, steps: int) -> float:
+    """Milliseconds of a step as training runs it."""
+    trainer.stepper.prepare()
+    while trainer.step < warm_steps:
+        trainer.advance(warm_steps - trainer.step)
+    trainer.stepper.finish()
+    begun, first = time.perf_counter(), trainer.step
+    while trainer.step < warm_steps + steps:
+        trainer.advance(warm_steps + steps - trainer.step)
+    trainer.stepper.finish()
+    return 1e3 * (time.perf_counter() - begun) / (trainer.step - first)
+
+
+def _step(trainer: Trainer, step: int, clock: _Clock) -> None:
+    """One eager step in the trainer's words, stage after stage."""
+    model, optimizer = trainer.model, trainer.optimizer
+    n_rays = max(1, trainer.stepper.n_rays)
+    if model.grid.config.enabled and step % model.grid.config.update_every == 0:
+        with clock.stage("grid"):
+            model.grid.update(step, model.field.density)
+    with clock.stage("rays"):
+        batch = trainer.stepper.stages.draw(trainer.sampler, step, RayShare(0, n_rays))
+        background = draw_background(model.config, step, n_rays, trainer.device)
+    with clock.stage("march"):
+        samples, _ = place_samples(model, batch.rays, step=step)
+    scale, kind = gradient_scale(optimizer), model.config.train.loss
+    loss: Tensor
+    if isinstance(model.field, RayField):
+        with clock.stage("field"):
+            raw = model.field.sample_logits(batch.rays, samples)
+        with clock.stage("composite"):
+            loss = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=scale).loss
+    else:
+        _, rgb_sigma_fn = field_functions(model.field, batch.rays)
+        with clock.stage("field"):
+            rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+        with clock.stage("composite"):
+            out = volume_rendering(lambda *_: (rgb, density), samples, background=background).rgb
+            loss = color_loss(out, target_over(batch, background), kind=kind, n_rays_kept=samples.n_rays_kept)
+    with clock.stage("backward"):
+        backward(loss, scale)
+    with clock.stage("optimizer"):
+        optimizer.step()
+        optimizer.finish_step()
+
+
+def _operators(profiler: torch.profiler.profile, device: torch.device) -> tuple[tuple[str, float, int], ...]:
+    """The twelve that take most of the device's time."""
+    name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    events = [event for event in profiler.key_averages() if not event.key.startswith(("nerfturbo: ", "Profiler"))]
+    events.sort(key=lambda event: getattr(event, name), reverse=True)
+    return tuple((event.key[:80], getattr(event, name) / 1e3, int(event.count)) for event in events[:12])
+
+
+def profile_record(found: Profile, config: Config, scene: Scene, *, device: str) -> Record:
+    """The profile as a benchmark file."""
+    values = {"scene": scene.name, "preset": config.preset, **asdict(found), "meaning": MEANING}
+    text = (
+        "eager steps with every stage waited for, from one trained state; milliseconds per step; native_ms is a step "
+        "as training runs it, recorded as a graph on a GPU"
+    )
+    return Record(f"{scene.name}: where a step goes", text, config.train.seed, values, machine=machine(device))
