@@ -1,0 +1,59 @@
+"""The host's part of a training step runs to its end with every launch left out: what compiling ahead leans on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from nerfturbo import use_backend
+from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
+from nerfturbo.data.batches import PixelSampler
+from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.ops.kernels._precompile import zeroed_memory
+from nerfturbo.ops.precompile import compile_only
+from nerfturbo.ops.step_state import RayBudget, StepState
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training.optim import Optimizer
+from nerfturbo.training.step import run_step
+
+NGP = Config(
+    grid=GridConfig(resolution=8),
+    field=FieldConfig(n_levels=2, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32, width=16),
+    render=RenderConfig(steps_per_diagonal=32),
+    train=TrainConfig(batch_samples=512, max_rays=32, initial_rays=16, marched_per_trained=2),
+)
+VANILLA = replace(NGP, field=FieldConfig(kind="vanilla", width=32, depth=3), render=replace(NGP.render, prune=False))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted here: test_graph.py compiles ahead")
+@pytest.mark.parametrize("config", [NGP, VANILLA], ids=["ngp", "vanilla"])
+def test_a_step_without_launches_ends_and_needs_no_result(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = []
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda self, *args, **kwargs: launches.append(self.fn))
+    scene = builtin_scene("toybox", "train", resolution=16, n_views=2)
+    with use_backend("triton"), zeroed_memory():
+        model, sampler = NerfModel(config, SceneBounds.of(scene)), PixelSampler(scene, "cpu", 0)
+        optimizer = Optimizer(model, config.optim, half_dtype=torch.float16)
+        before = [buffer.values.clone() for buffer in optimizer.buffers]
+        state = StepState.create(step=0, n_active=16, length=8, device="cpu")
+        for all_cells in (True, False):
+            model.grid.update(state.step, model.field.density, all_cells=all_cells)
+        run_step(model, sampler, optimizer, state, RayBudget(512, 1024, 32))
+    assert len(launches) > 20
+    assert all(torch.equal(old, buffer.values) for old, buffer in zip(before, optimizer.buffers, strict=True))
+
+
+def test_fresh_memory_is_zero_inside_and_as_ever_after() -> None:
+    originals = torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty
+    with zeroed_memory():
+        for fresh in (torch.empty(3), torch.empty_like(torch.ones(3)), torch.ones(1).new_empty(3)):
+            assert torch.equal(fresh, torch.zeros(3))
+    assert originals == (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
+
+
+def test_on_a_cpu_nothing_is_compiled_ahead() -> None:
+    with compile_only("cpu") as compiling:
+        assert compiling is False and float(torch.ones(2).sum()) == 2.0
