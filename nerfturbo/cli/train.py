@@ -61,9 +61,9 @@ class TrainArgs:
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Let a scene's files name pictures outside its folder."""
-    cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="PLACE")] = None
+    cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
-    pixels: Annotated[Literal["auto", "device", "host"] | None, tyro.conf.arg(metavar="PLACE")] = None
+    pixels: Annotated[Literal["auto", "device", "host"] | None, tyro.conf.arg(metavar="auto|device|host")] = None
     """Where pixels stay while a GPU trains; host fetches each step's ahead; auto where the GPU cannot hold them."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
