@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # verb -> (module, function, what it does); a verb of two words is a command and its subcommand
 VERBS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "main", "train on a scene folder or a built-in scene and write a run folder"),
+    "batch": ("batch", "main", "train many scenes one after the other or side by side, and go on where it stopped"),
     "eval": ("evaluate", "main", "score a run on its test views again and renew its report"),
     "render": ("render", "main", "render a camera path of a run as GIF, MP4 or PNG files"),
     "process": ("process", "main", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
