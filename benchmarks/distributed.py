@@ -1,0 +1,165 @@
+"""What several processes and other people's loops cost on one device, as one JSON file.
+
+    python benchmarks/distributed.py --output benchmarks/distributed-h200.json          # on a GPU
+    python benchmarks/distributed.py --quick --device cpu --output /tmp/distributed.json  # to try it
+
+1. Parity: two gloo ranks that share the device against one process with twice the rays (fp32, fixed number of rays):
+   first gradients, losses, and whether the ranks are equal to the bit.
+2. Collectives of a team of one: the step without a team, with NCCL recorded inside the graph, and with gloo between two
+   graphs (on a CPU: gloo alone), milliseconds a step; then the same with half-precision messages.
+3. `nerfturbo bench trainers`: captured Lightning against the native trainer at the preset's sample budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import socket
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.bench.trainers import run_trainers_benchmark
+from nerfturbo.config import Config
+from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.data.scene import Scene
+from nerfturbo.presets import preset
+from nerfturbo.training.distributed import BACKEND_VARIABLE, ProcessTeam, Team, join_team
+from nerfturbo.training.step import StepRecord
+from nerfturbo.training.trainer import Trainer
+
+
+def scene_for(args: argparse.Namespace) -> tuple[Scene, Scene]:
+    size, views = (32, 6) if args.quick else (200, 60)
+    made = {"resolution": size, "n_views": views}
+    return builtin_scene("toybox", "train", **made), builtin_scene("toybox", "test", resolution=size, n_views=4)
+
+
+def config_for(args: argparse.Namespace, *, steps: int) -> Config:
+    config = preset("auto", args.device)
+    if args.quick:
+        field = replace(config.field, n_levels=2, log2_entries=10, max_resolution=64, width=16)
+        train = replace(config.train, batch_samples=2048, initial_rays=64, max_rays=128)
+        config = replace(config, field=field, grid=replace(config.grid, resolution=16), train=train)
+    return replace(config, train=replace(config.train, steps=steps))
+
+
+def parity_config(args: argparse.Namespace, world: int) -> Config:
+    """A fixed number of rays, and room for all of their samples: then one process and two see the same batch."""
+    config = config_for(args, steps=8 if args.quick else 40)
+    rays = (128 if args.quick else 4096) // world
+    train = replace(config.train, precision="fp32", initial_rays=rays, max_rays=rays, batch_samples=rays * 1024)
+    return replace(config, train=replace(train, marched_per_trained=1))
+
+
+def train_for_parity(args: argparse.Namespace, team: Team) -> dict[str, Any]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    moments, losses = [], []
+
+    def look(trainer: Trainer, record: StepRecord) -> None:
+        trainer.stepper.finish()
+        losses.append(record.loss)
+        if not moments:
+            moments.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]).cpu().clone())
+
+    config = replace(parity_config(args, team.world), grid=replace(config_for(args, steps=1).grid, update_every=1))
+    trainer = Trainer(config, scene_for(args)[0], device=args.device, callbacks=[look], team=team)
+    trainer.fit()
+    state = {name: value.cpu() for name, value in trainer.model.state_dict().items()}
+    return {"moments": moments[0], "losses": losses, "state": state}
+
+
+def time_steps(args: argparse.Namespace, team: Team) -> dict[str, Any]:
+    """Milliseconds a step, from the trainer's own clock, after a third of the steps."""
+    steps = 12 if args.quick else 1536
+    marks: list[tuple[int, float]] = []
+
+    def look(trainer: Trainer, record: StepRecord) -> None:
+        marks.append((record.step, time.perf_counter()))
+
+    trainer = Trainer(
+        config_for(args, steps=steps), scene_for(args)[0], device=args.device, callbacks=[look], team=team
+    )
+    trainer.fit()
+    late = [mark for mark in marks if mark[0] >= steps // 3]
+    spans = [1e3 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(late)]
+    n_gradients = sum(buffer.grads.numel() for buffer in trainer.optimizer.buffers)
+    return {"step_ms": statistics.median(spans), "steps": steps, "gradient_bytes_fp32": 4 * n_gradients}
+
+
+WORK = {"parity": train_for_parity, "time": time_steps}
+
+
+def _child(rank: int, world: int, port: int, args: argparse.Namespace, job: dict[str, str], folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), BACKEND_VARIABLE: job["backend"]}
+    join_team(args.device)
+    team = ProcessTeam(args.device, compression=job.get("compression", "none"))  # type: ignore[arg-type]
+    torch.save(WORK[job["work"]](args, team), Path(folder) / f"{rank}.pt")
+    team.close()
+
+
+def together(world: int, args: argparse.Namespace, **job: str) -> list[dict[str, Any]]:
+    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        mp.spawn(_child, args=(world, port, args, job, folder), nprocs=world, join=True)
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def parity(args: argparse.Namespace) -> dict[str, Any]:
+    one, two = train_for_parity(args, Team()), together(2, args, work="parity", backend="gloo")
+    truth, found = one["moments"].double(), two[0]["moments"].double()
+    curve = [abs(a - b) / abs(a) for a, b in zip(one["losses"], two[0]["losses"], strict=True)]
+    equal = all(torch.equal(value, two[1]["state"][name]) for name, value in two[0]["state"].items())
+    return {
+        "first_gradient_relative_error": float((truth - found).norm() / truth.norm()),
+        "loss_curve_relative_error": max(curve),
+        "first_ten_losses_relative_error": max(curve[:10]),
+        "ranks_equal_to_the_bit": equal,
+        "steps": len(curve),
+    }
+
+
+def collectives(args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"no team": time_steps(args, Team())}
+    gpu = torch.device(args.device).type == "cuda"
+    jobs = {"nccl inside the graph": "nccl", "gloo between two graphs": "gloo"} if gpu else {"gloo": "gloo"}
+    for name, backend in jobs.items():
+        for compression in ("none", "bf16", "fp16"):
+            label = name if compression == "none" else f"{name}, {compression} messages"
+            found[label] = together(1, args, work="time", backend=backend, compression=compression)[0]
+            print(label, found[label], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, default=Path("distributed.json"))
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    args = parser.parse_args()
+    values: dict[str, Any] = {}
+    for name, measure in (("parity", parity), ("collectives", collectives)):
+        values[name] = measure(args)
+        print(name, values[name], flush=True)
+    steps, rounds = (10, 1) if args.quick else (1500, 3)
+    timings = run_trainers_benchmark(
+        config_for(args, steps=steps), scene_for(args), device=args.device, rounds=rounds, report=print
+    )
+    values["trainers"] = [asdict(timing) for timing in timings]
+    record = Record("several processes and other loops on one device", __doc__ or "", 0, values, machine(args.device))
+    print(write_json(args.output, record))
+
+
+if __name__ == "__main__":
+    main()
