@@ -160,7 +160,8 @@ def _run_after_restart(args: TrainArgs) -> tuple[RunFolder | None, TrainArgs]:
         return None, args
     if args.output is None:
         raise InputError("--output", "a folder, because a restarted job must find its run again", "none")
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    if not any(int(os.environ.get(name, "0")) for name in counts):
         return None, args
     from ..evaluation.run_folder import open_run
     from ..training.checkpoint import list_checkpoints
