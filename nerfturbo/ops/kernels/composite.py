@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from ._common import (
@@ -262,6 +263,7 @@ class _Composite(torch.autograd.Function):
         return out_rgb, opacity, depth, weights
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         density, rgb, t_starts, t_ends, offsets, pointer = ctx.saved_tensors
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape

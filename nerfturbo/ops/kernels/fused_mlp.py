@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
@@ -242,6 +243,7 @@ class _FusedMlp(torch.autograd.Function):
         return forward(x, list(weights), n_used)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, n_used, *weights = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .._sink import GradientSink
 from ..hash_encode import HashLayout
@@ -161,6 +162,7 @@ class _HashEncode(torch.autograd.Function):
         return encode_forward(positions, source, layout, n_used)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, source, n_used = ctx.saved_tensors
         grad_positions = grad_table = None

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
@@ -238,6 +239,7 @@ class _NgpField(torch.autograd.Function):
         return raw
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
         x, directions, rays, features, n_used, *weights = ctx.saved_tensors
         if ctx.sink is None:

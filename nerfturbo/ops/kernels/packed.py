@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from ._common import (
@@ -172,6 +173,7 @@ class _Sum(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
         (offsets,) = ctx.saved_tensors
         grad = torch.empty(ctx.shape, dtype=ctx.dtype, device=offsets.device)
@@ -195,6 +197,7 @@ class _Cumsum(torch.autograd.Function):
         return _cumsum(values, offsets, exclusive, reverse, torch.float32)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None, None, None]:
         (offsets,) = ctx.saved_tensors
         grad = _cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype)

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...types import Aabb, PackedSamples
 from ._common import CompileCase
@@ -80,6 +81,7 @@ class _SamplePositions(torch.autograd.Function):
         return _launch(origins, directions, samples, box)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         samples = ctx.samples
         per_sample = torch.stack([grad[:, axis].float() * ctx.box[3 + axis] for axis in range(3)], dim=-1)

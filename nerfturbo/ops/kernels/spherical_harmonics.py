@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ._common import CompileCase, check_kernel_float, empty_in_layout_of
 from .aabb import load_xyz
@@ -113,6 +114,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
         (directions,) = ctx.saved_tensors
         grad, n = empty_in_layout_of(directions), directions.shape[0]

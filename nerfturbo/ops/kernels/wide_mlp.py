@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ._common import CompileCase, check_kernel_float
 from ._mlp import processors
@@ -113,6 +114,7 @@ class _WideMlp(torch.autograd.Function):
         return hidden
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         depth = len(ctx.dtypes) // 2
         saved = ctx.saved_tensors
