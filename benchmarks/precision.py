@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py DATA --output benchmarks/h200_precision.json
 
-Runs `nerfturbo bench precision` for both presets and says which bars hold: mixed within 0.1 dB of fp32; for the original
+Runs `nerfturbo bench precision` for both presets and says what holds: mixed within 0.1 dB of fp32; for the original
 NeRF fp16 at least 3 times the samples/s of IEEE fp32, 1.5 times those of TF32, in at most 60% of the memory.
 Flags behind `--` go to both.
 """
