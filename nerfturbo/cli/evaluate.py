@@ -29,6 +29,10 @@ class EvalArgs:
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
+    lpips: bool = False
+    """Measure LPIPS too, where the package lpips is installed."""
+    table: Annotated[int, tyro.conf.arg(metavar="N")] = 10
+    """Print this many views, the worst first."""
     json: bool = False
     """Print metrics.json on stdout."""
 
@@ -36,6 +40,8 @@ class EvalArgs:
 def main(argv: Sequence[str]) -> int:
     """Parse, score, write."""
     args = parse(EvalArgs, argv, "eval")
+    if args.table < 0:
+        raise InputError("--table", "a number >= 0", str(args.table))
     if args.eval_views is not None and args.eval_views < 1:
         raise InputError("--eval-views", "a number > 0", str(args.eval_views))
     from .common import chosen_backend
@@ -52,15 +58,22 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
     from ..evaluation.report import write_report
     from ..ops._dispatch import resolve
     from .common import load_run, open_test_scene, with_data
-    from .finish import print_result, score_run
+    from .finish import print_protocol, print_result, print_views, score_run
     from .settings import resolve_device
 
     device = resolve_device(args.device)
+    perceptual = None
+    if args.lpips:
+        from ..evaluation.metrics import Perceptual
+
+        perceptual = Perceptual(device)
     opened = load_run(args.run, device)
     config = with_data(opened.config, args.data)
     display.phase(f"opening {config.data.source}")
     scene = open_test_scene(config)
-    scores = score_run(opened.run, opened.model, scene, config, limit=args.eval_views, display=display)
+    scores = score_run(
+        opened.run, opened.model, scene, config, limit=args.eval_views, display=display, perceptual=perceptual
+    )
     metrics = {
         **opened.run.read_metrics(),
         "scene": scene.name,
@@ -73,3 +86,6 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
     write_report(opened.run)
     display.close()
     print_result(opened.run, metrics, as_json=args.json)
+    if not args.json:
+        print_protocol(metrics)
+        print_views(opened.run, metrics, args.table)

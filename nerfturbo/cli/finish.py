@@ -15,6 +15,7 @@ from ..config import Config
 from ..data.cameras import Cameras
 from ..data.scene import Scene
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
+from ..evaluation.metrics import Perceptual
 from ..evaluation.paths import orbit_path
 from ..evaluation.pictures import save_comparison
 from ..evaluation.report import write_report
@@ -88,7 +89,14 @@ def _training(done: Finished) -> Training:
 
 
 def score_run(
-    run: RunFolder, model: NerfModel, scene: Scene, config: Config, *, limit: int | None, display: Display
+    run: RunFolder,
+    model: NerfModel,
+    scene: Scene,
+    config: Config,
+    *,
+    limit: int | None,
+    display: Display,
+    perceptual: Perceptual | None = None,
 ) -> dict[str, Any]:
     """Evaluate on test views, write the comparison pictures, and return the part of metrics.json about them."""
     views = choose_views(len(scene), limit)
@@ -101,7 +109,7 @@ def score_run(
         save_comparison(run.view_file(score.index), image.rgb, truth)
         display.update(done / total)
 
-    evaluation: Evaluation = evaluate(model, scene, views=views, on_view=on_view)
+    evaluation: Evaluation = evaluate(model, scene, views=views, perceptual=perceptual, on_view=on_view)
     return evaluation_metrics(evaluation, config, scene, measure_baselines(scene, views))
 
 
@@ -139,6 +147,7 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
         return
     protocol, baselines = metrics["protocol"], metrics["baselines"]
     similarity = "" if metrics["ssim"] is None else f", SSIM {metrics['ssim']:.4f}"
+    similarity += "" if metrics.get("lpips") is None else f", LPIPS {metrics['lpips']:.4f}"
     background = "" if protocol["background"] == "as photographed" else f" over {protocol['background']}"
     print(f"PSNR {metrics['psnr']:.2f} dB{similarity} on {protocol['n_views']} {protocol['split']} views{background}")
     if baselines is not None:
@@ -148,6 +157,31 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     files = [path for path in (run.report_file, run.turntable_file("gif"), run.metrics_file) if path.is_file()]
     print("\n".join(f"  {path}" for path in files))
     sys.stdout.flush()
+
+
+def print_views(run: RunFolder, metrics: dict[str, Any], most: int) -> None:
+    """The test views as a table, worst first, with the picture that shows where each errs."""
+    views = sorted(metrics["per_view"], key=lambda view: view["psnr"])
+    with_lpips = any(view.get("lpips") is not None for view in views)
+    print(f"  view  PSNR, dB    SSIM {'  LPIPS' if with_lpips else ''}   truth, render and error")
+    for view in views[:most]:
+        columns = [f"{view['index']:6d}", f"{view['psnr']:8.2f}"]
+        columns += [f"{view[name]:6.4f}" if view.get(name) is not None else "     -" for name in ("ssim",)]
+        columns += [f"{view['lpips']:6.4f}"] if with_lpips else []
+        print("  ".join([*columns, str(run.view_file(view["index"]))]))
+    if len(views) > most:
+        print(f"  and {len(views) - most} better ones in {run.metrics_file}; --table {len(views)} shows all")
+
+
+def print_protocol(metrics: dict[str, Any]) -> None:
+    """How the scores were measured."""
+    skipped = ("seeds", "time_includes")
+    facts = {name: value for name, value in metrics["protocol"].items() if name not in skipped}
+    print("  " + "; ".join(f"{name.replace('_', ' ')}: {_words(value)}" for name, value in facts.items()))
+
+
+def _words(value: Any) -> str:
+    return " x ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def _costs(metrics: dict[str, Any]) -> list[str]:

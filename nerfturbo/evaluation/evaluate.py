@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..data.images import composite_over
 from ..data.scene import Scene
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
-from .metrics import mean_psnr, psnr, ssim
+from .metrics import Perceptual, mean_psnr, psnr, ssim
 
 WHITE = (1.0, 1.0, 1.0)
 SSIM_WINDOW = 11
@@ -30,6 +30,7 @@ class ViewScore:
     psnr: float
     ssim: float | None  # None where the picture is smaller than SSIM's window
     seconds: float  # of rendering
+    lpips: float | None = None  # only where it was asked for
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Evaluation:
     psnr: float
     ssim: float | None
     views: tuple[ViewScore, ...]
+    lpips: float | None = None
 
     @property
     def worst_first(self) -> list[ViewScore]:
@@ -69,6 +71,7 @@ def evaluate(
     views: list[int] | None = None,
     background: tuple[float, float, float] = WHITE,
     with_ssim: bool = True,
+    perceptual: Perceptual | None = None,
     on_view: ViewCallback | None = None,
 ) -> Evaluation:
     """Render the views (all of them unless given) over the background and compare them with the truth, in floats.
@@ -78,14 +81,18 @@ def evaluate(
     chosen = choose_views(len(scene)) if views is None else views
     scores = []
     for score, image, truth in _score_views(model, scene, chosen, background, with_ssim=with_ssim):
+        if perceptual is not None:
+            score = replace(score, lpips=perceptual(image.rgb, truth))
         scores.append(score)
         if on_view is not None:
             on_view(len(scores), len(chosen), score, image, truth)
     similarities = [score.ssim for score in scores if score.ssim is not None]
+    distances = [score.lpips for score in scores if score.lpips is not None]
     return Evaluation(
         psnr=mean_psnr([score.psnr for score in scores]),
         ssim=sum(similarities) / len(similarities) if similarities else None,
         views=tuple(scores),
+        lpips=sum(distances) / len(distances) if distances else None,
     )
 
 

@@ -54,6 +54,27 @@ def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
     return float(value if isinstance(value, Tensor) else value[0])
 
 
+class Perceptual:
+    """LPIPS (AlexNet) of two pictures, for who has installed it: `pip install lpips`. Lower is closer."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        try:
+            import lpips  # type: ignore[import-not-found]
+
+            self._network = lpips.LPIPS(net="alex", verbose=False).to(device).eval()
+        except ImportError as error:
+            hint = "pip install lpips torchvision"
+            raise InputError("--lpips", "the package lpips, installed", str(error), hint) from None
+        except (OSError, RuntimeError) as error:  # its weights are fetched at first use
+            raise InputError("--lpips", "the weights of lpips", str(error), "fetch them once with a network") from None
+
+    @torch.no_grad()
+    def __call__(self, image: Tensor, truth: Tensor) -> float:
+        _check_same_shape(image, truth)
+        batches = [picture.permute(2, 0, 1)[None].float() * 2.0 - 1.0 for picture in (image, truth)]
+        return float(self._network(batches[0], batches[1]))
+
+
 def mean_psnr(values: Sequence[float]) -> float:
     """The mean of per-picture values, the usual way to score a test set."""
     return sum(values) / len(values) if values else math.nan

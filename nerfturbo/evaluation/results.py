@@ -82,6 +82,7 @@ def evaluation_metrics(
     return {
         "psnr": evaluation.psnr,
         "ssim": evaluation.ssim,
+        "lpips": evaluation.lpips,
         "baselines": None if baselines is None else dataclasses.asdict(baselines),
         "protocol": protocol(config, scene, len(evaluation.views)),
         "per_view": [dataclasses.asdict(view) for view in evaluation.views],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,6 +29,23 @@ def test_eval_repeats_the_score_of_training(nerfturbo: Nerfturbo, run_folder: Pa
     assert after["rays_per_second"] == before["rays_per_second"]
     assert result.json["psnr"] == after["psnr"]
     assert (run_folder / "report.html").is_file()
+
+
+def test_eval_shows_the_worst_views_first_and_its_protocol(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    result = nerfturbo("eval", run_folder, *REFERENCE, "--table", 1)
+    views = json.loads((run_folder / "metrics.json").read_text())["per_view"]
+    worst = min(views, key=lambda view: view["psnr"])
+    rows = [line.split() for line in result.out.splitlines() if line.endswith(".png")]
+    assert len(rows) == 1 and rows[0][0] == str(worst["index"]) and float(rows[0][1]) == round(worst["psnr"], 2)
+    assert "background: white" in result.out and "1 better ones" in result.out
+    assert nerfturbo("eval", run_folder, "--table", -1).code == 2
+
+
+def test_lpips_that_is_not_installed_is_said_before_scoring(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    if importlib.util.find_spec("lpips") is not None:
+        pytest.skip("lpips is installed here")
+    result = nerfturbo("eval", run_folder, "--lpips")
+    assert result.code == 2 and "pip install lpips" in result.err and "scoring" not in result.err
 
 
 def test_eval_of_fewer_views_leaves_no_old_pictures(nerfturbo: Nerfturbo, run_folder: Path) -> None:
