@@ -32,6 +32,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval": ("evaluate", "main", "score a run on its test views again and renew its report"),
     "render": ("render", "main", "render a camera path of a run as GIF, MP4 or PNG files"),
     "process": ("process", "main", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
+    "view": ("view", "main", "open a run on a live page in the browser"),
+    "inspect": ("inspect", "main", "draw density, transmittance, weights and cells along the ray of one pixel"),
     "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),
     "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),

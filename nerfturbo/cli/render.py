@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..evaluation.camera_file import CameraPath
-    from ..export.frames import Channel, FrameMaker
+    from ..evaluation.channels import Channel
+    from ..export.frames import FrameMaker
     from ..export.sequence import Sequence as FrameSequence
     from .common import OpenRun
     from .progress import Display

@@ -84,6 +84,8 @@ def _run(plan: Plan, display: Display) -> int:
         display.note(f"{team.world} processes train together")
 
     session = Session(trainer, run, display, preview)
+    if plan.args.viewer:
+        _open_viewer(session, (train_scene, test_scene), plan.args)
     try:
         summary = session.train(plan.args)
     except KeyboardInterrupt:
@@ -175,6 +177,17 @@ def _try_field(trainer: Trainer) -> None:
 def _counts(train: Scene, test: Scene) -> str:
     width, height = train.cameras.size[0].tolist()
     return f"{train.name}: {len(train)} training views, {len(test)} test views ({test.split}), {width} x {height}"
+
+
+def _open_viewer(session: Session, scenes: tuple[Scene, Scene], args: TrainArgs) -> None:
+    """Serve the live page, painted between steps, until the process ends."""
+    from ..viewer.training import ViewedTraining
+    from .view import open_page
+
+    model, run = session.trainer.model, session.run
+    page = open_page(run, model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)
+    session.trainer.callbacks.append(ViewedTraining(page, session.log, run.checkpoints))
+    session.display.note(f"live page: {page.url}")
 
 
 class Session:

@@ -18,6 +18,7 @@ from ..errors import InputError
 from .parse import flag_value, parse
 from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
 from .wake import wake_gpu
+from .view import check_port
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
@@ -79,6 +80,12 @@ class TrainArgs:
     """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], tyro.conf.arg(metavar="LOGGER")] = ()
     """Write curves and previews for these too, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
+    viewer: bool = False
+    """Serve a live page of the scene while it trains; its address is printed. It listens on this machine only."""
+    viewer_host: str = "127.0.0.1"
+    """Address the live page listens on. Any other than the loopback asks for a token, part of the address printed."""
+    viewer_port: int = 7007
+    """Port of the live page; 0 takes any that is free."""
     json: bool = False
     """Print the result as one JSON object on stdout."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
@@ -128,6 +135,7 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         raise InputError(
             "--trainer", "native", "lightning, which is not installed", "pip install 'nerfturbo[lightning]'"
         )
+    check_port(args.viewer_port, "--viewer-port")
     if args.turntable < 0:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
     steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
+from ..evaluation.channels import Channel, channel_picture, to_bytes
 from ..evaluation.evaluate import choose_views
-from ..evaluation.pictures import ramp_colors
 from ..rendering.frame import FrameRenderer
 from ..rendering.image import RenderedImage, render_view
 from ..rendering.model import NerfModel
-from ..rendering.normals import surface_normals
 from ..sampling.crop import cropped_grid
 from ..types import Aabb
 
-Channel = Literal["color", "depth", "opacity", "normal"]
-CHANNELS: tuple[Channel, ...] = get_args(Channel)
 PROBE_PIXELS = 64  # of the longer side of the small pictures that decide the range of depths
 SOLID = 0.5  # opacity from which a pixel has a depth worth showing
 
@@ -68,7 +64,15 @@ class FrameMaker:
     def frame(self, index: int) -> dict[Channel, Tensor]:
         """One frame as pictures (height, width, 3) uint8 on the CPU, by channel."""
         image = self.picture(index)
-        return {channel: to_bytes(self._channel(channel, image, index)) for channel in self.look.channels}
+        pictures: dict[Channel, Tensor] = {}
+        for channel in self.look.channels:
+            rays = self.cameras[index].to(self.model.device).image_rays(0) if channel == "normal" else None
+            depths = self.depths if channel == "depth" else (0.0, 1.0)
+            shown = channel_picture(
+                channel, image, self._background, depths=depths, rays=rays, field=self.model.field, grid=self.grid
+            )
+            pictures[channel] = to_bytes(shown)
+        return pictures
 
     @property
     def depths(self) -> tuple[float, float]:
@@ -92,34 +96,3 @@ class FrameMaker:
             return 0.0, self.model.bounds.far
         low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
         return low, max(high, low + 1e-3)
-
-    def _channel(self, channel: Channel, image: RenderedImage, index: int) -> Tensor:
-        if channel == "color":
-            return image.rgb
-        solid = image.opacity[..., None]
-        if channel == "opacity":
-            return solid.expand(-1, -1, 3)
-        shown = depth_colors(image.depth, self.depths) if channel == "depth" else self._normal_colors(image, index)
-        return shown * solid + self._background * (1.0 - solid)
-
-    def _normal_colors(self, image: RenderedImage, index: int) -> Tensor:
-        device = self.model.device
-        rays = self.cameras[index].to(device).image_rays(0)
-        depth = image.depth.reshape(-1)
-        seen = (image.opacity.reshape(-1) > 0.01).nonzero()[:, 0]
-        points = rays.origins[seen] + rays.directions[seen] * depth[seen, None]
-        times = None if rays.times is None else rays.times[seen]
-        colors = torch.zeros(depth.shape[0], 3, device=device)
-        colors[seen] = surface_normals(self.model.field, self.grid, points, times) * 0.5 + 0.5
-        return colors.view(*image.depth.shape, 3)
-
-
-def depth_colors(depth: Tensor, depths: tuple[float, float]) -> Tensor:
-    """(height, width, 3): near is light, far is dark."""
-    low, high = depths
-    return ramp_colors(1.0 - 0.9 * ((depth - low) / (high - low)).clamp(0.0, 1.0))
-
-
-def to_bytes(picture: Tensor) -> Tensor:
-    """Floats in [0, 1] to uint8 on the CPU."""
-    return (picture.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8).cpu()

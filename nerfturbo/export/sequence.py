@@ -21,8 +21,9 @@ from torch import Tensor
 from ..data.cameras import Cameras
 from ..data.images import save_image
 from ..errors import InputError
+from ..evaluation.channels import Channel
 from ..evaluation.run_folder import write_json
-from .frames import Channel, Look
+from .frames import Look
 
 VERSION = 1
 WRITERS = 4  # threads: encoding a PNG takes longer than rendering it on a GPU

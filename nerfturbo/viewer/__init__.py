@@ -1,0 +1,1 @@
+"""A live page of a scene, while it trains and afterwards."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nerfturbo.errors import InputError
-from nerfturbo.export.frames import CHANNELS, FrameMaker, Look
+from nerfturbo.evaluation.channels import CHANNELS
+from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.export.sequence import Sequence, digest
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds

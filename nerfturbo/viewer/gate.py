@@ -1,0 +1,156 @@
+"""The door of the live page: one port, before which every connection shows that it may come in.
+
+The page's own server listens on the loopback only. The gate takes the first request of each connection and passes the
+bytes on if it is allowed: the right token, where one is asked for, and an Origin that is the page itself, so that no
+other web page open in the same browser can speak to it. It runs in a thread of its own and never touches training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import socket
+import threading
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlsplit
+
+from ..errors import InputError
+
+MAX_HEAD = 16 * 1024  # bytes of a request before its body
+HEAD_SECONDS = 10.0
+COOKIE = "nerfturbo"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+_REFUSALS = {
+    400: "Bad Request",
+    403: "Forbidden",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    502: "Bad Gateway",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return host in LOOPBACK or host.startswith("127.")
+
+
+class Gate:
+    """Listens on host and port and passes allowed connections on to a port of the loopback."""
+
+    def __init__(self, host: str, port: int, target_port: int, *, token: str | None = None) -> None:
+        self.host, self.token, self._target = host, token, target_port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            hint = "choose another one by --port; 0 takes any that is free"
+            raise InputError(f"{host}:{port}", "an address to listen on", error.strerror or str(error), hint) from None
+        self.port = int(self._socket.getsockname()[1])
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="live page gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and drop every connection."""
+        if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, sock=self._socket, limit=MAX_HEAD))
+        try:
+            self._loop.run_forever()
+        finally:
+            server.close()
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            with contextlib.suppress(Exception):
+                self._loop.run_until_complete(asyncio.sleep(0.05))
+            self._loop.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
+        except asyncio.LimitOverrunError:
+            return await _refuse(writer, 431)
+        except TimeoutError:
+            return await _refuse(writer, 408)
+        except (asyncio.IncompleteReadError, OSError):
+            return await _close(writer)
+        answer = check_request(head, self.token)
+        if isinstance(answer, int):
+            return await _refuse(writer, answer)
+        if answer is not None:
+            return await _answer(writer, answer)
+        try:
+            onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            return await _refuse(writer, 502)
+        onward_writer.write(head)
+        await asyncio.gather(_pump(reader, onward_writer), _pump(onward_reader, writer))
+
+
+def check_request(head: bytes, token: str | None) -> int | bytes | None:
+    """None lets a request pass; a number refuses it; bytes are the whole answer (the token becomes a cookie)."""
+    try:
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, target, _ = first.split(" ")
+        fields = [line.split(":", 1) for line in lines if line]
+        headers = {name.strip().lower(): value.strip() for name, value in fields}
+        parts = urlsplit(target)
+    except ValueError:
+        return 400
+    if method not in ("GET", "HEAD") or not target.startswith("/"):
+        return 400
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        return 403
+    if token is None:
+        return None
+    given = parse_qs(parts.query).get("token", [""])[0]
+    if given and hmac.compare_digest(given.encode(), token.encode()):
+        cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
+        return f"HTTP/1.1 303 See Other\r\nLocation: /\r\nSet-Cookie: {cookie}\r\nContent-Length: 0\r\n\r\n".encode()
+    return None if hmac.compare_digest(_cookie(headers.get("cookie", "")).encode(), token.encode()) else 403
+
+
+def _cookie(text: str) -> str:
+    try:
+        found = SimpleCookie(text).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    await _close(writer)
+
+
+async def _refuse(writer: asyncio.StreamWriter, code: int) -> None:
+    text = "This page asks for its token: open the address that the command printed." if code == 403 else ""
+    head = f"HTTP/1.1 {code} {_REFUSALS[code]}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    await _answer(writer, f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+
+
+async def _answer(writer: asyncio.StreamWriter, answer: bytes) -> None:
+    with contextlib.suppress(OSError):
+        writer.write(answer)
+        await writer.drain()
+    await _close(writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        writer.close()
+        await writer.wait_closed()

@@ -1,0 +1,130 @@
+"""One client's picture: small while the camera moves, finer when it rests, and never more work than the budget allows.
+
+Rendering happens where `paint` is called: between two training steps, in the training thread. So it needs no lock,
+meets no half-written weights, and its share of the time is what the budget says.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data.cameras import Cameras
+from ..errors import InputError
+from ..evaluation.channels import Channel, channel_picture, to_bytes
+from ..rendering.image import render_view
+from ..rendering.model import NerfModel
+from ..sampling.crop import cropped_grid
+from ..sampling.occupancy_grid import OccupancyGrid
+from ..types import Aabb
+
+FIRST_PIXELS = 48 * 48
+LEAST_PIXELS = 24 * 24
+MOVING_SECONDS = 0.08  # a picture while the camera moves may take this long
+RESTING_SECONDS = {True: 0.7, False: 5.0}  # while training, and of a saved run
+
+
+@dataclass(frozen=True)
+class View:
+    """What a client looks at: a pinhole camera and what it shows."""
+
+    camera_to_world: Tensor  # (3, 4)
+    field_of_view_y: float  # radians
+    aspect: float  # width over height
+    channel: Channel = "color"
+    crop: Aabb | None = None
+    time: float | None = None
+
+
+class TimeShare:
+    """Lets work happen only so often that it takes no more than a share of the time."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def ready(self, now: float) -> bool:
+        return now >= self._next
+
+    def spent(self, seconds: float, share: float, now: float) -> None:
+        """Work of `seconds` ended at `now`: wait until it makes up no more than `share` of the time."""
+        self._next = now + seconds * (1.0 / max(share, 1e-3) - 1.0)
+
+
+class Painter:
+    """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`."""
+
+    def __init__(self, largest: int = 640) -> None:
+        self.largest = largest
+        self._view: View | None = None
+        self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
+        self._finished_at: int | None = None  # the step whose scene the finest picture shows
+        self._depths: tuple[float, float] | None = None
+        self._grid: tuple[Aabb, int, OccupancyGrid] | None = None
+
+    def look(self, view: View, *, moving: bool) -> None:
+        """The client looks elsewhere, or at something else."""
+        self._view, self._finished_at = view, None
+        if moving or not self._pixels:
+            self._pixels = 0
+
+    def wants(self, step: int) -> bool:
+        """Whether there is anything to paint: a view not yet fine enough, or a scene that has changed since."""
+        return self._view is not None and self._finished_at != step
+
+    @torch.no_grad()
+    def paint(self, model: NerfModel, step: int, *, training: bool) -> Tensor | None:
+        """The next picture (height, width, 3) uint8; None where a crop holds nothing."""
+        view = self._view
+        if view is None:
+            return None
+        target = MOVING_SECONDS if self._pixels == 0 else RESTING_SECONDS[training]
+        most = self._rate * target
+        wanted = most if self._pixels == 0 else min(most, 4.0 * self._pixels)
+        full = self.largest**2 / max(view.aspect, 1.0 / view.aspect)
+        pixels = min(full, max(LEAST_PIXELS, wanted))
+        begun = time.perf_counter()
+        picture = self._render(model, view, pixels, step)
+        seconds = max(time.perf_counter() - begun, 1e-4)
+        self._rate = min(pixels / seconds, 0.5 * (self._rate + pixels / seconds))  # slower at once, faster with care
+        refined = pixels > 1.2 * self._pixels
+        self._pixels = int(pixels)
+        if pixels >= full or not refined:
+            self._finished_at = step
+        return picture
+
+    def _render(self, model: NerfModel, view: View, pixels: float, step: int) -> Tensor | None:
+        height = max(4, round(math.sqrt(pixels / view.aspect)))
+        width = max(4, round(height * view.aspect))
+        angle = 2.0 * math.atan(math.tan(0.5 * view.field_of_view_y) * width / height)
+        camera = Cameras.pinhole(view.camera_to_world[None], width=width, height=height, field_of_view_x=angle)
+        if view.time is not None:
+            camera = Cameras(
+                camera.camera_to_world, camera.focal, camera.center, camera.size, torch.tensor([view.time])
+            )
+        try:
+            grid = self._cropped(model, view.crop, step)
+        except InputError:
+            return None
+        background = torch.ones(3, device=model.device)
+        image = render_view(model.field, grid, camera, 0, settings=model.settings, background=background)
+        if view.channel == "depth":
+            solid = image.depth[image.opacity > 0.5]
+            if solid.numel() > 1:
+                low, high = solid.float().quantile(torch.tensor([0.01, 0.99], device=solid.device)).tolist()
+                self._depths = (low, max(high, low + 1e-3))
+        rays = camera.to(model.device).image_rays(0) if view.channel == "normal" else None
+        depths = self._depths or (model.bounds.near, model.bounds.far)
+        shown = channel_picture(view.channel, image, background, depths=depths, rays=rays, field=model.field, grid=grid)
+        return to_bytes(shown)
+
+    def _cropped(self, model: NerfModel, crop: Aabb | None, step: int) -> OccupancyGrid:
+        """The grid of a crop, made again when training has changed the whole one."""
+        if crop is None:
+            return model.grid
+        if self._grid is None or self._grid[0] != crop or self._grid[1] != step:
+            self._grid = (crop, step, cropped_grid(model.grid, crop))
+        return self._grid[2]

@@ -1,0 +1,70 @@
+"""Pictures for a client: coarse first, finer at rest, within a share of the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nerfturbo.evaluation.channels import CHANNELS
+from nerfturbo.ops import use_backend
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.types import Aabb
+from nerfturbo.viewer.page import pose_of
+from nerfturbo.viewer.painter import Painter, TimeShare, View
+
+from ..tiny import ball_scene, tiny_config
+
+
+@pytest.fixture(scope="module")
+def model() -> NerfModel:
+    return NerfModel(tiny_config(), SceneBounds.of(ball_scene()))
+
+
+VIEW = View(ball_scene().cameras.camera_to_world[0], 0.7, 1.5)
+
+
+def test_pictures_get_finer_until_the_finest_and_then_rest(model: NerfModel) -> None:
+    painter, sizes = Painter(largest=64), []
+    assert not painter.wants(0)
+    painter.look(VIEW, moving=True)
+    with use_backend("reference"):
+        while painter.wants(0) and len(sizes) < 12:
+            picture = painter.paint(model, 0, training=False)
+            assert picture is not None and picture.dtype == torch.uint8
+            sizes.append(picture.shape[0] * picture.shape[1])
+    assert sizes == sorted(sizes) and len(sizes) < 12
+    assert picture.shape[1] <= 66 and picture.shape[1] / picture.shape[0] == pytest.approx(1.5, rel=0.1)
+    assert painter.wants(1)  # the scene has changed
+
+
+def test_every_channel_and_a_crop(model: NerfModel) -> None:
+    painter = Painter(largest=32)
+    with use_backend("reference"):
+        for channel in CHANNELS:
+            painter.look(replace(VIEW, channel=channel), moving=False)
+            assert painter.paint(model, 0, training=True) is not None
+        painter.look(replace(VIEW, crop=Aabb.cube(0.2)), moving=False)
+        assert painter.paint(model, 0, training=True) is not None
+        painter.look(replace(VIEW, crop=Aabb.cube(0.2, (50.0, 0.0, 0.0))), moving=False)
+        assert painter.paint(model, 0, training=True) is None
+
+
+def test_work_takes_its_share_of_the_time() -> None:
+    share, now, worked = TimeShare(), 0.0, 0.0
+    while now < 100.0:
+        if share.ready(now):
+            now, worked = now + 0.3, worked + 0.3
+            share.spent(0.3, 0.2, now)
+        else:
+            now += 0.01
+    assert worked / now == pytest.approx(0.2, abs=0.01)
+
+
+def test_poses_have_our_axes_and_nonsense_is_none() -> None:
+    pose = pose_of(np.array([2.0, 0.0, 0.0, 0.0]), np.array([1.0, 2.0, 3.0]))
+    assert pose is not None and pose.tolist() == [[1, 0, 0, 1], [0, -1, 0, 2], [0, 0, -1, 3]]
+    for wxyz, position in (([0, 0, 0, 0], [0, 0, 0]), ([np.nan, 0, 0, 1], [0, 0, 0]), ([1, 0, 0, 0], [1e9, 0, 0])):
+        assert pose_of(np.array(wxyz, dtype=float), np.array(position, dtype=float)) is None
