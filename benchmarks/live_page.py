@@ -13,6 +13,7 @@ import json
 import statistics
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,51 @@ class _Handle:
         self.scene = _Scene()
 
 
+class Rehearsal:
+    """A training with a page and one client, run for some seconds in one phase or another."""
+
+    def __init__(self, scene: str, device: str) -> None:
+        train, test = open_scenes(scene, 1)
+        config = preset("auto", device)
+        config = replace(config, data=DataConfig(scene), train=replace(config.train, steps=1_000_000_000))
+        self.config, _ = fitted_config(config, train)
+        self.name, self.poses = train.name, test.cameras.camera_to_world.cpu()
+        self.trainer = Trainer(self.config, train, device=device)
+        self.page = LivePage(SceneFacts(train.name, train, test, train.aabb, Path("."), True))
+        self.client = _Client(_Handle(), Painter())  # type: ignore[arg-type]
+        self.phase, self.ends, self.over = "warm-up", 0.0, threading.Event()
+        log = MetricsLog(None, every_steps=20)
+        self.trainer.callbacks += [log, ViewedTraining(self.page, log, Path(".")), self._until]
+        threading.Thread(target=self._move, daemon=True).start()
+
+    def _move(self) -> None:
+        place = 0
+        while not self.over.wait(1.0 / 30.0):
+            if self.phase == "moving" or self.client.view is None:
+                place = (place + 1) % len(self.poses)
+                view = self.page._panel.dress(View(self.poses[place], 0.7, 1.6))
+                with self.page._lock:
+                    self.client.view, self.client.moved = view, time.monotonic()
+                    self.client.fresh = self.client.moving = True
+
+    def _until(self, trainer: Trainer, record: object) -> None:
+        if time.monotonic() >= self.ends:
+            trainer.stop("callback")
+
+    def run(self, phase: str, seconds: float) -> dict[str, float]:
+        self.phase = phase
+        self.page._clients = {} if phase in ("alone", "warm-up") else {0: self.client}
+        first, sent, begun = self.trainer.step, self.page.frames_sent, time.monotonic()
+        self.ends, self.trainer.should_stop = begun + seconds, False
+        self.trainer.fit()
+        rate = (self.trainer.step - first) / (time.monotonic() - begun)
+        return {"steps_per_second": rate, "pictures": self.page.frames_sent - sent}
+
+    def close(self) -> None:
+        self.over.set()
+        self.page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -62,70 +108,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    train, test = open_scenes(args.scene, 1)
-    from dataclasses import replace
-
-    config = preset("auto", args.device)
-    config = replace(config, data=DataConfig(args.scene), train=replace(config.train, steps=1_000_000_000))
-    config, _ = fitted_config(config, train)
-    trainer = Trainer(config, train, device=args.device)
-    page = LivePage(SceneFacts(train.name, train, test, train.aabb, Path("."), True))
-    log = MetricsLog(None, every_steps=20)
-    client = _Client(_Handle(), Painter())  # type: ignore[arg-type]
-    phase = "warm-up"
-    poses, stop = test.cameras.camera_to_world.cpu(), threading.Event()
-
-    def move() -> None:
-        place = 0
-        while not stop.wait(1.0 / 30.0):
-            if phase == "moving" or client.view is None:
-                place = (place + 1) % len(poses)
-                view = page._panel.dress(View(poses[place], 0.7, 1.6))
-                with page._lock:
-                    client.view, client.moved, client.fresh, client.moving = view, time.monotonic(), True, True
-
-    threading.Thread(target=move, daemon=True).start()
-    ends, counts = 0.0, {name: [] for name in PHASES}
-    trainer.callbacks += [log, ViewedTraining(page, log, Path("."))]
-
-    def until(_, record) -> None:
-        if time.monotonic() >= ends:
-            trainer.stop("callback")
-
-    trainer.callbacks.append(until)
-
-    def run(name: str, seconds: float) -> float:
-        nonlocal phase, ends
-        phase = name
-        page._clients = {} if name in ("alone", "warm-up") else {0: client}
-        first, begun = trainer.step, time.monotonic()
-        ends, trainer.should_stop = begun + seconds, False
-        trainer.fit()
-        return (trainer.step - first) / (time.monotonic() - begun)
-
-    run("warm-up", args.seconds)
-    run("moving", min(args.seconds, 10.0))  # kernels of the renderer compile
+    rehearsal = Rehearsal(args.scene, args.device)
+    rehearsal.run("warm-up", args.seconds)
+    rehearsal.run("moving", min(args.seconds, 10.0))  # kernels of the renderer compile
+    found: dict[str, list[dict[str, float]]] = {phase: [] for phase in PHASES}
     for _ in range(args.rounds):
-        for name in PHASES:
-            sent = page.frames_sent
-            counts[name].append({"steps_per_second": run(name, args.seconds), "pictures": page.frames_sent - sent})
-    stop.set()
-    page.close()
-    rates = {name: statistics.median(entry["steps_per_second"] for entry in found) for name, found in counts.items()}
-    cost = {name: 1.0 - rates[name] / rates["alone"] for name in ("idle", "moving")}
-    values = {
-        "scene": train.name,
-        "seconds_each": args.seconds,
-        "cost": cost,
-        "steps_per_second": rates,
-        "runs": counts,
-    }
+        for phase in PHASES:
+            found[phase].append(rehearsal.run(phase, args.seconds))
+    rehearsal.close()
+    rates = {phase: statistics.median(entry["steps_per_second"] for entry in runs) for phase, runs in found.items()}
+    cost = {phase: 1.0 - rates[phase] / rates["alone"] for phase in ("idle", "moving")}
+    values = {"scene": rehearsal.name, "seconds_each": args.seconds, "cost": cost, "steps_per_second": rates}
+    values |= {"runs": found}
     print(json.dumps(values, indent=1))
     protocol = "median over rounds of steps a second of wall time; cost = 1 - rate / rate alone; share at its default"
-    write_json(
-        args.output,
-        Record("cost of the live page", protocol, config.train.seed, values, machine=machine(args.device)),
-    )
+    seed = rehearsal.config.train.seed
+    write_json(args.output, Record("cost of the live page", protocol, seed, values, machine=machine(args.device)))
 
 
 if __name__ == "__main__":

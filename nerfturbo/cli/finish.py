@@ -27,7 +27,7 @@ from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
-from .clock import since_command
+from .clock import seconds_by_stage, since_command
 from .progress import Display, duration, quantity
 
 if TYPE_CHECKING:
@@ -64,12 +64,23 @@ def _finish(done: Finished, display: Display, args: TrainArgs) -> int:
         write_turntable(done.run, model, done.test_scene, args.turntable, display)
     metrics = {**training_metrics(_training(done), done.test_scene.name), **scores}
     metrics["total_seconds"] = since_command()
+    metrics["seconds_by_stage"] = _stages(done)
     done.run.write_metrics(metrics)
     display.phase("writing the report")
     write_report(done.run)
     display.close()
     print_result(done.run, metrics, as_json=args.json)
     return 0
+
+
+def _stages(done: Finished) -> dict[str, float]:
+    """Seconds of the command's stages; what training stopped its clock for is a stage of its own."""
+    found = seconds_by_stage()
+    trained = done.summary.train_seconds - done.first_seconds
+    if "training" in found:
+        found["previews, checkpoints"] = max(0.0, found["training"] - trained)
+        found["training"] = trained
+    return found
 
 
 def _training(done: Finished) -> Training:

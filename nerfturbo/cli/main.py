@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "process": ("process", "main", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
     "view": ("view", "main", "open a run on a live page in the browser"),
     "inspect": ("inspect", "main", "draw density, transmittance, weights and cells along the ray of one pixel"),
+    "compare": ("compare", "main", "compare runs in one table and on one page"),
     "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),
     "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),

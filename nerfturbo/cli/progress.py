@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .clock import mark
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -94,6 +96,7 @@ class PlainDisplay:
         self._phase, self._last, self._started = "", 0.0, time.monotonic()
 
     def phase(self, text: str) -> None:
+        mark(text)
         self._phase, self._last = text, time.monotonic()
         self.note(text)
 
@@ -129,6 +132,7 @@ class RichDisplay:
         self._live.start()
 
     def phase(self, text: str) -> None:
+        mark(text)
         self._phase, self._started = text, time.monotonic()
         self._fraction, self._eta, self._record = None, None, None
 

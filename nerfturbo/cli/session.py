@@ -38,6 +38,7 @@ from .process import find_poses
 from .progress import Display, SilentDisplay, showing
 from .scenes import absolute_source, open_scenes
 from .train import Plan, TrainArgs, default_output, parse_save_every
+from .view import check_viewer, open_page
 from .warm import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
@@ -57,8 +58,7 @@ def run_plan(plan: Plan) -> int:
 
 def _run(plan: Plan, display: Display) -> int:
     writes = launched_rank() == 0
-    if writes and plan.run is None and plan.output is not None:
-        check_output(plan.output, overwrite=plan.args.overwrite)
+    _check_first(plan, writes)
     config = plan.config
     display.phase(f"opening {config.data.source}")
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
@@ -84,8 +84,7 @@ def _run(plan: Plan, display: Display) -> int:
         display.note(f"{team.world} processes train together")
 
     session = Session(trainer, run, display, preview)
-    if plan.args.viewer:
-        _open_viewer(session, (train_scene, test_scene), plan.args)
+    _open_viewer(session, (train_scene, test_scene), plan.args)
     try:
         summary = session.train(plan.args)
     except KeyboardInterrupt:
@@ -123,6 +122,16 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
         return plan.run
     output = plan.output or default_output(trainer.scene.name)
     return create_run(output, trainer.config, overwrite=plan.args.overwrite)
+
+
+def _check_first(plan: Plan, writes: bool) -> None:
+    """Refuse what could not be written or served, before any work is done; the process that writes does so."""
+    if not writes:
+        return
+    if plan.run is None and plan.output is not None:
+        check_output(plan.output, overwrite=plan.args.overwrite)
+    if plan.args.viewer:
+        check_viewer(plan.args.viewer_host, plan.args.viewer_port)
 
 
 def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
@@ -180,9 +189,10 @@ def _counts(train: Scene, test: Scene) -> str:
 
 
 def _open_viewer(session: Session, scenes: tuple[Scene, Scene], args: TrainArgs) -> None:
-    """Serve the live page, painted between steps, until the process ends."""
+    """Serve the live page, where one is asked for, painted between steps, until the process ends."""
+    if not args.viewer:
+        return
     from ..viewer.training import ViewedTraining
-    from .view import open_page
 
     model, run = session.trainer.model, session.run
     page = open_page(run, model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)

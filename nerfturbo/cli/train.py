@@ -17,8 +17,8 @@ from ..config import Config
 from ..errors import InputError
 from .parse import flag_value, parse
 from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
-from .wake import wake_gpu
 from .view import check_port
+from .wake import wake_gpu
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder

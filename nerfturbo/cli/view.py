@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Load, serve until interrupted."""
     args = parse(ViewArgs, argv, "view")
     check_port(args.port, "--port")
+    check_viewer(args.host, args.port)
     from .common import chosen_backend, load_run, open_views, with_data
     from .progress import showing
     from .settings import resolve_device
@@ -61,6 +62,17 @@ def main(argv: Sequence[str]) -> int:
         finally:
             page.close()
     return 0
+
+
+def check_viewer(host: str, port: int) -> None:
+    """Refuse, before any work is done, a live page that could not be served."""
+    import importlib.util
+
+    from ..viewer.gate import check_address
+
+    if importlib.util.find_spec("viser") is None:
+        raise InputError("viser", "installed, for the live page", "not found", "pip install 'nerfturbo[viewer]'")
+    check_address(host, port)
 
 
 def check_port(port: int, flag: str) -> None:

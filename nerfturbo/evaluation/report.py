@@ -18,7 +18,15 @@ from .run_folder import RunFolder, finite, write_text
 MAX_POINTS = 600  # of a curve
 MAX_PICTURES = 24  # views shown with pictures; the table lists all of them
 MAX_TURNTABLE_BYTES = 6_000_000
-CURVES = ("psnr", "loss", "occupied_fraction", "rays_per_second", "samples_per_second", "learning_rate")
+CURVES = (
+    "psnr",
+    "loss",
+    "occupied_fraction",
+    "rays_per_second",
+    "samples_per_second",
+    "learning_rate",
+    "loss_scale",
+)
 
 
 def write_report(run: RunFolder) -> None:
@@ -26,15 +34,15 @@ def write_report(run: RunFolder) -> None:
     write_text(run.report_file, render_page(report_data(run)))
 
 
-def render_page(data: dict[str, Any]) -> str:
-    """The page with its data inside."""
+def render_page(data: dict[str, Any], name: str = "report_page") -> str:
+    """The page with its data inside: NAME.html with NAME.js, the shared charts and the shared style."""
     folder = files("nerfturbo.evaluation")
-    page = (folder / "report_page.html").read_text(encoding="utf-8")
+    page = (folder / f"{name}.html").read_text(encoding="utf-8")
     # "<" is escaped so that no text of the data can end the script element it stands in.
     blob = json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c")
     parts = {
         "/*STYLE*/": (folder / "report_page.css").read_text(encoding="utf-8"),
-        "/*SCRIPT*/": (folder / "report_page.js").read_text(encoding="utf-8"),
+        "/*SCRIPT*/": "".join((folder / file).read_text(encoding="utf-8") for file in ("page_charts.js", f"{name}.js")),
         "/*DATA*/": blob,
     }
     for mark, text in parts.items():
@@ -53,7 +61,7 @@ def report_data(run: RunFolder) -> dict[str, Any]:
         "run": run.path.name,
         "metrics": {name: value for name, value in metrics.items() if name != "per_view"},
         "config": to_dict(run.read_config()),
-        "curves": _curves([record for record in log if record.get("kind") == "step"]),
+        "curves": run_curves([record for record in log if record.get("kind") == "step"]),
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
         "views": [
             view | (_pictures(run, view["index"]) if place in with_pictures else {}) for place, view in enumerate(views)
@@ -95,7 +103,7 @@ def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [records[round(k * (len(records) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
 
 
-def _curves(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def run_curves(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Columns: the page is smaller that way."""
     kept = _thinned(records)
     return {name: [record.get(name) for record in kept] for name in ("step", "seconds", *CURVES)}

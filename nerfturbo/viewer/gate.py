@@ -36,20 +36,30 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
+def check_address(host: str, port: int) -> None:
+    """Refuse, before any work is done, an address that cannot be listened on."""
+    _listen(host, port).close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+    except OSError as error:
+        opened.close()
+        hint = "choose another port; 0 takes any that is free"
+        raise InputError(f"{host}:{port}", "an address to listen on", error.strerror or str(error), hint) from None
+    return opened
+
+
 class Gate:
     """Listens on host and port and passes allowed connections on to a port of the loopback."""
 
     def __init__(self, host: str, port: int, target_port: int, *, token: str | None = None) -> None:
         self.host, self.token, self._target = host, token, target_port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            hint = "choose another one by --port; 0 takes any that is free"
-            raise InputError(f"{host}:{port}", "an address to listen on", error.strerror or str(error), hint) from None
+        self._socket = _listen(host, port)
+        self._socket.listen()  # from now on connections wait, even if the thread is not there yet
         self.port = int(self._socket.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -222,7 +222,7 @@ class Panel:
             points = points[:: -(-points.shape[0] // MAX_CELLS)]
         size = max(model.grid.aabb.size) / grid.config.resolution
         self._server.scene.add_point_cloud(
-            "/cells", points=points.numpy(), colors=(40, 170, 120), point_size=0.35 * size, visible=True
+            "/cells", points=points.numpy(), colors=(40, 170, 120), point_size=0.15 * size, visible=True
         )
 
     def _add_curves(self) -> dict[str, Any]:

@@ -87,5 +87,5 @@ def test_connections_pass_and_bad_ones_leave_it_standing(echo: int) -> None:
 
 
 def test_a_port_that_is_taken_is_named(echo: int) -> None:
-    with pytest.raises(InputError, match=f"127.0.0.1:{echo}: expected an address.*--port"):
+    with pytest.raises(InputError, match=f"127.0.0.1:{echo}: expected an address.*another port"):
         Gate("127.0.0.1", echo, echo)
