@@ -6,6 +6,7 @@ which the thread that trains (or, for a saved run, the command's own) calls as o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import secrets
@@ -78,6 +79,7 @@ class LivePage:
         except InputError:
             self._stop_server()
             raise
+        atexit.register(self.close)  # before viser's own farewell
         self.wishes = Wishes()
         self.frames_sent = 0
         self._lock = threading.Lock()
@@ -98,13 +100,14 @@ class LivePage:
         return self._gate.port
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._gate.close()
         self._stop_server()
 
     def _stop_server(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):  # it says goodbye on stdout, which is for results
             self._server.stop()
-            time.sleep(0.05)
+            time.sleep(0.5)
 
     def _connect(self, handle: viser.ClientHandle) -> None:
         client = _Client(handle, Painter())
