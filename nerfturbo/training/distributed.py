@@ -212,7 +212,12 @@ def join_team(device: torch.device | str = "cpu", *, compression: Compression = 
         seconds = float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_SECONDS))
         backend = choose_backend(device)
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+            limit = timedelta(seconds=seconds)
+            store, rank, world = next(dist.rendezvous("env://", timeout=limit))  # pyright: ignore[reportPrivateImportUsage]
+            # A restarted job may meet in the store of the one before, where addresses of the dead still lie.
+            count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"restart_{count}", store)  # pyright: ignore[reportPrivateImportUsage]
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise DistributedError(
