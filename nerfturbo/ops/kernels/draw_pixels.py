@@ -78,7 +78,7 @@ def _draw_kernel(
     tl.store(p_images + i_ray, i_image.to(tl.int64), mask=m_ray)
     for channel in tl.static_range(CHANNELS):
         b_value = tl.load(p_pixels + i_pixel * CHANNELS + channel, mask=m_ray, other=0)
-        tl.store(p_rgba + i_ray * CHANNELS + channel, b_value.to(tl.float32) / 255.0, mask=m_ray)
+        tl.store(p_rgba + i_ray * CHANNELS + channel, tl.div_rn(b_value.to(tl.float32), 255.0), mask=m_ray)
 
 
 @triton.jit
