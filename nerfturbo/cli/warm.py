@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ..training.trainer import Trainer
 from .progress import Display
 
 WARMUP_MODULE = "nerfturbo.ops.cpu._warmup"
+POLITE_SWITCH_SECONDS = 5e-5
 
 
 @contextlib.contextmanager
@@ -65,7 +67,18 @@ def starting_device(device: str) -> Iterator[None]:
 def import_meanwhile(device: torch.device, module: str) -> None:
     """Import in a thread what is needed after training, where the device works and the host waits."""
     if device.type == "cuda" and importlib.util.find_spec(module) is not None:
-        threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+        threading.Thread(target=_import_politely, args=(module,), daemon=True).start()
+
+
+def _import_politely(module: str) -> None:
+    """Import, giving the interpreter's lock back at once when the loop wants it: by default it waits 5 ms each time,
+    longer than several steps take, and the GPU would stand still for half of the import's seconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(POLITE_SWITCH_SECONDS)
+    try:
+        importlib.import_module(module)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
