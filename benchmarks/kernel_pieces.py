@@ -17,13 +17,12 @@ sys.path.insert(0, str(REPOSITORY))
 
 import nerfturbo.ops.kernels._hash_backward as hash_backward  # noqa: E402
 import nerfturbo.ops.kernels._hash_lanes as hash_lanes  # noqa: E402
-import nerfturbo.ops.kernels._ngp_density as density_kernels  # noqa: E402
 import nerfturbo.ops.kernels.adam as adam_kernels  # noqa: E402
 import nerfturbo.ops.kernels.fused_mlp as mlp_kernels  # noqa: E402
 import nerfturbo.ops.kernels.hash_encode as hash_kernels  # noqa: E402
 import nerfturbo.ops.kernels.ngp_field as field_kernels  # noqa: E402
 import nerfturbo.ops.kernels.wide_mlp as wide_kernels  # noqa: E402
-from nerfturbo.ops import GradientSink, HashLayout, fused_mlp, hash_encode, use_backend  # noqa: E402
+from nerfturbo.ops import GradientSink, HashLayout, hash_encode, use_backend  # noqa: E402
 from nerfturbo.ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step  # noqa: E402
 from nerfturbo.ops.ngp_field import NgpWeights, ngp_density, ngp_field  # noqa: E402
 from nerfturbo.ops.wide_mlp import wide_mlp  # noqa: E402
@@ -191,22 +190,11 @@ def network_pieces(inputs: Inputs) -> list[Piece]:
     options = [{"BACKWARD_PROGRAMS": p} for p in (1, 3, 4)] + [{"STAGES": s} for s in (1, 2)]
     pieces += variants("field density backward", density, mlp_kernels, options)
     pieces += other_mlp_pieces(inputs)
-    half = inputs.halves["16x2"]
 
     def ahead(name: str) -> Callable[[], object]:
         return lambda: ngp_density(inputs.ahead, inputs.halves[name], LAYOUTS[name], weights[:2])
 
-    def ahead_split() -> None:
-        encoding = hash_encode(inputs.ahead, half, LAYOUTS["16x2"])
-        fused_mlp(encoding, [weights[0], weights[1]])
-
-    tiles = [{"BLOCK": b, "WARPS": w} for b, w in ((32, 2), (64, 4), (64, 8), (128, 8))]
-    pieces += variants("density of 2^20 samples 16x2", ahead("16x2"), density_kernels, tiles)
-    pieces += variants("density of 2^20 samples 8x4", ahead("8x4"), density_kernels, tiles)
-    pieces += variants(
-        "density of 2^20 samples 16x2", ahead("16x2"), density_kernels, [{"PROGRAMS": 4}, {"PROGRAMS": 16}]
-    )[1:]
-    return [*pieces, Piece("density of 2^20 samples 16x2 in two kernels", ahead_split)]
+    return pieces + [Piece(f"density of 2^20 samples {name}", ahead(name)) for name in ("16x2", "8x4")]
 
 
 def other_mlp_pieces(inputs: Inputs) -> list[Piece]:

@@ -112,12 +112,9 @@ def try_variants(model: NerfModel, cameras: list[Cameras]) -> None:
         try_variant(f"{memory >> 20} MiB", model, cameras, memory=memory)
     for n in (8, 10, 12, 16, 24):
         try_variant(f"encoding, {n} programs per multiprocessor", model, cameras, kernels, ENCODE_PROGRAMS=n)
-    networks = [(False, *shape) for shape in ((64, 4, 2), (64, 4, 4), (128, 8, 2))]
-    fused = [(True, *shape) for shape in ((32, 4, 4), (64, 4, 2), (64, 8, 2))]
-    for whole, block, warps, programs in networks + fused:
-        name = f"{'all in one' if whole else 'networks'}, {block} rows, {warps} warps, {programs} programs"
-        values = {"FUSED": whole, "BLOCK": block, "WARPS": warps, "PROGRAMS": programs}
-        try_variant(name, model, cameras, kernels, **values)
+    for block, warps, programs in ((64, 4, 2), (64, 4, 4), (128, 8, 2)):
+        name = f"networks, {block} rows, {warps} warps, {programs} programs"
+        try_variant(name, model, cameras, kernels, BLOCK=block, WARPS=warps, PROGRAMS=programs)
 
 
 def show_kernels(model: NerfModel, camera: Cameras, n_frames: int = 10) -> None:

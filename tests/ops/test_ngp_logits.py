@@ -44,39 +44,30 @@ def call(layout: HashLayout, n_used: int | None = None):
     return function
 
 
-@pytest.fixture(params=[False, True], ids=["apart", "fused"])
-def arranged(request: pytest.FixtureRequest, target: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
-    if target.backend == "triton":
-        monkeypatch.setattr(pytest.importorskip("nerfturbo.ops.kernels.ngp_logits"), "FUSED", request.param)
-    elif request.param:
-        pytest.skip("one arrangement")
-    return target
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("n", [0, 1, 63, 300])
-def test_matches_reference(arranged: Target, name: str, n: int, poisoned_empty: None):
-    require(arranged, "ngp_logits")
-    compare(arranged, call(LAYOUTS[name]), make_inputs(n, LAYOUTS[name]), tolerance=2e-3)
+def test_matches_reference(target: Target, name: str, n: int, poisoned_empty: None):
+    require(target, "ngp_logits")
+    compare(target, call(LAYOUTS[name]), make_inputs(n, LAYOUTS[name]), tolerance=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("n_used", [0, 1, 70, 150, 1000])
-def test_rows_past_the_count_do_not_matter(arranged: Target, n_used: int, dtype: torch.dtype):
-    require(arranged, "ngp_logits")
+def test_rows_past_the_count_do_not_matter(target: Target, n_used: int, dtype: torch.dtype):
+    require(target, "ngp_logits")
     inputs = make_inputs(150, SMALL_LAYOUT)
     inputs["table"] = inputs["table"].to(dtype)
     inputs["positions"][n_used:] = float("nan")
     inputs["rays"][n_used:] = 1 << 30
-    compare(arranged, call(SMALL_LAYOUT, n_used), inputs, tolerance=2e-3 if dtype == torch.float32 else 2e-2)
+    compare(target, call(SMALL_LAYOUT, n_used), inputs, tolerance=2e-3 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_half_tables(arranged: Target, name: str):
-    require(arranged, "ngp_logits")
-    inputs = make_inputs(arranged.pick(5000, 100), LAYOUTS[name])
+def test_half_tables(target: Target, name: str):
+    require(target, "ngp_logits")
+    inputs = make_inputs(target.pick(5000, 100), LAYOUTS[name])
     inputs["table"] = inputs["table"].half()
-    compare(arranged, call(LAYOUTS[name]), inputs, tolerance=2e-2)
+    compare(target, call(LAYOUTS[name]), inputs, tolerance=2e-2)
 
 
 def test_needs_no_gradient_and_names_what_is_wrong(target: Target):

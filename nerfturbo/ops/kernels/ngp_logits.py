@@ -1,8 +1,7 @@
 """Instant-NGP from positions to logits, persistent programs over the rows in use: late rounds of a frame cost little.
 
-FUSED: one kernel; a tile of BLOCK samples is encoded as in `_ngp_density` and runs through both networks without
-touching memory. Otherwise two kernels: the first writes the encoding, feature-major, level after level as in
-`hash_encode`, the second runs the networks on it.
+Two kernels: the first writes the encoding, feature-major, level after level as in `hash_encode`, the second runs both
+networks on it. (One kernel for both was slower, see `_ngp_density`.)
 
 dtypes: positions fp32; table fp16, bf16 or fp32 sets the operand type; weights of any float type, sums and logits fp32.
 Deterministic. Rows past the device count cost nothing; those of a block that is in use hold anything.
@@ -34,10 +33,8 @@ from ._mlp import (
     relu_layer,
     store_tile,
 )
-from ._ngp_density import _encode_tile
 from .hash_encode import _blend_x
 
-FUSED = False
 BLOCK, WARPS, STAGES, PROGRAMS = 64, 4, 3, 4  # of the networks; programs per multiprocessor
 ENCODE_BLOCK, ENCODE_WARPS, ENCODE_PROGRAMS = 128, 4, 12
 
@@ -75,8 +72,7 @@ def _encode_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def _logits_kernel(
-    p_positions, p_table, p_levels, p_scales, p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_raw, p_used, n,
-    stride_xn, stride_xc, FUSED: tl.constexpr,
+    p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_raw, p_used, n,
     LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
     PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
@@ -91,13 +87,7 @@ def _logits_kernel(
     for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK)
         m = i < n_used
-        if FUSED:
-            b_x = _encode_tile(
-                p_positions, p_table, p_levels, p_scales, i, m, stride_xn, stride_xc,
-                LEVELS=LEVELS, ROWS=ROWS, F=F, BLOCK=BLOCK,
-            ).to(T)  # fmt: skip
-        else:
-            b_x = load_tile(p_x, i, n, 1, n, LEVELS * F, ROWS * F, EVEN, T)
+        b_x = load_tile(p_x, i, n, 1, n, LEVELS * F, ROWS * F, EVEN, T)
         ray = tl.load(p_rays + i, mask=m, other=0)
         b_s = load_tile(p_directions, ray, n, DS, 1, DS, PS, True, T)
         b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
@@ -124,23 +114,20 @@ def _launch(
     if n == 0:
         return raw
     levels, scales = level_constants(layout, device)
-    strides = {"stride_xn": positions.stride(0), "stride_xc": positions.stride(1)}
-    encoding = None
-    if not FUSED:
-        encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
-        tasks = triton.cdiv(n, ENCODE_BLOCK) * layout.n_levels
-        # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
-        _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
-            p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
-            **strides, LEVELS=layout.n_levels, F=features, BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
-        )  # fmt: skip
+    encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
+    tasks = triton.cdiv(n, ENCODE_BLOCK) * layout.n_levels
+    # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
+    _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
+        p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
+        stride_xn=positions.stride(0), stride_xc=positions.stride(1), LEVELS=layout.n_levels, F=features,
+        BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
+    )  # fmt: skip
     widths = {"DS": directions.shape[1], "DF": weights.density_out.shape[0], "DH": weights.density_in.shape[0]}
     widths |= {"P" + name[1:]: padded(width) for name, width in widths.items()}
     w1, w2, w3, w4, w5 = weights
     _logits_kernel[(min(triton.cdiv(n, BLOCK), PROGRAMS * processors(device)),)](
-        p_positions=positions if FUSED else None, p_table=table if FUSED else None, p_levels=levels, p_scales=scales,
         p_x=encoding, p_directions=directions, p_rays=ray_indices, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
-        p_raw=raw, p_used=n_used, n=n, **strides, FUSED=FUSED, LEVELS=layout.n_levels,
+        p_raw=raw, p_used=n_used, n=n, LEVELS=layout.n_levels,
         ROWS=max(16 // features, 1 << (layout.n_levels - 1).bit_length()), F=features, **widths,
         T=operand_type(table.dtype, device), PRECISION=fp32_precision(), BLOCK=BLOCK, EVEN=n % BLOCK == 0,
         num_warps=WARPS, num_stages=STAGES,
@@ -180,17 +167,14 @@ def ngp_logits(
     )  # fmt: skip
 
 
-def _case(features: int, fused: bool, dtype: str = "fp16", operand: Any = tl.float16) -> CompileCase:
-    pointers = {"p_levels": "i32", "p_scales": "fp32", "p_directions": "fp32", "p_rays": "i32", "p_raw": "fp32"}
-    pointers |= {"p_used": "i32", **{f"p_w{j}": "fp32" for j in range(1, 6)}}
-    pointers |= {"p_positions": "fp32", "p_table": dtype} if fused else {"p_x": dtype}
-    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32", "stride_xc": "i32"}
-    absent = dict.fromkeys(("p_x",) if fused else ("p_positions", "p_table"))
-    constexprs: dict[str, Any] = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "FUSED": fused}
+def _case(features: int, dtype: str = "fp16", operand: Any = tl.float16) -> CompileCase:
+    pointers = {"p_x": dtype, "p_directions": "fp32", "p_rays": "i32", "p_raw": "fp32", "p_used": "i32"}
+    pointers |= {f"p_w{j}": "fp32" for j in range(1, 6)}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
+    constexprs: dict[str, Any] = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "EVEN": True}
     constexprs |= {"DS": 16, "DF": 16, "DH": 64, "PS": 16, "PF": 16, "PH": 64, "T": operand, "PRECISION": "tf32"}
-    constexprs |= {"BLOCK": BLOCK, "EVEN": True, "stride_xn": 1, **absent}
-    name = f"{'fused' if fused else 'networks'}-{dtype}-{features}"
-    return CompileCase(_logits_kernel, signature, constexprs, WARPS, STAGES, name=name)
+    constexprs |= {"BLOCK": BLOCK}
+    return CompileCase(_logits_kernel, signature, constexprs, WARPS, STAGES, name=f"networks-{dtype}-{features}")
 
 
 def _encode_case(features: int) -> CompileCase:
@@ -202,4 +186,4 @@ def _encode_case(features: int) -> CompileCase:
 
 
 COMPILE_CASES = [_encode_case(2), _encode_case(4)]
-TENSOR_CORE_CASES = [_case(4, FUSED), _case(2, FUSED), _case(4, FUSED, "bf16", tl.bfloat16)]
+TENSOR_CORE_CASES = [_case(4), _case(2), _case(4, "bf16", tl.bfloat16)]

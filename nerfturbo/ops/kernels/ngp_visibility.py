@@ -4,7 +4,7 @@ Two launches. The first lists the rays that have samples, long ones from the fro
 back, so that none of the long ones is begun last. Then persistent programs, each with SLOTS slots: a slot holds one
 ray, takes its next STEPS samples in each round, and takes another ray from the list, by an atomic counter, once its own
 has ended or is opaque. So every round works on a full tile of SLOTS * STEPS samples, whatever the rays' lengths.
-Samples of a tile are encoded for all levels at once, as in `_ngp_density`, and multiplied on tensor cores.
+Samples of a tile are encoded for all levels at once, and multiplied on tensor cores.
 
 dtypes: rays and intervals fp32; table fp16, bf16 or fp32 sets the operand type; weights and sums fp32. Which slot
 takes which ray depends on timing, the result does not: deterministic.
@@ -22,9 +22,9 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..ngp_visibility import MAX_LOGIT, NgpDensity
 from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, scalar_or_pointer
-from ._grid import level_constants
+from ._grid import clamp_unit, level_constants
 from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, processors, relu_layer
-from ._ngp_density import _cells, _rows, ngp_density
+from ._ngp_density import ngp_density
 from .composite import visibility
 from .sample_positions import sample_positions
 
@@ -33,6 +33,20 @@ LIST_BLOCK = 512
 LONG = 48  # samples of a ray that is begun early
 OPAQUE = tl.constexpr(128.0)  # optical depth that lets nothing through in fp32: more would only cost digits in sums
 HEADER = 16  # bytes before the flags, zeroed with them: the counters n_long, n_short, n_taken
+
+
+@triton.jit
+def _cells(x, scale):
+    """Cell and fraction [LEVELS, BLOCK] of coordinates (BLOCK,) at all scales (LEVELS,)."""
+    p = clamp_unit(x)[None, :] * scale[:, None] + 0.5
+    cell = p.to(tl.int32)
+    return cell, p - cell.to(tl.float32)
+
+
+@triton.jit
+def _rows(ix, iy, iz, nodes, hash_mask):
+    hashed = (ix ^ (iy * -1640531535) ^ (iz * 805459861)) & hash_mask
+    return tl.where(hash_mask >= 0, hashed, ix + nodes * (iy + nodes * iz))
 
 
 @triton.jit(do_not_specialize=["n_rays"])
