@@ -1,20 +1,24 @@
 """Every scene of a folder, trained without a flag but a time limit and a size: the table of docs/datasets.md.
 
-    python benchmarks/scenes.py DATA OUTPUT.json [--seconds 180] [--device cpu] [--scenes ngp/fox llff/fern]
+    python benchmarks/scenes.py DATA OUTPUT.json [--seconds 180] [--device cpu] [--scenes ngp/fox llff/fern] [--as-is]
 
-DATA holds the scenes by name (blender/lego, ngp/fox, ...). For each of them `nerfturbo scene info` and `train` run as a
-user would run them. Beside OUTPUT.json come OUTPUT.md with the table, and a folder OUTPUT with one picture per
-scene: truth, render and error of its middle test view.
+DATA holds the scenes by name (blender/lego, ngp/fox, ...); with --as-is its pictures are small enough already, as
+`scripts/stage_scenes.py` makes them. For each scene `nerfturbo scene info` and `train` run as a user would run them.
+OUTPUT.json and OUTPUT.md, the table, are renewed after every scene; rows of scenes that are not asked for stay. The
+folder OUTPUT gets, for each scene, truth, render and error of its middle test view, its camera plot, and what the
+commands said. A scene that fails leaves its reason in the file and does not stop the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +33,59 @@ SCENES = {
     "llff/fern": 2,
     "colmap/beer": 4,
 }
+# D-NeRF's test views are known not to match its training views: without them the val split is scored.
+LEFT_OUT = {"dnerf/lego": ("test", "transforms_test.json")}
+START_SECONDS = 300.0  # a command may take this much longer than it trains: imports, kernels, scores
 
 
-def command(*words: str) -> str:
-    """Run `nerfturbo WORDS` and return what it prints; what it says meanwhile goes to stderr."""
-    run = subprocess.run([sys.executable, "-m", "nerfturbo", *words], stdout=subprocess.PIPE, text=True)
+def command(log: Path, seconds: float, *words: str) -> str:
+    """Run `nerfturbo WORDS` and return what it prints; what it says meanwhile goes into the log."""
+    with log.open("a", encoding="utf-8") as said:
+        said.write(f"$ nerfturbo {' '.join(words)}\n")
+        said.flush()
+        line = [sys.executable, "-m", "nerfturbo", *words]
+        try:
+            run = subprocess.run(line, stdout=subprocess.PIPE, stderr=said, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"nerfturbo {words[0]} took more than {seconds:g} s; see {log.name}") from None
     if run.returncode != 0:
-        raise RuntimeError(f"nerfturbo {' '.join(words)} ended with {run.returncode}")
+        last = [text.strip() for text in log.read_text(encoding="utf-8").splitlines() if text.strip()][-1]
+        raise RuntimeError(f"nerfturbo {words[0]} ended with {run.returncode}: {last}")
     return run.stdout
 
 
-def one_scene(data: Path, name: str, downscale: int, args: argparse.Namespace, work: Path) -> dict[str, Any]:
+def without(source: Path, names: tuple[str, ...], work: Path) -> Path:
+    """The same scene without some of its entries, as links."""
+    if not any((source / name).exists() for name in names):
+        return source
+    target = work / "links" / source.name
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name not in names:
+            os.symlink(path.resolve(), target / path.name)
+    return target
+
+
+def one_scene(source: Path, name: str, downscale: int, args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """What was recognised and chosen, and what training reached."""
+    stem = name.replace("/", "-")
+    shown = args.output.with_suffix("")
+    shown.mkdir(parents=True, exist_ok=True)
+    log = shown / f"{stem}.log"
+    log.unlink(missing_ok=True)
     shrink = ["--downscale", str(downscale)]
-    info = json.loads(command("scene", "info", str(data / name), *shrink, "--json"))
-    run = work / name.replace("/", "-")
-    flags = ["--time-limit", str(args.seconds), "--turntable", "0", "--device", args.device]
+    source = without(source, LEFT_OUT.get(name, ()), work)
+    plot = ["--plot", str(shown / f"{stem}-cameras.png")]
+    info = json.loads(command(log, START_SECONDS, "scene", "info", str(source), *shrink, *plot, "--json"))
+    run = work / stem
+    flags = ["--time-limit", f"{args.seconds:g}", "--turntable", "0", "--device", args.device]
     flags += [] if args.views is None else ["--eval-views", str(args.views)]
-    command("train", str(data / name), *shrink, *flags, "--output", str(run))
+    longest = 3.0 * args.seconds + START_SECONDS
+    command(log, longest, "train", str(source), *shrink, *flags, "--output", str(run))
     metrics = json.loads((run / "metrics.json").read_text())
     config = json.loads((run / "config.json").read_text())["config"]
     pictures = sorted((run / "images").glob("test_*.png"))
-    shown = args.output.with_suffix("") / f"{name.replace('/', '-')}.png"
-    shown.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(pictures[len(pictures) // 2], shown)
+    shutil.copy(pictures[len(pictures) // 2], shown / f"{stem}.png")
     splits = {split: found["views"] for split, found in info["splits"].items() if found is not None}
     return {
         "scene": name,
@@ -76,10 +109,13 @@ def one_scene(data: Path, name: str, downscale: int, args: argparse.Namespace, w
 def table(rows: list[dict[str, Any]], seconds: float) -> str:
     """The rows as Markdown."""
     lines = [
-        f"| scene | format | images (train + test) | size | preset | bounds | PSNR, {seconds:g} s | blurred truth |",
+        f"| scene | format | images (train + scored) | size | preset | bounds | PSNR, {seconds:g} s | blurred truth |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['scene']} | failed: {row['error']} | | | | | | |")
+            continue
         views = row["views"]
         scored = sum(count for split, count in views.items() if split in str(row["scored_on"])) or views.get("test", 0)
         levels = row["bounds"]["grid_levels"]
@@ -91,6 +127,28 @@ def table(rows: list[dict[str, Any]], seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def earlier_rows(output: Path) -> dict[str, dict[str, Any]]:
+    """By scene: what the file holds already."""
+    if not output.is_file():
+        return {}
+    return {row["scene"]: row for row in json.loads(output.read_text())["values"]}
+
+
+def write(args: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> str:
+    """The file and the table, with the scenes in their order."""
+    ordered = [rows[name] for name in SCENES if name in rows]
+    text = table(ordered, args.seconds)
+    sizes = "pictures as they are" if args.as_is else "--downscale N"
+    scored = "all test views" if args.views is None else f"{args.views} test views"
+    protocol = (
+        f"nerfturbo train SCENE --time-limit {args.seconds:g}, {sizes}, no other flag; {scored} (dnerf: val), on white"
+    )
+    what = "every format, trained without a flag"
+    write_json(args.output, Record(what, protocol, 0, ordered, machine=machine(args.device)))
+    args.output.with_suffix(".md").write_text(text)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -98,24 +156,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--views", type=int, help="score only this many test views")
+    parser.add_argument("--as-is", action="store_true", help="do not shrink the pictures")
     parser.add_argument("--scenes", nargs="*", choices=sorted(SCENES), help="all of them unless given")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows = earlier_rows(args.output)
+    asked = [name for name in SCENES if not args.scenes or name in args.scenes]
+    failed, text = 0, ""
     with tempfile.TemporaryDirectory() as work:
-        for name, divisor in SCENES.items():
-            if args.scenes and name not in args.scenes:
-                continue
-            downscale = divisor if args.device == "cpu" else max(1, divisor // 4)
-            rows.append(one_scene(args.data, name, downscale, args, Path(work)))
-            print(json.dumps(rows[-1]), flush=True)
-    text = table(rows, args.seconds)
-    args.output.with_suffix(".md").write_text(text)
-    protocol = (
-        f"nerfturbo train SCENE --downscale N --time-limit {args.seconds:g}, no other flag; all test views, on white"
-    )
-    what = "every format, trained without a flag"
-    write_json(args.output, Record(what, protocol, 0, rows, machine=machine(args.device)))
+        for name in asked:
+            downscale = SCENES[name] if args.device == "cpu" else max(1, SCENES[name] // 4)
+            start = time.monotonic()
+            try:
+                rows[name] = one_scene(args.data / name, name, 1 if args.as_is else downscale, args, Path(work))
+            except (RuntimeError, OSError, KeyError, IndexError, ValueError) as error:
+                rows[name] = {"scene": name, "error": f"{type(error).__name__}: {error}"[:400]}
+                failed += 1
+            text = write(args, rows)
+            print(json.dumps(rows[name]), f"{time.monotonic() - start:.0f} s", flush=True)
     print(text)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":
