@@ -17,7 +17,21 @@ from torch import Tensor
 from ..errors import InputError
 
 _ALLOW_OUTSIDE: ContextVar[bool] = ContextVar("allow_outside", default=False)
-_EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".webp", ".JPG", ".PNG", ".JPEG")
+_EXTENSIONS = (
+    "",
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".webp",
+    ".JPG",
+    ".PNG",
+    ".JPEG",
+    ".tif",
+    ".tiff",
+    ".avif",
+    ".heic",
+    ".HEIC",
+)
 
 
 @contextlib.contextmanager

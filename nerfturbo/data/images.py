@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..ops.choose_pixels import PixelMask, unpack_words
 from .loading import load_options
 from .masks import MaskFile, load_masks, pack_flags
+from .picture_files import open_picture, undecodable
 from .pool_file import MappedPool, PoolWriter, fits_memory, open_pool, pool_path
 
 if TYPE_CHECKING:
@@ -264,43 +265,27 @@ def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
-def _open(path: Path) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(path)
-    except FileNotFoundError:
-        raise InputError(str(path), "an image file", "no such file") from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _undecodable(path, error) from None
-
-
 def open_upright(path: Path) -> Image.Image:
     """A decoded picture, turned as its EXIF tag says."""
     from PIL import Image, ImageOps
 
-    with _open(path) as image:
+    with open_picture(path) as image:
         try:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return image
         except (OSError, ValueError, SyntaxError, EOFError, IndexError, Image.DecompressionBombError) as error:
-            raise _undecodable(path, error) from None
-
-
-def _undecodable(path: Path, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return InputError(str(path), "an image that decodes", reason, "the file is damaged or not an image")
+            raise undecodable(path, error) from None
 
 
 def _probe(path: Path) -> tuple[tuple[int, int], bool]:
     """Upright size and whether there is alpha, from the header alone."""
-    with _open(path) as image:
+    with open_picture(path) as image:
         width, height = image.size
         try:
             orientation = image.getexif().get(_EXIF_ORIENTATION)
         except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
-            raise _undecodable(path, error) from None
+            raise undecodable(path, error) from None
         return (height, width) if orientation in _TRANSPOSING_ORIENTATIONS else (width, height), _has_alpha(image)
 
 

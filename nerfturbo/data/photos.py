@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .images import decode_image
+from .picture_files import HEIF_ENDINGS, open_picture
 
 if TYPE_CHECKING:
     from PIL import Image
 
-PHOTO_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+PHOTO_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", *HEIF_ENDINGS)
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts", ".m2ts")
-_UNREAD_ENDINGS = (".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2")
+_UNREAD_ENDINGS = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2")
 _SUBFOLDERS = ("images", "input", "photos", "rgb")
-_KEPT_FORMATS = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L")}  # what every build of COLMAP reads as we do
+# What every build of COLMAP reads as we do; MPO is a JPEG file with more behind it, as phones write.
+_KEPT_FORMATS = {"JPEG": ("RGB", "L"), "MPO": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L")}
+_LOSSY_FORMATS = ("JPEG", "MPO", "HEIF", "AVIF")  # whose copies are JPEG files too: PNG would be many times as large
 _ORIENTATION, _MAKE, _MODEL, _EXIF, _FOCAL, _FOCAL_35 = 0x0112, 0x010F, 0x0110, 0x8769, 0x920A, 0xA405
 
 
@@ -74,15 +77,17 @@ def copy_photos(
     """Bring photos into a new folder, upright and readable by COLMAP. Damaged ones are left out with a warning."""
     folder.mkdir(parents=True)
     taken: list[Photo] = []
+    reason = ""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
         for index, result in enumerate(threads.map(lambda path: _copy_or_refuse(path, folder), paths)):
             if isinstance(result, Photo):
                 taken.append(result)
             else:
+                reason = reason or f"{paths[index].name}: {result}"
                 warn(f"warning: left out {paths[index].name}: {result}")
             advance((index + 1) / len(paths))
     if not taken:
-        raise InputError(str(paths[0].parent), "photos that decode", f"{len(paths)} files that do not")
+        raise InputError(str(paths[0].parent), "photos that decode", f"{len(paths)} files that do not", reason)
     return taken
 
 
@@ -115,19 +120,22 @@ def _copy_or_refuse(path: Path, folder: Path) -> Photo | str:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with open_picture(path) as image:
             image.load()  # the whole file: a damaged one must not be found out after hours of matching
             camera, exif = _camera_name(image), image.getexif()
-            is_jpeg = image.format == "JPEG" and image.mode in _KEPT_FORMATS["JPEG"]
+            is_jpeg = image.format in _LOSSY_FORMATS and image.mode in _KEPT_FORMATS["JPEG"]
             kept = exif.get(_ORIENTATION, 1) in (0, 1) and image.mode in _KEPT_FORMATS.get(image.format or "", ())
             size = image.size
         turned = None if kept else Image.fromarray(decode_image(path).numpy())
+    except InputError as error:
+        return f"{error.got}; {error.hint}" if error.hint else error.got
     except Exception as error:  # Pillow's decoders fail in as many ways as there are damaged files
         return " ".join(str(error).split())[:120] or type(error).__name__
     if turned is None:
         _link(path, folder / path.name)
         return Photo(path.name, size, camera)
-    name = path.name if is_jpeg else f"{path.name}.png"
+    is_named = path.suffix.lower() in ((".jpg", ".jpeg") if is_jpeg else ())
+    name = path.name if is_named else f"{path.name}{'.jpg' if is_jpeg else '.png'}"
     exif.pop(_ORIENTATION, None)  # done already; the rest goes along, for the focal length in it
     if is_jpeg:
         turned.save(folder / name, "JPEG", quality=97, subsampling=0, exif=exif)
