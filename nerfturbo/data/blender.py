@@ -27,14 +27,20 @@ from .documents import image_path, number, pose, read_frames, read_json
 from .images import load_images, save_image
 from .masks import find_mask, mask_notes
 from .scene import Scene, Split, farthest_distance
+from .transforms import has_lenses, load_split_files
 
 BLENDER_AABB = Aabb.cube(1.5)
 
 
 def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aabb: Aabb = BLENDER_AABB) -> Scene:
-    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times."""
+    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times.
+
+    A file with focal lengths, a principal point or distortion is read as `transforms.json` is, and placed like it.
+    """
     file = folder / f"transforms_{split}.json"
     document = read_json(file, "a Blender transforms file")
+    if has_lenses(document):
+        return load_split_files(folder, split, downscale=downscale)
     angle = number(document.get("camera_angle_x"), f"{file}: camera_angle_x")
     if not 0.0 < angle < math.pi:
         raise InputError(f"{file}: camera_angle_x", "an angle between 0 and pi radians", str(angle))

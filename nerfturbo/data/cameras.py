@@ -21,16 +21,32 @@ from .distortion import (
     undistort_fisheye,
     undistort_opencv,
 )
+from .lens_formulas import (
+    distort_division,
+    distort_eucm,
+    is_valid_division,
+    is_valid_eucm,
+    is_valid_sphere,
+    project_sphere,
+    undistort_division,
+    undistort_eucm,
+    unproject_sphere,
+)
 from .lens_models import (
     distort_fov,
+    distort_rad_tan_prism,
     distort_thin_prism,
     is_valid_fov,
+    is_valid_rad_tan_prism,
     is_valid_thin_prism,
     undistort_fov,
+    undistort_rad_tan_prism,
     undistort_thin_prism,
 )
 
-CameraModel = Literal["pinhole", "opencv", "fisheye", "fov", "thin_prism"]
+CameraModel = Literal[
+    "pinhole", "opencv", "fisheye", "fov", "thin_prism", "rad_tan_prism", "division", "eucm", "equirectangular"
+]
 
 # A disc of this radius has the variance of a unit square about its centre: the cone of a pixel one unit wide.
 _PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
@@ -55,8 +71,9 @@ class Cameras:
     size: Tensor  # (n, 2) int64, width and height
     times: Tensor | None = None  # (n,) float32 in [0, 1]
     model: CameraModel = "pinhole"
-    # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order; fisheye: k1 k2 k3 k4 and zeros; fov: its angle and zeros;
-    # thin_prism: k1 k2 p1 p2 k3 k4 s1 s2; pinhole: None
+    # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order; fisheye: k1 k2 k3 k4; fov: its angle; division: its k;
+    # eucm: alpha beta; thin_prism: k1 k2 p1 p2 k3 k4 s1 s2; zeros behind. rad_tan_prism: (n, 12), k0 to k5, p0 p1,
+    # s0 to s3. pinhole: None
     distortion: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -236,10 +253,15 @@ def _unproject_opencv(points: Tensor, distortion: Tensor | None) -> Tensor:
     return _unproject_pinhole(undistort_opencv(points, distortion), None)
 
 
-def _unproject_fisheye(points: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    x, y, z = undistort_fisheye(points, distortion).unbind(-1)
-    return torch.stack([x, -y, -z], dim=-1)
+def _along(undistort: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """A lens whose way back gives directions with OpenCV's axes, which turn into OpenGL's."""
+
+    def unproject(points: Tensor, distortion: Tensor | None) -> Tensor:
+        assert distortion is not None
+        x, y, z = undistort(points, distortion).unbind(-1)
+        return torch.stack([x, -y, -z], dim=-1)
+
+    return unproject
 
 
 def _project_pinhole(axes: Tensor, distortion: Tensor | None) -> Tensor:
@@ -251,48 +273,39 @@ def _project_opencv(axes: Tensor, distortion: Tensor | None) -> Tensor:
     return distort_opencv(axes[:, :2] / axes[:, 2:], distortion)
 
 
-def _project_fisheye(axes: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    return distort_fisheye(axes, distortion)
+def _onto(distort: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """A lens that takes directions as they are."""
 
+    def project(axes: Tensor, distortion: Tensor | None) -> Tensor:
+        assert distortion is not None
+        return distort(axes, distortion)
 
-def _unproject_fov(points: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    x, y, z = undistort_fov(points, distortion).unbind(-1)
-    return torch.stack([x, -y, -z], dim=-1)
-
-
-def _unproject_thin_prism(points: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    x, y, z = undistort_thin_prism(points, distortion).unbind(-1)
-    return torch.stack([x, -y, -z], dim=-1)
-
-
-def _project_fov(axes: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    return distort_fov(axes, distortion)
-
-
-def _project_thin_prism(axes: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    return distort_thin_prism(axes, distortion)
+    return project
 
 
 # A model is an entry in all three. Image-plane points (m, 2), y down, coefficients (m, 8) -> OpenGL directions (m, 3):
 _UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "pinhole": _unproject_pinhole,
     "opencv": _unproject_opencv,
-    "fisheye": _unproject_fisheye,
-    "fov": _unproject_fov,
-    "thin_prism": _unproject_thin_prism,
+    "fisheye": _along(undistort_fisheye),
+    "fov": _along(undistort_fov),
+    "thin_prism": _along(undistort_thin_prism),
+    "rad_tan_prism": _along(undistort_rad_tan_prism),
+    "division": _along(undistort_division),
+    "eucm": _along(undistort_eucm),
+    "equirectangular": _along(unproject_sphere),
 }
 # Points (m, 3) with OpenCV's axes, coefficients -> image-plane points (m, 2):
 _PROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "pinhole": _project_pinhole,
     "opencv": _project_opencv,
-    "fisheye": _project_fisheye,
-    "fov": _project_fov,
-    "thin_prism": _project_thin_prism,
+    "fisheye": _onto(distort_fisheye),
+    "fov": _onto(distort_fov),
+    "thin_prism": _onto(distort_thin_prism),
+    "rad_tan_prism": _onto(distort_rad_tan_prism),
+    "division": _onto(distort_division),
+    "eucm": _onto(distort_eucm),
+    "equirectangular": _onto(project_sphere),
 }
 # Distorted image-plane points (m, 2), coefficients -> whether a ray leads there:
 _IS_VALID: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -300,13 +313,22 @@ _IS_VALID: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "fisheye": is_valid_fisheye,
     "fov": is_valid_fov,
     "thin_prism": is_valid_thin_prism,
+    "rad_tan_prism": is_valid_rad_tan_prism,
+    "division": is_valid_division,
+    "eucm": is_valid_eucm,
+    "equirectangular": is_valid_sphere,
 }
+
+
+def n_coefficients(model: CameraModel) -> int:
+    """How many numbers `Cameras.distortion` has per camera."""
+    return 12 if model == "rad_tan_prism" else 8
 
 
 def _check_shapes(cameras: Cameras) -> None:
     n = cameras.camera_to_world.shape[0]
     expected = {"camera_to_world": (n, 3, 4), "focal": (n, 2), "center": (n, 2), "size": (n, 2)}
-    expected |= {"times": (n,), "distortion": (n, 8)}
+    expected |= {"times": (n,), "distortion": (n, n_coefficients(cameras.model))}
     for name, shape in expected.items():
         value: Tensor | None = getattr(cameras, name)
         if value is not None and tuple(value.shape) != shape:

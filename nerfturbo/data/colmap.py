@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .cameras import CameraModel
+from .cameras import CameraModel, n_coefficients
 from .colmap_files import (
     ColmapCamera,
     ColmapImage,
@@ -24,7 +24,7 @@ from .colmap_files import (
 )
 from .conventions import opencv_to_opengl, world_to_camera
 from .documents import find_image, image_path, shown
-from .posed import Lens, View, every_nth_is_test, posed_scene
+from .posed import Lens, View, held_out, posed_scene
 from .scene import Scene, Split
 
 _FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "")
@@ -45,6 +45,10 @@ _LENSES: dict[str, tuple[CameraModel, tuple[int, int, int, int], tuple[int, ...]
     "FISHEYE": ("fisheye", (0, 1, 2, 3), ()),
     "FOV": ("fov", (0, 1, 2, 3), (4,)),
     "THIN_PRISM_FISHEYE": ("thin_prism", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)),
+    "RAD_TAN_THIN_PRISM_FISHEYE": ("rad_tan_prism", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
+    "SIMPLE_DIVISION": ("division", (0, 0, 1, 2), (3,)),
+    "DIVISION": ("division", (0, 1, 2, 3), (4,)),
+    "EUCM": ("eucm", (0, 1, 2, 3), (4, 5)),
 }
 
 
@@ -58,7 +62,7 @@ def find_model(folder: Path) -> Path | None:
 
 
 def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
-    """One split of a reconstruction: every 8th picture, in the order of names, is a test view."""
+    """One split of a reconstruction; `held_out` chooses the test views, in the order of names."""
     model = find_model(folder)
     if model is None:
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
@@ -73,19 +77,20 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
     }
     pictures = _picture_folder(folder, images, images_file)
     views = []
-    for index, image in enumerate(images):
+    for image in images:
         where = f"{images_file}: image {image.number}"
         if image.camera not in lenses:
             hint = "the two files do not belong together, or one is damaged"
             raise InputError(where, f"a camera of cameras{ending}", f"camera {image.camera}", hint)
         path = image_path(pictures, image.name, where)
-        views.append(View(path, _pose(image, where), lenses[image.camera], every_nth_is_test(index, len(images))))
+        views.append(View(path, _pose(image, where), lenses[image.camera]))
+    views, split_note = held_out(views)
     points_file = model / f"points3D{ending}"
     points = read_points(points_file) if points_file.is_file() else None
     names = ", ".join(sorted({camera.model for camera in cameras.values()}))
     notes = (
         f"{len(images)} images by {len(cameras)} cameras ({names}) in {model.relative_to(folder)}/*{ending}",
-        "every 8th picture is a test view",
+        split_note,
     )
     return posed_scene(folder, views, split, downscale=downscale, points=points, notes=notes)
 
@@ -101,6 +106,8 @@ def load_points(source: Path) -> ColmapPoints | None:
 
 def lens_of(camera: ColmapCamera, what: str) -> Lens:
     """A COLMAP camera as a lens; a model that is not known here is named."""
+    if camera.model == "EQUIRECTANGULAR":  # its two parameters are the size again
+        return Lens.sphere(camera.width, camera.height).checked(what)
     if camera.model not in _LENSES:
         hint = "undistort the images with `colmap image_undistorter`"
         raise InputError(what, "a model among " + ", ".join(_LENSES), camera.model, hint)
@@ -113,7 +120,7 @@ def lens_of(camera: ColmapCamera, what: str) -> Lens:
         focal=(fx, fy),
         center=(cx, cy),
         model=model,
-        distortion=tuple(distortion + [0.0] * (8 - len(distortion))),
+        distortion=tuple(distortion + [0.0] * (n_coefficients(model) - len(distortion))),
     ).checked(what)
 
 

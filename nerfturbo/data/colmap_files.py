@@ -32,6 +32,8 @@ MODELS: dict[int, tuple[str, int]] = {
     13: ("DIVISION", 5),
     14: ("SIMPLE_FISHEYE", 3),
     15: ("FISHEYE", 4),
+    16: ("EUCM", 6),
+    17: ("EQUIRECTANGULAR", 2),
 }
 _PARAMETERS = dict(MODELS.values())
 _CAMERA, _IMAGE, _POINT = struct.Struct("<iiQQ"), struct.Struct("<i7di"), struct.Struct("<Q3d3Bd")
@@ -143,7 +145,7 @@ class _Bytes:
 
 
 def _binary_cameras(source: _Bytes) -> Iterator[tuple[int, ColmapCamera]]:
-    for _ in range(source.count(_CAMERA.size + 24, "cameras")):
+    for _ in range(source.count(_CAMERA.size + 16, "cameras")):
         number, model, width, height = source.take(_CAMERA)
         if model not in MODELS:
             raise source.error(f"a camera model from 0 to {max(MODELS)}", str(model))

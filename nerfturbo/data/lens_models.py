@@ -1,4 +1,4 @@
-"""Two lens models that COLMAP writes and OpenCV does not have, both ways, on the image plane at depth 1 (y down).
+"""Lens models that COLMAP writes and OpenCV does not have, both ways, on the image plane at depth 1 (y down).
 
 FOV (Devernay and Faugeras), with the undistorted radius r and the angle w, the first coefficient:
 
@@ -10,13 +10,20 @@ coefficients k1 k2 p1 p2 k3 k4 s1 s2:
     R = 1 + k1 t^2 + k2 t^4 + k3 t^6 + k4 t^8
     x_d = a R + 2 p1 a b + p2 (t^2 + 2 a^2) + s1 t^2,    y_d = b R + p1 (t^2 + 2 b^2) + 2 p2 a b + s2 t^2
 
-The way back of the first is a formula, of the second Newton's method with a fixed number of steps. Directions have
+Radial, tangential and thin prism fisheye, with coefficients k0 to k5, p0 p1, s0 to s3: the radial part first, whose
+result (x, y), r^2 = x^2 + y^2, goes through the rest.
+
+    R = 1 + k0 t^2 + k1 t^4 + ... + k5 t^12,    x = a R,    y = b R
+    x_d = x + p0 (r^2 + 2 x^2) + 2 p1 x y + s0 r^2 + s1 r^4,    y_d = y + 2 p0 x y + p1 (r^2 + 2 y^2) + s2 r^2 + s3 r^4
+
+The way back of the first is a formula, of the others Newton's method with a fixed number of steps. Directions have
 OpenCV's axes (z forward) and need not have unit length.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -58,30 +65,53 @@ def is_valid_fov(points: Tensor, coefficients: Tensor) -> Tensor:
 
 def distort_thin_prism(directions: Tensor, coefficients: Tensor) -> Tensor:
     """Directions (m, 3) to image-plane points (m, 2); angles up to 180 degrees."""
-    across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
-    angle = torch.atan2(across, directions[:, 2])
-    factor = torch.where(across < _TINY, 1.0 / directions[:, 2], angle / across.clamp_min(_TINY))
-    return _prism_with_jacobian(directions[:, :2] * factor[:, None], coefficients)[0]
+    return _prism_with_jacobian(_angles(directions), coefficients)[0]
 
 
 def undistort_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
     """Image-plane points (m, 2) to unit directions (m, 3); meaningless where `is_valid_thin_prism` says no."""
-    plane = _prism_plane(points, coefficients)
+    return _from_angles(_solve(_prism_with_jacobian, points, coefficients))
+
+
+def is_valid_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
+    return _is_valid(_prism_with_jacobian, points, coefficients, (0, 1, 4, 5))
+
+
+def distort_rad_tan_prism(directions: Tensor, coefficients: Tensor) -> Tensor:
+    """Directions (m, 3) to image-plane points (m, 2); angles up to 180 degrees."""
+    return _rad_tan_with_jacobian(_angles(directions), coefficients)[0]
+
+
+def undistort_rad_tan_prism(points: Tensor, coefficients: Tensor) -> Tensor:
+    """Image-plane points (m, 2) to unit directions (m, 3); meaningless where `is_valid_rad_tan_prism` says no."""
+    return _from_angles(_solve(_rad_tan_with_jacobian, points, coefficients))
+
+
+def is_valid_rad_tan_prism(points: Tensor, coefficients: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
+    return _is_valid(_rad_tan_with_jacobian, points, coefficients, (0, 1, 2, 3, 4, 5))
+
+
+_Jacobian = tuple[Tensor, Tensor, Tensor, Tensor]  # xx xy yx yy
+_Model = Callable[[Tensor, Tensor], tuple[Tensor, _Jacobian]]  # angles along the azimuth (m, 2), coefficients
+
+
+def _angles(directions: Tensor) -> Tensor:
+    """(m, 2): the angle to the axis, taken along the azimuth."""
+    across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
+    angle = torch.atan2(across, directions[:, 2])
+    factor = torch.where(across < _TINY, 1.0 / directions[:, 2], angle / across.clamp_min(_TINY))
+    return directions[:, :2] * factor[:, None]
+
+
+def _from_angles(plane: Tensor) -> Tensor:
     angle = torch.linalg.vector_norm(plane, dim=-1)
     across = torch.where(angle < _TINY, torch.ones_like(angle), torch.sin(angle) / angle.clamp_min(_TINY))
     return torch.cat([plane * across[:, None], torch.cos(angle)[:, None]], dim=-1)
 
 
-def is_valid_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
-    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
-    plane = _prism_plane(points, coefficients)
-    again, (xx, xy, yx, yy) = _prism_with_jacobian(plane, coefficients)
-    residual = (again - points).abs().amax(-1)
-    unfolded = torch.linalg.vector_norm(plane, dim=-1) < _prism_limit(coefficients)
-    return (residual < _RESIDUAL * (1.0 + points.abs().amax(-1))) & (xx * yy - xy * yx > 0.0) & unfolded
-
-
-def _prism_with_jacobian(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _prism_with_jacobian(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
     a, b = plane.unbind(-1)
     k1, k2, p1, p2, k3, k4, s1, s2 = coefficients.unbind(-1)
     t2 = a * a + b * b
@@ -95,10 +125,34 @@ def _prism_with_jacobian(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, t
     return torch.stack([x, y], dim=-1), (xx, mixed + 2.0 * s1 * b, mixed + 2.0 * s2 * a, yy)
 
 
-def _prism_plane(points: Tensor, coefficients: Tensor) -> Tensor:
+def _rad_tan_with_jacobian(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
+    a, b = plane.unbind(-1)
+    radial, (p0, p1, s0, s1, s2, s3) = coefficients[..., :6], coefficients[..., 6:].unbind(-1)
+    t2 = a * a + b * b
+    scale, slope = torch.zeros_like(t2), torch.zeros_like(t2)  # Horner, of the polynomial and of its derivative
+    for k in reversed(radial.unbind(-1)):
+        slope = slope * t2 + scale
+        scale = scale * t2 + k
+    scale, slope = 1.0 + t2 * scale, scale + t2 * slope
+    x, y = scale * a, scale * b
+    r2 = x * x + y * y
+    along_x, along_y = s0 + s1 * r2, s2 + s3 * r2
+    x_d = x + p0 * (r2 + 2.0 * x * x) + 2.0 * p1 * x * y + along_x * r2
+    y_d = y + 2.0 * p0 * x * y + p1 * (r2 + 2.0 * y * y) + along_y * r2
+    in_x, in_y = 2.0 * (s0 + 2.0 * s1 * r2), 2.0 * (s2 + 2.0 * s3 * r2)
+    xx = 1.0 + 6.0 * p0 * x + 2.0 * p1 * y + in_x * x
+    xy = 2.0 * p0 * y + 2.0 * p1 * x + in_x * y
+    yx = 2.0 * p0 * y + 2.0 * p1 * x + in_y * x
+    yy = 1.0 + 2.0 * p0 * x + 6.0 * p1 * y + in_y * y
+    aa, ab, bb = scale + 2.0 * slope * a * a, 2.0 * slope * a * b, scale + 2.0 * slope * b * b
+    jacobian = (xx * aa + xy * ab, xx * ab + xy * bb, yx * aa + yy * ab, yx * ab + yy * bb)
+    return torch.stack([x_d, y_d], dim=-1), jacobian
+
+
+def _solve(model: _Model, points: Tensor, coefficients: Tensor) -> Tensor:
     current = points
     for _ in range(NEWTON_STEPS):
-        value, (xx, xy, yx, yy) = _prism_with_jacobian(current, coefficients)
+        value, (xx, xy, yx, yy) = model(current, coefficients)
         error_x, error_y = (value - points).unbind(-1)
         determinant = xx * yy - xy * yx
         determinant = torch.where(determinant.abs() < 1e-4, torch.full_like(determinant, 1e-4), determinant)
@@ -107,12 +161,21 @@ def _prism_plane(points: Tensor, coefficients: Tensor) -> Tensor:
     return current
 
 
-def _prism_limit(coefficients: Tensor) -> Tensor:
-    """(m,): the angle at which the radial part stops growing; pi where it never does."""
+def _is_valid(model: _Model, points: Tensor, coefficients: Tensor, radial: Sequence[int]) -> Tensor:
+    plane = _solve(model, points, coefficients)
+    again, (xx, xy, yx, yy) = model(plane, coefficients)
+    residual = (again - points).abs().amax(-1)
+    unfolded = torch.linalg.vector_norm(plane, dim=-1) < _limit(coefficients, radial)
+    return (residual < _RESIDUAL * (1.0 + points.abs().amax(-1))) & (xx * yy - xy * yx > 0.0) & unfolded
+
+
+def _limit(coefficients: Tensor, radial: Sequence[int]) -> Tensor:
+    """(m,): the angle at which the radial part stops growing; pi where it never does. `radial`: where its k stand."""
     angle = torch.linspace(0.0, math.pi, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
     unique, inverse = torch.unique(coefficients.detach().double(), dim=0, return_inverse=True)
-    k1, k2, k3, k4 = (unique[:, i : i + 1] for i in (0, 1, 4, 5))
-    t2 = (angle * angle)[None, :]
-    growing = 1.0 + t2 * (3.0 * k1 + t2 * (5.0 * k2 + t2 * (7.0 * k3 + t2 * 9.0 * k4))) > 0.0
+    t2, slope = (angle * angle)[None, :], torch.zeros_like(angle)[None, :]
+    for power, column in reversed(list(enumerate(radial, 1))):
+        slope = t2 * (slope + (2.0 * power + 1.0) * unique[:, column : column + 1])
+    growing = 1.0 + slope > 0.0  # d (t R(t^2)) / dt
     first_fold = torch.cat([growing, torch.zeros_like(growing[:, :1])], dim=1).int().argmin(dim=1)
     return angle[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)[inverse]

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from ..errors import InputError
 from .documents import rigid, shown
-from .posed import Lens, View, cameras_of, every_nth_is_test, posed_scene
+from .photos import PHOTO_ENDINGS
+from .posed import Lens, View, cameras_of, held_out, posed_scene
 from .scene import Scene, Split
 
 FILE = "poses_bounds.npy"
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 _MAX_VIEWS = 100_000
 
 
 def load_llff(folder: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
-    """One split: every 8th picture, in the order of names, is a test view.
+    """One split; `held_out` chooses the test views, in the order of names.
 
     Pictures come from images_N for a downscale of N where that folder is there, else from images, else from the largest
     images_N, whose own shrinking then does not count.
@@ -31,17 +31,18 @@ def load_llff(folder: Path, split: Split = "train", *, downscale: int = 1) -> Sc
     file = folder / FILE
     rows = _read_rows(file)
     pictures, shrink = _picture_folder(folder, downscale)
-    paths = sorted(path for path in pictures.iterdir() if path.suffix.lower() in _ENDINGS)
+    paths = sorted(path for path in pictures.iterdir() if path.suffix.lower() in PHOTO_ENDINGS)
     if len(paths) != rows.shape[0]:
         raise InputError(str(pictures), f"{rows.shape[0]} pictures, one per row of {FILE}", str(len(paths)))
     views = [
-        View(path, *_camera(row, f"{file}: row {index}"), every_nth_is_test(index, len(paths)))
+        View(path, *_camera(row, f"{file}: row {index}"))
         for index, (row, path) in enumerate(zip(rows, paths, strict=True))
     ]
+    views, split_note = held_out(views)
     depths = rows[:, 15:]
     if not bool(((depths[:, 0] > 0.0) & (depths[:, 0] < depths[:, 1])).all()):
         raise InputError(f"{file}: bounds", "0 < near < far in every row", "others")
-    notes = (f"{len(views)} rows in {FILE}, pictures in {pictures.name}", "every 8th picture is a test view")
+    notes = (f"{len(views)} rows in {FILE}, pictures in {pictures.name}", split_note)
     points = _seen_points(views, depths, folder)
     return posed_scene(folder, views, split, downscale=shrink, points=points, notes=notes)
 

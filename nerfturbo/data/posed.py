@@ -18,7 +18,9 @@ from .placement import Placement, place, placed_poses
 from .scene import MissingSplitError, Scene, Split
 
 TEST_EVERY = 8
+FEW_VIEWS = 16  # of which one is enough to score
 _NO_DISTORTION = (0.0,) * 8
+_PLAIN_AT_ZERO: tuple[CameraModel, ...] = ("opencv", "fov", "division")  # lenses whose zeros make a pinhole
 _SMALLEST_FOCAL = 1e-3  # in pixels: smaller ones are damage, and may vanish in float32
 _LARGEST = 1e7  # of any number a lens may have: beyond, float32 loses whole pixels
 
@@ -34,6 +36,12 @@ class Lens:
     model: CameraModel = "pinhole"
     distortion: tuple[float, ...] = _NO_DISTORTION
 
+    @classmethod
+    def sphere(cls, width: int, height: int) -> Lens:
+        """A picture of everything around the camera: azimuth along x, from pole to pole along y."""
+        focal = (width / (2.0 * math.pi), height / math.pi)
+        return cls(width, height, focal, (0.5 * width, 0.5 * height), "equirectangular")
+
     def checked(self, what: str) -> Lens:
         """Itself, if its numbers can belong to a camera; `what` is what the error names."""
         if not (1 <= self.width <= 1 << 20 and 1 <= self.height <= 1 << 20):
@@ -43,7 +51,10 @@ class Lens:
         for value in (*self.center, *self.distortion):
             if not abs(value) < _LARGEST:
                 raise InputError(what, "a principal point and distortion that are finite", f"{value:.6g}")
-        is_plain = self.model in ("opencv", "fov") and not any(self.distortion)
+        if self.model == "eucm" and not (0.0 <= self.distortion[0] <= 1.0 and self.distortion[1] > 0.0):
+            got = f"{self.distortion[0]:.6g}, {self.distortion[1]:.6g}"
+            raise InputError(what, "alpha from 0 to 1 and beta > 0", got)
+        is_plain = self.model in _PLAIN_AT_ZERO and not any(self.distortion)
         return replace(self, model="pinhole") if is_plain else self
 
 
@@ -54,14 +65,33 @@ class View:
     image: Path
     pose: Tensor  # (3, 4) float64, camera to world, OpenGL axes
     lens: Lens
-    split: Split
+    split: Split = "train"
     mask: Path | None = None  # the one the file names, if it names any
     time: float | None = None  # in [0, 1]
 
 
-def every_nth_is_test(index: int, n_views: int) -> Split:
-    """The rule where a format knows no splits: views 0, 8, 16, ... are the test views."""
-    return "test" if n_views > 1 and index % TEST_EVERY == 0 else "train"
+def held_out(views: Sequence[View]) -> tuple[list[View], str]:
+    """The views with their splits, where a format knows none, and the words that say which were held out.
+
+    Views 0, 8, 16, ... in the order given are the test views, as the published scores have it. Of fewer than 16 that
+    would take too many, and the first is often at the rim of what was photographed: then it is the most central one
+    alone, whose place and direction are nearest to those of all others.
+    """
+    chosen, note = set(range(0, len(views), TEST_EVERY)), "every 8th picture is a test view"
+    if len(views) < 2:
+        chosen, note = set(), "one picture: none is left to score"
+    elif len(views) < FEW_VIEWS:
+        central = _most_central(torch.stack([view.pose for view in views]))
+        chosen = {central}
+        note = f"{len(views)} pictures: only the most central one, {views[central].image.name}, is a test view"
+    return [replace(view, split="test" if i in chosen else "train") for i, view in enumerate(views)], note
+
+
+def _most_central(poses: Tensor) -> int:
+    positions, forward = poses[:, :, 3], -poses[:, :, 2]
+    apart = torch.cdist(positions, positions)
+    apart = apart / apart.max().clamp_min(1e-12) + 1.0 - forward @ forward.T
+    return int(apart.sum(1).argmin())
 
 
 def posed_scene(
@@ -113,9 +143,10 @@ def posed_scene(
 def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
     """One batch of cameras, at the poses of the file. Pinholes among distorted cameras get zeros as coefficients."""
     models: set[CameraModel] = {view.lens.model for view in views}
-    if len(models) > 1 and models != {"pinhole", "opencv"}:
+    bent: set[CameraModel] = {model for model in models if model != "pinhole"}
+    if len(bent) > 1 or (len(models) > 1 and not bent <= set(_PLAIN_AT_ZERO)):
         raise InputError(str(folder), "cameras of one kind of lens", " and ".join(sorted(models)), "split the scene")
-    model: CameraModel = "opencv" if len(models) > 1 else next(iter(models))
+    model: CameraModel = next(iter(bent)) if bent else "pinhole"
     return Cameras(
         camera_to_world=torch.stack([view.pose for view in views]).float(),
         focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),

@@ -2,7 +2,8 @@
 
 A file with `aabb_scale` follows instant-ngp: its box is the unit cube after `scale` and `offset`, and the scene reaches
 `aabb_scale` times as far. Without it the scene is placed by its cameras, as nerfstudio does. `train_filenames` and its
-kin choose the splits; without them every 8th frame, in the order of names, is a test view.
+kin choose the splits; without them every 8th frame, in the order of names, is a test view. `transforms_train.json` and
+its kin, as Blender scenes have them, may hold the same lenses: each is then a file like this one, with its own split.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .cameras import CameraModel
 from .documents import find_image, image_path, number, pose, read_frames, read_json, shown
 from .images import image_size
 from .placement import MAX_LEVELS, Placement, given_place
-from .posed import Lens, View, every_nth_is_test, posed_scene
+from .posed import Lens, View, held_out, posed_scene
 from .scene import SPLITS, Scene, Split
 
 FILE = "transforms.json"
@@ -35,12 +36,14 @@ _MODELS: dict[str, CameraModel] = {
     "OPENCV": "opencv",
     "FULL_OPENCV": "opencv",
     "OPENCV_FISHEYE": "fisheye",
+    "EQUIRECTANGULAR": "equirectangular",
 }
 _COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
     "pinhole": (),
     "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
     "fisheye": ("k1", "k2", "k3", "k4"),
 }
+_LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is_fisheye", *_COEFFICIENTS["opencv"])
 
 Frame = tuple[dict[str, Any], str]  # with the words that say where it stands
 
@@ -49,16 +52,71 @@ def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1)
     """One split of a scene with a `transforms.json`."""
     file = folder / FILE
     document = read_json(file, "a transforms file")
-    listed = read_frames(document, file)
-    frames, paths, notes = _with_pictures(folder, listed)
-    splits, split_note = _splits(document, frames, paths, file)
+    frames, paths, notes = _with_pictures(folder, read_frames(document, file), file)
+    listed = _listed_splits(document, frames, file)
+    views = _views(folder, document, frames, paths, listed or ["train"] * len(frames))
+    split_note = "splits by the file's own lists"
+    if listed is None:
+        views, split_note = held_out(views)
+    return _scene(folder, views, split, downscale, (document, file), (*notes, split_note))
+
+
+def has_lenses(document: dict[str, Any]) -> bool:
+    """Whether a split file of a Blender scene says more about its cameras than one field of view."""
+    frames = document.get("frames")
+    first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
+    return any(name in source for source in (document, first) for name in _LENS_NAMES)
+
+
+def load_split_files(folder: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
+    """One split of a scene with a `transforms_SPLIT.json` for each split, whose cameras have lenses of their own.
+
+    All of them decide about the place, so that every split stands in the same one.
+    """
+    if not (folder / f"transforms_{split}.json").is_file():
+        read_json(folder / f"transforms_{split}.json", "a transforms file")  # says what is there instead
+    views: list[View] = []
+    notes: tuple[str, ...] = ()
+    first: tuple[dict[str, Any], Path] | None = None
+    for other in SPLITS:
+        file = folder / f"transforms_{other}.json"
+        if not file.is_file():
+            continue
+        document = read_json(file, "a transforms file")
+        first = first or (document, file)
+        try:
+            frames, paths, found = _with_pictures(folder, read_frames(document, file), file)
+        except InputError:
+            if other == split:
+                raise
+            continue  # a split that was never copied here does not stand in the way of the others
+        views += _views(folder, document, frames, paths, [other] * len(frames))
+        notes += found
+    assert first is not None  # the split asked for is there
+    return _scene(folder, views, split, downscale, first, notes)
+
+
+def _views(
+    folder: Path, document: dict[str, Any], frames: list[Frame], paths: list[Path], splits: list[Split]
+) -> list[View]:
     poses = [pose(frame.get("transform_matrix"), where).double() for frame, where in frames]
     lenses = [_lens(document, frame, path) for frame, path in zip(frames, paths, strict=True)]
     masks = [_mask(folder, frame) for frame in frames]
     times = [number(frame["time"], f"{where}: time") if "time" in frame else None for frame, where in frames]
     views = [View(*entry) for entry in zip(paths, poses, lenses, splits, masks, times, strict=True)]
-    views.sort(key=lambda view: view.image.as_posix())
-    notes += (split_note,)
+    return sorted(views, key=lambda view: view.image.as_posix())
+
+
+def _scene(
+    folder: Path,
+    views: list[View],
+    split: Split,
+    downscale: int,
+    source: tuple[dict[str, Any], Path],
+    notes: tuple[str, ...],
+) -> Scene:
+    """The views at the place that the document asks for, or that their cameras give."""
+    document, file = source
     back = _before_export(document, file)
     if "aabb_scale" not in document:
         scene = posed_scene(folder, views, split, downscale=downscale, notes=notes)
@@ -75,14 +133,14 @@ def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1)
     return scene if back is None else _with_way_back(scene, back)
 
 
-def _with_pictures(folder: Path, listed: list[Frame]) -> tuple[list[Frame], list[Path], tuple[str, ...]]:
+def _with_pictures(folder: Path, listed: list[Frame], file: Path) -> tuple[list[Frame], list[Path], tuple[str, ...]]:
     """The frames whose pictures are there: files often list some that were sorted out later."""
     found = [find_image(folder, frame.get("file_path"), f"{where}: file_path") for frame, where in listed]
     if not any(found):
         frame, where = listed[0]
         raise InputError(f"{where}: file_path", "the path of an image", f"no such file {shown(frame.get('file_path'))}")
     frames = [frame for frame, path in zip(listed, found, strict=True) if path is not None]
-    notes = (f"{len(listed)} frames in {FILE}",)
+    notes = (f"{len(listed)} frames in {file.name}",)
     if len(frames) < len(listed):
         notes += (f"warning: {len(listed) - len(frames)} frames left out, because their pictures are not there",)
     return frames, [path for path in found if path is not None], notes
@@ -111,13 +169,15 @@ def _lens(document: dict[str, Any], placed_frame: Frame, path: Path) -> Lens:
         width, height = image_size(path)
     if not (1 <= width <= 1 << 20 and 1 <= height <= 1 << 20):
         raise InputError(f"{where}: w, h", "a picture of 1 to 2^20 pixels a side", f"{width:g} x {height:g}")
+    model = _model(document, placed_frame)
+    if model == "equirectangular":
+        return Lens.sphere(round(width), round(height)).checked(where)
     fx = value("fl_x") or _focal(value("camera_angle_x"), width, f"{where}: camera_angle_x")
     fy = value("fl_y") or _focal(value("camera_angle_y"), height, f"{where}: camera_angle_y") or fx
     fx = fx or fy
     if fx is None or fy is None:
         raise InputError(where, "fl_x or camera_angle_x, there or for the whole file", "neither")
     cx, cy = value("cx"), value("cy")
-    model = _model(document, placed_frame)
     coefficients = [value(name) or 0.0 for name in _COEFFICIENTS[model]]
     return Lens(
         width=round(width),
@@ -147,8 +207,8 @@ def _model(document: dict[str, Any], placed_frame: Frame) -> CameraModel:
     return _MODELS[name.upper()]
 
 
-def _splits(document: dict[str, Any], frames: list[Frame], paths: list[Path], file: Path) -> tuple[list[Split], str]:
-    """The split of each frame, and how it was decided."""
+def _listed_splits(document: dict[str, Any], frames: list[Frame], file: Path) -> list[Split] | None:
+    """The split of each frame by `train_filenames` and its kin; None where the file has none of them."""
     chosen: dict[str, Split] = {}
     for split in SPLITS:
         names = document.get(f"{split}_filenames")
@@ -158,11 +218,9 @@ def _splits(document: dict[str, Any], frames: list[Frame], paths: list[Path], fi
             raise InputError(f"{file}: {split}_filenames", "a list of file paths", shown(names))
         chosen |= {posixpath.normpath(name.replace("\\", "/")): split for name in names}
     if not chosen:
-        order = sorted(range(len(paths)), key=lambda index: paths[index].as_posix())
-        rank = {index: position for position, index in enumerate(order)}
-        return [every_nth_is_test(rank[i], len(paths)) for i in range(len(paths))], "every 8th frame is a test view"
+        return None
     keys = [posixpath.normpath(str(frame["file_path"]).replace("\\", "/")) for frame, _ in frames]
-    return [chosen.get(key, "train") for key in keys], "splits by the file's own lists"
+    return [chosen.get(key, "train") for key in keys]
 
 
 def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:

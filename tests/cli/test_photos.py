@@ -121,8 +121,8 @@ def test_pictures_outside_the_folder_need_a_flag(nerfturbo: Nerfturbo) -> None:
         refused = nerfturbo("scene", "info", folder)
         assert refused.code == 2 and "a path inside the scene's folder" in refused.err
         assert "--allow-outside" in refused.err
-        assert nerfturbo("scene", "info", folder, "--allow-outside", "--json").json["splits"]["train"]["views"] == 8
-        assert len(load_scene(folder, allow_outside=True)) == 8
+        assert nerfturbo("scene", "info", folder, "--allow-outside", "--json").json["splits"]["train"]["views"] == 14
+        assert len(load_scene(folder, allow_outside=True)) == 14
     words = ["--steps", 2, "--output", "run", "--allow-outside", *TINY_FLAGS, "--turntable", 0, "--downscale", 2]
     assert nerfturbo("train", folder, *words).code == 0
     assert nerfturbo("eval", "run", "--backend", "reference").code == 0  # a run remembers what was allowed

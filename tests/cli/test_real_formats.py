@@ -14,7 +14,7 @@ def test_scene_info_says_what_was_chosen(nerfturbo: Nerfturbo) -> None:
     found = nerfturbo("scene", "info", folder, "--json").json
     assert found["format"] == "instant-ngp / nerfstudio" and found["cameras"]["model"] == "opencv"
     assert found["bounds"]["grid_levels"] == 4 and found["splits"]["val"] is None
-    assert found["splits"]["test"]["views"] == 2 and found["warnings"]
+    assert found["splits"]["test"]["views"] == 1 and found["warnings"]
     shown = nerfturbo("scene", "info", folder).out
     for words in (
         "opencv, 1 different",

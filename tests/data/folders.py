@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from nerfturbo.data.conventions import look_at, opengl_to_opencv, world_to_camera
 
-N_VIEWS, WIDTH, HEIGHT, FOCAL = 10, 24, 16, 30.0
+N_VIEWS, WIDTH, HEIGHT, FOCAL = 16, 24, 16, 30.0
 
 
 def poses() -> torch.Tensor:

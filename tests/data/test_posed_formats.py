@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from nerfturbo.data.colmap import lens_of
+from nerfturbo.data.colmap_files import MODELS, ColmapCamera
 from nerfturbo.data.images import decode_image, save_image
 from nerfturbo.data.scene import FORMATS, MissingSplitError, Scene, farthest_distance, load_scene
 from nerfturbo.errors import InputError
@@ -25,6 +29,9 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+TRAIN = [index for index in range(folders.N_VIEWS) if index % 8]
+
+
 def original_poses(scene: Scene) -> torch.Tensor:
     """(n, 3, 4): back in the file's coordinates."""
     back = torch.eye(4, dtype=torch.float64) if scene.to_original is None else scene.to_original
@@ -39,8 +46,8 @@ def test_every_format_gives_the_same_cameras_and_pictures(tmp_path: Path, name: 
     folder = WRITERS[name](tmp_path / "scene")
     train, test = load_scene(folder, "train"), load_scene(folder, "test")
     assert [int(test.images.image_bytes(i)[0, 0, 0]) for i in range(len(test))] == [0, 8]
-    assert [int(train.images.image_bytes(i)[0, 0, 0]) for i in range(len(train))] == [1, 2, 3, 4, 5, 6, 7, 9]
-    for scene, views in ((train, [1, 2, 3, 4, 5, 6, 7, 9]), (test, [0, 8])):
+    assert [int(train.images.image_bytes(i)[0, 0, 0]) for i in range(len(train))] == TRAIN
+    for scene, views in ((train, TRAIN), (test, [0, 8])):
         assert torch.allclose(original_poses(scene), folders.poses()[views], atol=1e-5)
         assert torch.allclose(scene.cameras.focal, torch.tensor(folders.FOCAL)) and scene.cameras.model == "pinhole"
         assert torch.allclose(scene.cameras.center, torch.tensor([12.0, 8.0]))
@@ -83,7 +90,7 @@ def test_lists_choose_the_splits(tmp_path: Path) -> None:
     names = [f"./images/view_{index:02d}.png" for index in range(10)]
     lists = {"train_filenames": names[:6], "val_filenames": names[6:7], "test_filenames": names[7:]}
     folder = folders.write_transforms(tmp_path / "scene", **lists)
-    assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [6, 1, 3]
+    assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [12, 1, 3]
 
 
 def test_frames_have_their_own_lenses(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_the_way_back_undoes_the_exporter_too(tmp_path: Path) -> None:
     matrix = torch.tensor([*applied, [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
     back = scene.to_original[:3, :3] @ scene.cameras.positions.double().T + scene.to_original[:3, 3:]
     again = 0.5 * (matrix[:3, :3] @ back + matrix[:3, 3:])
-    assert torch.allclose(again.T, folders.poses()[[1, 2, 3, 4, 5, 6, 7, 9], :, 3], atol=1e-5)
+    assert torch.allclose(again.T, folders.poses()[TRAIN, :, 3], atol=1e-5)
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -136,6 +143,10 @@ def test_the_way_back_undoes_the_exporter_too(tmp_path: Path) -> None:
         (10, [30, 30, 12, 8, 1, 2, 3, 4, 5, 6, 7, 8], "thin_prism", [1, 2, 3, 4, 5, 6, 7, 8]),
         (14, [30, 12, 8], "fisheye", [0] * 8),
         (15, [30, 30, 12, 8], "fisheye", [0] * 8),
+        (11, [30, 30, 12, 8, *[0.01 * i for i in range(12)]], "rad_tan_prism", [0.01 * i for i in range(12)]),
+        (12, [30, 12, 8, -0.1], "division", [-0.1, 0, 0, 0, 0, 0, 0, 0]),
+        (13, [30, 30, 12, 8, 0.0], "pinhole", None),
+        (16, [30, 30, 12, 8, 0.6, 1.1], "eucm", [0.6, 1.1, 0, 0, 0, 0, 0, 0]),
     ],
 )
 def test_colmap_models(
@@ -148,10 +159,27 @@ def test_colmap_models(
     assert distortion is None or cameras.distortion[0].tolist() == pytest.approx(distortion)
 
 
-def test_an_unknown_colmap_model_is_named(tmp_path: Path) -> None:
-    folder = folders.write_colmap(tmp_path / "scene", model=13, parameters=[30.0, 30.0, 12.0, 8.0, 0.9])
-    with pytest.raises(InputError, match=r"cameras\.bin: camera 7: expected a model among .* got DIVISION"):
+def test_colmap_spheres(tmp_path: Path) -> None:
+    """COLMAP's panoramas have their size as parameters."""
+    parameters = [float(folders.WIDTH), float(folders.HEIGHT)]
+    for text in (False, True):
+        scene = load_scene(folders.write_colmap(tmp_path / str(text), model=17, parameters=parameters, text=text))
+        assert scene.cameras.model == "equirectangular"
+        assert scene.cameras.focal[0].tolist() == pytest.approx([24 / (2 * math.pi), 16 / math.pi])
+        assert int(scene.used_pixels(0) is None)  # every pixel has its ray
+
+
+def test_every_model_of_colmap_is_read_and_others_are_named(tmp_path: Path) -> None:
+    for number, (name, count) in MODELS.items():
+        values = (24.0, 16.0) if count == 2 else (30.0, 30.0, 12.0, 8.0, 0.1, 0.9, *[1e-3] * 10)[:count]
+        assert lens_of(ColmapCamera(name, 24, 16, values), str(number)).width == 24
+    folder = folders.write_colmap(tmp_path / "scene", model=17, parameters=[24.0, 16.0])
+    file = folder / "sparse" / "0" / "cameras.bin"
+    file.write_bytes(file.read_bytes().replace(struct.pack("<ii", 7, 17), struct.pack("<ii", 7, 40)))
+    with pytest.raises(InputError, match=r"cameras\.bin: byte \d+: expected a camera model from 0 to 17, got 40"):
         load_scene(folder)
+    with pytest.raises(InputError, match="alpha from 0 to 1"):
+        lens_of(ColmapCamera("EUCM", 24, 16, (30.0, 30.0, 12.0, 8.0, 1.5, 1.0)), "camera 7")
 
 
 def test_llff_takes_the_folder_that_fits(tmp_path: Path) -> None:
@@ -186,11 +214,59 @@ def test_bad_transforms_are_named(tmp_path: Path, values: dict, words: str) -> N
         load_scene(folders.write_transforms(tmp_path / "scene", **values))
 
 
+@pytest.mark.parametrize("n_views", [2, 11, 15])
+def test_of_few_pictures_the_most_central_one_is_held_out(tmp_path: Path, n_views: int) -> None:
+    """Eleven photos along a wall: the first would be scored on what no other shows, and two are dear."""
+    folder = folders.write_transforms(tmp_path / "scene")
+    document = json.loads((folder / "transforms.json").read_text())
+    document["frames"] = document["frames"][:n_views]
+    for index, frame in enumerate(document["frames"]):
+        frame["transform_matrix"] = [[1, 0, 0, 0.5 * index], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    (folder / "transforms.json").write_text(json.dumps(document))
+    test, train = load_scene(folder, "test"), load_scene(folder, "train")
+    assert len(test) == 1 and len(train) == n_views - 1
+    assert int(test.images.image_bytes(0)[0, 0, 0]) == (n_views - 1) // 2
+    assert any(f"{n_views} pictures: only the most central one, view_" in note for note in test.notes)
+
+
+def write_split_files(folder: Path, **values: object) -> Path:
+    """transforms_train.json and transforms_test.json with lenses in them, as some exporters for Blender write them."""
+    folders.write_transforms(folder, **values)
+    document = json.loads((folder / "transforms.json").read_text())
+    (folder / "transforms.json").unlink()
+    for split, frames in (("train", document["frames"][:10]), ("test", document["frames"][10:])):
+        (folder / f"transforms_{split}.json").write_text(json.dumps(document | {"frames": frames}))
+    return folder
+
+
+def test_split_files_may_have_lenses(tmp_path: Path) -> None:
+    folder = write_split_files(tmp_path / "scene", k1=0.1, cx=11.0)
+    train, test = load_scene(folder, "train"), load_scene(folder, "test")
+    assert (len(train), len(test)) == (10, 6) and train.cameras.model == "opencv"
+    assert train.cameras.focal[0].tolist() == [30.0, 30.0] and train.cameras.center[0].tolist() == [11.0, 8.0]
+    assert train.aabb == test.aabb and torch.equal(train.to_original, test.to_original)  # one place for both
+    assert torch.allclose(original_poses(test), folders.poses()[10:], atol=1e-5)
+    with pytest.raises(InputError, match=r"transforms_val\.json: expected .* got no such file"):
+        load_scene(folder, "val")
+    ngp = write_split_files(tmp_path / "ngp", aabb_scale=4)
+    assert load_scene(ngp, "test").grid_levels == 3 and load_scene(ngp).cameras.model == "pinhole"
+    for path in sorted((ngp / "images").iterdir())[10:]:
+        path.unlink()
+    assert len(load_scene(ngp)) == 10  # test pictures that were never copied are no reason not to train
+    with pytest.raises(InputError, match=r"transforms_test\.json: frame 0: file_path"):
+        load_scene(ngp, "test")
+
+
+def test_panoramas_of_nerfstudio(tmp_path: Path) -> None:
+    cameras = load_scene(folders.write_transforms(tmp_path / "scene", camera_model="EQUIRECTANGULAR")).cameras
+    assert cameras.model == "equirectangular" and cameras.focal[0, 1] == pytest.approx(folders.HEIGHT / math.pi)
+
+
 def test_paths_stay_inside_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
     folder = folders.write_transforms(tmp_path / "scene")
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
-    assert len(scene) == 7 and any("1 frames left out" in note for note in scene.notes)
+    assert len(scene) == 14 and any("1 frames left out" in note for note in scene.notes)
     document = json.loads((folder / "transforms.json").read_text())
     document["frames"][0]["file_path"] = "../secret.png"
     (folder / "transforms.json").write_text(json.dumps(document))
@@ -220,8 +296,6 @@ def test_real_scenes(scene_dir: Callable[[str], Path], name: str, format_name: s
 
 def test_real_points_project_into_their_pictures(scene_dir: Callable[[str], Path]) -> None:
     """COLMAP's own observations: a point lands where its image says it was seen, lens and all."""
-    import struct
-
     from nerfturbo.data.colmap_files import read_points
 
     folder = scene_dir("colmap/beer")
@@ -244,11 +318,11 @@ def test_times_of_frames_travel(tmp_path: Path) -> None:
     folder = folders.write_transforms(tmp_path / "scene")
     document = json.loads((folder / "transforms.json").read_text())
     for index, frame in enumerate(document["frames"]):
-        frame["time"] = index / 9.0
+        frame["time"] = index / 15.0
     (folder / "transforms.json").write_text(json.dumps(document))
     times = load_scene(folder, "test").cameras.times
-    assert times is not None and times.tolist() == pytest.approx([0.0, 8.0 / 9.0])
+    assert times is not None and times.tolist() == pytest.approx([0.0, 8.0 / 15.0])
     del document["frames"][4]["time"]
     (folder / "transforms.json").write_text(json.dumps(document))
-    with pytest.raises(InputError, match="a time in every frame or in none, got 9 of 10"):
+    with pytest.raises(InputError, match="a time in every frame or in none, got 15 of 16"):
         load_scene(folder)

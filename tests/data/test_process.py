@@ -24,7 +24,7 @@ from nerfturbo.errors import InputError
 
 from ..conftest import IN_CI
 from . import photo_scene
-from .folders import write_colmap
+from .folders import N_VIEWS, write_colmap
 
 FAST = ProcessConfig(max_features=500)
 
@@ -92,7 +92,10 @@ def test_poses_are_the_true_ones(done: tuple[Path, Words], photos: Path) -> None
     assert [image.name[:3] for image in images] == [f"p{index:02d}" for index in range(7)]
     to_original = scenes[0].to_original
     assert to_original is not None
-    placed = np.concatenate([scenes[1].cameras.positions, scenes[0].cameras.positions])  # view 0 is the test view
+    note = next(note for note in scenes[0].notes if "most central" in note)
+    held = next(index for index in range(7) if f"p{index:02d}" in note)
+    assert 2 <= held <= 4  # in the middle of the walk
+    placed = np.insert(scenes[0].cameras.positions.numpy(), held, scenes[1].cameras.positions.numpy(), axis=0)
     original = placed @ to_original[:3, :3].numpy().T + to_original[:3, 3].numpy()
     assert photo_scene.aligned_error(original, photo_scene.eyes(7)) < 0.01
 
@@ -131,11 +134,11 @@ def test_the_largest_model_is_taken_and_the_rest_is_named(tmp_path: Path) -> Non
         shutil.copytree(folder / "sparse" / "0", tmp_path / "models" / name)
     file = tmp_path / "models" / "0" / "images.bin"
     content = file.read_bytes()
-    size = (len(content) - 8) // 10
+    size = (len(content) - 8) // N_VIEWS
     file.write_bytes((4).to_bytes(8, "little") + content[8 : 8 + 4 * size])
     best, sizes = largest_model(tmp_path / "models", "here")
-    assert best.name == "1" and sizes == [10, 4]
-    names = [f"view_{index:02d}.png" for index in range(10)]
+    assert best.name == "1" and sizes == [N_VIEWS, 4]
+    names = [f"view_{index:02d}.png" for index in range(N_VIEWS)]
     verdict = judge(tmp_path / "models" / "0", tmp_path, names, "sequential")
     assert verdict.quality == "poor" and verdict.missing == tuple(names[4:])
     assert any("view_09.png" in line for line in verdict.advice)
@@ -156,13 +159,13 @@ def test_pictures_that_do_not_fit_together(colmap: None, tmp_path: Path) -> None
 
 
 def wrong_inputs(folder: Path) -> list[tuple[Path, Path, str]]:
-    for name, file in (("phone", "a.heic"), ("film", "a.mp4"), ("text", "a.txt"), ("full/inside", "p.png")):
+    for name, file in (("phone", "a.dng"), ("film", "a.mp4"), ("text", "a.txt"), ("full/inside", "p.png")):
         (folder / name).mkdir(parents=True)
         (folder / name / file).write_bytes(b"x")
     photo_scene.write_photos(folder / "one", 1)
     return [
         (folder / "missing", folder / "out", "no such file or folder"),
-        (folder / "phone", folder / "out", r"\.heic files; convert them"),
+        (folder / "phone", folder / "out", r"\.dng files; convert them"),
         (folder / "film", folder / "out", r"the video a\.mp4; name the file itself"),
         (folder / "text", folder / "out", r"only \.txt files"),
         (folder / "text" / "a.txt", folder / "out", "a folder of photos, or a video"),
