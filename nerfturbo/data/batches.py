@@ -16,6 +16,7 @@ from ..types import Rays
 from .cameras import Cameras
 from .conventions import PIXEL_CENTER
 from .error_map import ErrorMap
+from .lens_table import make_lens_table
 from .prefetch import DeviceFeed, HostPixels, Prefetcher
 from .scene import Scene
 
@@ -58,8 +59,8 @@ class PixelSampler:
     With `guided`, pixels are drawn more often where the error has been large, and batches have weights; their
     `add_errors` says how large it was.
 
-    Pinhole cameras draw by one fused op. Other lenses have no formula from pixel to ray: their pixels go through
-    Newton's method, and those that no ray leads to are never drawn.
+    Pinhole cameras draw by one fused op. Other lenses have no formula from pixel to ray: directions come from a table
+    where one fits (`lens_table.py`), else by Newton's method, and pixels that no ray leads to are never drawn.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class PixelSampler:
         if cameras.model == "pinhole" and not self.on_host:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
             self._pool = PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
+        self._table = make_lens_table(cameras, self._offsets)
         self._host = HostPixels(scene.images, mask, seed) if self.on_host else None
         self._prefetcher = None if self._host is None else Prefetcher(self._host)
         self._feed: DeviceFeed | None = None
@@ -138,7 +140,11 @@ class PixelSampler:
 
     def _look_up(self, chosen: ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
         image, x, y = pixel_centers(self._offsets, self._widths, chosen.indices)
-        rays = self.scene.cameras.rays(image, x, y)
+        cameras = self.scene.cameras
+        if self._table is None:
+            rays = cameras.rays(image, x, y)
+        else:
+            rays = cameras.rays_along(image, self._table.look_up(image, chosen.indices))
         if self._host is None or self._prefetcher is None:
             return PixelBatch(rays, self.scene.images.pixels[chosen.indices].float() / 255.0)
         if self.error_map is not None:  # only the device knows the draws, and it is this one
