@@ -170,6 +170,42 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class CameraConfig:
+    """Corrections of the training cameras, learned with the field; see docs/cameras.md."""
+
+    refine: bool = False
+    """Correct the pose of every training picture by gradients to its rays."""
+    focal: bool = False
+    """Correct the focal length of every lens too, one factor for all pictures it took."""
+    lr: float = 1e-3
+    """Peak learning rate of the corrections: radians, and half sides of the scene's box."""
+    fade_in: float = 0.4
+    """Levels of the hash grid are faded in, coarse to fine, over this share of the run; 0: all from the start."""
+    first_levels: int = 4
+    """Levels of the hash grid that are there from the start."""
+
+    @property
+    def learns(self) -> bool:
+        return self.refine or self.focal
+
+
+@dataclass(frozen=True)
+class PhotoConfig:
+    """What is particular to each photo, and what is known about its depth."""
+
+    exposure: bool = False
+    """Learn the exposure and white balance of every photo; new views get the mean of all photos."""
+    appearance: int = 0
+    """Numbers learned per photo that its colours may depend on (8, say); new views get the mean, or a photo's."""
+    lr: float = 5e-3
+    """Peak learning rate of exposures and appearances."""
+    depth_weight: float = 0.0
+    """Weight of a loss that draws rays through COLMAP's features to the depth of their points; 0.05, say."""
+    depth_rays: int = 1024
+    """Such rays per step."""
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that decides a run."""
 
@@ -181,6 +217,8 @@ class Config:
     render: RenderConfig = RenderConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+    cameras: CameraConfig = CameraConfig()
+    photo: PhotoConfig = PhotoConfig()
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..config import Config
+from ..data.keypoints import has_keypoints
 from ..data.scene import Scene
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import protocol
@@ -19,6 +20,7 @@ from .record import Record, machine
 
 BASELINE = "as configured"
 WARM_STEPS = 32
+DEPTH_WEIGHT = 0.05
 Report = Callable[["AblationRow"], None]
 
 
@@ -88,6 +90,13 @@ def ablation_cases(config: Config, device: torch.device) -> list[Case]:
     mean = _changed(config, "optim", ema_decay=0.0 if optim.ema_decay > 0.0 else 0.95)
     add("no running mean" if optim.ema_decay > 0.0 else "+ running mean 0.95", mean)
     add("+ clipping at 1", _changed(config, "optim", clip_norm=1.0))
+    add("+ poses refined", _changed(config, "cameras", refine=True))
+    add("+ poses and focal length refined", _changed(config, "cameras", refine=True, focal=True))
+    add("+ exposure per photo", _changed(config, "photo", exposure=True))
+    if field.kind == "ngp":
+        add("+ appearance, 8 numbers per photo", _changed(config, "photo", appearance=8))
+    if has_keypoints(config.data.source):
+        add("+ depth of COLMAP's points", _changed(config, "photo", depth_weight=DEPTH_WEIGHT))
     return cases
 
 

@@ -47,15 +47,22 @@ def open_test_scene(config: Config) -> Scene:
     return open_views(config)[1]
 
 
-def open_views(config: Config) -> tuple[Scene, Scene]:
-    """The views a run was trained on, and those it is scored on."""
+def open_views(config: Config, model: NerfModel | None = None) -> tuple[Scene, Scene]:
+    """The views a run was trained on, and those it is scored on; with the model, its training cameras as it learned
+    them."""
     try:
         data = config.data
-        return open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
+        train, test = open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
+        return train if model is None else learned_cameras(model, train), test
     except InputError as error:
         if error.got != "no such folder":
             raise
         raise InputError(error.what, error.expected, error.got, "name the folder by --data") from None
+
+
+def learned_cameras(model: NerfModel, train: Scene) -> Scene:
+    """The training views with the cameras that were learned, where any were."""
+    return train if model.photos is None else replace(train, cameras=model.photos.refined(train.cameras))
 
 
 def chosen_backend(name: BackendName) -> contextlib.AbstractContextManager[None]:

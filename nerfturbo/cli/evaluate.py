@@ -29,6 +29,8 @@ class EvalArgs:
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
+    align_poses: bool = False
+    """Fit the pose of every test view to the trained scene first: scores the scene, not the poses. Off by default."""
     lpips: bool = False
     """Measure LPIPS too, where the package lpips is installed."""
     table: Annotated[int, tyro.conf.arg(metavar="N")] = 10
@@ -71,6 +73,11 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
     config = with_data(opened.config, args.data)
     display.phase(f"opening {config.data.source}")
     scene = open_test_scene(config)
+    if args.align_poses:
+        from ..evaluation.align import aligned_to
+
+        display.phase("fitting the poses of the test views")
+        scene = aligned_to(opened.model, scene, report=display.update)
     scores = score_run(
         opened.run, opened.model, scene, config, limit=args.eval_views, display=display, perceptual=perceptual
     )
@@ -80,6 +87,7 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
         "steps": opened.state.step,
         "train_seconds": opened.state.train_seconds,
         **scores,
+        "poses_aligned": args.align_poses,
         "evaluated_on": {"device": device, "backend": resolve(torch.empty(0, device=device))},
     }
     opened.run.write_metrics(metrics)

@@ -1,4 +1,4 @@
-"""`nerfturbo export mesh|points|grid|onnx RUN OUT`: what other programs can open."""
+"""`nerfturbo export mesh|points|grid|onnx|cameras RUN OUT`: what other programs can open."""
 
 from __future__ import annotations
 
@@ -76,6 +76,14 @@ class GridArgs(ExportArgs):
 @dataclass(frozen=True)
 class OnnxArgs(ExportArgs):
     """Write the field (.onnx): positions, directions -> rgb, density; compared with torch by onnxruntime."""
+
+
+@dataclass(frozen=True)
+class CamerasArgs(ExportArgs):
+    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file.
+
+    Those of training are as they were learned, where --cameras.refine or --cameras.focal was on.
+    """
 
 
 def mesh(argv: Sequence[str]) -> int:
@@ -157,6 +165,32 @@ def onnx(argv: Sequence[str]) -> int:
     return _export(args, work, say)
 
 
+def cameras(argv: Sequence[str]) -> int:
+    """Learned poses and focal lengths, file."""
+    args = parse(CamerasArgs, argv, "export cameras")
+    from ..evaluation.align import camera_changes
+    from ..export.cameras import check_cameras_path, write_cameras
+    from .common import learned_cameras, open_views, with_data
+
+    check_cameras_path(args.out)
+
+    def work(opened: OpenRun, scene: Callable[[], Scene], display: Display) -> dict[str, Any]:
+        config = with_data(opened.config, args.data)
+        display.phase(f"opening {config.data.source}")
+        given, test = open_views(config)
+        learned = learned_cameras(opened.model, given)
+        written = write_cameras(args.out, [learned, test])
+        return {"cameras": written, "learned": opened.model.photos is not None} | camera_changes(given, learned)
+
+    def say(made: dict[str, Any]) -> str:
+        if not made["learned"]:
+            return f"{made['cameras']} cameras, as they were given: none was refined"
+        turned, moved, focal = (made[name] for name in ("turned_degrees", "moved", "focal_factor"))
+        return f"{made['cameras']} cameras; turned by {turned:.3g} degrees, moved by {moved:.3g}, focal x {focal:.4g}"
+
+    return _export(args, work, say)
+
+
 def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Any:
     from ..export.volume import export_box
     from ..types import Aabb
@@ -192,7 +226,7 @@ def _export(
         def scene() -> Scene:
             config = with_data(opened.config, args.data)
             display.phase(f"opening {config.data.source}")
-            return open_views(config)[0]
+            return open_views(config, opened.model)[0]
 
         started = time.perf_counter()
         made = work(opened, scene, display)

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     from .settings import resolve_device
 
     opened = load_run(args.run, resolve_device(args.device))
-    train, test = open_views(with_data(opened.config, args.data))
+    train, test = open_views(with_data(opened.config, args.data), opened.model)
     scene = train if args.split == "train" else test
     if not 0 <= args.view < len(scene):
         raise InputError("--view", f"0 to {len(scene) - 1}", str(args.view))

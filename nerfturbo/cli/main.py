@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),
     "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
+    "export cameras": ("export", "cameras", "write the cameras of a run, as they were learned: .json"),
     "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),

@@ -61,6 +61,8 @@ class RenderArgs:
     """Show only what lies inside this box: its low and its high corner, in the coordinates of training."""
     time: Annotated[float | None, tyro.conf.arg(metavar="T")] = None
     """For scenes that move: the moment to show, 0 to 1; without it the path sweeps over all of them."""
+    photo: Annotated[int | None, tyro.conf.arg(metavar="I")] = None
+    """For runs with --photo.appearance: the training picture whose look frames have; the mean of all unless given."""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
     """The scene folder, where it is not the one of training any more."""
     device: str = "auto"
@@ -81,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
     outputs = _outputs(args, open_run(args.run).path)
     with showing() as display, chosen_backend(args.backend):
         opened = load_run(args.run, resolve_device(args.device))
+        _choose_look(args, opened)
         _render(args, opened, _camera_path(args, opened, display), outputs, display)
     print("\n".join(str(output) for output in outputs))
     return 0
@@ -98,6 +101,18 @@ def _check(args: RenderArgs) -> None:
         raise InputError("--show", "different things to show", " ".join(args.show) or "none")
     if args.time is not None and not 0.0 <= args.time <= 1.0:
         raise InputError("--time", "a number from 0 to 1", str(args.time))
+
+
+def _choose_look(args: RenderArgs, opened: OpenRun) -> None:
+    photos = opened.model.photos
+    if args.photo is None:
+        return
+    if photos is None or not opened.config.photo.appearance:
+        hint = "train with --photo.appearance 8"
+        raise InputError("--photo", "a run that learned the look of its photos", str(args.photo), hint)
+    if not 0 <= args.photo < photos.n_photos:
+        raise InputError("--photo", f"a training picture from 0 to {photos.n_photos - 1}", str(args.photo))
+    photos.shown = args.photo
 
 
 def _outputs(args: RenderArgs, run: Path) -> tuple[Path, ...]:
@@ -127,7 +142,7 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
     config = with_data(opened.config, args.data)
     display.phase(f"opening {config.data.source}")
-    train, test = open_views(config)
+    train, test = open_views(config, opened.model)
     center, n_frames = opened.model.bounds.aabb.center, args.frames or 60
     if args.path in ("train", "test"):
         cameras = (train if args.path == "train" else test).cameras

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config import Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig
+from ..config import CameraConfig, Config, FieldConfig, GridConfig, OptimConfig, PhotoConfig, RenderConfig, TrainConfig
 from ..errors import InputError
 from ..presets import preset
 from .parse import flag_value
+
+MAX_APPEARANCE = 48  # with the 16 of the view direction, what one kernel takes per ray
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,17 @@ class Settings:
     render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    cameras: CameraConfig = dataclasses.field(default_factory=CameraConfig)
+    photo: PhotoConfig = dataclasses.field(default_factory=PhotoConfig)
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        return cls(config.grid, config.field, config.render, config.optim, config.train)
+        return cls(**{stage.name: getattr(config, stage.name) for stage in dataclasses.fields(cls)})
 
     def apply(self, config: Config) -> Config:
         """The config with these stages in it; values that make no sense are named by their flag."""
         self._check()
-        return replace(config, grid=self.grid, field=self.field, render=self.render, optim=self.optim, train=self.train)
+        return replace(config, **{stage.name: getattr(self, stage.name) for stage in dataclasses.fields(self)})
 
     def _check(self) -> None:
         train, optim, grid, field, render = self.train, self.optim, self.grid, self.field, self.render
@@ -57,6 +61,10 @@ class Settings:
                 "--optim.ema-every": optim.ema_every,
                 "--train.coarse-downscale": train.coarse_downscale,
                 "--train.target-psnr": train.target_psnr,
+                "--cameras.lr": self.cameras.lr,
+                "--cameras.first-levels": self.cameras.first_levels,
+                "--photo.lr": self.photo.lr,
+                "--photo.depth-rays": self.photo.depth_rays,
             }
         )
         shares = {
@@ -68,12 +76,17 @@ class Settings:
             "--optim.beta2": optim.beta2,
             "--render.early-stop-eps": render.early_stop_eps,
             "--render.alpha-thre": render.alpha_thre,
+            "--cameras.fade-in": self.cameras.fade_in,
         }
         for flag, value in shares.items():
             if not 0.0 <= value < 1.0:
                 raise InputError(flag, "a number from 0 to below 1", str(value))
         if not optim.clip_norm >= 0.0:
             raise InputError("--optim.clip-norm", "a number >= 0", str(optim.clip_norm))
+        if not self.photo.depth_weight >= 0.0:
+            raise InputError("--photo.depth-weight", "a number >= 0", str(self.photo.depth_weight))
+        if not 0 <= self.photo.appearance <= MAX_APPEARANCE:
+            raise InputError("--photo.appearance", f"0 to {MAX_APPEARANCE} numbers", str(self.photo.appearance))
         if not 0 <= train.seed < 1 << 63:
             raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
 

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         opened = load_run(args.run, resolve_device(args.device))
         config = with_data(opened.config, args.data)
         display.phase(f"opening {config.data.source}")
-        scenes = open_views(config)
+        scenes = open_views(config, opened.model)
         page = open_page(opened.run, opened.model, scenes, host=args.host, port=args.port, trains=False)
         display.close()
         print(f"{page.url}  (Ctrl-C ends it)", flush=True)

@@ -68,6 +68,7 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
         has_alpha=images.channels == 4,
         source=str(folder),
         notes=mask_notes(images, masks),
+        files=tuple(map(str, paths)),
     )
 
 

@@ -95,6 +95,16 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
     return posed_scene(folder, views, split, downscale=downscale, points=points, notes=notes)
 
 
+def picture_files(folder: Path, images_file: Path) -> dict[str, ColmapImage]:
+    """The registered images by the files of their pictures, as `Scene.files` names them."""
+    images = read_images(images_file)
+    if not images:
+        return {}
+    images.sort(key=lambda image: image.name)
+    pictures = _picture_folder(folder, images, images_file)
+    return {str(image_path(pictures, image.name, f"{images_file}: image {image.number}")): image for image in images}
+
+
 def load_points(source: Path) -> ColmapPoints | None:
     """The points of a scene's reconstruction, in its own coordinates; None where it has none."""
     model = find_model(source) if source.is_dir() else None

@@ -38,6 +38,7 @@ MODELS: dict[int, tuple[str, int]] = {
 _PARAMETERS = dict(MODELS.values())
 _CAMERA, _IMAGE, _POINT = struct.Struct("<iiQQ"), struct.Struct("<i7di"), struct.Struct("<Q3d3Bd")
 _COUNT = struct.Struct("<Q")
+_FEATURE = np.dtype([("x", "<f8"), ("y", "<f8"), ("point", "<i8")])
 _POINT_2D, _TRACK = 24, 8  # bytes
 _MAX_NAME = 4096
 
@@ -70,6 +71,16 @@ class ColmapPoints:
     positions: Tensor  # (n, 3) float64, finite
     colors: Tensor  # (n, 3) uint8
     errors: Tensor  # (n,) float64, pixels; -1 or less where unknown
+    numbers: Tensor  # (n,) int64, COLMAP's own
+
+
+@dataclass(frozen=True)
+class ColmapFeatures:
+    """The features of one picture that show points of the reconstruction."""
+
+    image: int  # COLMAP's number
+    pixels: Tensor  # (n, 2) float64, x and y
+    points: Tensor  # (n,) int64, COLMAP's numbers
 
 
 def read_cameras(file: Path) -> dict[int, ColmapCamera]:
@@ -90,9 +101,20 @@ def read_points(file: Path) -> Tensor:
 def read_cloud(file: Path) -> ColmapPoints:
     """As `read_points`, with what else is known about each point."""
     rows = list(_binary_points(_Bytes(file)) if file.suffix == ".bin" else _text_points(file))
-    values = torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, 7))
-    values = values[(values[:, :3].abs() < 1e12).all(-1)]
-    return ColmapPoints(values[:, :3].contiguous(), values[:, 3:6].clamp(0.0, 255.0).to(torch.uint8), values[:, 6])
+    values = torch.from_numpy(np.array(rows, dtype=np.float64).reshape(-1, 8))
+    values = values[(values[:, 1:4].abs() < 1e12).all(-1)]
+    colors = values[:, 4:7].clamp(0.0, 255.0).to(torch.uint8)
+    return ColmapPoints(values[:, 1:4].contiguous(), colors, values[:, 7], values[:, 0].long())
+
+
+def read_features(file: Path) -> list[ColmapFeatures]:
+    """Where the pictures show the points; `file` is images.bin or images.txt."""
+    found = _binary_features(_Bytes(file)) if file.suffix == ".bin" else _text_features(file)
+    result = []
+    for image, rows in found:
+        kept = torch.from_numpy(rows[(rows[:, 2] >= 0.0) & np.isfinite(rows).all(-1)])
+        result.append(ColmapFeatures(image, kept[:, :2].contiguous(), kept[:, 2].long()))
+    return result
 
 
 class _Bytes:
@@ -114,6 +136,13 @@ class _Bytes:
     def skip(self, count: int, size: int, what: str) -> None:
         self._need(count * size, f"{count} {what}")
         self.position += count * size
+
+    def rows(self, count: int, layout: np.dtype, what: str) -> np.ndarray:
+        """So many records of one layout."""
+        self._need(count * layout.itemsize, f"{count} {what}")
+        values = np.frombuffer(self.content, layout, count, self.position)
+        self.position += count * layout.itemsize
+        return values
 
     def count(self, smallest: int, what: str) -> int:
         """The number of records that follow, which the rest of the file must be able to hold."""
@@ -164,9 +193,20 @@ def _binary_images(source: _Bytes) -> Iterator[ColmapImage]:
     source.finish()
 
 
+def _binary_features(source: _Bytes) -> Iterator[tuple[int, np.ndarray]]:
+    """(image, rows of x, y, point); the point is -1 where a feature belongs to none."""
+    for _ in range(source.count(_IMAGE.size + 9, "images")):
+        number, *_ = source.take(_IMAGE)
+        source.text()
+        (n_points,) = source.take(_COUNT)
+        rows = source.rows(n_points, _FEATURE, f"points of image {number}")
+        yield number, np.stack([rows["x"], rows["y"], rows["point"].astype(np.float64)], axis=-1)
+    source.finish()
+
+
 def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
     for _ in range(source.count(_POINT.size + 8, "points")):
-        _, *values = source.take(_POINT)
+        values = source.take(_POINT)
         (n_track,) = source.take(_COUNT)
         source.skip(n_track, _TRACK, "track entries")
         yield values
@@ -232,4 +272,17 @@ def _text_points(file: Path) -> Iterator[Sequence[float]]:
             continue
         if len(words) < 8:
             raise InputError(where, "POINT3D_ID X Y Z R G B ERROR TRACK", shown(line))
-        yield _values(words[1:8], float, where)
+        yield _values(words[:8], float, where)
+
+
+def _text_features(file: Path) -> Iterator[tuple[int, np.ndarray]]:
+    lines = _lines(file)
+    for where, line in lines:
+        if not line:
+            continue
+        (number,) = _values(line.split(None, 1)[:1], int, where)
+        where, line = next(lines, (where, ""))
+        values = np.array(_values(line.split(), float, where), np.float64)
+        if values.size % 3:
+            raise InputError(where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
+        yield number, values.reshape(-1, 3)

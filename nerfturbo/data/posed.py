@@ -137,6 +137,7 @@ def posed_scene(
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
         notes=notes + placement.notes + mask_notes(images, masks),
+        files=tuple(str(views[index].image) for index in chosen),
     )
 
 

@@ -49,6 +49,7 @@ class Scene:
     grid_levels: int = 1
     to_original: Tensor | None = None  # (4, 4) float64 on the CPU; None: the coordinates are the file's own
     notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # of the pictures, where they come from files
 
     def __post_init__(self) -> None:
         if len(self.cameras) != len(self.images):
@@ -87,7 +88,8 @@ class Scene:
     def select(self, indices: list[int]) -> Scene:
         """Some of the views, in the order given; the pictures are copied."""
         chosen = torch.tensor(indices, dtype=torch.int64, device=self.cameras.device)
-        return replace(self, cameras=self.cameras[chosen], images=self.images.select(indices))
+        files = tuple(self.files[index] for index in indices) if self.files else ()
+        return replace(self, cameras=self.cameras[chosen], images=self.images.select(indices), files=files)
 
 
 def hold_out(scene: Scene, every: int) -> tuple[Scene, Scene]:

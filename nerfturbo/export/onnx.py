@@ -60,16 +60,22 @@ class PlainNgp(nn.Module):
             "masks": torch.tensor([level.size - 1 for level in levels])[:, None],
             "hashed": torch.tensor([level.hashed for level in levels])[:, None],
         }
+        if field.ray_vectors is not None:  # the look of new views
+            with torch.no_grad():
+                constants["look"] = field.ray_vectors(None, 1).float().cpu().clone()
         for name, value in constants.items():
             self.register_buffer(name, value)
-        self.weights = nn.ParameterList(weight.detach().float().cpu().clone() for weight in field.weights)
+        self.weights = nn.ParameterList(weight.detach().float().cpu().clone() for weight in field.faded_weights)
 
     def forward(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         named = dict(self.named_buffers())
         unit = ((positions - named["low"]) / named["size"]).clamp(0.0, 1.0)
         density_in, density_out, color_in, color_mid, color_out = self.weights
         features = torch.relu(self._encode(unit, named) @ density_in.T) @ density_out.T
-        inputs = torch.cat([spherical_harmonics(directions, self.degree), features], dim=-1)
+        rays = [spherical_harmonics(directions, self.degree)]
+        if "look" in named:
+            rays.append(named["look"].expand(positions.shape[0], -1))
+        inputs = torch.cat([*rays, features], dim=-1)
         hidden = torch.relu(torch.relu(inputs @ color_in.T) @ color_mid.T)
         return torch.sigmoid(hidden @ color_out.T), torch.exp(features[:, 0].clamp(max=MAX_EXPONENT))
 

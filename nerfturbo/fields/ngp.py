@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,9 @@ class InstantNGP(nn.Module):
     """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
 
     For mixed precision a trainer hands in `half_table`, a half copy of the hash table that is read in its place, and
-    `table_sink` and `weight_sink`, buffers that take the gradients; see `nerfturbo.training.optim`.
+    `table_sink` and `weight_sink`, buffers that take the gradients; see `nerfturbo.training.optim`. Levels of the grid
+    may be faded by `level_weights`, and the colour network may read more of each ray than its direction (`read_rays`):
+    see `nerfturbo.rendering.photos`.
 
     >>> field = InstantNGP(Aabb.cube(1.0), FieldConfig(log2_entries=10))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
@@ -35,6 +39,8 @@ class InstantNGP(nn.Module):
     half_table: Tensor | None = None
     table_sink: GradientSink | None = None
     weight_sink: GradientSink | None = None
+    level_weights: Callable[[], Tensor] | None = None  # (n_levels,), what the features of each level are multiplied by
+    ray_vectors: Callable[[Tensor | None, int], Tensor] | None = None  # (photos of rays, n_rays) -> (n_rays, size)
 
     def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -59,12 +65,42 @@ class InstantNGP(nn.Module):
             generator=generator,
         )
 
+    def read_rays(self, size: int, vectors: Callable[[Tensor | None, int], Tensor], *, seed: int = 0) -> None:
+        """Let the colour network read `size` numbers more per ray, which `vectors` gives; before training."""
+        config, generator = self.config, torch.Generator().manual_seed(seed)
+        inputs = config.sh_degree**2 + size + config.geo_features
+        self.color_net = FusedMlp(inputs, 3, width=config.width, depth=config.color_depth, generator=generator)
+        self.ray_vectors = vectors
+
+    def ray_features(self, directions: Tensor, camera_indices: Tensor | None = None) -> Tensor:
+        """(n_rays, ...): what the colour network reads of each ray."""
+        angular = spherical_harmonics(directions, self.config.sh_degree)
+        if self.ray_vectors is None:
+            return angular
+        return torch.cat([angular, self.ray_vectors(camera_indices, directions.shape[0]).to(angular.dtype)], dim=-1)
+
     @property
     def weights(self) -> NgpWeights:
         """The five matrices of both networks."""
         return NgpWeights(*self.density_net.weights, *self.color_net.weights)
 
+    @property
+    def faded_weights(self) -> NgpWeights:
+        """For reading the encoding as it is: what fades its levels is in the first matrix. Without gradient to it."""
+        if self.level_weights is None:
+            return self.weights
+        faded = self.density_net.weights[0].detach() * self._feature_weights()
+        return self.weights._replace(density_in=faded)
+
+    def _feature_weights(self) -> Tensor:
+        assert self.level_weights is not None
+        return self.level_weights()[:, None].expand(-1, self.config.n_features).reshape(-1)
+
     def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
+        encoding = self._encode_all(unit_positions, n_used)
+        return encoding if self.level_weights is None else encoding * self._feature_weights().to(encoding.dtype)
+
+    def _encode_all(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         return hash_encode(
             unit_positions,
             self.encoding.table,
@@ -76,7 +112,7 @@ class InstantNGP(nn.Module):
 
     def _density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         table = self.encoding.table if self.half_table is None else self.half_table
-        return ngp_density(unit_positions, table, self.encoding.layout, self.weights[:2], n_used=n_used)
+        return ngp_density(unit_positions, table, self.encoding.layout, self.faded_weights[:2], n_used=n_used)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = self.aabb.normalize(positions)
@@ -92,7 +128,7 @@ class InstantNGP(nn.Module):
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         encoding = self._encode(self.aabb.normalize(positions))
-        angular = spherical_harmonics(directions, self.config.sh_degree).to(encoding.dtype)
+        angular = self.ray_features(directions, camera_indices).to(encoding.dtype)
         rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         logits = ngp_field(encoding, angular, rows, self.weights, sink=self.weight_sink)
         return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
@@ -106,7 +142,7 @@ class InstantNGP(nn.Module):
         self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
     ) -> Tensor:
         table = self.encoding.table if self.half_table is None else self.half_table
-        field = NgpDensity(self.aabb, table, self.encoding.layout, self.weights[:2])
+        field = NgpDensity(self.aabb, table, self.encoding.layout, self.faded_weights[:2])
         return ngp_visibility(
             rays.origins, rays.directions, samples, field, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
         )
@@ -114,7 +150,9 @@ class InstantNGP(nn.Module):
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
         encoding = self._encode(positions, samples.n_samples)
-        angular = spherical_harmonics(rays.directions, self.config.sh_degree).to(encoding.dtype)
+        angular = self.ray_features(rays.directions, rays.camera_indices)
+        if not angular.requires_grad:  # gradients are summed over a ray's samples: too much for half precision
+            angular = angular.to(encoding.dtype)
         return ngp_field(
             encoding, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
         )

@@ -28,6 +28,7 @@ class Stream(IntEnum):
     TIMES = 6
     IMPORTANCE = 7
     VIEWS = 8
+    KEYPOINTS = 12
     USER = 1024
 
 

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.cameras import Cameras
+from ..data.keypoints import Keypoints
 from ..data.scene import Scene
 from ..errors import InputError
 from ..fields import build_field
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays, RenderOutput
 from .image import RenderedImage, render_view
+from .photos import build_photos, lens_numbers
 from .render import MarchSettings, render_rays
 
 
@@ -26,22 +28,26 @@ class SceneBounds:
     aabb: Aabb
     near: float
     far: float
+    photos: int = 0  # pictures it was trained on, of which something may have been learned
+    lenses: int = 0
 
     @classmethod
     def of(cls, scene: Scene) -> SceneBounds:
-        return cls(scene.aabb, scene.near, scene.far)
+        return cls(scene.aabb, scene.near, scene.far, len(scene), int(lens_numbers(scene.cameras).max()) + 1)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"low": list(self.aabb.low), "high": list(self.aabb.high), "near": self.near, "far": self.far}
+        box = {"low": list(self.aabb.low), "high": list(self.aabb.high), "near": self.near, "far": self.far}
+        return box | {"photos": self.photos, "lenses": self.lenses}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SceneBounds:
         try:
             low, high = ((float(x), float(y), float(z)) for x, y, z in (values["low"], values["high"]))
             near, far = float(values["near"]), float(values["far"])
+            counts = int(values.get("photos", 0)), int(values.get("lenses", 0))
         except (KeyError, TypeError, ValueError):
             raise InputError("bounds", "low, high, near and far of a saved scene", repr(values)) from None
-        return cls(Aabb(low, high), near, far)
+        return cls(Aabb(low, high), near, far, *counts)
 
 
 class NerfModel(nn.Module):
@@ -53,6 +59,15 @@ class NerfModel(nn.Module):
         step_size = bounds.aabb.diagonal / config.render.steps_per_diagonal
         self.grid = OccupancyGrid(bounds.aabb, config.grid, step_size=step_size, seed=config.train.seed)
         self.field = build_field(config.field, self.grid.outer_aabb, seed=config.train.seed)
+        self.keypoints: Keypoints | None = None  # what depth is known of, while training
+        self.photos = build_photos(config, bounds.photos, bounds.lenses)
+        if self.photos is not None:
+            self.photos.attach(self.field)
+
+    def set_progress(self, share: float) -> None:
+        """Tell what is faded in how much of the run is over; never waits for the device."""
+        if self.photos is not None:
+            self.photos.progress.fill_(share)
 
     @property
     def device(self) -> torch.device:

@@ -30,7 +30,6 @@ from ..ops.frame import (
 )
 from ..ops.march import StepRule
 from ..ops.ngp_logits import ngp_logits, skips_unused
-from ..ops.spherical_harmonics import spherical_harmonics
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays
 from .render import MarchSettings
@@ -120,8 +119,8 @@ class NgpEvaluator(Evaluator):
 
     def __init__(self, field: InstantNGP, rays: Rays, table: Tensor) -> None:
         self.field, self.rays, self.aabb = field, rays, field.aabb
-        self._table, self._weights, self._layout = table, field.weights, field.encoding.layout
-        self._angular = spherical_harmonics(rays.directions, field.config.sh_degree)
+        self._table, self._weights, self._layout = table, field.faded_weights, field.encoding.layout
+        self._angular = field.ray_features(rays.directions)
 
     def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
         logits = ngp_logits(

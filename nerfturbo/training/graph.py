@@ -148,6 +148,10 @@ class DeviceStep:
         with torch.cuda.stream(self._stream):  # in line with the replays, not beside them
             self.optimizer.set_learning_rate(value)
 
+    def set_progress(self, share: float) -> None:
+        with torch.cuda.stream(self._stream):
+            self.model.set_progress(share)
+
     def advance(self, step: int, limit: int) -> StepRecord:
         """Queue steps up to the next grid update, and report the chunk before (the first time: this one)."""
         self.prepare()

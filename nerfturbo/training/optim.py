@@ -1,8 +1,9 @@
 """Adam over flat buffers with a loss scale, and the learning-rate schedule.
 
-Parameters are gathered into two flat fp32 buffers, hash tables and networks, and become views of them; so do their
-gradients. One fused pass per buffer then unscales, updates the master, writes the half copy that the field reads, and
-zeroes the gradient. Learning rate, scale and counters are device tensors: a captured step can hold all of it.
+Parameters are gathered into a few flat fp32 buffers, networks, hash tables and what has a learning rate of its own
+(groups.py), and become views of them; so do their gradients. One fused pass per buffer then unscales, updates the
+master, writes the half copy that the field reads, and zeroes the gradient. Learning rate, scale and counters are device
+tensors: a captured step can hold all of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
 from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
+from .groups import ParameterGroup, parameter_groups
 from .precision import INITIAL_SCALE
 
 SWAPPED = 1 << 20  # values that change places at a time
@@ -36,6 +38,8 @@ class FlatBuffer:
     state: AdamState
     rule: AdamRule
     half: Tensor | None
+    lr: Tensor  # () of the next step
+    rate: float  # peak learning rate
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor cut into the parameters' shapes."""
@@ -43,13 +47,13 @@ class FlatBuffer:
         return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
 
 
-def _flatten(
-    named: list[tuple[str, nn.Parameter]], rule: AdamRule, step: Tensor, half_dtype: torch.dtype | None
-) -> FlatBuffer:
-    names, parameters = zip(*named, strict=True)
+def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None) -> FlatBuffer:
+    names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    half = None if half_dtype is None else values.to(half_dtype)
-    buffer = FlatBuffer(names, parameters, values, torch.zeros_like(values), AdamState.of(values, step), rule, half)
+    half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
+    grads, state = torch.zeros_like(values), AdamState.of(values, step)
+    lr = torch.tensor(group.rate, device=values.device)
+    buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, lr, group.rate)
     for parameter, value, grad in zip(parameters, buffer.views(values), buffer.views(buffer.grads), strict=True):
         parameter.data, parameter.grad = value, grad
     return buffer
@@ -69,16 +73,8 @@ class Optimizer:
         self.scale = torch.tensor(scale, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
-        betas = (config.beta1, config.beta2)
-        rules = {
-            False: (AdamRule(betas, config.eps, config.weight_decay), None),
-            True: (AdamRule(betas, config.eps, skip_untouched=config.skip_untouched), half_dtype),
-        }
-        self.buffers: list[FlatBuffer] = []
-        for is_table, (rule, dtype) in rules.items():
-            named = [(n, p) for n, p in model.named_parameters() if n.endswith("table") == is_table]
-            if named:
-                self.buffers.append(_flatten(named, rule, self.step_count, dtype))
+        groups = parameter_groups(model, config)
+        self.buffers = [_flatten(group, self.step_count, half_dtype) for group in groups]
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         self._connect(model)
 
@@ -103,7 +99,10 @@ class Optimizer:
         return float(self.lr)
 
     def set_learning_rate(self, value: float) -> None:
+        """Of the field; what has a rate of its own follows it in proportion."""
         self.lr.fill_(value)
+        for buffer in self.buffers:
+            buffer.lr.fill_(value * buffer.rate / self.config.lr)
 
     @property
     def loss_scale(self) -> Tensor | None:
@@ -123,7 +122,7 @@ class Optimizer:
                 buffer.values,
                 buffer.grads,
                 buffer.state,
-                self.lr,
+                buffer.lr,
                 rule=buffer.rule,
                 half=buffer.half,
                 grad_scale=divisor,

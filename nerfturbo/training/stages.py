@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ..rendering.model import NerfModel
 from ..rendering.render import field_functions, ray_marching, volume_rendering
 from ..types import PackedSamples, Rays
 from .distributed import RayShare, RaySplit, Team, split_evenly
+from .keypoint_loss import keypoint_loss
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def render_and_compare(
     kind, weights, kept = model.config.train.loss, batch.weights, samples.n_rays_kept
     if isinstance(model.field, RayField):
         raw = model.field.sample_logits(batch.rays, samples)
+        raw = raw if model.photos is None else model.photos.expose(raw, batch.rays, samples)
         if weights is not None:
             raw = weigh_gradient(raw, weights[samples.ray_indices])
         out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
@@ -129,6 +131,8 @@ def render_and_compare(
         loss, rgb, target = out.loss, out.rgb, target_over(batch, background)
     else:
         _, rgb_sigma_fn = field_functions(model.field, batch.rays)
+        if model.photos is not None:
+            rgb_sigma_fn = model.photos.exposed(rgb_sigma_fn, batch.rays)
         rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
         target = target_over(batch, background)
         loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
@@ -168,11 +172,15 @@ def compute_loss(
 ) -> StepResult:
     """March, render and compare one batch. With `capacity` all shapes are fixed and nothing is read back."""
     stages = stages or Stages()
+    if model.photos is not None:
+        batch = replace(batch, rays=model.photos.rays(batch.rays))
     samples, n_marched = stages.place(model, batch.rays, step=step, capacity=capacity, first=first)
     kept = samples.n_rays_kept
     if capacity is not None and kept is not None:
         kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
         samples = PackedSamples(samples.t_starts, samples.t_ends, samples.ray_indices, samples.offsets, kept)
     loss, mse = stages.compare(model, batch, samples, background, loss_scale)
+    if model.keypoints is not None:
+        loss = loss + keypoint_loss(model, step=step, fixed=capacity is not None, first=first, place=stages.place)
     n_rays = torch.tensor(len(batch.rays), dtype=torch.int32) if kept is None else kept
     return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)

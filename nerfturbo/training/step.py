@@ -215,6 +215,10 @@ class TrainingStep(RayBatches):
     def set_learning_rate(self, value: float) -> None:
         self.optimizer.set_learning_rate(value)
 
+    def set_progress(self, share: float) -> None:
+        """Of the run, for what follows it: levels that are faded in."""
+        self.model.set_progress(share)
+
     def set_sampler(self, sampler: PixelSampler) -> None:
         """Train on other pictures from now on."""
         self.sampler = sampler

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimConfig
-from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
+from ..ops.adam import AdamState, adam_update, check_gradients, finish_step
+from .groups import parameter_groups
 
 
 class FieldAdam(torch.optim.Optimizer):
@@ -20,17 +21,11 @@ class FieldAdam(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.names = {parameter: name for name, parameter in named}
-        betas = (config.beta1, config.beta2)
-        networks = [parameter for name, parameter in named if not name.endswith("table")]
-        tables = [parameter for name, parameter in named if name.endswith("table")]
-        self._rules = {
-            False: AdamRule(betas, config.eps, config.weight_decay),
-            True: AdamRule(betas, config.eps, skip_untouched=config.skip_untouched),
-        }
-        groups = [{"params": networks, "is_table": False}, {"params": tables, "is_table": True}]
-        super().__init__([group for group in groups if group["params"]], {"lr": config.lr})
+        groups = parameter_groups(model, config)
+        self.names = {parameter: name for group in groups for name, parameter in group.named}
+        self._rules = [group.rule for group in groups]
+        own = [{"params": [parameter for _, parameter in group.named], "lr": group.rate} for group in groups]
+        super().__init__(own, {"lr": config.lr})
 
     def _shared(self, device: torch.device) -> dict[str, Any]:
         """Counters of the whole optimizer; they live in the state of its first parameter."""
@@ -55,21 +50,22 @@ class FieldAdam(torch.optim.Optimizer):
                 loss = closure()
         device = self.param_groups[0]["params"][0].device
         shared, found_inf = self._shared(device), torch.zeros((), device=device)
-        touched = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not touched:
+        groups = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        if not any(groups):
             return loss
-        check_gradients([parameter.grad for _, parameter in touched], found_inf)
-        rates = {id(group): torch.tensor(float(group["lr"]), device=device) for group in self.param_groups}
-        for group, parameter in touched:
-            moments = self._moments(parameter)
-            adam_update(
-                parameter.data,
-                parameter.grad.contiguous(),
-                AdamState(moments["first"], moments["second"], shared["step"]),
-                rates[id(group)],
-                rule=self._rules[group["is_table"]],
-                found_inf=found_inf,
-            )
+        check_gradients([parameter.grad for touched in groups for parameter in touched], found_inf)
+        for group, touched, rule in zip(self.param_groups, groups, self._rules, strict=True):
+            rate = torch.tensor(float(group["lr"]), device=device)
+            for parameter in touched:
+                moments = self._moments(parameter)
+                adam_update(
+                    parameter.data,
+                    parameter.grad.contiguous(),
+                    AdamState(moments["first"], moments["second"], shared["step"]),
+                    rate,
+                    rule=rule,
+                    found_inf=found_inf,
+                )
         finish_step(shared["step"], found_inf, skipped=shared["skipped"])
         return loss
 

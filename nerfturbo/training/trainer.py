@@ -16,6 +16,7 @@ from ..config import Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
+from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
 from ..fields import InstantNGP, VanillaNeRF
 from ..presets import preset
@@ -91,6 +92,10 @@ class Trainer:
         self.config, self.scene, self.device = config, scene, torch.device(device)
         self.team = team or Team()
         self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
+        if self.model.photos is not None:
+            self.model.photos.observe(scene.cameras, scene.aabb)
+        if config.photo.depth_weight > 0.0:
+            self.model.keypoints = load_keypoints(scene).to(self.device)
         guided = config.train.draw == "error"
         self.sampler = PixelSampler(scene, self.device, config.train.seed, pixels=config.data.pixels, guided=guided)
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
@@ -245,6 +250,7 @@ class Trainer:
         left = self.config.train.steps - self.step
         self._refine()
         self.stepper.set_learning_rate(self.learning_rate)
+        self.stepper.set_progress(self.progress)
         record = self.stepper.advance(self.step, left if limit is None else min(limit, left))
         self.step = record.step
         self.skipped += record.skipped

@@ -1,0 +1,117 @@
+"""What a COLMAP reconstruction knows about depth: rays through the features of its pictures, and how far their points
+are.
+
+A feature's weight falls with the reprojection error of its point, exp(-(error / mean error)^2): points that COLMAP is
+sure of count most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..ops.random import Stream, random_uniform
+from ..types import Rays
+from .colmap import find_model, picture_files
+from .colmap_files import read_cameras, read_cloud, read_features
+from .scene import Scene
+from .unposed import is_unposed, poses_folder
+
+HINT = "leave photo.depth_weight at 0"
+
+
+@dataclass(frozen=True)
+class Keypoints:
+    """Rays of the training cameras through features, with the distance of what they show."""
+
+    rays: Rays  # (n,) with camera_indices
+    distances: Tensor  # (n,) along the rays
+    weights: Tensor  # (n,) in [0, 1]
+
+    def __post_init__(self) -> None:
+        if len(self.rays) == 0:
+            raise InputError("keypoints", "at least one feature that shows a point", "none", HINT)
+
+    def __len__(self) -> int:
+        return len(self.rays)
+
+    def to(self, device: torch.device | str) -> Keypoints:
+        return Keypoints(self.rays.to(device), self.distances.to(device), self.weights.to(device))
+
+    def draw(self, n: int, *, seed: int, step: int | Tensor, first: int = 0) -> Keypoints:
+        """Random ones of them, numbers first ... first + n - 1 of this step; never waits for the device."""
+        device, stream = self.distances.device, Stream.KEYPOINTS
+        uniform = random_uniform(n, seed=seed, stream=stream, step=step, first=first, device=device)[:, 0]
+        index = (uniform.double() * len(self)).long()
+        return replace(self, rays=self.rays[index], distances=self.distances[index], weights=self.weights[index])
+
+
+def has_keypoints(source: str) -> bool:
+    """Whether a scene's source is a COLMAP reconstruction, or photos that COLMAP posed, with points."""
+    try:
+        _, model = _model_folder(source)
+    except InputError:
+        return False
+    return any((model / f"points3D{ending}").is_file() for ending in (".bin", ".txt"))
+
+
+def load_keypoints(scene: Scene) -> Keypoints:
+    """The keypoints of a scene that was loaded from a COLMAP reconstruction, or from photos that COLMAP posed."""
+    folder, model = _model_folder(scene.source)
+    points_file = next((f for e in (".bin", ".txt") if (f := model / f"points3D{e}").is_file()), None)
+    if points_file is None or not scene.files:
+        raise InputError(str(model), "points3D.bin or points3D.txt", "neither", HINT)
+    ending = ".bin" if (model / "images.bin").is_file() else ".txt"
+    photos = picture_files(folder, model / f"images{ending}")
+    cameras = read_cameras(model / f"cameras{ending}")
+    numbers = {photos[file].number: index for index, file in enumerate(scene.files) if file in photos}
+    sizes = torch.ones(len(scene), 2, dtype=torch.float64)  # of the pictures that features were looked for in
+    for index, file in enumerate(scene.files):
+        if file in photos:
+            camera = cameras[photos[file].camera]
+            sizes[index] = torch.tensor([camera.width, camera.height])
+    cloud = read_cloud(points_file)
+    row = {number: position for position, number in enumerate(cloud.numbers.tolist())}
+    parts = [torch.zeros(0, 4, dtype=torch.float64)]
+    for features in read_features(model / f"images{ending}"):
+        index = numbers.get(features.image)
+        if index is not None:
+            rows = torch.tensor([row.get(number, -1) for number in features.points.tolist()], dtype=torch.int64)
+            photo = torch.full_like(rows, index)
+            part = torch.cat([photo[:, None].double(), features.pixels, rows[:, None].double()], dim=-1)
+            parts.append(part[rows >= 0])
+    found = torch.cat(parts)
+    rows = found[:, 3].long()
+    return _keypoints(scene, sizes, found, cloud.positions[rows], cloud.errors[rows])
+
+
+def _model_folder(source: str) -> tuple[Path, Path]:
+    """The scene's folder and that of its reconstruction."""
+    folder = Path(source).expanduser()
+    if folder.exists() and (folder.is_file() or find_model(folder) is None) and is_unposed(folder):
+        folder = poses_folder(folder)
+    model = find_model(folder) if folder.is_dir() else None
+    if model is None:
+        raise InputError(source, "a COLMAP reconstruction, which knows points", "none", HINT)
+    return folder, model
+
+
+def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, points: Tensor, errors: Tensor) -> Keypoints:
+    """`found` (n, 4): photo, x and y in a picture of `sizes` (photos, 2), row of the point."""
+    cameras, index = scene.cameras.to("cpu"), found[:, 0].long()
+    if scene.to_original is not None:
+        forward = torch.linalg.inv(scene.to_original)
+        points = points @ forward[:3, :3].T + forward[:3, 3]
+    x, y = (found[:, 1:3] * (cameras.size.double() / sizes)[index]).float().unbind(-1)
+    width, height = cameras.size[index].unbind(-1)
+    rays = cameras.rays(index, x, y)
+    distances = ((points - rays.origins.double()) * rays.directions.double()).sum(-1).float()
+    kept = cameras.is_valid(index, x, y) & (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
+    kept = kept & (distances > scene.near) & (distances < scene.far)
+    known = errors.clamp(min=0.0)
+    weights = torch.exp(-((known / known.mean().clamp(min=1e-6)) ** 2)).float()
+    return Keypoints(rays[kept], distances[kept], weights[kept])

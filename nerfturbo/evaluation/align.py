@@ -1,0 +1,121 @@
+"""How far cameras are from others of the same pictures, and where test views stand in a scene whose cameras moved.
+
+Refined training cameras live in a frame of their own: the whole of them may be shifted, turned and scaled a little.
+`camera_errors` compares them up to that, as is usual in the literature. `aligned_to` fits the pose of every test view
+to the trained scene by gradients to its rays, the field fixed; a score after that says how good the scene is, not how
+good the poses of the test views are, and must say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..config import CameraConfig, PhotoConfig
+from ..data.batches import PixelSampler
+from ..data.cameras import Cameras
+from ..data.images import composite_over
+from ..data.scene import Scene
+from ..rendering.model import NerfModel
+from ..rendering.photos import PhotoCorrections
+from ..rendering.render import render_rays
+
+ALIGN_STEPS = 200
+ALIGN_RAYS = 2048
+ALIGN_RATE = 2e-3
+
+
+@dataclass(frozen=True)
+class CameraErrors:
+    """Means over the cameras, after the best similarity between the two sets was applied."""
+
+    degrees: float
+    distance: float
+    similarity: Tensor  # (4, 4) float64, from the first set to the second
+
+
+def best_similarity(source: Tensor, target: Tensor) -> Tensor:
+    """(4, 4) float64: the rotation, scale and shift that bring points (n, 3) closest to others (Umeyama's)."""
+    source, target = source.double().cpu(), target.double().cpu()
+    from_mean, to_mean = source.mean(0), target.mean(0)
+    a, b = source - from_mean, target - to_mean
+    left, sizes, right = torch.linalg.svd(b.T @ a)
+    signs = torch.ones(3, dtype=torch.float64)
+    signs[2] = torch.sign(torch.linalg.det(left @ right))
+    rotation = left @ torch.diag(signs) @ right
+    scale = float((sizes * signs).sum() / a.square().sum().clamp(min=1e-12))
+    matrix = torch.eye(4, dtype=torch.float64)
+    matrix[:3, :3] = scale * rotation
+    matrix[:3, 3] = to_mean - matrix[:3, :3] @ from_mean
+    return matrix
+
+
+def camera_errors(found: Cameras, truth: Cameras) -> CameraErrors:
+    """How far cameras are from the true ones, up to a similarity of the whole."""
+    matrix = best_similarity(found.positions, truth.positions)
+    scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
+    positions = found.positions.double().cpu() @ matrix[:3, :3].T + matrix[:3, 3]
+    turned = (matrix[:3, :3] / scale) @ found.camera_to_world[:, :, :3].double().cpu()
+    degrees = _angles(turned.transpose(1, 2) @ truth.camera_to_world[:, :, :3].double().cpu())
+    distances = (positions - truth.positions.double().cpu()).norm(dim=-1)
+    return CameraErrors(float(degrees.mean()), float(distances.mean()), matrix)
+
+
+def camera_changes(given: Scene, learned: Scene) -> dict[str, float]:
+    """Means over the views: by how much cameras were turned, moved (in the unit of the scene's own file), zoomed."""
+    before, after = (scene.cameras.camera_to_world.double().cpu() for scene in (given, learned))
+    scale = 1.0 if given.to_original is None else float(torch.linalg.det(given.to_original[:3, :3]).abs() ** (1 / 3))
+    degrees = _angles(before[:, :, :3].transpose(1, 2) @ after[:, :, :3])
+    moved = (after[:, :, 3] - before[:, :, 3]).norm(dim=-1) * scale
+    factor = (learned.cameras.focal / given.cameras.focal).mean()
+    return {"turned_degrees": float(degrees.mean()), "moved": float(moved.mean()), "focal_factor": float(factor)}
+
+
+def _angles(rotations: Tensor) -> Tensor:
+    """(n,) degrees that rotations (n, 3, 3) turn by; exact for small ones too."""
+    sines = (rotations - rotations.transpose(1, 2)).square().sum((1, 2)).sqrt() / (2.0 * math.sqrt(2.0))
+    cosines = (rotations.diagonal(dim1=1, dim2=2).sum(-1) - 1.0) / 2.0
+    return torch.rad2deg(torch.atan2(sines, cosines))
+
+
+def aligned_to(
+    model: NerfModel,
+    scene: Scene,
+    *,
+    steps: int = ALIGN_STEPS,
+    n_rays: int = ALIGN_RAYS,
+    report: Callable[[float], None] | None = None,
+) -> Scene:
+    """The scene with the poses of all its views fitted to the model, which does not change. Call it after training."""
+    config = replace(model.config, cameras=CameraConfig(refine=True, fade_in=0.0), photo=PhotoConfig())
+    photos = PhotoCorrections(config, len(scene), 1)
+    photos.observe(scene.cameras, scene.aabb)
+    photos.gauge.zero_()  # the model stands still: there is nothing to drift
+    photos.to(model.device)
+    sampler = PixelSampler(scene, model.device, seed=config.train.seed)
+    adam = torch.optim.Adam([photos.get_parameter("pose")], lr=ALIGN_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps, eta_min=0.05 * ALIGN_RATE)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    white = torch.ones(3, device=model.device)
+    try:
+        for step in range(steps):
+            batch = sampler.draw(step, n_rays)
+            rays = replace(photos.rays(batch.rays), camera_indices=None)  # which are not those of training
+            rgb = render_rays(model.field, rays, model.grid, settings=model.settings, background=white).rgb
+            loss = torch.nn.functional.huber_loss(rgb, composite_over(batch.rgba, white), delta=0.1)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            schedule.step()
+            if report is not None:
+                report((step + 1) / steps)
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+    return replace(scene, cameras=photos.refined(scene.cameras))

@@ -1,0 +1,73 @@
+"""The cameras of a run as a `transforms.json`, in the coordinates of the scene's own file: with poses and focal lengths
+as they were learned, where they were."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.documents import read_json
+from ..data.scene import Scene
+from ..errors import InputError
+from ..evaluation.camera_file import transform_poses
+from ..evaluation.run_folder import write_json
+
+MODELS = {"pinhole": "PINHOLE", "opencv": "OPENCV", "fisheye": "OPENCV_FISHEYE"}
+COEFFICIENTS = {
+    "pinhole": (),
+    "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
+    "fisheye": ("k1", "k2", "k3", "k4"),
+}
+KEPT = ("aabb_scale", "scale", "offset")  # of instant-ngp's files: without them its box would be lost
+
+
+def check_cameras_path(path: Path) -> None:
+    """Refuse what could not be written, before any work is done."""
+    if path.suffix.lower() != ".json":
+        raise InputError(str(path), "a file ending in .json", repr(path.suffix))
+
+
+def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
+    """Write the views of all splits, each listed as the one it belongs to; whole or not at all. Returns their number.
+
+    File paths are relative to the folder of the file.
+    """
+    frames: list[dict[str, Any]] = []
+    lists: dict[str, list[str]] = {}
+    for scene in scenes:
+        if scene.cameras.model not in MODELS:
+            hint = "undistort the pictures first"
+            raise InputError("cameras", "lenses of the kinds " + ", ".join(MODELS), scene.cameras.model, hint)
+        for frame in _frames(scene, path.resolve().parent):
+            frames.append(frame)
+            lists.setdefault(f"{scene.split}_filenames", []).append(frame["file_path"])
+    original = Path(scenes[0].source) / "transforms.json"
+    kept = read_json(original, "a transforms file") if original.is_file() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {name: kept[name] for name in KEPT if name in kept} | lists | {"frames": frames})
+    return len(frames)
+
+
+def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:
+    cameras = scene.cameras.to("cpu")
+    poses = transform_poses(cameras.camera_to_world.double(), scene.to_original)
+    bottom = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    result = []
+    for index, pose in enumerate(poses):
+        name = f"./{scene.split}/r_{index}.png"  # as `nerfturbo scene write` names them
+        if scene.files:
+            name = Path(os.path.relpath(Path(scene.files[index]).resolve(), folder)).as_posix()
+        (fx, fy), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
+        width, height = cameras.size[index].tolist()
+        frame: dict[str, Any] = {"file_path": name, "camera_model": MODELS[cameras.model], "w": width, "h": height}
+        frame |= {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy}
+        if cameras.distortion is not None:
+            frame |= dict(zip(COEFFICIENTS[cameras.model], cameras.distortion[index].tolist(), strict=False))
+        if cameras.times is not None:
+            frame["time"] = float(cameras.times[index])
+        result.append(frame | {"transform_matrix": torch.cat([pose, bottom]).tolist()})
+    return result

@@ -1,0 +1,252 @@
+"""What is learned of each training photo beside the field: its pose, its lens, its exposure, its look.
+
+A ray drawn from photo i, origin o and direction d, becomes
+
+    d' = R_i (f (f . d) + exp(-phi) (d - f (f . d))),  made unit length;    o' = o + tau_i
+
+with R_i = exp([omega_i]), f the photo's viewing axis and phi the logarithm of its lens's focal correction: exactly the
+ray of a camera turned by R_i, moved by tau_i, with its focal lengths times exp(phi). Everything starts at zero.
+
+Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
+views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.
+
+Exposure multiplies the odds c / (1 - c) of a colour by exp(g_i), channel by channel: a gain for dark colours that never
+leaves [0, 1]; the mean over the photos is zero, so that new views have the mean exposure. Appearance is a vector per
+photo that the colour network reads beside the direction. All of it is fixed-shape and never waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config
+from ..data.cameras import Cameras
+from ..errors import InputError
+from ..fields.field import Field
+from ..fields.ngp import InstantNGP
+from ..ops.packed import packed_sum
+from ..types import Aabb, PackedSamples, Rays
+from .render import RgbSigmaFn
+
+GAUGE = 7  # shifts, turns and one scale of all cameras together
+FOCAL_MODELS = ("pinhole", "opencv")
+# Powers of the focal factor by which OpenCV's coefficients k1 k2 p1 p2 k3 k4 k5 k6 change with it: see `refined`.
+_POWERS = (2.0, 4.0, 1.0, 1.0, 6.0, 2.0, 4.0, 6.0)
+
+
+def lens_numbers(cameras: Cameras) -> Tensor:
+    """(n,) int64: cameras with the same intrinsics, up to the size of their pictures, have the same number."""
+    size = cameras.size.double().cpu()
+    parts = [cameras.focal.double().cpu() / size, cameras.center.double().cpu() / size]
+    if cameras.distortion is not None:
+        parts.append(cameras.distortion.double().cpu())
+    return torch.unique((torch.cat(parts, dim=-1) * 1e4).round(), dim=0, return_inverse=True)[1]
+
+
+def rotation_matrices(vectors: Tensor) -> Tensor:
+    """(n, 3, 3): turns by |v| radians about v (n, 3); smooth at zero.
+
+    >>> rotation_matrices(torch.tensor([[0.0, 0.0, math.pi / 2]])).round(decimals=3)[0, :, 0].abs().tolist()
+    [0.0, 1.0, 0.0]
+    """
+    angle = (vectors.square().sum(-1) + 1e-20).sqrt()[:, None, None]
+    x, y, z = vectors.unbind(-1)
+    zero = torch.zeros_like(x)
+    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).view(-1, 3, 3)
+    half = (0.5 * angle).sin() / (0.5 * angle)
+    eye = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
+    return eye + angle.sin() / angle * cross + 0.5 * half.square() * (cross @ cross)
+
+
+def gauge_directions(positions: Tensor, unit: float) -> Tensor:
+    """(6 n, 7) orthonormal: corrections (omega, tau / unit) of n cameras that move all of them as one body.
+
+    Columns that such cameras do not have (one camera turning about itself, all in one place) are zero.
+    """
+    n, about = positions.shape[0], (positions - positions.mean(0)).double() / unit
+    axes = torch.eye(3, dtype=torch.float64)
+    columns = [torch.cat([torch.zeros(n, 3), axis.expand(n, 3)], dim=-1) for axis in axes]  # shifts
+    columns += [torch.cat([axis.expand(n, 3), torch.linalg.cross(axis.expand(n, 3), about)], dim=-1) for axis in axes]
+    columns += [torch.cat([torch.zeros(n, 3), about], dim=-1)]  # scale
+    matrix = torch.stack([column.double().reshape(-1) for column in columns], dim=-1)
+    left, sizes, _ = torch.linalg.svd(matrix, full_matrices=False)
+    kept = left * (sizes > 1e-6 * sizes.max())
+    return torch.nn.functional.pad(kept, (0, GAUGE - kept.shape[1])).float()
+
+
+class _ShiftColours(torch.autograd.Function):
+    """Logits of the samples, colours shifted by a row per ray; the gradient to the rows is a sum over their samples."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, shifts: Tensor, samples: PackedSamples) -> Tensor:
+        ctx.samples = samples
+        rows = torch.nn.functional.pad(shifts, (0, 1))[samples.ray_indices]
+        return raw + rows.to(raw.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        return grad, packed_sum(grad[:, :3].float().contiguous(), ctx.samples.offsets), None  # raw, shifts, samples
+
+
+class PhotoCorrections(nn.Module):
+    """Parameters per training photo; rows are in the order of the training pictures.
+
+    `observe` tells it the cameras before training; a checkpoint keeps what it needs of them.
+    """
+
+    pose: Tensor  # (n, 6): omega and tau, as in the head of this file; tau in half sides of the box
+    focal: Tensor  # (lenses,): phi
+    exposure: Tensor  # (n, 3): g
+    appearance: Tensor  # (n, size)
+    gauge: Tensor
+    forwards: Tensor
+    lenses: Tensor
+    unit: Tensor
+    progress: Tensor
+
+    def __init__(self, config: Config, n_photos: int, n_lenses: int) -> None:
+        super().__init__()
+        cameras, photo = config.cameras, config.photo
+        self.config, self.n_photos = config, n_photos
+        sizes: dict[str, tuple[tuple[int, ...], float]] = {}
+        if cameras.refine:
+            sizes["pose"] = (n_photos, 6), cameras.lr
+        if cameras.focal:
+            sizes["focal"] = (n_lenses,), cameras.lr
+        if photo.exposure:
+            sizes["exposure"] = (n_photos, 3), photo.lr
+        if photo.appearance:
+            sizes["appearance"] = (n_photos, photo.appearance), photo.lr
+        for name, (shape, _) in sizes.items():
+            setattr(self, name, nn.Parameter(torch.zeros(shape)))
+        self.learning_rates = {name: rate for name, (_, rate) in sizes.items()}
+        self.register_buffer("gauge", torch.zeros(6 * n_photos if cameras.refine else 0, GAUGE))
+        self.register_buffer("forwards", torch.zeros(n_photos if cameras.learns else 0, 3))
+        self.register_buffer("lenses", torch.zeros(n_photos if cameras.focal else 0, dtype=torch.int64))
+        self.register_buffer("unit", torch.ones(()))
+        self.register_buffer("progress", torch.zeros(()))
+        self.shown: int | None = None  # the photo whose look new views have; None: the mean
+
+    def observe(self, cameras: Cameras, aabb: Aabb) -> None:
+        """Take what the corrections refer to from the training cameras."""
+        unit = aabb.diagonal / (2.0 * math.sqrt(3.0))
+        if self.config.cameras.focal and cameras.model not in FOCAL_MODELS:
+            hint = "refine the poses alone: --cameras.refine"
+            raise InputError("cameras.focal", "lenses of the kinds " + ", ".join(FOCAL_MODELS), cameras.model, hint)
+        with torch.no_grad():
+            self.unit.fill_(unit)
+            if self.gauge.numel():
+                self.gauge.copy_(gauge_directions(cameras.positions.cpu(), unit))
+            if self.forwards.numel():
+                self.forwards.copy_(cameras.forward)
+            if self.lenses.numel():
+                self.lenses.copy_(lens_numbers(cameras))
+
+    def attach(self, field: Field) -> None:
+        """Let the field fade its levels in and read each photo's vector."""
+        if self.config.photo.appearance:
+            if not isinstance(field, InstantNGP):
+                raise InputError("photo.appearance", "a field of the kind ngp", type(field).__name__, "leave it at 0")
+            field.read_rays(self.config.photo.appearance, self.look, seed=self.config.train.seed)
+        if self.config.cameras.learns and self.config.cameras.fade_in > 0.0 and isinstance(field, InstantNGP):
+            field.level_weights = self.level_weights
+
+    def corrections(self) -> tuple[Tensor, Tensor]:
+        """(n, 3, 3) turns and (n, 3) shifts of the cameras, without what moves all of them together."""
+        flat = self.pose.reshape(-1, 1)
+        free = (flat - self.gauge @ (self.gauge.T @ flat)).view(self.n_photos, 6)
+        return rotation_matrices(free[:, :3]), free[:, 3:] * self.unit
+
+    def rays(self, rays: Rays) -> Rays:
+        """The rays of the corrected cameras; differentiable to the corrections."""
+        if not self.config.cameras.learns or rays.camera_indices is None:
+            return rays
+        index, origins, directions = rays.camera_indices, rays.origins, rays.directions
+        if self.config.cameras.focal:
+            forward = self.forwards.index_select(0, index)
+            along = (directions * forward).sum(-1, keepdim=True) * forward
+            factor = torch.exp(-self.focal).index_select(0, self.lenses).index_select(0, index)
+            directions = along + factor[:, None] * (directions - along)
+        if self.config.cameras.refine:
+            turns, shifts = self.corrections()
+            rows = torch.cat([turns.flatten(1), shifts], dim=-1).index_select(0, index)  # (n_rays, 12)
+            directions = (rows[:, :9].view(-1, 3, 3) * directions[:, None, :]).sum(-1)
+            origins = origins + rows[:, 9:]
+        directions = directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
+        return replace(rays, origins=origins, directions=directions)
+
+    @torch.no_grad()
+    def refined(self, cameras: Cameras) -> Cameras:
+        """The training cameras as they were learned, on their own device; any size of picture will do.
+
+        A focal factor s scales what is left of a lens after its distortion is undone. OpenCV's lens does the same with
+        k r^2 in place of k (r / s)^2: its coefficients change by powers of s.
+        """
+        if len(cameras) != self.n_photos:
+            raise InputError("cameras", f"the {self.n_photos} cameras of training", str(len(cameras)))
+        poses, device = cameras.camera_to_world, cameras.device
+        if self.config.cameras.refine:
+            turns, shifts = (value.to(device) for value in self.corrections())
+            cameras = replace(
+                cameras,
+                camera_to_world=torch.cat([turns @ poses[:, :, :3], (poses[:, :, 3] + shifts)[:, :, None]], dim=-1),
+            )
+        if self.config.cameras.focal:
+            factor = torch.exp(self.focal)[self.lenses].to(device)[:, None]
+            distortion = cameras.distortion
+            if distortion is not None:
+                distortion = distortion * factor ** torch.tensor(_POWERS, device=device)
+            cameras = replace(cameras, focal=cameras.focal * factor, distortion=distortion)
+        return cameras
+
+    def expose(self, raw: Tensor, rays: Rays, samples: PackedSamples) -> Tensor:
+        """Logits (capacity, 4) of samples with the exposure of their photos."""
+        if not self.config.photo.exposure or rays.camera_indices is None:
+            return raw
+        return _ShiftColours.apply(raw, self.log_gains().index_select(0, rays.camera_indices), samples)
+
+    def exposed(self, rgb_sigma_fn: RgbSigmaFn, rays: Rays) -> RgbSigmaFn:
+        """The colours of a field over these rays with the exposure of their photos."""
+        index = rays.camera_indices
+        if not self.config.photo.exposure or index is None:
+            return rgb_sigma_fn
+
+        def function(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
+            rgb, density = rgb_sigma_fn(t_starts, t_ends, ray_indices)
+            gain = self.log_gains().index_select(0, index).exp().index_select(0, ray_indices)
+            return rgb * gain / (1.0 - rgb + rgb * gain), density
+
+        return function
+
+    def log_gains(self) -> Tensor:
+        """(n, 3): the exposure of each photo and channel; zero in the mean."""
+        return self.exposure - self.exposure.mean(0)
+
+    def look(self, camera_indices: Tensor | None, n_rays: int) -> Tensor:
+        """(n_rays, appearance): of each ray's own photo while training; else of the photo `shown`, or the mean."""
+        if camera_indices is not None and torch.is_grad_enabled():
+            return self.appearance.index_select(0, camera_indices)
+        one = self.appearance.mean(0) if self.shown is None else self.appearance[self.shown]
+        return one.expand(n_rays, -1)
+
+    def level_weights(self) -> Tensor:
+        """(n_levels,): 1 for the levels that are there, 0 for those to come, between them a smooth window."""
+        levels, cameras = self.config.field.n_levels, self.config.cameras
+        first = min(cameras.first_levels, levels)
+        reached = first + (levels - first) * (self.progress / cameras.fade_in).clamp(max=1.0)
+        share = (reached - torch.arange(levels, device=self.progress.device)).clamp(0.0, 1.0)
+        return 0.5 - 0.5 * torch.cos(math.pi * share)
+
+
+def build_photos(config: Config, n_photos: int, n_lenses: int) -> PhotoCorrections | None:
+    """What the config asks to be learned of each photo; None where that is nothing."""
+    if not (config.cameras.learns or config.photo.exposure or config.photo.appearance):
+        return None
+    if n_photos < 1:
+        raise InputError("bounds", "the number of training photos, of which something is learned", "none")
+    return PhotoCorrections(config, n_photos, n_lenses)

@@ -1,0 +1,46 @@
+"""Which parameters are updated alike: hash tables, networks, and what has a learning rate of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..config import OptimConfig
+from ..ops.adam import AdamRule
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters under one rule and one learning rate."""
+
+    named: list[tuple[str, nn.Parameter]]
+    rule: AdamRule
+    rate: float  # the peak of the schedule
+    is_table: bool = False  # read as a half copy in mixed precision
+
+
+def own_rates(model: nn.Module) -> dict[str, float]:
+    """Peak learning rates by parameter name, of modules that name them: `learning_rates = {"pose": 1e-3}`."""
+    rates: dict[str, float] = {}
+    for prefix, module in model.named_modules():
+        own = getattr(module, "learning_rates", None)
+        if isinstance(own, dict):
+            rates |= {f"{prefix}.{name}" if prefix else name: float(rate) for name, rate in own.items()}
+    return rates
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGroup]:
+    """All parameters that learn, group after group; weight decay is for networks alone."""
+    betas, own = (config.beta1, config.beta2), own_rates(model)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    tables = [(name, parameter) for name, parameter in named if name.endswith("table") and name not in own]
+    networks = [(name, parameter) for name, parameter in named if not name.endswith("table") and name not in own]
+    groups = [
+        ParameterGroup(networks, AdamRule(betas, config.eps, config.weight_decay), config.lr),
+        ParameterGroup(tables, AdamRule(betas, config.eps, skip_untouched=config.skip_untouched), config.lr, True),
+    ]
+    for rate in sorted({own[name] for name, _ in named if name in own}):
+        alike = [(name, parameter) for name, parameter in named if own.get(name) == rate]
+        groups.append(ParameterGroup(alike, AdamRule(betas, config.eps), rate))
+    return [group for group in groups if group.named]

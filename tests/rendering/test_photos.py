@@ -1,0 +1,162 @@
+"""What is learned per photo: the laws of the corrections, and that a known perturbation is found again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.config import CameraConfig, Config, PhotoConfig
+from nerfturbo.data.cameras import Cameras
+from nerfturbo.errors import InputError
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.rendering.photos import PhotoCorrections, gauge_directions, lens_numbers, rotation_matrices
+from nerfturbo.training.trainer import Trainer, load_model
+from nerfturbo.types import Aabb, PackedSamples, Rays
+from tests.tiny import ball_scene, tiny_config
+
+ALL = (CameraConfig(refine=True, focal=True), PhotoConfig(exposure=True, appearance=4))
+
+
+def photos_of(cameras: Cameras, **settings: object) -> PhotoCorrections:
+    config = replace(Config(), cameras=CameraConfig(refine=True, **settings))  # type: ignore[arg-type]
+    made = PhotoCorrections(config, len(cameras), int(lens_numbers(cameras).max()) + 1)
+    made.observe(cameras, Aabb.cube(1.5))
+    return made
+
+
+def test_turns_are_rotations_by_the_length_of_their_vector_and_smooth_at_zero() -> None:
+    vectors = torch.tensor([[0.0, 0.0, 0.0], [1e-5, 0.0, 0.0], [0.3, -0.2, 0.5], [0.0, 3.0, 0.0]], dtype=torch.float64)
+    turns = rotation_matrices(vectors)
+    assert torch.allclose(turns @ turns.transpose(1, 2), torch.eye(3, dtype=torch.float64), atol=1e-9)
+    cosine = (turns.diagonal(dim1=1, dim2=2).sum(-1) - 1.0) / 2.0
+    assert torch.allclose(cosine, vectors.norm(dim=-1).cos(), atol=1e-9)
+    assert torch.autograd.gradcheck(rotation_matrices, vectors.requires_grad_())
+
+
+def test_corrected_rays_are_those_of_the_corrected_cameras() -> None:
+    cameras = ball_scene(n_views=5).cameras
+    lens = torch.tensor([0.05, -0.02, 1e-3, -2e-3, 0.01, 0.0, 0.0, 0.0]).expand(5, 8).contiguous()
+    for lenses in (cameras, replace(cameras, model="opencv", distortion=lens)):
+        photos = photos_of(lenses, focal=True)
+        with torch.no_grad():
+            photos.pose.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
+            photos.focal.fill_(0.07)
+        index = torch.arange(40) % 5
+        x, y = torch.rand(2, 40, generator=torch.Generator().manual_seed(1)) * 16.0
+        found, wanted = photos.rays(lenses.rays(index, x, y)), photos.refined(lenses).rays(index, x, y)
+        assert torch.allclose(found.origins, wanted.origins, atol=1e-6)
+        assert torch.allclose(found.directions, wanted.directions, atol=2e-6)
+
+
+def test_the_gauge_is_what_moves_all_cameras_as_one() -> None:
+    cameras = ball_scene(n_views=6).cameras
+    photos, positions = photos_of(cameras), cameras.positions
+    middle, turn = positions.mean(0), torch.tensor([2e-4, -1e-4, 3e-4])
+    moved = 1.5e-4 + torch.linalg.cross(turn.expand(6, 3), positions - middle) + 2e-4 * (positions - middle)
+    with torch.no_grad():
+        photos.pose.copy_(torch.cat([turn.expand(6, 3), moved / photos.unit], dim=-1))
+    refined = photos.refined(cameras)
+    assert torch.allclose(refined.camera_to_world, cameras.camera_to_world, atol=1e-6)
+    assert not gauge_directions(positions[:1], 1.0).isnan().any()  # one camera has no scale
+
+
+def test_exposures_multiply_the_odds_and_have_no_mean() -> None:
+    config = replace(tiny_config(), photo=PhotoConfig(exposure=True))
+    photos = NerfModel(config, SceneBounds.of(ball_scene())).photos
+    assert photos is not None
+    with torch.no_grad():
+        photos.exposure.copy_(torch.arange(12.0).view(4, 3) * 0.1)
+    assert torch.allclose(photos.log_gains().mean(0), torch.zeros(3), atol=1e-6)
+    samples = PackedSamples.from_counts(torch.tensor([2, 0, 1]), torch.zeros(3), torch.ones(3))
+    rays = Rays(torch.zeros(3, 3), torch.eye(3), camera_indices=torch.tensor([3, 1, 0]))
+    raw = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    out = photos.expose(raw, rays, samples)
+    rgb, density = photos.exposed(lambda *_: (raw[:, :3].sigmoid(), raw[:, 3]), rays)(
+        samples.t_starts, samples.t_ends, samples.ray_indices
+    )
+    assert torch.allclose(out[:, :3].sigmoid(), rgb, atol=1e-6) and torch.equal(out[:, 3], density)
+    weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(1))
+    (fused,) = torch.autograd.grad((out[:, :3].sigmoid() * weights).sum(), photos.exposure)
+    (plain,) = torch.autograd.grad((rgb * weights).sum(), photos.exposure)
+    assert torch.allclose(fused, plain, atol=1e-6) and float(fused.abs().max()) > 1e-3
+
+
+def test_levels_are_faded_in_from_coarse_to_fine_and_reading_agrees_with_training() -> None:
+    config = replace(tiny_config(), cameras=CameraConfig(refine=True, fade_in=0.5, first_levels=1))
+    model = NerfModel(replace(config, field=replace(config.field, n_levels=4)), SceneBounds.of(ball_scene()))
+    assert model.photos is not None
+    for progress, expected in ((0.0, [1.0, 0.0, 0.0, 0.0]), (0.25, [1.0, 1.0, 0.5, 0.0]), (0.6, [1.0] * 4)):
+        model.set_progress(progress)
+        assert torch.allclose(model.photos.level_weights(), torch.tensor(expected), atol=1e-6)
+        points = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
+        with torch.no_grad():
+            model.field.encoding.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(2))  # type: ignore[union-attr]
+            read = model.field.density(points)
+        assert torch.allclose(read, model.field.density(points).detach(), rtol=1e-4)
+
+
+def test_rendering_has_the_mean_look_or_that_of_a_photo() -> None:
+    config = replace(tiny_config(), photo=PhotoConfig(appearance=3))
+    model = NerfModel(config, SceneBounds.of(ball_scene()))
+    assert model.photos is not None
+    with torch.no_grad():
+        model.photos.appearance.normal_(generator=torch.Generator().manual_seed(0))
+    here, ahead = torch.zeros(4, 3), torch.tensor([[0.0, 0.0, 1.0]]).expand(4, 3)
+    own = model.field(here, ahead, None, torch.arange(4))[0].detach()
+    with torch.no_grad():
+        mean = model.field(here, ahead, None, torch.arange(4))[0]  # another set of cameras' numbers, say
+        model.photos.shown = 2
+        shown = model.field(here, ahead)[0]
+    assert torch.equal(mean, mean[:1].expand_as(mean)) and not torch.allclose(own[0], own[1])
+    assert torch.allclose(shown[0], own[2])
+
+
+def test_fields_that_cannot_do_it_say_so() -> None:
+    bounds, fisheye = SceneBounds.of(ball_scene()), ball_scene().cameras
+    vanilla = replace(tiny_config(), photo=PhotoConfig(appearance=2))
+    with pytest.raises(InputError, match=r"photo\.appearance: expected a field of the kind ngp"):
+        NerfModel(replace(vanilla, field=replace(vanilla.field, kind="vanilla", depth=2)), bounds)
+    with pytest.raises(InputError, match="training photos"):
+        NerfModel(vanilla, SceneBounds(Aabb.cube(1.0), 0.0, 4.0))
+    fisheye = replace(fisheye, model="fisheye", distortion=torch.zeros(4, 8))
+    with pytest.raises(InputError, match=r"cameras\.focal: expected lenses of the kinds pinhole, opencv"):
+        photos_of(fisheye, focal=True)
+    with pytest.raises(InputError, match="the 4 cameras of training"):
+        photos_of(ball_scene().cameras).refined(ball_scene(n_views=3).cameras)
+
+
+def test_a_checkpoint_keeps_them_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    config = replace(tiny_config(steps=8), cameras=ALL[0], photo=ALL[1])
+    whole, first, second = (Trainer(config, ball_scene()) for _ in range(3))
+    whole.fit()
+    for _ in range(3):
+        first.advance(1)
+    second.resume(first.save(tmp_path))
+    second.fit()
+    for name, value in whole.model.state_dict().items():
+        assert torch.allclose(value.float(), second.model.state_dict()[name].float(), atol=1e-6), name
+    loaded = load_model(second.save(tmp_path))
+    assert loaded.photos is not None and float(loaded.photos.pose.detach().abs().max()) > 0.0
+    cameras = whole.scene.cameras
+    assert torch.equal(loaded.photos.refined(cameras).focal, second.model.photos.refined(cameras).focal)  # type: ignore[union-attr]
+
+
+def test_switched_off_there_is_nothing() -> None:
+    trainer = Trainer(tiny_config(steps=1), ball_scene())
+    assert trainer.model.photos is None and trainer.model.keypoints is None
+    assert not any("photos" in name for name in trainer.model.state_dict())
+    assert len(trainer.optimizer.buffers) == 2 and trainer.model.field.level_weights is None  # type: ignore[union-attr]
+
+
+def perturbed(cameras: Cameras, degrees: float, shift: float, seed: int = 3) -> Cameras:
+    """Every camera turned and moved by about as much, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    turns = torch.nn.functional.normalize(torch.randn(len(cameras), 3, generator=generator), dim=-1)
+    shifts = torch.nn.functional.normalize(torch.randn(len(cameras), 3, generator=generator), dim=-1) * shift
+    poses = cameras.camera_to_world
+    rotations = rotation_matrices(turns * math.radians(degrees)) @ poses[:, :, :3]
+    return replace(cameras, camera_to_world=torch.cat([rotations, poses[:, :, 3:] + shifts[:, :, None]], dim=-1))
