@@ -16,10 +16,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
-from .colmap import find_model, picture_files
-from .colmap_files import read_cameras, read_cloud, read_features
 from .scene import Scene
-from .unposed import is_unposed, poses_folder
 
 HINT = "leave photo.depth_weight at 0"
 
@@ -61,6 +58,9 @@ def has_keypoints(source: str) -> bool:
 
 def load_keypoints(scene: Scene) -> Keypoints:
     """The keypoints of a scene that was loaded from a COLMAP reconstruction, or from photos that COLMAP posed."""
+    from .colmap import picture_files  # imported here: whoever only holds keypoints needs no files
+    from .colmap_files import read_cameras, read_cloud, read_features
+
     folder, model = _model_folder(scene.source)
     points_file = next((f for e in (".bin", ".txt") if (f := model / f"points3D{e}").is_file()), None)
     if points_file is None or not scene.files:
@@ -91,6 +91,9 @@ def load_keypoints(scene: Scene) -> Keypoints:
 
 def _model_folder(source: str) -> tuple[Path, Path]:
     """The scene's folder and that of its reconstruction."""
+    from .colmap import find_model
+    from .unposed import is_unposed, poses_folder
+
     folder = Path(source).expanduser()
     if folder.exists() and (folder.is_file() or find_model(folder) is None) and is_unposed(folder):
         folder = poses_folder(folder)
