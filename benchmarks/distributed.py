@@ -101,13 +101,18 @@ WORK = {"parity": train_for_parity, "time": time_steps}
 def _child(rank: int, world: int, port: int, args: argparse.Namespace, job: dict[str, str], folder: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), BACKEND_VARIABLE: job["backend"]}
-    join_team(args.device)
-    team = ProcessTeam(args.device, compression=job.get("compression", "none"))  # type: ignore[arg-type]
-    torch.save(WORK[job["work"]](args, team), Path(folder) / f"{rank}.pt")
+    team = join_team(args.device)
+    found = {}
+    for compression in job["compressions"].split():
+        own = ProcessTeam(args.device, compression=compression)  # type: ignore[arg-type]
+        found[compression] = WORK[job["work"]](args, own)
+    torch.save(found, Path(folder) / f"{rank}.pt")
     team.close()
 
 
-def together(world: int, args: argparse.Namespace, **job: str) -> list[dict[str, Any]]:
+def together(world: int, args: argparse.Namespace, *, compressions: str = "none", **job: str) -> list[dict[str, Any]]:
+    """What each rank found, by compression; one team of processes for all of them, since a start takes long."""
+    job["compressions"] = compressions
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -117,7 +122,8 @@ def together(world: int, args: argparse.Namespace, **job: str) -> list[dict[str,
 
 
 def parity(args: argparse.Namespace) -> dict[str, Any]:
-    one, two = train_for_parity(args, Team()), together(2, args, work="parity", backend="gloo")
+    one = train_for_parity(args, Team())
+    two = [found["none"] for found in together(2, args, work="parity", backend="gloo")]
     truth, found = one["moments"].double(), two[0]["moments"].double()
     curve = [abs(a - b) / abs(a) for a, b in zip(one["losses"], two[0]["losses"], strict=True)]
     equal = all(torch.equal(value, two[1]["state"][name]) for name, value in two[0]["state"].items())
@@ -135,11 +141,22 @@ def collectives(args: argparse.Namespace) -> dict[str, Any]:
     gpu = torch.device(args.device).type == "cuda"
     jobs = {"nccl inside the graph": "nccl", "gloo between two graphs": "gloo"} if gpu else {"gloo": "gloo"}
     for name, backend in jobs.items():
-        for compression in ("none", "bf16", "fp16"):
+        (timed,) = together(1, args, work="time", backend=backend, compressions="none bf16 fp16")
+        for compression, times in timed.items():
             label = name if compression == "none" else f"{name}, {compression} messages"
-            found[label] = together(1, args, work="time", backend=backend, compression=compression)[0]
-            print(label, found[label], flush=True)
+            found[label] = times
+            print(label, times, flush=True)
     return found
+
+
+def trainers(args: argparse.Namespace) -> list[dict[str, Any]]:
+    steps, rounds = (10, 1) if args.quick else (args.steps, args.rounds)
+    config, scenes = config_for(args, steps=steps), scene_for(args)
+    timings = run_trainers_benchmark(config, scenes, device=args.device, rounds=rounds, report=print)
+    return [asdict(timing) for timing in timings]
+
+
+PARTS = {"parity": parity, "collectives": collectives, "trainers": trainers}
 
 
 def main() -> None:
@@ -147,18 +164,19 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, default=Path("distributed.json"))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--steps", type=int, default=600, help="of each loop in the last part")
+    parser.add_argument("--rounds", type=int, default=3, help="of all loops in the last part")
     args = parser.parse_args()
     values: dict[str, Any] = {}
-    for name, measure in (("parity", parity), ("collectives", collectives)):
-        values[name] = measure(args)
+    for name in args.parts:
+        values[name] = PARTS[name](args)
         print(name, values[name], flush=True)
-    steps, rounds = (10, 1) if args.quick else (1500, 3)
-    timings = run_trainers_benchmark(
-        config_for(args, steps=steps), scene_for(args), device=args.device, rounds=rounds, report=print
-    )
-    values["trainers"] = [asdict(timing) for timing in timings]
-    record = Record("several processes and other loops on one device", __doc__ or "", 0, values, machine(args.device))
-    print(write_json(args.output, record))
+        record = Record(
+            "several processes and other loops on one device", __doc__ or "", 0, values, machine(args.device)
+        )
+        write_json(args.output, record)  # after each part: a later one that fails takes nothing away
+    print(args.output)
 
 
 if __name__ == "__main__":

@@ -34,16 +34,17 @@ class Case:
 
 @dataclass(frozen=True)
 class AblationRow:
-    """One case: differences are to the baseline of the same seed's mean."""
+    """One case. Numbers are None where it did not run, and `error` says why: memory may be too small for it."""
 
     name: str
-    seconds: float
-    rays_per_second: float
-    samples_per_second: float
+    seconds: float | None
+    rays_per_second: float | None
+    samples_per_second: float | None
     peak_bytes: int | None
-    psnr: float
+    psnr: float | None
     ssim: float | None
     skipped: int
+    error: str = ""
 
 
 def _changed(config: Config, stage: str, **values: Any) -> Config:
@@ -113,30 +114,39 @@ def run_ablation(
     rows = []
     warm = _changed(cases[0].config, "train", steps=min(steps, WARM_STEPS), time_limit=None)
     Trainer(warm, scenes[0], device=device).fit()  # the first training of a process is slower than the others
+    views = choose_views(len(scenes[1]), eval_views)
     for case in cases:
         config = _changed(case.config, "train", steps=steps, time_limit=None)
-        with peak_memory(device) as peak:
-            trainer = Trainer(config, scenes[0], device=device)
-            summary = trainer.fit()
-        views = choose_views(len(scenes[1]), eval_views)
-        with trainer.optimizer.averaged():
-            score = evaluate(trainer.model.eval(), scenes[1], views=views)
-        seconds = max(summary.train_seconds, 1e-9)
-        row = AblationRow(
-            name=case.name,
-            seconds=summary.train_seconds,
-            rays_per_second=summary.rays / seconds,
-            samples_per_second=summary.samples / seconds,
-            peak_bytes=peak.n_bytes,
-            psnr=score.psnr,
-            ssim=score.ssim,
-            skipped=trainer.skipped,
-        )
+        try:
+            row = _row(case.name, config, scenes, device, views)
+        except (RuntimeError, MemoryError) as error:  # the other cases are still worth knowing
+            if case is cases[0]:
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            row = AblationRow(case.name, None, None, None, None, None, None, 0, error=reason)
         rows.append(row)
         if report is not None:
             report(row)
-        del trainer
     return rows
+
+
+def _row(name: str, config: Config, scenes: tuple[Scene, Scene], device: torch.device, views: list[int]) -> AblationRow:
+    with peak_memory(device) as peak:
+        trainer = Trainer(config, scenes[0], device=device)
+        summary = trainer.fit()
+    with trainer.optimizer.averaged():
+        score = evaluate(trainer.model.eval(), scenes[1], views=views)
+    seconds = max(summary.train_seconds, 1e-9)
+    return AblationRow(
+        name=name,
+        seconds=summary.train_seconds,
+        rays_per_second=summary.rays / seconds,
+        samples_per_second=summary.samples / seconds,
+        peak_bytes=peak.n_bytes,
+        psnr=score.psnr,
+        ssim=score.ssim,
+        skipped=trainer.skipped,
+    )
 
 
 def ablation_record(

@@ -63,7 +63,7 @@ class PrecisionRun:
     seconds: float
     rays_per_second: float
     samples_per_second: float
-    peak_bytes: int | None
+    peak_bytes: int | None  # of a training step, beside the pictures
     points: tuple[Point, ...]
     skipped: int
     loss_scales: tuple[tuple[int, float], ...]  # (step, scale) whenever it moved
@@ -103,10 +103,13 @@ def run_precision(
                 score(trainer)
 
     with matmul_precision(kind.matmul):
-        Trainer(config, scenes[0], device=device).stepper.advance(0, 1)  # compiled and warm before the clock runs
-        with peak_memory(device) as peak:
-            trainer = Trainer(config, scenes[0], device=device, callbacks=[follow])
-            summary = trainer.fit()
+        with peak_memory(device) as peak:  # of a step alone, without scoring; compiled and warm before the clock runs
+            warm = Trainer(config, scenes[0], device=device)
+            warm.stepper.advance(0, 1)
+        pictures = 0 if warm.sampler.on_host else warm.sampler.scene.images.pixels.nbytes
+        del warm
+        trainer = Trainer(config, scenes[0], device=device, callbacks=[follow])
+        summary = trainer.fit()
         score(trainer)
         if on_image is not None:
             on_image(trainer.model.render_image(scenes[1].to(device).cameras, views[0]).rgb.cpu())
@@ -118,7 +121,7 @@ def run_precision(
         seconds=summary.train_seconds,
         rays_per_second=summary.rays / max(summary.train_seconds, 1e-9),
         samples_per_second=summary.samples / max(summary.train_seconds, 1e-9),
-        peak_bytes=peak.n_bytes,
+        peak_bytes=None if peak.n_bytes is None else peak.n_bytes - pictures,
         points=tuple(points),
         skipped=trainer.skipped,
         loss_scales=tuple(scales),
@@ -231,6 +234,7 @@ def precision_record(
     }
     text = (
         "every precision trains the same steps on the same draws, kernels compiled before; then each with the largest "
-        "batch that fits the budget; test views scored with the clock stopped; medians over the seeds"
+        "batch that fits the budget; test views scored with the clock stopped; peak memory is that of a training step "
+        "beside the pictures; medians over the seeds"
     )
     return Record(f"{scene.name}: precisions side by side", text, plan.seeds[0], values, machine=machine(device))

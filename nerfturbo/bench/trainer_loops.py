@@ -25,6 +25,7 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
     "enable_checkpointing": False,
+    "limit_val_batches": 0,  # none of the other loops validates
     "logger": False,
 }
 
@@ -67,7 +68,7 @@ def lightning(config: Config, scene: Scene, device: torch.device, tick: Tick) ->
         module, NerfData(config, (scene, scene))
     )
     assert module.model is not None
-    return module.model
+    return module.model.to(device)  # Lightning leaves it on the CPU
 
 
 def lightning_captured(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:

@@ -70,7 +70,10 @@ def ablation(argv: Sequence[str]) -> int:
         cases = [replace(case, config=_fitted(case.config, scenes[0])) for case in cases]
 
         def report(row: AblationRow) -> None:
-            display.note(f"{row.name}: {row.seconds:.1f} s, {row.psnr:.2f} dB")
+            failed = row.seconds is None or row.psnr is None
+            display.note(
+                f"{row.name}: {row.error}" if failed else f"{row.name}: {row.seconds:.1f} s, {row.psnr:.2f} dB"
+            )
 
         display.phase(f"training {len(cases)} times")
         steps = args.steps or config.train.steps
@@ -81,16 +84,14 @@ def ablation(argv: Sequence[str]) -> int:
     write_json(args.output, record)
     write_text(args.output.with_suffix(".svg"), ablation_plot(rows, f"{scenes[1].name}, {steps} steps"))
     table = _table(f"{scenes[1].name}, {steps} steps", "technique", "s", "times as long", "MB", "PSNR, dB", "dB more")
+    base_seconds, base_psnr = rows[0].seconds or 1e-9, rows[0].psnr or 0.0
     for row in rows:
+        if row.seconds is None or row.psnr is None:
+            table.add_row(row.name, *["-"] * 3, row.error[:60], "-")
+            continue
         size = "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
-        table.add_row(
-            row.name,
-            f"{row.seconds:.1f}",
-            f"{row.seconds / rows[0].seconds:.2f}",
-            size,
-            f"{row.psnr:.2f}",
-            f"{row.psnr - rows[0].psnr:+.2f}",
-        )
+        numbers = (f"{row.seconds:.1f}", f"{row.seconds / base_seconds:.2f}", size)
+        table.add_row(row.name, *numbers, f"{row.psnr:.2f}", f"{row.psnr - base_psnr:+.2f}")
     _show(table, args.output, as_json=args.json)
     return 0
 

@@ -205,7 +205,7 @@ def join_team(device: torch.device | str = "cpu", *, compression: Compression = 
         return Team()
     import torch.distributed as dist
 
-    device = torch.device(device)
+    device = torch.device(rank_device(str(device)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():

@@ -272,7 +272,8 @@ class DeviceStep:
             return function
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # Other threads (NCCL's watchdog, a page that renders) may go on meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
             raise BackendError(

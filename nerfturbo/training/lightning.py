@@ -251,6 +251,10 @@ class NerfModule(pl.LightningModule):
         if self.captured and self.engine is not None:
             self.engine.end()
 
+    def cpu(self) -> NerfModule:
+        """Lightning ends with this on every module; a captured one stays where its graphs and buffers are."""
+        return self if self.engine is not None else super().cpu()
+
     def training_step(self, batch: int, batch_idx: int) -> Tensor | None:
         return self._captured_steps() if self.captured else self._eager_step()
 

@@ -30,6 +30,7 @@ def fit_with_lightning(engine: Trainer) -> TrainSummary:
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 enable_checkpointing=False,
+                limit_val_batches=0,  # the session scores the test views; here it would render every training view
                 logger=False,
                 **team,
             )

@@ -19,6 +19,7 @@ from nerfturbo.training.checkpoint import read_state  # noqa: E402
 from nerfturbo.training.interchange import native_from_lightning  # noqa: E402
 from nerfturbo.training.lightning import NerfData, NerfModule, load_module  # noqa: E402
 from nerfturbo.training.lightning_callbacks import ImageLog, NonFiniteGuard  # noqa: E402
+from nerfturbo.training.lightning_run import fit_with_lightning  # noqa: E402
 from nerfturbo.training.stages import Stages, render_and_compare  # noqa: E402
 from nerfturbo.training.trainer import Trainer  # noqa: E402
 
@@ -210,3 +211,49 @@ def test_a_module_without_its_data_says_so() -> None:
     module = NerfModule(tiny_config(steps=2))
     with pytest.raises(InputError, match="datamodule: expected a NerfData"):
         pl.Trainer(**QUIET, accelerator="cpu", max_steps=1).fit(module, DataLoader([1, 2]))  # type: ignore[arg-type]
+
+
+class ApplySpy(pl.Callback):
+    """Counts what moves or converts a model from the end of fitting on."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.count = model, 0
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        before = self.model._apply
+
+        def counted(*args: Any, **options: Any) -> torch.nn.Module:
+            self.count += 1
+            return before(*args, **options)
+
+        self.model._apply = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_only_a_captured_module_stays_on_its_device_when_lightning_ends(captured: bool) -> None:
+    """Lightning moves every module to the CPU at its end; the graphs and buffers of a captured one would stay behind."""
+    config = tiny_config(steps=2)
+    engine = Trainer(config, ball_scene())
+    module = NerfModule(config, engine=engine) if captured else NerfModule(config)
+    if not captured:
+        module.model = engine.model
+        module._disconnect(engine)
+    spy = ApplySpy(engine.model)
+    fit(module, callbacks=[spy], limit_val_batches=0)
+    assert (spy.count == 0) == captured
+
+
+@pytest.mark.gpu
+def test_a_captured_module_on_a_gpu_ends_where_the_native_trainer_does() -> None:
+    config = replace(tiny_config(steps=32), preset="ngp")
+    ends = []
+    with use_backend("triton"):
+        for under_lightning in (False, True):
+            engine = Trainer(config, ball_scene(), device="cuda")
+            if under_lightning:
+                fit_with_lightning(engine)
+            else:
+                engine.fit()
+            assert engine.model.device.type == "cuda" and engine.step == 32
+            ends.append(engine.model.render_image(ball_scene("test").cameras, 0).rgb.cpu())
+    assert (ends[0] - ends[1]).abs().mean() < 0.02
