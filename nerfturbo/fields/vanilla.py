@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +13,7 @@ from .encodings import frequency_encode
 
 POSITION_FREQUENCIES = 10
 DIRECTION_FREQUENCIES = 4
+PIECES, SMALLEST_PIECE = 8, 2048  # of a batch that is computed again in the backward
 
 
 class VanillaNeRF(nn.Module):
@@ -57,12 +56,6 @@ class VanillaNeRF(nn.Module):
                 module.weight.uniform_(-bound, bound, generator=generator)
                 module.bias.zero_()
 
-    def _kept_small(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """With `checkpointing`, only the inputs are kept for the backward, which computes the rest once more."""
-        if not self.config.checkpointing or not torch.is_grad_enabled():
-            return function(*inputs)
-        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-
     def _trunk(self, positions: Tensor) -> Tensor:
         encoded = frequency_encode(self.aabb.normalize(positions) * 2.0 - 1.0, POSITION_FREQUENCIES)
         skip = self.skip if self.skip > 0 else None
@@ -91,8 +84,18 @@ class VanillaNeRF(nn.Module):
         times: Tensor | None = None,
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        hidden = self._kept_small(self._trunk, positions)
-        logits = self._kept_small(self._color_logits, hidden, directions)
+        if not self.config.checkpointing or not torch.is_grad_enabled():
+            return self._evaluate(positions, directions)
+        # Piece by piece, keeping the inputs alone: the backward computes a piece once more, and only one at a time.
+        n_pieces = max(1, min(PIECES, positions.shape[0] // SMALLEST_PIECE))
+        pieces = zip(positions.tensor_split(n_pieces), directions.tensor_split(n_pieces), strict=True)
+        done = [checkpoint(self._evaluate, *p, use_reentrant=False, preserve_rng_state=False) for p in pieces]
+        rgb, density = zip(*done, strict=True)
+        return torch.cat(rgb), torch.cat(density)
+
+    def _evaluate(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self._trunk(positions)
+        logits = self._color_logits(hidden, directions)
         return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
 
     def _color_logits(self, hidden: Tensor, directions: Tensor) -> Tensor:
