@@ -16,19 +16,7 @@ _HOMES = {
     "errors": ["InputError", "NerfturboError"],
     "config": ["Config"],
     "presets": ["preset"],
-    "ops": [
-        "composite",
-        "fused_mlp",
-        "hash_encode",
-        "HashLayout",
-        "importance_sample",
-        "march",
-        "packed_cumsum",
-        "packed_sum",
-        "ray_aabb",
-        "spherical_harmonics",
-        "use_backend",
-    ],
+    "ops": ["use_backend"],
     "data.cameras": ["Cameras"],
     "data.scene": ["Scene", "load_scene"],
     "sampling": ["OccupancyGrid", "contract", "uncontract"],
@@ -38,12 +26,16 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED: dict[str, str] = {}  # old name: new name; kept for two minor versions
+_MOVED = dict.fromkeys(  # to nerfturbo.ops in 0.1; kept until 0.3
+    ("HashLayout", "composite", "fused_mlp", "hash_encode", "importance_sample", "march")
+    + ("packed_cumsum", "packed_sum", "ray_aabb", "spherical_harmonics"),
+    "ops",
+)
 
 __all__ = [
     "Aabb",
     "Cameras",
     "Config",
-    "HashLayout",
     "InputError",
     "InstantNGP",
     "MixedPrecision",
@@ -56,47 +48,28 @@ __all__ = [
     "Trainer",
     "VanillaNeRF",
     "color_loss",
-    "composite",
     "contract",
     "distortion_loss",
-    "fused_mlp",
-    "hash_encode",
-    "importance_sample",
     "load_model",
     "load_scene",
-    "march",
-    "packed_cumsum",
-    "packed_sum",
+    "ops",
     "preset",
-    "ray_aabb",
     "ray_marching",
     "render_image",
     "render_rays",
-    "spherical_harmonics",
     "uncontract",
     "use_backend",
     "volume_rendering",
 ]
 
 if TYPE_CHECKING:
+    from . import ops
     from .config import Config
     from .data.cameras import Cameras
     from .data.scene import Scene, load_scene
     from .errors import InputError, NerfturboError
     from .fields import InstantNGP, VanillaNeRF
-    from .ops import (
-        HashLayout,
-        composite,
-        fused_mlp,
-        hash_encode,
-        importance_sample,
-        march,
-        packed_cumsum,
-        packed_sum,
-        ray_aabb,
-        spherical_harmonics,
-        use_backend,
-    )
+    from .ops import use_backend
     from .presets import preset
     from .rendering import color_loss, distortion_loss, ray_marching, render_image, render_rays, volume_rendering
     from .sampling import OccupancyGrid, contract, uncontract
@@ -108,6 +81,11 @@ def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         warnings.warn(f"nerfturbo.{name} is now nerfturbo.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
+    if name == "ops":
+        return importlib.import_module(".ops", __name__)
+    if name in _MOVED:
+        warnings.warn(f"nerfturbo.{name} is now nerfturbo.{_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f".{_MOVED[name]}", __name__), name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'nerfturbo' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -6,6 +6,7 @@ Adding or removing a public name is a decision: make it in nerfturbo/__init__.py
 from __future__ import annotations
 
 import inspect
+import operator
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,6 @@ SURFACE = [
     "Aabb",
     "Cameras",
     "Config",
-    "HashLayout",
     "InputError",
     "InstantNGP",
     "MixedPrecision",
@@ -32,33 +32,46 @@ SURFACE = [
     "Trainer",
     "VanillaNeRF",
     "color_loss",
-    "composite",
     "contract",
     "distortion_loss",
-    "fused_mlp",
-    "hash_encode",
-    "importance_sample",
     "load_model",
     "load_scene",
-    "march",
-    "packed_cumsum",
-    "packed_sum",
+    "ops",
     "preset",
-    "ray_aabb",
     "ray_marching",
     "render_image",
     "render_rays",
-    "spherical_harmonics",
     "uncontract",
     "use_backend",
     "volume_rendering",
 ]
 
-MAX_NAMES = 36
+# The operations that are public, as nerfturbo.ops.NAME; what else is in there serves the package.
+OPS = [
+    "HashLayout",
+    "composite",
+    "fused_mlp",
+    "hash_encode",
+    "importance_sample",
+    "march",
+    "packed_cumsum",
+    "packed_sum",
+    "ray_aabb",
+    "spherical_harmonics",
+]
+
+MAX_NAMES = 32
 MAX_POSITIONAL = 3
 
 # Functions whose fourth argument is not an option but what the function is about.
-MANY_POSITIONAL = {"march"}  # rays (two tensors), a grid, a step rule
+MANY_POSITIONAL = {"ops.march"}  # rays (two tensors), a grid, a step rule
+
+
+NAMES = [*(name for name in nerfturbo.__all__ if name != "ops"), *(f"ops.{name}" for name in OPS)]
+
+
+def find(name: str) -> Any:
+    return operator.attrgetter(name)(nerfturbo)
 
 
 def test_surface_is_what_was_decided() -> None:
@@ -72,9 +85,9 @@ def test_surface_is_sorted_and_small() -> None:
     assert len(nerfturbo.__all__) <= MAX_NAMES
 
 
-@pytest.mark.parametrize("name", nerfturbo.__all__)
+@pytest.mark.parametrize("name", NAMES)
 def test_name_exists_and_is_documented(name: str) -> None:
-    thing = getattr(nerfturbo, name)
+    thing = find(name)
     if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
         doc = (thing.__doc__ or "").strip()
         generated = inspect.isclass(thing) and doc.startswith(f"{thing.__name__}(")  # what @dataclass writes by itself
@@ -87,9 +100,9 @@ WITHOUT_EXAMPLE = {"Config", "NerfturboError", "RenderOutput", "Scene", "Trainer
 WITHOUT_EXAMPLE |= {"load_model", "load_scene", "render_image", "render_rays"}
 
 
-@pytest.mark.parametrize("name", sorted(set(nerfturbo.__all__) - WITHOUT_EXAMPLE))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WITHOUT_EXAMPLE))
 def test_name_has_an_example_that_runs(name: str) -> None:
-    thing = getattr(nerfturbo, name)
+    thing = find(name)
     docs = [thing.__doc__, *(member.__doc__ for member in vars(thing).values() if inspect.isclass(thing))]
     assert any(">>> " in doc for doc in docs if isinstance(doc, str)), f"{name}: no example in its docstring"
 
@@ -100,9 +113,15 @@ def test_a_renamed_name_lives_on_with_a_warning(monkeypatch: pytest.MonkeyPatch)
         assert nerfturbo.march_rays is nerfturbo.ray_marching
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_operations_lived_here_before(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"nerfturbo\.ops\.{name}"):
+        assert getattr(nerfturbo, name) is getattr(nerfturbo.ops, name)
+
+
 def callables_of(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """A public function; or the constructor and the public methods that a class itself defines."""
-    thing = getattr(nerfturbo, name)
+    thing = find(name)
     if inspect.isfunction(thing):
         yield name, thing
     elif inspect.isclass(thing):
@@ -112,7 +131,7 @@ def callables_of(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield f"{name}.{key}", function
 
 
-@pytest.mark.parametrize("name", nerfturbo.__all__)
+@pytest.mark.parametrize("name", NAMES)
 def test_name_is_fully_typed(name: str) -> None:
     for label, function in callables_of(name):
         signature = inspect.signature(function)
@@ -125,9 +144,9 @@ def test_name_is_fully_typed(name: str) -> None:
         assert signature.return_annotation is not inspect.Signature.empty, f"{label}: no return type"
 
 
-@pytest.mark.parametrize("name", [n for n in nerfturbo.__all__ if inspect.isfunction(getattr(nerfturbo, n, None))])
+@pytest.mark.parametrize("name", [n for n in NAMES if inspect.isfunction(find(n))])
 def test_parameters_past_the_third_are_keyword_only(name: str) -> None:
-    kinds = [parameter.kind for parameter in inspect.signature(getattr(nerfturbo, name)).parameters.values()]
+    kinds = [parameter.kind for parameter in inspect.signature(find(name)).parameters.values()]
     positional = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
     assert positional <= MAX_POSITIONAL or name in MANY_POSITIONAL, f"{name} takes {positional} by position"
 
