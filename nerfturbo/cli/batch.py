@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import InputError
+from .batch_engines import EngineName, check_engine, work_off_elsewhere
 from .parse import parse
 from .settings import check_positive
 
@@ -43,6 +44,10 @@ class BatchArgs:
     """Scenes trained at a time; GPUs are dealt out among them."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/N")] = "0/1"
     """Only every N-th scene, beginning with the I-th: for the tasks of a job array over one list."""
+    engine: EngineName = "local"
+    """Where scenes are trained: processes here, tasks on SLURM (submitit; cluster=local: here too), or on Ray."""
+    engine_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """Of submitit's executor (slurm_partition=gpu gpus_per_node=1 timeout_min=60) or of ray.init (address=auto)."""
     json: bool = False
     """Print the summary as one JSON object on stdout."""
 
@@ -88,12 +93,16 @@ def main(argv: Sequence[str]) -> int:
     words, shared = _split(list(argv))
     args = parse(BatchArgs, words, "batch")
     check_positive({"--workers": args.workers})
+    options = check_engine(args.engine, args.engine_options)
     jobs = _shard(read_jobs(args.scenes, args.output, shared), args.shard)
     from ..evaluation.run_folder import check_writable
 
     check_writable(args.output)
     args.output.mkdir(parents=True, exist_ok=True)
-    stopped = work_off(jobs, args.workers)
+    if args.engine == "local":
+        stopped = work_off(jobs, args.workers)
+    else:
+        stopped = work_off_elsewhere(jobs, args.engine, options, workers=args.workers, folder=args.output)
     outcomes = [outcome_of(job) for job in read_jobs(args.scenes, args.output, shared)]
     write_summary(args.output, outcomes)
     if args.json:
