@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -224,23 +225,25 @@ import torch
 before = set(sys.modules)
 gc.collect()
 gc.freeze()  # a pass of the collector over torch's own objects, a third of the time, falls in here only by chance
-start = time.perf_counter()
+start, worked = time.perf_counter(), time.process_time()
 import nerfturbo
 for name in nerfturbo.__all__:  # names are loaded when first used: their cost belongs to the import all the same
     getattr(nerfturbo, name)
-seconds = time.perf_counter() - start
+seconds, worked = time.perf_counter() - start, time.process_time() - worked
 heavy = sorted({name.split(".")[0] for name in set(sys.modules) - before} & {"numba", "triton", "lightning", "viser"})
-print(json.dumps([seconds, heavy, threading.active_count(), torch.cuda.is_initialized()]))
+print(json.dumps([seconds, worked, heavy, threading.active_count(), torch.cuda.is_initialized()]))
 """
 IMPORT_SECONDS = 0.3
 
 
 def test_import_is_cheap_and_touches_nothing() -> None:
     best = float("inf")
-    for _ in range(10):  # the least of several runs is the cost; one run may wait for a busy machine
+    for _ in range(6):  # the least of several runs is the cost; one run may wait for a busy machine
         run = subprocess.run([sys.executable, "-c", IMPORT_PROBE], cwd=REPOSITORY, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
-        seconds, heavy, threads, cuda = json.loads(run.stdout)
+        seconds, worked, heavy, threads, cuda = json.loads(run.stdout)
+        if os.getloadavg()[0] > (os.cpu_count() or 1):  # more at work than there are cores: the clock says little
+            seconds = worked
         assert heavy == [], f"import nerfturbo imports {heavy}; import them inside the function that needs them"
         assert threads == 1, "import nerfturbo starts a thread"
         assert not cuda, "import nerfturbo touches the GPU"
