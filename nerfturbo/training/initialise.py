@@ -1,6 +1,7 @@
 """Begin from a trained field instead of from random numbers: the whole of it, or some of its parts, with its grid.
 
-A source is a run folder, one of its checkpoints, or one safetensors file with `field.*` (and perhaps `grid.*`) tensors.
+A source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
+an entry of the zoo that comes with the package, as zoo:NAME.
 Optimizer, schedule and step begin anew: only what the field knows is taken over.
 """
 
@@ -21,6 +22,7 @@ from .checkpoint import latest_checkpoint, read_state
 
 LOG = logging.getLogger("nerfturbo")
 GRID = "grid"
+ZOO, ZOO_PREFIX = Path(__file__).parents[1] / "zoo", "zoo:"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Initialised:
     parts: tuple[str, ...]
     n_parameters: int
     grid: bool
+
+
+def zoo_names() -> list[str]:
+    """The pretrained fields that come with the package."""
+    return sorted(path.stem for path in ZOO.glob("*.safetensors"))
 
 
 def part_names(model: NerfModel) -> list[str]:
@@ -46,7 +53,7 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
 
     Call it before an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards.
     """
-    path, tensors = _read(Path(source).expanduser())
+    path, tensors = _read(_located(str(source)))
     known = part_names(model)
     for name in parts:
         if name not in known:
@@ -67,14 +74,26 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     return Initialised(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
 
 
-def save_field(model: NerfModel, path: Path) -> Path:
-    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds."""
+def save_field(model: NerfModel, path: Path, *, about: dict[str, str] | None = None) -> Path:
+    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds.
+
+    `about` is kept beside the tensors: the preset under "preset", say, which is named where another one does not fit.
+    """
     from safetensors.torch import save_file
 
     tensors = {f"field.{name}": value.half() for name, value in model.field.state_dict().items()}
     tensors["grid.thickness"] = model.grid.thickness.half()
-    save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
+    save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path, metadata=about)
     return path
+
+
+def _located(source: str) -> Path:
+    if not source.startswith(ZOO_PREFIX):
+        return Path(source).expanduser()
+    name = source.removeprefix(ZOO_PREFIX)
+    if name not in zoo_names():
+        raise InputError(source, "an entry of the zoo: " + ", ".join(zoo_names()), repr(name))
+    return ZOO / f"{name}.safetensors"
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Tensor]]:
@@ -102,10 +121,18 @@ def _check_fit(path: Path, name: str, saved: Tensor | None, own: Tensor, *, whol
     if saved is not None and saved.shape == own.shape:
         return
     found = "no such tensor" if saved is None else f"shape {tuple(saved.shape)}"
-    hint = "train with the preset and the --field values of that run"
+    preset = _about(path).get("preset")
+    hint = f"train with --preset {preset}" if preset else "train with the preset and the --field values of that run"
     if whole:
         hint += ", or take over only the parts that fit: --init-parts"
     raise CheckpointError(f"{path}: {name}: expected shape {tuple(own.shape)}, found {found}; {hint}")
+
+
+def _about(path: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
 
 
 def _fitting_grid(path: Path, grid: OccupancyGrid, tensors: dict[str, Tensor], *, demanded: bool) -> Tensor | None:

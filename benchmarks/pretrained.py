@@ -1,0 +1,145 @@
+"""What a pretrained field is worth: steps and seconds to a PSNR with and without `--init-from`.
+
+    python benchmarks/pretrained.py --output benchmarks/cpu_pretrained.json
+    python benchmarks/pretrained.py --device cuda --preset ngp-cpu --output benchmarks/h200_pretrained.json
+
+A field is trained on the toybox. Then two other scenes are trained, from random numbers and from that field: the
+toybox after somebody played with it (a ball and a cone moved, one crayon gone, another colour), and the chess board.
+Test views are scored along the way, the clock stopped. `--zoo FILE` also writes the field as one safetensors file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.config import Config
+from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.data.builtin_render import render_views
+from nerfturbo.data.builtin_scenes import TEAL, toybox
+from nerfturbo.data.builtin_tables import Material, pack
+from nerfturbo.data.images import ImagePool
+from nerfturbo.data.scene import Scene, Split
+from nerfturbo.evaluation.evaluate import choose_views, evaluate
+from nerfturbo.presets import preset
+from nerfturbo.training.initialise import save_field
+from nerfturbo.training.step import StepRecord
+from nerfturbo.training.trainer import Trainer
+
+RED_BALL, BEACH_BALL, CONE = 3, 4, 5  # places in the toybox's list of solids
+
+
+@dataclass(frozen=True)
+class Point:
+    """A score on the way."""
+
+    step: int
+    seconds: float
+    psnr: float
+
+
+def played_with(split: Split, resolution: int) -> Scene:
+    """The toybox, edited: the red ball is teal now, the beach ball and the cone stand elsewhere, a crayon is gone."""
+    scene = builtin_scene("toybox", split, resolution=resolution)
+    solids, light = toybox()
+    ball, beach, cone = (solids[index] for index in (RED_BALL, BEACH_BALL, CONE))
+    teal = Material(TEAL, highlight=0.9, shininess=90.0, reflection=1.0)
+    solids[RED_BALL] = replace(ball, material=teal)
+    solids[BEACH_BALL] = replace(beach, center=(beach.center[0] - 0.02, beach.center[1] + 0.14, beach.center[2]))
+    solids[CONE] = replace(cone, center=(cone.center[0] - 0.12, cone.center[1] - 0.26, cone.center[2]))
+    cameras = scene.cameras
+    tables = pack(solids[:-2], light)
+    pictures = render_views(tables, cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0]), resolution)
+    return replace(scene, name="toybox, edited", images=ImagePool.from_images(torch.from_numpy(pictures)))
+
+
+def train(
+    config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace, source: Path | None
+) -> tuple[Trainer, list[Point]]:
+    points: list[Point] = []
+    views = choose_views(len(scenes[1]), args.eval_views)
+
+    def score(trainer: Trainer) -> None:
+        with trainer.optimizer.averaged():
+            found = evaluate(trainer.model, scenes[1], views=views, with_ssim=False)
+        points.append(Point(trainer.step, trainer.train_seconds, found.psnr))
+
+    def follow(trainer: Trainer, record: StepRecord) -> None:
+        if record.step >= len(points) * args.every or record.step >= config.train.steps:
+            with trainer.clock_stopped():
+                score(trainer)
+
+    trainer = Trainer(config, scenes[0], device=args.device, callbacks=[follow])
+    if source is not None:
+        trainer.initialise(source)
+    score(trainer)
+    trainer.fit()
+    return trainer, points
+
+
+def reached(points: list[Point], target: float) -> Point | None:
+    return next((point for point in points if point.psnr >= target), None)
+
+
+def compare(plain: list[Point], begun: list[Point], targets: list[float]) -> list[dict[str, Any]]:
+    rows = []
+    for target in targets:
+        one, two = reached(plain, target), reached(begun, target)
+        row: dict[str, Any] = {"psnr": target, "plain": one and asdict(one), "pretrained": two and asdict(two)}
+        if one and two:
+            row["share_of_steps"] = two.step / one.step
+            row["share_of_seconds"] = two.seconds / one.seconds
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--preset", default="auto")
+    parser.add_argument("--steps", type=int, default=1500, help="of every training")
+    parser.add_argument("--every", type=int, default=32, help="steps between scores")
+    parser.add_argument("--resolution", type=int, default=200)
+    parser.add_argument("--eval-views", type=int, default=5)
+    parser.add_argument("--targets", type=float, nargs="+", default=[24.0, 26.0, 28.0, 30.0])
+    parser.add_argument("--zoo", type=Path, help="also write the first field as one file")
+    parser.add_argument("--output", type=Path, default=Path("pretrained.json"))
+    args = parser.parse_args()
+    config = preset(args.preset, torch.device(args.device).type)
+    config = replace(config, train=replace(config.train, steps=args.steps, time_limit=None))
+
+    def pair(name: str) -> tuple[Scene, Scene]:
+        made = {"resolution": args.resolution}
+        return builtin_scene(name, "train", **made), builtin_scene(name, "test", **made)
+
+    first, points = train(config, pair("toybox"), args, None)
+    path = args.zoo or args.output.with_suffix(".safetensors")
+    with first.optimizer.averaged():
+        save_field(first.model, path, about={"scene": "builtin:toybox", "preset": config.preset})
+    print(f"toybox: {points[-1].psnr:.2f} dB after {args.steps} steps; {path}: {path.stat().st_size / 1e6:.2f} MB")
+    values: dict[str, Any] = {"source": {"scene": "toybox", "psnr": points[-1].psnr, "bytes": path.stat().st_size}}
+    edited = (played_with("train", args.resolution), played_with("test", args.resolution))
+    for name, scenes in {"toybox, edited": edited, "chess": pair("chess")}.items():
+        plain = train(config, scenes, args, None)[1]
+        begun = train(config, scenes, args, path)[1]
+        rows = compare(plain, begun, args.targets)
+        values[name] = {"targets": rows, "plain": [asdict(p) for p in plain], "pretrained": [asdict(p) for p in begun]}
+        for row in rows:
+            print(name, row, flush=True)
+    if args.zoo is None:
+        path.unlink()
+    protocol = (
+        f"{args.steps} steps each with the same schedule and seed; {args.eval_views} test views every {args.every} "
+        "steps, the clock stopped; steps and seconds to the first score at or above each target"
+    )
+    record = Record("a pretrained field against random numbers", protocol, 0, values, machine(args.device))
+    print(write_json(args.output, record))
+
+
+if __name__ == "__main__":
+    main()
