@@ -29,6 +29,8 @@ class Stream(IntEnum):
     IMPORTANCE = 7
     VIEWS = 8
     KEYPOINTS = 12
+    REFINEMENT = 16
+    VARIATION = 17
     USER = 1024
 
 
