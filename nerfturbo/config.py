@@ -51,8 +51,8 @@ class GridConfig:
 class FieldConfig:
     """The radiance field."""
 
-    kind: Literal["ngp", "vanilla"] = "ngp"
-    """Instant-NGP's hash grid with small networks, or the original NeRF's deep network."""
+    kind: Literal["ngp", "vanilla", "voxels"] = "ngp"
+    """Instant-NGP's hash grid with small networks, the original NeRF's deep network, or sparse voxels."""
     n_levels: int = 16
     """Hash grid: number of resolutions."""
     n_features: int = 2
@@ -75,6 +75,32 @@ class FieldConfig:
     """Degree of the spherical harmonics of the view direction."""
     checkpointing: bool = False
     """Vanilla: keep no hidden layers for the backward but compute them again; less memory, about a third more time."""
+
+
+@dataclass(frozen=True)
+class VoxelConfig:
+    """Sparse voxels (field.kind voxels): how fine, when subdivided, how smooth; field.sh_degree is the colour's."""
+
+    resolutions: tuple[int, ...] = (64, 128, 256, 384)
+    """Voxels per axis of the box, stage after stage; the first stage is dense."""
+    subdivide_at: tuple[float, ...] = (0.02, 0.08, 0.25)
+    """Shares of the run after which the next stage begins: voxels that no pixel shows go, the others are divided."""
+    max_nodes: int = 1_500_000
+    """Corners of voxels that memory is kept for: a stage that would need more is made coarser, never emptier."""
+    prune_weight: float = 0.01
+    """A voxel stays where it, or a neighbour, gives a training ray at least this share of its colour."""
+    prune_rays: int = 1 << 22
+    """Rays of the training cameras that are looked along before voxels go."""
+    initial_density: float = 0.1
+    """Density at the start, per unit of world length."""
+    density_speed: float = 10.0
+    """How much faster than optim.lr the logarithm of the density moves."""
+    tv_density: float = 1e-3
+    """Weight of the total variation of the density's logarithm, over density_speed, in the loss."""
+    tv_color: float = 1e-3
+    """Weight of the total variation of the colour's coefficients in the loss."""
+    tv_share: float = 0.01
+    """Share of the corners, drawn at random, that the total variation is taken of at each step."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +240,7 @@ class Config:
     data: DataConfig = DataConfig()
     grid: GridConfig = GridConfig()
     field: FieldConfig = FieldConfig()
+    voxels: VoxelConfig = VoxelConfig()
     render: RenderConfig = RenderConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()

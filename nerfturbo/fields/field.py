@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -48,3 +49,54 @@ class RayField(Field, Protocol):
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         """(capacity, 4): rgb = sigmoid of the first three, density = truncated exp of the last."""
         ...
+
+
+@runtime_checkable
+class RegularizedField(Field, Protocol):
+    """A field with a prior of its own, which the training step adds to the loss."""
+
+    def regularization(self, step: int | Tensor) -> Tensor:
+        """() differentiable; the same on every rank. `step` may live on the device: draws come from `ops.random`."""
+        ...
+
+
+# (name of a parameter in its field, a tensor of its old shape) -> the same in its new shape. Moments and running means
+# have `.first`, `.second` or `.average` behind the name.
+Carry = Callable[[str, Tensor], Tensor]
+
+
+@runtime_checkable
+class AdaptiveField(Field, Protocol):
+    """A field whose parameters change their shapes while it trains: sparse voxels are pruned and subdivided.
+
+    `nerfturbo.training.refine` measures what the training rays see, then lets the field change, carries the optimizer's
+    state over and has the step recorded anew; all ranks do it at the same step. What shapes there are is part of the
+    field's state: `load_state_dict` takes a state of other shapes.
+    """
+
+    def refinement_due(self, progress: float) -> bool:
+        """Whether to change now; `progress` in [0, 1] is the share of the run that is over."""
+        ...
+
+    def new_marks(self) -> Tensor:
+        """Zeros, for `mark` to raise."""
+        ...
+
+    def mark(self, marks: Tensor, positions: Tensor, weights: Tensor) -> None:
+        """Note in `marks` that samples at world positions (n, 3) had these rendering weights (n,) in a pixel."""
+        ...
+
+    def refine(self, marks: Tensor) -> Carry:
+        """Change the parameters; the result does the same to tensors that belong to them."""
+        ...
+
+    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
+        """Take the shapes of a state of this field, not its values; whether anything changed."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+
+def field_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}

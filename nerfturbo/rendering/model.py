@@ -58,7 +58,7 @@ class NerfModel(nn.Module):
         self.config, self.bounds = config, bounds
         step_size = bounds.aabb.diagonal / config.render.steps_per_diagonal
         self.grid = OccupancyGrid(bounds.aabb, config.grid, step_size=step_size, seed=config.train.seed)
-        self.field = build_field(config.field, self.grid.outer_aabb, seed=config.train.seed)
+        self.field = build_field(config.field, self.grid.outer_aabb, seed=config.train.seed, voxels=config.voxels)
         self.keypoints: Keypoints | None = None  # what depth is known of, while training
         self.photos = build_photos(config, bounds.photos, bounds.lenses)
         if self.photos is not None:

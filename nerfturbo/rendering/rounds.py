@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
+from ..fields.voxels import VoxelGrid
 from ..ops.frame import (
     FinishedRays,
     LiveRays,
@@ -73,6 +74,8 @@ def render_budget(field: Field, device: torch.device, max_memory: int | None = N
 
 def bytes_per_sample(field: Field, *, half: bool = False) -> int:
     """An estimate: encoding and logits for the fused field, a few layers for any other."""
+    if isinstance(field, VoxelGrid):
+        return 256
     if not isinstance(field, InstantNGP):
         return 8192
     row = ngp_table(field, half=half, rows=1)
@@ -135,8 +138,25 @@ class NgpEvaluator(Evaluator):
         return logits[:, 3], logits[:, :3]
 
 
+class VoxelEvaluator(Evaluator):
+    """Sparse voxels: directions are turned into basis functions once per ray, and nothing is read back."""
+
+    logits = True
+    channels = 3
+
+    def __init__(self, field: VoxelGrid, rays: Rays) -> None:
+        self.field, self.rays, self.aabb = field, rays, field.aabb
+        self._look_up, self._basis = field.logits, field.basis(rays.directions)
+
+    def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
+        logits = self._look_up(samples.positions, self._basis, samples.ray_indices, samples.n_used)
+        return logits[:, 3], logits[:, :3]
+
+
 def evaluator(field: Field, rays: Rays, *, half: bool = False) -> Evaluator:
     """How to ask this field: Instant-NGP's table is read in the precision in which it is, or in `half`."""
+    if type(field) is VoxelGrid and len(rays):
+        return VoxelEvaluator(field, rays)
     if type(field) is not InstantNGP:
         return Evaluator(field, rays)
     table = ngp_table(field, half=half)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .optim import Optimizer
+from .refine import match_shapes
 
 VERSION = 2
 PREFIX = "step_"
@@ -215,6 +216,8 @@ def load_tensors(
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+    if match_shapes(model, tensors) and optimizer is not None:
+        optimizer.rebuild(model)
     own = model.state_dict()
     for name, value in own.items():
         saved = tensors.get(f"model.{name}")

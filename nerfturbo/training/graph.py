@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..data.batches import PixelSampler
 from ..errors import BackendError
-from ..fields import InstantNGP, VanillaNeRF
+from ..fields import InstantNGP, VanillaNeRF, VoxelGrid
 from ..ops.precompile import compile_only
 from ..ops.step_state import COLUMNS, RayBudget, StepState
 from ..rendering.model import NerfModel
@@ -63,7 +63,7 @@ class DeviceStep:
         self._update_averages: Callable[[], None] = self._average
         self._compiled = False
         # Only what reads nothing back and asks no other process can run with its launches left out: our own stages.
-        own = isinstance(model.field, InstantNGP | VanillaNeRF) and self.stages == Stages()
+        own = isinstance(model.field, InstantNGP | VanillaNeRF | VoxelGrid) and self.stages == Stages()
         self.compile_ahead = capture and own and self.team.alone
         self._stream = torch.cuda.Stream(model.device)
         self._host_ring = torch.zeros(2, RING, len(COLUMNS), pin_memory=True)
@@ -137,12 +137,19 @@ class DeviceStep:
 
     def set_sampler(self, sampler: PixelSampler) -> None:
         """Train on other pictures from now on: what was recorded reads the old ones and is recorded anew."""
-        self.finish()
-        self.sampler, again = sampler, self._run_step is not None
-        self._run_step = self._refresh = None
-        self._update_grid.clear()
+        again = self._run_step is not None
+        self.forget()
+        self.sampler = sampler
         if again:
             self.prepare()
+
+    def forget(self) -> None:
+        """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
+        self.finish()
+        self._run_step = self._refresh = None
+        self._update_grid.clear()
+        self._update_averages = self._average
+        self._pool = torch.cuda.graph_pool_handle()  # the memory of the old graphs is free again
 
     def set_learning_rate(self, value: float) -> None:
         with torch.cuda.stream(self._stream):  # in line with the replays, not beside them

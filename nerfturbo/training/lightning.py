@@ -26,11 +26,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..config import Config, from_dict, to_dict
 from ..data.scene import MissingSplitError, Scene, hold_out, load_scene
 from ..errors import BackendError, InputError
+from ..fields.field import field_part
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import CheckpointState
 from .distributed import ProcessTeam, Team
 from .interchange import KEY
 from .optim import learning_rate
+from .refine import match_shapes
 from .stages import Stages, StepResult
 from .step import RayBatches, start_totals, totals_of
 from .torch_adam import FieldAdam
@@ -133,13 +135,13 @@ class NerfModule(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The grid's update and the non-finite guard come along; in captured mode they are part of the step."""
-        from .lightning_callbacks import GridUpdate, NonFiniteGuard
+        from .lightning_callbacks import GridUpdate, NonFiniteGuard, Refinement
 
         if self.captured:
             self._refuse_conflicts()
             return []
         given = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
-        return [kind() for kind in (GridUpdate, NonFiniteGuard) if kind not in given]
+        return [kind() for kind in (Refinement, GridUpdate, NonFiniteGuard) if kind not in given]
 
     def _refuse_conflicts(self) -> None:
         """Flags of Lightning that the captured step would ignore."""
@@ -231,6 +233,15 @@ class NerfModule(pl.LightningModule):
         if self.captured:
             return 0 if self.engine is None else self.engine.step
         return self._first_step + self.trainer.global_step
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is over, by steps or by the first rank's clock; the same on all ranks."""
+        by_steps, limit = self.step / max(1, self.config.train.steps), self.config.train.time_limit
+        if limit is None or self.batches is None:
+            return min(1.0, by_steps)
+        _, (seconds,) = self.batches.team.agree(False, (self.train_seconds,))
+        return min(1.0, max(by_steps, seconds / limit))
 
     @property
     def train_seconds(self) -> float:
@@ -350,9 +361,9 @@ class NerfModule(pl.LightningModule):
         if self.model is None:  # load_from_checkpoint, without a trainer
             self.model = NerfModel(self.config, SceneBounds.from_dict(own["state"]["bounds"]))
         if self.captured and self.engine is not None:
-            self.engine.model.load_state_dict(
-                {name[len("model.") :]: v for name, v in checkpoint["state_dict"].items() if name.startswith("model.")}
-            )
+            if match_shapes(self.engine.model, checkpoint["state_dict"]):
+                self.engine.restructure()
+            self.engine.model.load_state_dict(field_part(checkpoint["state_dict"], "model."))
             self.engine.optimizer.load_state_tensors(own["optimizer"])
             self.engine.step, self.engine.stepper.n_rays = own["state"]["step"], own["state"]["n_rays"]
 

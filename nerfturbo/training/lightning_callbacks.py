@@ -10,7 +10,9 @@ import lightning.pytorch as pl
 import torch
 
 from ..data.images import save_image
+from ..fields.field import AdaptiveField
 from .lightning import NerfModule
+from .refine import is_due, refine_field
 from .torch_adam import FieldAdam
 
 LOG = logging.getLogger("nerfturbo")
@@ -30,6 +32,38 @@ class GridUpdate(pl.Callback):
         if grid.enabled and step % grid.update_every == 0 and step != self._last:
             self._last = step
             batches.stages.update_grid(batches.model, step, team=batches.team)
+
+
+class Refinement(pl.Callback):
+    """Lets a field that changes its shapes do so, before the step that is due. A `NerfModule` brings it along.
+
+    The optimizer takes the new parameters with their moments, and DistributedDataParallel is wrapped around the model
+    anew, because its buckets have the old sizes; every rank does so at the same step.
+    """
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, NerfModule) and pl_module.batches is not None
+        batches, step = pl_module.batches, pl_module.step
+        if not isinstance(batches.model.field, AdaptiveField) or step == self._last:  # never between accumulated parts
+            return
+        self._last = step
+        if not is_due(batches.model, pl_module.progress):
+            return
+        cameras = batches.sampler.scene.cameras
+        carry = refine_field(batches.model, cameras, step=step, team=batches.team)
+        for optimizer in trainer.optimizers:
+            optimizer = getattr(optimizer, "optimizer", optimizer)
+            if isinstance(optimizer, FieldAdam):
+                optimizer.rebuild(batches.model, carry)
+        strategy = trainer.strategy
+        if isinstance(strategy.model, torch.nn.parallel.DistributedDataParallel):
+            strategy.model = strategy._setup_model(pl_module)
+            strategy._register_ddp_hooks()  # type: ignore[attr-defined]
 
 
 class NonFiniteGuard(pl.Callback):

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimConfig
+from ..fields.field import Carry
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
+from ..fields.voxels import VoxelGrid
 from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
 from .groups import ParameterGroup, parameter_groups
@@ -73,10 +75,45 @@ class Optimizer:
         self.scale = torch.tensor(scale, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
+        self.buffers: list[FlatBuffer] = []
+        self.averages: list[Tensor] = []
+        self._gather(model)
+
+    def _gather(self, model: nn.Module) -> None:
+        """Lay the model's parameters into flat buffers, with zero moments."""
+        config = self.config
         groups = parameter_groups(model, config)
-        self.buffers = [_flatten(group, self.step_count, half_dtype) for group in groups]
+        self.buffers = [_flatten(group, self.step_count, self.half_dtype) for group in groups]
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         self._connect(model)
+
+    @torch.no_grad()
+    def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
+        """Gather the parameters anew after some were replaced by others of other shapes.
+
+        Counters, learning rate and loss scale stay. Moments and running means go along: as they are where the shape is
+        the same, through `carry` where it is not; without it those begin anew.
+        """
+        kept = self._per_parameter()
+        self.buffers, self.averages = [], []  # the old values, gradients and half copies are free before the new come
+        self._gather(model)
+        for name, view in self._per_parameter().items():
+            old = kept.pop(name, None)
+            if old is None:
+                continue
+            if carry is not None and old.shape != view.shape:
+                old = carry(name.removeprefix("field."), old)
+            if old.shape == view.shape:
+                view.copy_(old)
+        self.refresh_halves()
+
+    def _per_parameter(self) -> dict[str, Tensor]:
+        """Moments and running means, by the parameter's name and `.first`, `.second` or `.average`."""
+        tensors: dict[str, Tensor] = {}
+        for buffer in self.buffers:
+            for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
+                tensors |= {f"{name}.{kind}": v for name, v in zip(buffer.names, buffer.views(flat), strict=True)}
+        return tensors | dict(self._average_views())
 
     def _connect(self, model: nn.Module) -> None:
         """Let a field that can do so read the half copies and write gradients straight into the buffers."""
@@ -91,6 +128,10 @@ class Optimizer:
                 module.half_table = halves.get(table)
                 module.table_sink = GradientSink((grads[table],), self.found_inf)
                 module.weight_sink = GradientSink(tuple(grads[weight] for weight in module.weights), self.found_inf)
+            elif isinstance(module, VoxelGrid):
+                module.half_table = halves.get(module.color_table)
+                both = (grads[module.density_table], grads[module.color_table])
+                module.table_sink = GradientSink(both, self.found_inf)
             elif isinstance(module, VanillaNeRF):
                 module.compute_dtype = self.half_dtype
 
@@ -113,6 +154,8 @@ class Optimizer:
         """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back."""
         clip = self.config.clip_norm
         checked = [buffer.grads for buffer in self.buffers if buffer.half is None or clip > 0.0]
+        if not checked:  # tables alone, whose backward looks for what is not finite: the norm is that of the first one
+            checked = [self.buffers[0].views(self.buffers[0].grads)[0]]
         self.gradient_norm = check_gradients(checked, self.found_inf)
         divisor = self.loss_scale
         if clip > 0.0:
@@ -187,11 +230,7 @@ class Optimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, by parameter name."""
-        tensors = dict(self._scalars())
-        for buffer in self.buffers:
-            for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
-                tensors |= {f"{name}.{kind}": v for name, v in zip(buffer.names, buffer.views(flat), strict=True)}
-        return tensors | dict(self._average_views())
+        return self._scalars() | self._per_parameter()
 
     def _average_views(self) -> list[tuple[str, Tensor]]:
         pairs = zip(self.buffers, self.averages, strict=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
-from ..fields.field import RayField
+from ..fields.field import RayField, RegularizedField
 from ..ops.composite import visibility
 from ..ops.composite_loss import LossRule, composite_loss
 from ..ops.packed import compact
@@ -182,5 +182,7 @@ def compute_loss(
     loss, mse = stages.compare(model, batch, samples, background, loss_scale)
     if model.keypoints is not None:
         loss = loss + keypoint_loss(model, step=step, fixed=capacity is not None, first=first, place=stages.place)
+    if isinstance(model.field, RegularizedField):
+        loss = loss + model.field.regularization(step)
     n_rays = torch.tensor(len(batch.rays), dtype=torch.int32) if kept is None else kept
     return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)

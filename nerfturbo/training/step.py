@@ -223,6 +223,9 @@ class TrainingStep(RayBatches):
         """Train on other pictures from now on."""
         self.sampler = sampler
 
+    def forget(self) -> None:
+        """Nothing was recorded."""
+
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         grid = self.model.grid.config

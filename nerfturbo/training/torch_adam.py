@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimConfig
+from ..fields.field import Carry
 from ..ops.adam import AdamState, adam_update, check_gradients, finish_step
 from .groups import parameter_groups
 
@@ -26,6 +27,22 @@ class FieldAdam(torch.optim.Optimizer):
         self._rules = [group.rule for group in groups]
         own = [{"params": [parameter for _, parameter in group.named], "lr": group.rate} for group in groups]
         super().__init__(own, {"lr": config.lr})
+
+    @torch.no_grad()
+    def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
+        """Take the model's parameters after some were replaced by others of other shapes; see `Optimizer.rebuild`."""
+        old = {name: (parameter, self.state.pop(parameter, {})) for parameter, name in self.names.items()}
+        new = {name: parameter for name, parameter in model.named_parameters() if name in old}
+        for group in self.param_groups:
+            group["params"] = [new[self.names[parameter]] for parameter in group["params"]]
+        self.names = {parameter: name for name, parameter in new.items()}
+        for name, parameter in new.items():
+            state = dict(old[name][1])
+            for kind in ("first", "second"):
+                if kind in state and state[kind].shape != parameter.shape:
+                    moved = None if carry is None else carry(f"{name}.{kind}".removeprefix("field."), state[kind])
+                    state[kind] = torch.zeros_like(parameter) if moved is None else moved
+            self.state[parameter] = state
 
     def _shared(self, device: torch.device) -> dict[str, Any]:
         """Counters of the whole optimizer; they live in the state of its first parameter."""

@@ -18,7 +18,8 @@ from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
 from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
-from ..fields import InstantNGP, VanillaNeRF
+from ..fields import InstantNGP, VanillaNeRF, VoxelGrid
+from ..fields.field import Carry
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
@@ -28,6 +29,7 @@ from .initialise import Initialised, initialise
 from .interchange import unpacked
 from .optim import Optimizer, learning_rate
 from .precision import half_dtype
+from .refine import is_due, refine_field, share_shapes
 from .stages import Stages
 from .step import StepRecord, TrainingStep
 
@@ -224,6 +226,8 @@ class Trainer:
         """Every rank takes over the state of rank 0, which alone needs to have read a checkpoint."""
         if self.team.alone:
             return
+        if share_shapes(self.model, self.team):
+            self.restructure()
         counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
         counts = torch.tensor(counts, device=self.device)
         state = [*self.model.state_dict().values(), *self.optimizer.state_tensors().values()]
@@ -238,12 +242,20 @@ class Trainer:
             self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
     def _refine(self) -> None:
-        """Go over from shrunken pictures to the full ones."""
+        """Let a field that changes its shapes do so; go over from shrunken pictures to the full ones."""
+        if is_due(self.model, self.progress):
+            self.stepper.forget()
+            self.restructure(refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
         if self._full_sampler is None or self.progress < self.config.train.coarse_fraction:
             return
         with self.clock_stopped():
             self.sampler, self._full_sampler = self._full_sampler, None
             self.stepper.set_sampler(self.sampler)
+
+    def restructure(self, carry: Carry | None = None) -> None:
+        """Follow parameters that have changed their shapes: the optimizer gathers them, the step is recorded anew."""
+        self.stepper.forget()
+        self.optimizer.rebuild(self.model, carry)
 
     def advance(self, limit: int | None = None) -> StepRecord:
         """One step, or on a GPU as many as are queued at once, at most `limit`; then the callbacks."""
@@ -285,6 +297,7 @@ class Trainer:
             with unpacked(checkpoint) as folder:
                 return self.resume(folder)
         state = read_state(checkpoint)
+        self.stepper.forget()
         load_tensors(checkpoint, self.model, self.optimizer)
         self.step, self._seconds = state.step, state.train_seconds
         self.skipped, self.lr_factor = int(self.optimizer.skipped), state.lr_factor
@@ -300,6 +313,8 @@ def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfMode
     dtype = half_dtype(config, torch.device(device))
     if isinstance(model.field, InstantNGP) and dtype is not None:
         model.field.half_table = model.field.encoding.table.detach().to(dtype)  # rendered as it was trained
+    elif isinstance(model.field, VoxelGrid) and dtype is not None:
+        model.field.half_table = model.field.color_table.detach().to(dtype)
     elif isinstance(model.field, VanillaNeRF):
         model.field.compute_dtype = dtype
     return model.eval()
