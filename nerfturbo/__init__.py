@@ -19,8 +19,8 @@ _HOMES = {
     "ops": ["use_backend"],
     "data.cameras": ["Cameras"],
     "data.scene": ["Scene", "load_scene"],
-    "sampling": ["OccupancyGrid", "contract", "uncontract"],
-    "fields": ["InstantNGP", "VanillaNeRF"],
+    "sampling": ["OccupancyGrid", "ProposalEstimator", "RaySpan", "contract", "uncontract"],
+    "fields": ["HashDensity", "InstantNGP", "VanillaNeRF"],
     "rendering": ["color_loss", "distortion_loss", "ray_marching", "render_image", "render_rays", "volume_rendering"],
     "training": ["MixedPrecision", "Trainer", "load_model"],
 }
@@ -36,12 +36,15 @@ __all__ = [
     "Aabb",
     "Cameras",
     "Config",
+    "HashDensity",
     "InputError",
     "InstantNGP",
     "MixedPrecision",
     "NerfturboError",
     "OccupancyGrid",
     "PackedSamples",
+    "ProposalEstimator",
+    "RaySpan",
     "Rays",
     "RenderOutput",
     "Scene",
@@ -68,11 +71,11 @@ if TYPE_CHECKING:
     from .data.cameras import Cameras
     from .data.scene import Scene, load_scene
     from .errors import InputError, NerfturboError
-    from .fields import InstantNGP, VanillaNeRF
+    from .fields import HashDensity, InstantNGP, VanillaNeRF
     from .ops import use_backend
     from .presets import preset
     from .rendering import color_loss, distortion_loss, ray_marching, render_image, render_rays, volume_rendering
-    from .sampling import OccupancyGrid, contract, uncontract
+    from .sampling import OccupancyGrid, ProposalEstimator, RaySpan, contract, uncontract
     from .training import MixedPrecision, Trainer, load_model
     from .types import Aabb, PackedSamples, Rays, RenderOutput
 

@@ -104,6 +104,42 @@ class VoxelConfig:
 
 
 @dataclass(frozen=True)
+class SamplingConfig:
+    """Where samples lie along rays, and how space without an end is folded."""
+
+    kind: Literal["grid", "uniform", "hierarchy", "proposal"] = "grid"
+    """Marching the occupancy grid; even; NeRF's coarse and fine fields; proposal networks (density-only hash grids)."""
+    contraction: Literal["none", "sphere", "cube"] = "none"
+    """Fold all space outside the box into a ball or cube around it, for the field, the grid and the proposals."""
+    n_samples: int = 48
+    """Samples per ray that the field sees (hierarchy: beside the coarse ones); the grid decides for itself."""
+    coarse_samples: tuple[int, ...] = (256, 96)
+    """Samples per ray of each proposal network, or of the coarse field."""
+    spacing: Literal["uniform", "disparity", "mixed"] = "mixed"
+    """First samples: even in distance, in 1 / distance, or in distance up to half a box and in 1 / distance beyond."""
+    far: float = 1000.0
+    """Contracted: rays end this many half boxes away."""
+    steps: int = 512
+    """Contracted grid: lattice steps per ray, spaced like the first samples."""
+    anneal_steps: int = 1000
+    """Until this step proposals are trusted less than they say, so that young ones do not miss anything."""
+    interlevel: float = 1.0
+    """Weight of the loss that keeps proposals above the field's own weights."""
+    distortion: float = 0.002
+    """Weight of the loss that pulls a ray's weights together (proposal)."""
+    near_gradient: float = 0.0
+    """Gradients of samples nearer than this many half boxes shrink by (distance / this)^2: against near floaters."""
+    proposal_levels: int = 5
+    """Proposal networks: resolutions of the hash grid."""
+    proposal_log2_entries: int = 17
+    """Proposal networks: at most 2^this entries per resolution."""
+    proposal_resolutions: tuple[int, ...] = (128, 256)
+    """Proposal networks: cells per axis of the finest resolution of each."""
+    proposal_width: int = 16
+    """Proposal networks: neurons of the hidden layer."""
+
+
+@dataclass(frozen=True)
 class RenderConfig:
     """How rays are marched and composited."""
 
@@ -246,6 +282,7 @@ class Config:
     train: TrainConfig = TrainConfig()
     cameras: CameraConfig = CameraConfig()
     photo: PhotoConfig = PhotoConfig()
+    sampling: SamplingConfig = SamplingConfig()
 
 
 def to_dict(config: Any) -> dict[str, Any]:

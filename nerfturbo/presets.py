@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .config import Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig, VoxelConfig
+from .config import (
+    Config,
+    FieldConfig,
+    GridConfig,
+    OptimConfig,
+    RenderConfig,
+    SamplingConfig,
+    TrainConfig,
+    VoxelConfig,
+)
 from .errors import InputError
 
 _PRESETS: dict[str, Config] = {
@@ -50,6 +59,47 @@ _PRESETS: dict[str, Config] = {
         optim=OptimConfig(lr=3e-2, weight_decay=0.0),
         train=TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192, initial_rays=256),
     ),
+    "proposal": Config(
+        preset="proposal",
+        grid=GridConfig(resolution=64, update_every=64),
+        field=FieldConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096),
+        sampling=SamplingConfig(kind="proposal", n_samples=48, coarse_samples=(256, 96), near_gradient=0.2),
+        optim=OptimConfig(
+            hold_fraction=0.2,
+            final_lr_fraction=0.03,
+            weight_decay=0.0,
+            skip_untouched=False,
+            ema_decay=0.999,
+            ema_every=16,
+        ),
+        train=TrainConfig(batch_samples=48 * 8192, max_rays=8192, initial_rays=8192),
+    ),
+    "proposal-cpu": Config(
+        preset="proposal-cpu",
+        grid=GridConfig(resolution=32, update_every=64, warmup_steps=128, decay=0.8),
+        field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=1024, width=32),
+        sampling=SamplingConfig(
+            kind="proposal",
+            n_samples=24,
+            coarse_samples=(48, 24),
+            anneal_steps=200,
+            near_gradient=0.2,
+            proposal_levels=4,
+            proposal_log2_entries=13,
+            proposal_resolutions=(64, 128),
+        ),
+        render=RenderConfig(steps_per_diagonal=512),
+        optim=OptimConfig(lr=2e-2, weight_decay=0.0, skip_untouched=False),
+        train=TrainConfig(steps=1500, batch_samples=24 * 512, max_rays=512, initial_rays=512),
+    ),
+    "hierarchy": Config(
+        preset="hierarchy",
+        grid=GridConfig(resolution=64, update_every=256),
+        field=FieldConfig(kind="vanilla", width=256, depth=8),
+        sampling=SamplingConfig(kind="hierarchy", n_samples=128, coarse_samples=(64,), spacing="uniform"),
+        optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
+        train=TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024, initial_rays=1024),
+    ),
 }
 
 
@@ -58,7 +108,8 @@ def preset_names() -> list[str]:
 
 
 def preset(name: str, device: str = "cpu") -> Config:
-    """A preset by name; "auto" is ngp on a GPU and ngp-cpu on a CPU.
+    """A preset by name; "auto" is ngp on a GPU and ngp-cpu on a CPU (a scene without an end then takes proposal or
+    proposal-cpu: `nerfturbo.data.fitting`).
 
     >>> preset("auto", "cpu").preset
     'ngp-cpu'

@@ -179,6 +179,14 @@ class Aabb:
         high = tuple(c + 0.5 * factor * s for c, s in zip(self.center, self.size, strict=True))
         return replace(self, low=low, high=high)
 
+    def intersection(self, other: Aabb) -> Aabb | None:
+        """What two boxes share; None where that has no volume."""
+        low_x, low_y, low_z = map(max, self.low, other.low)
+        high_x, high_y, high_z = map(min, self.high, other.high)
+        if low_x >= high_x or low_y >= high_y or low_z >= high_z:
+            return None
+        return Aabb((low_x, low_y, low_z), (high_x, high_y, high_z))
+
     def tensor(self, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """(2, 3): low and high. Shared: copy it before changing it."""
         return _box_tensor(self, torch.device(device or "cpu"), dtype)

@@ -65,3 +65,31 @@ def ball_scene(split: str = "train", *, n_views: int = 4, size: int = 16) -> Sce
         has_alpha=True,
         source="builtin:ball",
     )
+
+
+def open_scene(split: str = "train", *, n_views: int = 6, size: int = 16) -> Scene:
+    """A ball under an open sky: no alpha and no end, as photos have them. The sky is coloured by direction."""
+    turn = 0.3 if split == "train" else 0.8
+    angles = torch.arange(n_views) * (2.0 * math.pi / n_views) + turn
+    eyes = torch.stack([0.9 * angles.cos(), 0.9 * angles.sin(), torch.full_like(angles, 0.3)], dim=-1)
+    cameras = Cameras.pinhole(look_at(eyes, torch.zeros(3)), width=size, height=size, field_of_view_x=1.0)
+    pictures = []
+    for index in range(n_views):
+        rays = cameras.image_rays(index)
+        along = -(rays.origins * rays.directions).sum(-1)
+        hits = (rays.origins + rays.directions * along[:, None]).norm(dim=-1) < 0.3
+        sky = 0.5 + 0.4 * torch.sin(rays.directions * 3.0)
+        colors = torch.where(hits[:, None], torch.tensor([0.9, 0.2, 0.1]), sky)
+        pictures.append((colors * 255.0).round().to(torch.uint8).view(size, size, 3))
+    return Scene(
+        name="open",
+        cameras=cameras,
+        images=ImagePool.from_images(torch.stack(pictures)),
+        aabb=Aabb.cube(1.0),
+        near=0.05,
+        far=30.0,
+        split=split,
+        has_alpha=False,
+        source="builtin:open",
+        grid_levels=5,
+    )

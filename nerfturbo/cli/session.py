@@ -64,7 +64,7 @@ def _run(plan: Plan, display: Display) -> int:
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
-        config, fitted = fitted_config(config, train_scene)
+        config, fitted = fitted_config(config, train_scene, auto=plan.auto)
         for note in (*train_scene.notes, *fitted):
             display.note(note)
         team = join_team(plan.device, compression=config.train.compress_gradients)

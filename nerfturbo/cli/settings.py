@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config import CameraConfig, Config, FieldConfig, GridConfig, OptimConfig, PhotoConfig, RenderConfig, TrainConfig
+from ..config import (
+    CameraConfig,
+    Config,
+    FieldConfig,
+    GridConfig,
+    OptimConfig,
+    PhotoConfig,
+    RenderConfig,
+    SamplingConfig,
+    TrainConfig,
+)
 from ..errors import InputError
 from ..presets import preset
 from .parse import flag_value
@@ -27,6 +37,7 @@ class Settings:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     cameras: CameraConfig = dataclasses.field(default_factory=CameraConfig)
     photo: PhotoConfig = dataclasses.field(default_factory=PhotoConfig)
+    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
 
     @classmethod
     def of(cls, config: Config) -> Settings:
@@ -65,6 +76,15 @@ class Settings:
                 "--cameras.first-levels": self.cameras.first_levels,
                 "--photo.lr": self.photo.lr,
                 "--photo.depth-rays": self.photo.depth_rays,
+            }
+        )
+        check_positive(
+            {
+                "--sampling.n-samples": self.sampling.n_samples,
+                "--sampling.coarse-samples": min(self.sampling.coarse_samples, default=0),
+                "--sampling.proposal-resolutions": min(self.sampling.proposal_resolutions, default=0),
+                "--sampling.far": self.sampling.far,
+                "--sampling.steps": self.sampling.steps,
             }
         )
         shares = {

@@ -37,7 +37,7 @@ class TrainArgs:
     scene: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="DATA")] = None
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
     preset: str = "auto"
-    """Where the values below come from: ngp, ngp-cpu or vanilla; auto chooses by device."""
+    """Where the values below come from: ngp, proposal, vanilla, hierarchy, ...; auto chooses by device and scene."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -100,6 +100,7 @@ class Plan:
     output: Path | None  # None: named after the scene once that is open
     run: RunFolder | None  # the run to go on with
     args: TrainArgs
+    auto: Config | None = None  # the preset's values, where the scene may choose another preset
 
 
 def main(argv: Sequence[str]) -> int:
@@ -154,7 +155,8 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     data = replace(data, source=data.source if args.scene is None else args.scene)
     data = replace(data, allow_outside=args.allow_outside or data.allow_outside)
     run, args = _run_after_restart(args)
-    return Plan(replace(config, data=data), device, args.output, run, args)
+    auto = start if args.preset == "auto" and args.config is None else None
+    return Plan(replace(config, data=data), device, args.output, run, args, auto)
 
 
 def is_launched() -> bool:

@@ -119,4 +119,4 @@ def _run_once(config: Config, scene: Scene, device: str) -> None:
     record = stepper.advance(0, 1)
     model.grid.update(record.step, model.field.density, all_cells=False)
     rays = scene.cameras.image_rays(0)[slice(0, 64)].to(device)
-    render_image(model.field, model.grid, rays, height=1, width=len(rays), settings=model.settings)
+    render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=model.settings)

@@ -1,14 +1,17 @@
-"""A config made to fit a scene: one without an end needs nested grids, growing steps and a finer hash grid."""
+"""A config made to fit a scene: one without an end is folded (proposals, contracted grids), or needs nested grids,
+growing steps and a finer hash grid; and the preset that `auto` stands for, once the scene is known."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ..config import Config
+from ..presets import preset
 from .scene import Scene
 
 UNBOUNDED_CONE_STEPS = 4.0  # over the steps per diagonal: 1/256 for 1024 of them, as instant-ngp has it
 UNBOUNDED_ALPHA_THRE = 1e-2
+UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
 _LEVELS_AT_FULL_RESOLUTION = (
@@ -16,12 +19,58 @@ _LEVELS_AT_FULL_RESOLUTION = (
 )
 
 
-def fitted_config(config: Config, scene: Scene) -> tuple[Config, tuple[str, ...]]:
+def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -> tuple[Config, tuple[str, ...]]:
     """The config with what the scene asks for, and what was changed. Values chosen by hand (other than the plain
-    defaults) stay, and a config that was fitted before stays as it is."""
+    defaults) stay, and a config that was fitted before stays as it is.
+
+    `auto` is the preset that the config began as, where nobody chose one: a scene may then take another in its place.
+    """
     levels = scene.grid_levels
     if levels == 1 or config.grid.levels != 1:
         return config, ()
+    chosen: tuple[str, ...] = ()
+    if auto is not None and auto.preset in UNBOUNDED_PRESETS:
+        config, chosen = _unbounded_preset(config, auto)
+    if config.sampling.kind != "grid" or config.sampling.contraction != "none":
+        config, notes = _folded(config, levels)
+    else:
+        config, notes = _nested(config, levels)
+    return config, (*chosen, *notes)
+
+
+def _unbounded_preset(config: Config, auto: Config) -> tuple[Config, tuple[str, ...]]:
+    """The preset for scenes without an end in place of `auto`; what differs from `auto` was chosen and stays."""
+    name = UNBOUNDED_PRESETS[auto.preset]
+    if config.sampling != auto.sampling or config.field.kind != auto.field.kind:
+        return config, ()
+    made = replace(preset(name), data=config.data)
+    for stage in (one.name for one in fields(Config) if one.name not in ("preset", "data")):
+        own, before = getattr(config, stage), getattr(auto, stage)
+        given = {one.name: getattr(own, one.name) for one in fields(own)}
+        kept = {leaf: value for leaf, value in given.items() if value != getattr(before, leaf)}
+        made = replace(made, **{stage: replace(getattr(made, stage), **kept)})
+    why = "the scene has no end: proposal networks find its surfaces near and far"
+    return made, (f"preset {name}, because {why} (--preset {auto.preset} for nested grids)",)
+
+
+def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
+    """All of space in one field: the box of the cameras' surroundings inside, everything else around it."""
+    sampling, notes = config.sampling, []
+    if sampling.contraction == "none":
+        fold = "sphere" if config.field.kind == "vanilla" else "cube"
+        sampling = replace(sampling, contraction=fold)
+        notes.append(f"sampling.contraction {fold}")
+    if sampling.spacing == "uniform":
+        sampling = replace(sampling, spacing="mixed")
+        notes.append("sampling.spacing mixed")
+    notes.append(f"grid.levels {levels}")
+    return replace(config, grid=replace(config.grid, levels=levels), sampling=sampling), (
+        "unbounded: " + ", ".join(notes),
+    )
+
+
+def _nested(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
+    """Boxes in boxes, each twice as large as the one before, with steps that grow as they do."""
     grid, render, field = config.grid, config.render, config.field
     notes = [f"unbounded: grid.levels {levels}"]
     grid = replace(grid, levels=levels)

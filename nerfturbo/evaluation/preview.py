@@ -40,7 +40,7 @@ class Preview:
         rows, columns = self._pixels()
         return render_image(
             model.field,
-            model.grid,
+            model.estimator,
             self._rays().to(model.device),
             height=len(rows),
             width=len(columns),
@@ -55,7 +55,7 @@ class Preview:
     @torch.no_grad()
     def compile(self, model: NerfModel) -> None:
         """Compile what a picture needs, where that can be done ahead."""
-        compile_image(model.field, model.grid, self._rays().to(model.device), model.settings)
+        compile_image(model.field, model.estimator, self._rays().to(model.device), model.settings)
 
     @torch.no_grad()
     def render(self, model: NerfModel, path: Path) -> float:

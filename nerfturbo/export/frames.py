@@ -13,7 +13,8 @@ from ..evaluation.evaluate import choose_views
 from ..rendering.frame import FrameRenderer
 from ..rendering.image import RenderedImage, render_view
 from ..rendering.model import NerfModel
-from ..sampling.crop import cropped_grid
+from ..sampling.crop import cropped
+from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb
 
 PROBE_PIXELS = 64  # of the longer side of the small pictures that decide the range of depths
@@ -35,16 +36,21 @@ class FrameMaker:
 
     def __init__(self, model: NerfModel, cameras: Cameras, look: Look) -> None:
         self.model, self.cameras, self.look = model, cameras, look
-        self.grid = model.grid if look.crop is None else cropped_grid(model.grid, look.crop, what="--crop")
+        self.estimator = cropped(model.estimator, look.crop, what="--crop")
         self._background = torch.tensor(look.background, device=model.device)
         self._depths = look.depths
         self._fast: FrameRenderer | None = None
         sizes = {tuple(size) for size in cameras.size.tolist()}
-        if model.device.type == "cuda" and cameras.model == "pinhole" and len(sizes) == 1:
+        if (
+            isinstance(self.estimator, OccupancyGrid)
+            and model.device.type == "cuda"
+            and cameras.model == "pinhole"
+            and len(sizes) == 1
+        ):
             width, height = sizes.pop()
             self._fast = FrameRenderer(
                 model.field,
-                self.grid,
+                self.estimator,
                 width=width,
                 height=height,
                 settings=model.settings,
@@ -69,7 +75,7 @@ class FrameMaker:
             rays = self.cameras[index].to(self.model.device).image_rays(0) if channel == "normal" else None
             depths = self.depths if channel == "depth" else (0.0, 1.0)
             shown = channel_picture(
-                channel, image, self._background, depths=depths, rays=rays, field=self.model.field, grid=self.grid
+                channel, image, self._background, depths=depths, rays=rays, field=self.model.field, grid=self.model.grid
             )
             pictures[channel] = to_bytes(shown)
         return pictures
@@ -83,7 +89,9 @@ class FrameMaker:
 
     def _render(self, cameras: Cameras, index: int) -> RenderedImage:
         model = self.model
-        return render_view(model.field, self.grid, cameras, index, settings=model.settings, background=self._background)
+        return render_view(
+            model.field, self.estimator, cameras, index, settings=model.settings, background=self._background
+        )
 
     def _measure_depths(self) -> tuple[float, float]:
         found = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..rendering.model import NerfModel
-from ..sampling.crop import cropped_grid, describe_box, intersect, level_occupancy, occupied_box
+from ..sampling.crop import cropped_grid, describe_box, level_occupancy, occupied_box
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb
 
@@ -48,7 +48,7 @@ def export_box(model: NerfModel, box: Aabb | None, *, what: str = "--box") -> Aa
     if box is None:
         return occupied
     inside = occupied_box(cropped_grid(model.grid, box, what=what))
-    inside = None if inside is None else intersect(inside, box)
+    inside = None if inside is None else inside.intersection(box)
     if inside is None:
         hint = f"what is occupied lies in {describe_box(occupied)}"
         raise InputError(what, "a box that holds a part of the scene", describe_box(box), hint)

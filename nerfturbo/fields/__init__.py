@@ -1,19 +1,39 @@
 """Radiance fields: positions, directions (and time) to density and colour."""
 
 from ..config import FieldConfig, VoxelConfig
+from ..errors import InputError
+from ..ops.contraction import Contraction
 from ..types import Aabb
+from .density import HashDensity
 from .field import Field, RayField
 from .ngp import InstantNGP
 from .vanilla import VanillaNeRF
 from .voxels import VoxelGrid
 
-__all__ = ["Field", "InstantNGP", "RayField", "VanillaNeRF", "VoxelGrid", "build_field"]
+__all__ = ["Field", "HashDensity", "InstantNGP", "RayField", "VanillaNeRF", "VoxelGrid", "build_field"]
 
 
 def build_field(
-    config: FieldConfig, aabb: Aabb, *, seed: int = 0, voxels: VoxelConfig | None = None
+    config: FieldConfig,
+    aabb: Aabb,
+    *,
+    seed: int = 0,
+    voxels: VoxelConfig | None = None,
+    contraction: Contraction = "none",
 ) -> InstantNGP | VanillaNeRF | VoxelGrid:
-    """The field a config describes."""
+    """The field a config describes, over a box or, with a contraction about it, all of space."""
+    field = _build(config, aabb, seed, voxels)
+    if contraction != "none":
+        if not hasattr(field, "contraction"):
+            hint = "--sampling.contraction none, or another field"
+            raise InputError("sampling.contraction", f"none for the field {config.kind}", contraction, hint)
+        setattr(field, "contraction", contraction)  # noqa: B010 - of those that have one
+    return field
+
+
+def _build(
+    config: FieldConfig, aabb: Aabb, seed: int, voxels: VoxelConfig | None
+) -> InstantNGP | VanillaNeRF | VoxelGrid:
     if config.kind == "voxels":
         return VoxelGrid(aabb, config, voxels, seed=seed)
     kinds = {"ngp": InstantNGP, "vanilla": VanillaNeRF}

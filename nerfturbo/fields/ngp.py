@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ..config import FieldConfig
 from ..errors import InputError
 from ..ops import GradientSink
+from ..ops.composite import visibility
+from ..ops.contraction import Contraction, fold, unit_positions
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
 from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
@@ -36,6 +38,7 @@ class InstantNGP(nn.Module):
     (torch.Size([5, 3]), torch.Size([5]), True)
     """
 
+    contraction: Contraction = "none"  # of the space outside the box
     half_table: Tensor | None = None
     table_sink: GradientSink | None = None
     weight_sink: GradientSink | None = None
@@ -115,7 +118,7 @@ class InstantNGP(nn.Module):
         return ngp_density(unit_positions, table, self.encoding.layout, self.faded_weights[:2], n_used=n_used)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        unit = self.aabb.normalize(positions)
+        unit = unit_positions(positions, self.aabb, self.contraction)
         if not torch.is_grad_enabled() and unit.dtype != torch.float64:
             return truncated_exp(self._density_logits(unit))
         return truncated_exp(fused_mlp(self._encode(unit), list(self.density_net.weights))[:, 0])
@@ -127,20 +130,26 @@ class InstantNGP(nn.Module):
         times: Tensor | None = None,
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        encoding = self._encode(self.aabb.normalize(positions))
+        encoding = self._encode(unit_positions(positions, self.aabb, self.contraction))
         angular = self.ray_features(directions, camera_indices).to(encoding.dtype)
         rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         logits = ngp_field(encoding, angular, rows, self.weights, sink=self.weight_sink)
         return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
 
+    def _sample_positions(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        return fold(sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb), self.contraction)
+
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
+        positions = self._sample_positions(rays, samples)
         return truncated_exp(self._density_logits(positions, samples.n_samples))
 
     def sample_visibility(
         self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
     ) -> Tensor:
+        if self.contraction != "none":
+            density = self.sample_density(rays, samples)
+            return visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
         table = self.encoding.table if self.half_table is None else self.half_table
         field = NgpDensity(self.aabb, table, self.encoding.layout, self.faded_weights[:2])
         return ngp_visibility(
@@ -148,7 +157,7 @@ class InstantNGP(nn.Module):
         )
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
+        positions = self._sample_positions(rays, samples)
         encoding = self._encode(positions, samples.n_samples)
         angular = self.ray_features(rays.directions, rays.camera_indices)
         if not angular.requires_grad:  # gradients are summed over a ray's samples: too much for half precision

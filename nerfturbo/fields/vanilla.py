@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..config import FieldConfig
+from ..ops.contraction import Contraction, unit_positions
 from ..ops.wide_mlp import wide_mlp
 from ..types import Aabb
 from .encodings import frequency_encode
@@ -29,6 +30,7 @@ class VanillaNeRF(nn.Module):
     """
 
     compute_dtype: torch.dtype | None = None
+    contraction: Contraction = "none"  # of the space outside the box
 
     def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -57,7 +59,9 @@ class VanillaNeRF(nn.Module):
                 module.bias.zero_()
 
     def _trunk(self, positions: Tensor) -> Tensor:
-        encoded = frequency_encode(self.aabb.normalize(positions) * 2.0 - 1.0, POSITION_FREQUENCIES)
+        encoded = frequency_encode(
+            unit_positions(positions, self.aabb, self.contraction) * 2.0 - 1.0, POSITION_FREQUENCIES
+        )
         skip = self.skip if self.skip > 0 else None
         return self._layers(
             encoded, [layer for layer in self.trunk if isinstance(layer, nn.Linear)], skip=skip, relu_last=True

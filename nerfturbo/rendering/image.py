@@ -16,9 +16,11 @@ from ..fields.ngp import InstantNGP
 from ..ops.frame import FinishedRays
 from ..ops.precompile import compile_only
 from ..sampling.occupancy_grid import OccupancyGrid
+from ..sampling.proposals import RayEstimator
 from ..types import Rays
+from .estimated import finish_part, rays_at_once
 from .render import MarchSettings
-from .rounds import STRIP, render_budget, render_part, strip_order
+from .rounds import STRIP, Budget, bytes_per_sample, default_memory, render_budget, render_part, strip_order
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class RenderedImage:
 @torch.no_grad()
 def render_image(
     field: Field,
-    grid: OccupancyGrid,
+    grid: OccupancyGrid | RayEstimator,
     rays: Rays,
     *,
     height: int,
@@ -44,7 +46,8 @@ def render_image(
 ) -> RenderedImage:
     """Render all rays of an image (height * width, row-major); the pixels are those of `render_rays`.
 
-    Rays are followed front to back in rounds of a few samples and leave when they are opaque, as many at a time as
+    `grid` is what places the samples: an occupancy grid or an estimator such as `ProposalEstimator`. With a grid,
+    rays are followed front to back in rounds of a few samples and leave when they are opaque; as many at a time as
     `max_memory` bytes allow (None: 256 MiB on a GPU, 64 MiB on a CPU; the picture itself comes on top).
     """
     if len(rays) != height * width:
@@ -53,18 +56,22 @@ def render_image(
     def render(first: int, rows: int, samples: int) -> FinishedRays:
         part = slice(first * width, (first + rows) * width)
         behind = background if background is None or background.dim() == 1 else background[part]
+        if isinstance(grid, RayEstimator):
+            return finish_part(field, rays[part], grid, behind)
         order = strip_order(rows, width, rays.device)
         chosen = settings or MarchSettings()
         return render_part(field, rays[part], grid, settings=chosen, rows=samples, order=order, background=behind)
 
-    budget = render_budget(field, rays.device, max_memory)
+    budget = _budget(field, grid, rays.device, max_memory)
     return _in_parts(lambda first, rows: render(first, rows, budget.samples), height, width, budget.rays)
 
 
 @torch.no_grad()
-def compile_image(field: Field, grid: OccupancyGrid, rays: Rays, settings: MarchSettings | None = None) -> None:
+def compile_image(
+    field: Field, grid: OccupancyGrid | RayEstimator, rays: Rays, settings: MarchSettings | None = None
+) -> None:
     """Compile the kernels of `render_image` ahead, all at once, where the field is read without a look at counts."""
-    if not isinstance(field, InstantNGP):
+    if not isinstance(field, InstantNGP) or isinstance(grid, RayEstimator):
         return
     with compile_only(rays.device) as compiling:
         if compiling:
@@ -78,7 +85,7 @@ def compile_image(field: Field, grid: OccupancyGrid, rays: Rays, settings: March
 @torch.no_grad()
 def render_view(
     field: Field,
-    grid: OccupancyGrid,
+    grid: OccupancyGrid | RayEstimator,
     cameras: Cameras,
     index: int,
     *,
@@ -91,20 +98,38 @@ def render_view(
     `background` is (channels,).
     """
     width, height = (int(side) for side in cameras.size[index])
-    device = grid.bits.device
+    device = device_of(field, grid)
     cameras = cameras.to(device)
-    budget = render_budget(field, device, max_memory)
+    budget = _budget(field, grid, device, max_memory)
     x = torch.arange(width, device=device) + PIXEL_CENTER
 
     def render(first: int, rows: int) -> FinishedRays:
         y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
         indices = torch.full((rows * width,), index, dtype=torch.int64, device=device)
         rays = cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
+        if isinstance(grid, RayEstimator):
+            return finish_part(field, rays, grid, background)
         order = strip_order(rows, width, device)
         chosen = settings or MarchSettings()
         return render_part(field, rays, grid, settings=chosen, rows=budget.samples, order=order, background=background)
 
     return _in_parts(render, height, width, budget.rays)
+
+
+def device_of(field: Field, grid: OccupancyGrid | RayEstimator) -> torch.device:
+    """Where rendering happens: on the grid's device, or that of the field's weights."""
+    if isinstance(grid, OccupancyGrid):
+        return grid.bits.device
+    modules = [module for module in (field, grid) if isinstance(module, torch.nn.Module)]
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _budget(field: Field, grid: OccupancyGrid | RayEstimator, device: torch.device, max_memory: int | None) -> Budget:
+    if isinstance(grid, OccupancyGrid):
+        return render_budget(field, device, max_memory)
+    memory = default_memory(device) if max_memory is None else max_memory
+    return Budget(rays_at_once(grid, memory, bytes_per_sample(field)), 0)
 
 
 def _in_parts(render: Callable[[int, int], FinishedRays], height: int, width: int, n_rays: int) -> RenderedImage:

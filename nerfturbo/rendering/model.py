@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from ..data.scene import Scene
 from ..errors import InputError
 from ..fields import build_field
 from ..sampling.occupancy_grid import OccupancyGrid
+from ..sampling.proposals import RayEstimator
 from ..types import Aabb, Rays, RenderOutput
+from .estimated import build_estimator, render_estimated
 from .image import RenderedImage, render_view
 from .photos import build_photos, lens_numbers
 from .render import MarchSettings, render_rays
@@ -51,18 +53,33 @@ class SceneBounds:
 
 
 class NerfModel(nn.Module):
-    """`field` and `grid` over one scene's box."""
+    """`field` and `grid` over one scene's box; `proposer` places the samples where the config says another way than the
+    grid, which is then kept up to date for exports alone."""
+
+    proposer: RayEstimator | None
 
     def __init__(self, config: Config, bounds: SceneBounds) -> None:
         super().__init__()
         self.config, self.bounds = config, bounds
         step_size = bounds.aabb.diagonal / config.render.steps_per_diagonal
-        self.grid = OccupancyGrid(bounds.aabb, config.grid, step_size=step_size, seed=config.train.seed)
-        self.field = build_field(config.field, self.grid.outer_aabb, seed=config.train.seed, voxels=config.voxels)
+        contraction, grid = config.sampling.contraction, config.grid
+        if config.sampling.kind == "grid" and contraction != "none":  # rays are marched through a contracted one
+            grid = replace(grid, resolution=max(4, grid.resolution // 8 * 4))
+        self.grid = OccupancyGrid(bounds.aabb, grid, step_size=step_size, seed=config.train.seed)
+        space = self.grid.outer_aabb if contraction == "none" else bounds.aabb
+        self.field = build_field(
+            config.field, space, seed=config.train.seed, voxels=config.voxels, contraction=contraction
+        )
+        self.proposer = build_estimator(config, bounds.aabb, near=bounds.near, far=bounds.far)
         self.keypoints: Keypoints | None = None  # what depth is known of, while training
         self.photos = build_photos(config, bounds.photos, bounds.lenses)
         if self.photos is not None:
             self.photos.attach(self.field)
+
+    @property
+    def estimator(self) -> OccupancyGrid | RayEstimator:
+        """What places the samples: hand it to whatever renders the field."""
+        return self.grid if self.proposer is None else self.proposer
 
     def set_progress(self, share: float) -> None:
         """Tell what is faded in how much of the run is over; never waits for the device."""
@@ -85,6 +102,8 @@ class NerfModel(nn.Module):
         )
 
     def render_rays(self, rays: Rays, background: Tensor | None = None) -> RenderOutput:
+        if self.proposer is not None:
+            return render_estimated(self.field, rays, self.proposer, background=background)
         return render_rays(self.field, rays, self.grid, settings=self.settings, background=background)
 
     def render_image(
@@ -93,7 +112,7 @@ class NerfModel(nn.Module):
         """Picture `index` of the cameras, over the background (white unless given), within `max_memory` bytes."""
         return render_view(
             self.field,
-            self.grid,
+            self.estimator,
             cameras,
             index,
             settings=self.settings,

@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
 from ..fields.voxels import VoxelGrid
+from ..ops.contraction import fold
 from ..ops.frame import (
     FinishedRays,
     LiveRays,
@@ -59,6 +60,11 @@ class _Cost(NamedTuple):
 # On a CPU the samples of a round should stay in its caches; on a GPU a round should fill the device several times.
 _COSTS = {"cpu": _Cost(1 << 26, Budget(1 << 16, 1 << 17)), "cuda": _Cost(1 << 28, Budget(1 << 20, 1 << 21))}
 LEAST = Budget(1 << 10, 1 << 13)
+
+
+def default_memory(device: torch.device) -> int:
+    """Bytes that rendering takes unless told otherwise."""
+    return _COSTS.get(device.type, _COSTS["cuda"]).memory
 
 
 def render_budget(field: Field, device: torch.device, max_memory: int | None = None, *, half: bool = False) -> Budget:
@@ -120,6 +126,8 @@ class NgpEvaluator(Evaluator):
     logits = True
     channels = 3
 
+    field: InstantNGP
+
     def __init__(self, field: InstantNGP, rays: Rays, table: Tensor) -> None:
         self.field, self.rays, self.aabb = field, rays, field.aabb
         self._table, self._weights, self._layout = table, field.faded_weights, field.encoding.layout
@@ -127,7 +135,7 @@ class NgpEvaluator(Evaluator):
 
     def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
         logits = ngp_logits(
-            samples.positions,
+            fold(samples.positions, self.field.contraction),  # scaled to the box already
             self._angular,
             samples.ray_indices,
             table=self._table,

@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..ops.occupancy import pack_bits, unpack_bits
 from ..types import Aabb
 from .occupancy_grid import OccupancyGrid
+from .proposals import RayEstimator
 
 SLACK = 1e-4  # of a cell: borders that coincide but for rounding do not touch the next cell
 
@@ -54,21 +55,12 @@ def occupied_box(grid: OccupancyGrid) -> Aabb | None:
     return Aabb(tuple(low), tuple(high))
 
 
-def intersect(box: Aabb, other: Aabb) -> Aabb | None:
-    """What two boxes share; None where that has no volume."""
-    low_x, low_y, low_z = map(max, box.low, other.low)
-    high_x, high_y, high_z = map(min, box.high, other.high)
-    if low_x >= high_x or low_y >= high_y or low_z >= high_z:
-        return None
-    return Aabb((low_x, low_y, low_z), (high_x, high_y, high_z))
-
-
 def cropped_grid(grid: OccupancyGrid, box: Aabb, *, what: str = "box") -> OccupancyGrid:
     """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of `grid`.
 
     A box outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones.
     """
-    inside = intersect(box, grid.outer_aabb)
+    inside = box.intersection(grid.outer_aabb)
     occupied = None if inside is None else _touched(grid, inside)
     if inside is None or occupied is None or not bool(occupied.any()):
         hint = f"what is occupied lies in {describe_box(occupied_box(grid))}"
@@ -78,6 +70,17 @@ def cropped_grid(grid: OccupancyGrid, box: Aabb, *, what: str = "box") -> Occupa
     result.bits.copy_(pack_bits(occupied.reshape(-1)))
     result.mean.copy_(grid.mean)
     return result
+
+
+def cropped(
+    estimator: OccupancyGrid | RayEstimator, box: Aabb | None, *, what: str = "box"
+) -> OccupancyGrid | RayEstimator:
+    """Whatever places samples, in the box alone (None: everywhere)."""
+    if box is None:
+        return estimator
+    if isinstance(estimator, OccupancyGrid):
+        return cropped_grid(estimator, box, what=what)
+    return estimator.cropped(box)
 
 
 def _touched(grid: OccupancyGrid, box: Aabb) -> Tensor:

@@ -21,6 +21,7 @@ from ..ops.random import Stream, random_bits, random_uniform
 from ..types import Aabb
 from .estimator import DensityFn
 from .from_geometry import box_around, cells_with_points, cells_with_triangles, check_points, filled, grown
+from .visible_cells import Frusta, seen_by_any
 
 CHUNK = 1 << 18  # cells evaluated at a time: bounds the memory of an update
 MIN_OCCUPIED = 1e-4  # below this share of the cells a warming-up grid counts as collapsed
@@ -235,20 +236,13 @@ class OccupancyGrid(nn.Module):
         """
         r = self.config.resolution
         seen = torch.zeros(self.n_cells, dtype=torch.bool, device=self.bits.device)
+        frusta = Frusta(camera_to_world, focal, center, size)
         half_cell = max(self.aabb.size) / r * 0.87  # radius of the sphere around a cell of level 0
         for start in range(0, self.n_cells, CHUNK):
             cells = torch.arange(start, min(start + CHUNK, self.n_cells), device=self.bits.device)
             points = self.cell_positions(cells)
             radius = half_cell * torch.pow(2.0, (cells // r**3).float())
-            for pose, f, c, wh in zip(camera_to_world, focal, center, size, strict=True):
-                local = (points - pose[:, 3]) @ pose[:, :3]
-                depth = -local[:, 2]
-                margin = radius * f.max() * 1.5
-                inside = depth + radius > near
-                for axis, sign in ((0, 1.0), (1, -1.0)):
-                    pixel = sign * local[:, axis] * f[axis] + c[axis] * depth
-                    inside &= (pixel > -margin) & (pixel < wh[axis] * depth + margin)
-                seen[cells] |= inside
+            seen[cells] = seen_by_any(points, radius, frusta, near)
         if not seen.any():
             warnings.warn("no camera sees any cell of the grid: the box and the cameras do not fit", stacklevel=2)
             return 1.0

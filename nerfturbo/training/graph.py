@@ -26,8 +26,10 @@ from ..fields import InstantNGP, VanillaNeRF, VoxelGrid
 from ..ops.precompile import compile_only
 from ..ops.step_state import COLUMNS, RayBudget, StepState
 from ..rendering.model import NerfModel
+from ..sampling.contracted_grid import ContractedGrid
 from .distributed import Team
 from .optim import Optimizer
+from .proposed import rays_per_step
 from .stages import Stages, StepResult, update_grid
 from .step import StepRecord, run_step, share_gradients, start_totals, step_gradients, step_update, totals_of
 
@@ -55,8 +57,10 @@ class DeviceStep:
         self.model, self.sampler, self.optimizer, self.capture = model, sampler, optimizer, capture
         self.stages, self.team = stages or Stages(), team or Team()
         train = model.config.train
-        self.budget = RayBudget(train.batch_samples, train.batch_samples * train.marched_per_trained, train.max_rays)
-        self.state = StepState.create(step=0, n_active=train.initial_rays, length=RING, device=model.device)
+        marched, max_rays = train.batch_samples * train.marched_per_trained, rays_per_step(model)
+        self.budget = RayBudget(train.batch_samples, marched, max_rays)
+        n_active = min(train.initial_rays, max_rays)
+        self.state = StepState.create(step=0, n_active=n_active, length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
         self._update_grid: dict[bool, Callable[[], None]] = {}
@@ -127,6 +131,7 @@ class DeviceStep:
         kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
         kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count, optimizer.found_inf]
         kept += [*optimizer.averages, *self.sampler.state_tensors()]
+        kept += [] if self.model.proposer is None else self.model.proposer.buffers()  # of a contracted grid
         self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(self._stream):
             saved = [tensor.clone() for tensor in kept]
@@ -246,7 +251,8 @@ class DeviceStep:
     def _recorded_grid(self, all_cells: bool) -> Callable[[], None]:
         if self.team.in_graph or not self.capture:
             return self._recorded(self._grid_function(all_cells))
-        if self.stages.update_grid is not update_grid:  # where it communicates only its author knows
+        contracted = isinstance(self.model.proposer, ContractedGrid)
+        if self.stages.update_grid is not update_grid or contracted:  # where it communicates only its author knows
             return self._grid_function(all_cells)
         grid, team = self.model.grid, self.team
         made: list[tuple[Tensor, Tensor]] = []

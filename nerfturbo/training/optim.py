@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimConfig
+from ..fields.density import HashDensity
 from ..fields.field import Carry
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
@@ -123,7 +124,7 @@ class Optimizer:
             if buffer.half is not None:
                 halves |= dict(zip(buffer.parameters, buffer.views(buffer.half), strict=True))
         for module in model.modules():
-            if isinstance(module, InstantNGP):
+            if isinstance(module, InstantNGP | HashDensity):
                 table = module.encoding.table
                 module.half_table = halves.get(table)
                 module.table_sink = GradientSink((grads[table],), self.found_inf)

@@ -20,10 +20,14 @@ from ..ops.packed import compact
 from ..ops.random import Stream, random_uniform
 from ..rendering.losses import color_loss, weigh_gradient
 from ..rendering.model import NerfModel
+from ..rendering.near import scale_near_gradients
 from ..rendering.render import field_functions, ray_marching, volume_rendering
+from ..sampling.contracted_grid import ContractedGrid
+from ..sampling.proposals import Draw, ProposedSamples
 from ..types import PackedSamples, Rays
 from .distributed import RayShare, RaySplit, Team, split_evenly
 from .keypoint_loss import keypoint_loss
+from .proposed import compare_proposed, gradient_weights, near_distance, propose_samples
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ def update_grid(
 ) -> None:
     """Learn from the field which cells hold anything."""
     model.grid.update(step, model.field.density, all_cells=all_cells, team=team)
+    if isinstance(model.proposer, ContractedGrid):
+        model.proposer.update(step, model.field.density, all_cells=all_cells, team=team)
 
 
 def place_samples(
@@ -86,23 +92,32 @@ def place_samples(
 ) -> tuple[PackedSamples, Tensor]:
     """The samples to train on, and how many were marched to find them; `first` is the index of the first ray."""
     config, settings = model.config, model.settings
-    marched = ray_marching(
-        rays,
-        model.grid,
-        near_plane=settings.near_plane,
-        far_plane=settings.far_plane,
-        cone_angle=settings.cone_angle,
-        stratified=True,
-        seed=config.train.seed,
-        step=step,
-        capacity=None if capacity is None else (capacity.marched if config.render.prune else capacity.trained),
-        n_active=None if capacity is None else capacity.n_active,
-        first_ray=first,
-    )
+    active = None if capacity is None else capacity.n_active
+    most = None if capacity is None else (capacity.marched if config.render.prune else capacity.trained)
+    grid = model.grid
+    if isinstance(model.proposer, ContractedGrid):
+        draw = Draw(stratified=True, seed=config.train.seed, step=step, first_ray=first)
+        marched, grid = model.proposer.sample(rays, draw=draw, n_active=active, capacity=most), model.proposer.cells
+    elif model.proposer is not None:
+        return propose_samples(model, rays, step=step, n_active=active, first=first)
+    else:
+        marched = ray_marching(
+            rays,
+            grid,
+            near_plane=settings.near_plane,
+            far_plane=settings.far_plane,
+            cone_angle=settings.cone_angle,
+            stratified=True,
+            seed=config.train.seed,
+            step=step,
+            capacity=most,
+            n_active=active,
+            first_ray=first,
+        )
     if not config.render.prune:
         return marched, marched.n_samples
     with torch.no_grad():
-        threshold = model.grid.alpha_threshold(settings.alpha_thre)
+        threshold = grid.alpha_threshold(settings.alpha_thre)
         if isinstance(model.field, RayField):
             keep = model.field.sample_visibility(
                 rays, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold
@@ -120,9 +135,14 @@ def render_and_compare(
 ) -> tuple[Tensor, Tensor]:
     """The loss of the rays that were kept, differentiable, and their mean squared error."""
     kind, weights, kept = model.config.train.loss, batch.weights, samples.n_rays_kept
+    if isinstance(samples, ProposedSamples):
+        return compare_proposed(model, batch, samples, background, target_over(batch, background))
+    near = gradient_weights(model, samples)
     if isinstance(model.field, RayField):
         raw = model.field.sample_logits(batch.rays, samples)
         raw = raw if model.photos is None else model.photos.expose(raw, batch.rays, samples)
+        if near is not None:
+            raw = weigh_gradient(raw, near)
         if weights is not None:
             raw = weigh_gradient(raw, weights[samples.ray_indices])
         out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
@@ -133,6 +153,8 @@ def render_and_compare(
         _, rgb_sigma_fn = field_functions(model.field, batch.rays)
         if model.photos is not None:
             rgb_sigma_fn = model.photos.exposed(rgb_sigma_fn, batch.rays)
+        if near is not None:
+            rgb_sigma_fn = scale_near_gradients(rgb_sigma_fn, near_distance(model))
         rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
         target = target_over(batch, background)
         loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
@@ -178,7 +200,7 @@ def compute_loss(
     kept = samples.n_rays_kept
     if capacity is not None and kept is not None:
         kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
-        samples = PackedSamples(samples.t_starts, samples.t_ends, samples.ray_indices, samples.offsets, kept)
+        samples = replace(samples, n_rays_kept=kept)
     loss, mse = stages.compare(model, batch, samples, background, loss_scale)
     if model.keypoints is not None:
         loss = loss + keypoint_loss(model, step=step, fixed=capacity is not None, first=first, place=stages.place)

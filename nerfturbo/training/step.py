@@ -15,6 +15,7 @@ from ..ops.step_state import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
 from .optim import Optimizer
+from .proposed import rays_per_step
 from .stages import Capacity, Stages, StepResult, compute_loss, draw_background
 
 
@@ -170,7 +171,7 @@ class RayBatches:
     ) -> None:
         self.model, self.sampler = model, sampler
         self.stages, self.team = stages or Stages(), team or Team()
-        self.n_rays = model.config.train.initial_rays * self.team.world
+        self.n_rays = min(model.config.train.initial_rays, rays_per_step(model)) * self.team.world
 
     def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
         """Draw this rank's rays of a batch and compare them with the pictures; differentiable."""

@@ -18,10 +18,12 @@ from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
 from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
-from ..fields import InstantNGP, VanillaNeRF, VoxelGrid
+from ..fields import HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
 from ..fields.field import Carry
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
+from ..sampling.contracted_grid import ContractedGrid
+from ..sampling.visible_cells import Frusta
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
 from .distributed import Team
 from .graph import DeviceStep
@@ -71,6 +73,9 @@ def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
     if frusta is None or not model.config.grid.enabled:
         return 0.0
     frusta = frusta.to(model.device)
+    if isinstance(model.proposer, ContractedGrid):
+        cameras = Frusta(frusta.camera_to_world, frusta.focal, frusta.center, frusta.size)
+        model.proposer.mark_invisible(cameras, scene.near)
     return model.grid.mark_invisible(frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near)
 
 
@@ -116,7 +121,7 @@ class Trainer:
         self._stop_reason: Stop = "callback"
         self._seconds, self._started = 0.0, None
         self._agreed_seconds = 0.0
-        if scene.grid_levels > 1 and config.grid.levels == 1:
+        if scene.grid_levels > 1 and config.grid.levels == 1 and config.sampling.contraction == "none":
             _LOG.warning("%s has no end, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
         self.unseen_fraction = mark_unseen_cells(self.model, scene)
 
@@ -136,7 +141,8 @@ class Trainer:
         What the scene changes (`fitted_config`: nested grids, growing steps and so on for one without an end) is
         logged and stands in `config`; values chosen by hand stay. Trainer(config, scene) takes the config as it is.
         """
-        config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene)
+        auto = preset("auto", torch.device(device).type) if config is None else None
+        config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene, auto=auto)
         for note in notes:
             _LOG.info("%s: %s", scene.name, note)
         limit = _NO_STEP_LIMIT if steps is None and time_limit is not None else steps
@@ -311,10 +317,11 @@ def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfMode
     model = NerfModel(config, SceneBounds.from_dict(state.bounds)).to(device)
     load_tensors(checkpoint, model, averaged=config.optim.ema_decay > 0.0)
     dtype = half_dtype(config, torch.device(device))
-    if isinstance(model.field, InstantNGP) and dtype is not None:
-        model.field.half_table = model.field.encoding.table.detach().to(dtype)  # rendered as it was trained
-    elif isinstance(model.field, VoxelGrid) and dtype is not None:
-        model.field.half_table = model.field.color_table.detach().to(dtype)
-    elif isinstance(model.field, VanillaNeRF):
-        model.field.compute_dtype = dtype
+    for module in model.modules():
+        if isinstance(module, InstantNGP | HashDensity) and dtype is not None:
+            module.half_table = module.encoding.table.detach().to(dtype)  # rendered as it was trained
+        elif isinstance(module, VoxelGrid) and dtype is not None:
+            module.half_table = module.color_table.detach().to(dtype)
+        elif isinstance(module, VanillaNeRF):
+            module.compute_dtype = dtype
     return model.eval()

@@ -18,8 +18,9 @@ from ..errors import InputError
 from ..evaluation.channels import Channel, channel_picture, to_bytes
 from ..rendering.image import render_view
 from ..rendering.model import NerfModel
-from ..sampling.crop import cropped_grid
+from ..sampling.crop import cropped
 from ..sampling.occupancy_grid import OccupancyGrid
+from ..sampling.proposals import RayEstimator
 from ..types import Aabb
 
 FIRST_PIXELS = 48 * 48
@@ -63,7 +64,7 @@ class Painter:
         self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
         self._depths: tuple[float, float] | None = None
-        self._grid: tuple[Aabb, int, OccupancyGrid] | None = None
+        self._grid: tuple[Aabb, int, OccupancyGrid | RayEstimator] | None = None
 
     def look(self, view: View, *, moving: bool) -> None:
         """The client looks elsewhere, or at something else."""
@@ -106,11 +107,11 @@ class Painter:
                 camera.camera_to_world, camera.focal, camera.center, camera.size, torch.tensor([view.time])
             )
         try:
-            grid = self._cropped(model, view.crop, step)
+            estimator = self._cropped(model, view.crop, step)
         except InputError:
             return None
         background = torch.ones(3, device=model.device)
-        image = render_view(model.field, grid, camera, 0, settings=model.settings, background=background)
+        image = render_view(model.field, estimator, camera, 0, settings=model.settings, background=background)
         if view.channel == "depth":
             solid = image.depth[image.opacity > 0.5]
             if solid.numel() > 1:
@@ -118,13 +119,15 @@ class Painter:
                 self._depths = (low, max(high, low + 1e-3))
         rays = camera.to(model.device).image_rays(0) if view.channel == "normal" else None
         depths = self._depths or (model.bounds.near, model.bounds.far)
-        shown = channel_picture(view.channel, image, background, depths=depths, rays=rays, field=model.field, grid=grid)
+        shown = channel_picture(
+            view.channel, image, background, depths=depths, rays=rays, field=model.field, grid=model.grid
+        )
         return to_bytes(shown)
 
-    def _cropped(self, model: NerfModel, crop: Aabb | None, step: int) -> OccupancyGrid:
-        """The grid of a crop, made again when training has changed the whole one."""
+    def _cropped(self, model: NerfModel, crop: Aabb | None, step: int) -> OccupancyGrid | RayEstimator:
+        """What places samples in a crop, made again when training has changed the whole of it."""
         if crop is None:
-            return model.grid
+            return model.estimator
         if self._grid is None or self._grid[0] != crop or self._grid[1] != step:
-            self._grid = (crop, step, cropped_grid(model.grid, crop))
+            self._grid = (crop, step, cropped(model.estimator, crop))
         return self._grid[2]

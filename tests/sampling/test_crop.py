@@ -9,7 +9,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.occupancy import pack_bits
 from nerfturbo.ops.reference.march import is_occupied
-from nerfturbo.sampling.crop import cropped_grid, intersect, occupied_box
+from nerfturbo.sampling.crop import cropped_grid, occupied_box
 from nerfturbo.sampling.occupancy_grid import OccupancyGrid
 from nerfturbo.types import Aabb, Rays
 
@@ -68,6 +68,6 @@ def test_an_empty_crop_names_the_occupied_box(box: Aabb) -> None:
 
 
 def test_boxes_that_only_touch_share_nothing() -> None:
-    assert intersect(Aabb.cube(1.0), Aabb.cube(1.0, (2.0, 0.0, 0.0))) is None
-    shared = intersect(Aabb.cube(1.0), Aabb.cube(1.0, (1.0, 0.0, 0.0)))
+    assert Aabb.cube(1.0).intersection(Aabb.cube(1.0, (2.0, 0.0, 0.0))) is None
+    shared = Aabb.cube(1.0).intersection(Aabb.cube(1.0, (1.0, 0.0, 0.0)))
     assert shared is not None and shared.low[0] == 0.0

@@ -1,7 +1,7 @@
 """Unbounded space into a ball of radius 2, so that a finite grid or encoding can cover all of it.
 
 Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Distances far away shrink as 1 / |x|^2, as
-the pixels that see them do.
+the pixels that see them do. A few operations per number, the same plain torch on every device.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..types import Aabb
 
 Norm = Literal["euclidean", "max"]
+Contraction = Literal["none", "sphere", "cube"]
+_NORMS: dict[str, Norm] = {"sphere": "euclidean", "cube": "max"}
 
 
 def contract(positions: Tensor, *, norm: Norm = "euclidean") -> Tensor:
@@ -41,6 +44,32 @@ def uncontract(contracted: Tensor, *, norm: Norm = "euclidean") -> Tensor:
     outside = size > 1.0
     safe = torch.where(outside, size, torch.ones_like(size))
     return torch.where(outside, contracted / (safe * (2.0 - safe)), contracted)
+
+
+def fold(unit: Tensor, contraction: Contraction) -> Tensor:
+    """Positions (..., 3) in units of a box, [0, 1]^3 inside it and any value outside, into [0, 1]^3: the box itself
+    comes to lie in its middle, at half its size ("none": nothing moves).
+
+    >>> fold(torch.tensor([[0.5, 0.5, 1.0], [0.5, 0.5, 2.5]]), "cube").tolist()  # a face of the box, four boxes away
+    [[0.5, 0.5, 0.75], [0.5, 0.5, 0.9375]]
+    """
+    return unit if contraction == "none" else contract(unit * 2.0 - 1.0, norm=_norm(contraction)) * 0.25 + 0.5
+
+
+def unfold(folded: Tensor, contraction: Contraction) -> Tensor:
+    """The inverse of `fold`; what lies at the end of space or beyond it comes out infinitely far, or as NaN."""
+    return folded if contraction == "none" else uncontract(folded * 4.0 - 2.0, norm=_norm(contraction)) * 0.5 + 0.5
+
+
+def unit_positions(positions: Tensor, aabb: Aabb, contraction: Contraction = "none") -> Tensor:
+    """World positions (..., 3) in [0, 1]^3: the box, or with a contraction about it all of space."""
+    return fold(aabb.normalize(positions), contraction)
+
+
+def _norm(contraction: str) -> Norm:
+    if contraction not in _NORMS:
+        raise InputError("contraction", '"none", "sphere" or "cube"', repr(contraction))
+    return _NORMS[contraction]
 
 
 def _size(positions: Tensor, norm: str) -> Tensor:

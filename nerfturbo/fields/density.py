@@ -1,0 +1,68 @@
+"""A density without colour: what proposal networks are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import GradientSink
+from ..ops.contraction import Contraction, unit_positions
+from ..ops.fused_mlp import fused_mlp
+from ..ops.hash_encode import HashLayout, hash_encode
+from ..types import Aabb
+from .activations import truncated_exp
+from .hash_grid import HashGrid
+from .mlp import FusedMlp
+
+DENSITY_BIAS = -1.0  # a young proposal is thin, so that all of a ray is looked at
+
+
+class HashDensity(nn.Module):
+    """hash(x) -> one hidden layer -> density = exp(h - 1), over a box or, with a contraction about it, all of space.
+
+    For mixed precision a trainer hands in `half_table`, `table_sink` and `weight_sink`, as for `InstantNGP`.
+
+    >>> density = HashDensity(Aabb.cube(1.0), HashLayout(n_levels=2, log2_entries=8, max_resolution=32))
+    >>> density(torch.zeros(5, 3)).shape
+    torch.Size([5])
+    """
+
+    half_table: Tensor | None = None
+    table_sink: GradientSink | None = None
+    weight_sink: GradientSink | None = None
+
+    def __init__(
+        self,
+        aabb: Aabb,
+        layout: HashLayout | None = None,
+        *,
+        width: int = 16,
+        contraction: Contraction = "none",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        layout = layout or HashLayout(n_levels=5, n_features=2, log2_entries=17, max_resolution=128)
+        generator = torch.Generator().manual_seed(seed)
+        self.aabb = aabb
+        self.contraction: Contraction = contraction
+        self.encoding = HashGrid(layout, generator=generator)
+        self.density_net = FusedMlp(layout.n_outputs, 1, width=width, depth=1, generator=generator)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The two matrices of the network."""
+        return tuple(self.density_net.weights)
+
+    def forward(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        """(n,) >= 0 for world positions (n, 3)."""
+        encoding = hash_encode(
+            unit_positions(positions, self.aabb, self.contraction),
+            self.encoding.table,
+            self.encoding.layout,
+            half=self.half_table,
+            sink=self.table_sink,
+        )
+        logits = fused_mlp(encoding, list(self.weights), sink=self.weight_sink)[:, 0]
+        return truncated_exp(logits.float() + DENSITY_BIAS if logits.dtype != torch.float64 else logits + DENSITY_BIAS)
+
+    density = forward

@@ -1,0 +1,96 @@
+"""Weights along rays as step functions: what a proposal says, and how it learns from the field behind it.
+
+A histogram has edges (n_rays, n + 1), rising along each ray, and weights (n_rays, n): how much of the ray's light ends
+in each interval. Places are the normalised ones of `spans`, so that near and far count alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ops.importance import importance_sample
+
+ANNEAL_SLOPE = 10.0
+PADDING = 0.01  # added to every weight before drawing, so that no interval is given up for ever
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """What one stage of sampling saw; `color` is that of the ray, without background, where the stage renders one."""
+
+    edges: Tensor  # (n_rays, n + 1) places in [0, 1]
+    weights: Tensor  # (n_rays, n), differentiable
+    color: Tensor | None = None  # (n_rays, channels)
+
+
+def density_weights(density: Tensor, distances: Tensor) -> Tensor:
+    """(n_rays, n): T_i (1 - exp(-density_i length_i)) of densities (n_rays, n) between distances (n_rays, n + 1).
+
+    >>> density_weights(torch.tensor([[0.0, 100.0]]), torch.tensor([[0.0, 1.0, 2.0]])).tolist()
+    [[0.0, 1.0]]
+    """
+    optical = density * (distances[:, 1:] - distances[:, :-1])
+    before = torch.cumsum(optical, dim=-1) - optical
+    return torch.exp(-before) * -torch.expm1(-optical)
+
+
+def annealing(step: int | Tensor, n_steps: int, *, slope: float = ANNEAL_SLOPE) -> Tensor | float:
+    """The power that weights are raised to before drawing: from 0 (all alike) to 1 (as they are) over `n_steps` steps,
+    b x / ((b - 1) x + 1) with x the share of them that is over and b the slope at the start.
+
+    >>> [round(float(annealing(step, 100)), 3) for step in (0, 10, 50, 100, 1000)]
+    [0.0, 0.526, 0.909, 1.0, 1.0]
+    """
+    if n_steps <= 0:
+        return 1.0
+    if isinstance(step, Tensor):
+        share = (step.float() / n_steps).clamp(0.0, 1.0)
+        return slope * share / ((slope - 1.0) * share + 1.0)
+    share = min(1.0, max(0.0, step / n_steps))
+    return slope * share / ((slope - 1.0) * share + 1.0)
+
+
+@torch.no_grad()
+def resample(
+    edges: Tensor, weights: Tensor, n: int, *, power: Tensor | float = 1.0, jitter: Tensor | None = None
+) -> Tensor:
+    """(n_rays, n + 1) edges of n new intervals, drawn where the weights are; `power` as in `annealing`."""
+    wanted = weights.clamp(min=0.0)
+    if isinstance(power, Tensor) or power != 1.0:
+        wanted = wanted.pow(power)
+    return importance_sample(edges, wanted + PADDING, n, jitter=jitter)
+
+
+def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tensor:
+    """(n_rays, n): the weight of all intervals of a histogram that each interval between `edges` touches.
+
+    Differentiable to `key_weights`. Nothing lies outside a histogram.
+
+    >>> key = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    >>> outer_weights(torch.tensor([[0.5, 1.5, 2.0]]), key, torch.tensor([[1.0, 2.0, 7.0]])).tolist()
+    [[3.0, 2.0]]
+    """
+    running = torch.nn.functional.pad(torch.cumsum(key_weights, dim=-1), (1, 0))
+    last = key_weights.shape[-1]
+    keys, low, high = (value.detach().contiguous() for value in (key_edges, edges[:, :-1], edges[:, 1:]))
+    first = (torch.searchsorted(keys, low, right=True) - 1).clamp(0, last)
+    end = torch.searchsorted(keys, high, right=False).clamp(0, last)
+    return running.gather(-1, torch.maximum(first, end)) - running.gather(-1, first)
+
+
+def interlevel_loss(edges: Tensor, weights: Tensor, proposal: Histogram, *, eps: float = 1e-7) -> Tensor:
+    """(n_rays,): how far a proposal is from an upper bound of the weights (n_rays, n) between `edges`: the mean over
+    the intervals of max(0, w - bound)^2 / (w + eps), with `outer_weights` as the bound.
+
+    Only the proposal learns from it: the weights get no gradient. Zero where the proposal holds at least the weight.
+
+    >>> proposal = Histogram(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5]]))
+    >>> round(interlevel_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0]]), proposal).item(), 3)
+    0.25
+    """
+    weights = weights.detach()
+    bound = outer_weights(edges, proposal.edges, proposal.weights)
+    return ((weights - bound).clamp(min=0.0).square() / (weights + eps)).mean(-1)

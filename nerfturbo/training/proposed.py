@@ -1,0 +1,72 @@
+"""The stages of a step where an estimator, not the grid, places the samples."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..data.batches import PixelBatch
+from ..rendering.estimated import composite_rays, half_box
+from ..rendering.losses import color_loss, distortion_loss
+from ..rendering.model import NerfModel
+from ..rendering.near import near_weights
+from ..sampling.proposals import Draw, ProposedSamples, mean_over_rays
+from ..types import PackedSamples, Rays
+
+
+def propose_samples(
+    model: NerfModel, rays: Rays, *, step: int | Tensor, n_active: Tensor | None = None, first: int = 0
+) -> tuple[ProposedSamples, Tensor]:
+    """The samples to train on, stratified, and how many they are."""
+    assert model.proposer is not None
+    draw = Draw(stratified=True, seed=model.config.train.seed, step=step, first_ray=first)
+    samples = model.proposer.sample(rays, draw=draw, n_active=n_active)
+    assert isinstance(samples, ProposedSamples)
+    return samples, samples.n_samples
+
+
+def near_distance(model: NerfModel) -> float:
+    """Below this distance gradients shrink; 0: nowhere."""
+    return model.config.sampling.near_gradient * half_box(model.bounds.aabb)
+
+
+def gradient_weights(model: NerfModel, samples: PackedSamples) -> Tensor | None:
+    """(capacity,) how much of its gradient a sample near the cameras gets; None where nothing is scaled."""
+    distance = near_distance(model)
+    return near_weights(samples.t_starts, samples.t_ends, distance) if distance > 0.0 else None
+
+
+def compare_proposed(
+    model: NerfModel, batch: PixelBatch, samples: ProposedSamples, background: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The loss of the rays that were kept, differentiable, and their mean squared error.
+
+    Besides the colour: that of a coarse field, the proposals' distance from the weights, and the weights' spread.
+    """
+    estimator, sampling, kept = model.proposer, model.config.sampling, samples.n_rays_kept
+    assert estimator is not None
+    kind, weights = model.config.train.loss, batch.weights
+    near = gradient_weights(model, samples)
+    out = composite_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
+    rgb = out.rgb + (1.0 - out.opacity)[:, None] * background
+    loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
+    for stage in samples.stages:
+        if stage.color is not None:
+            coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
+            loss = loss + color_loss(coarse, target, kind=kind, n_rays_kept=kept, weights=weights)
+    if sampling.kind == "proposal" and sampling.interlevel > 0.0:
+        loss = loss + sampling.interlevel * estimator.loss(samples, out.weights)
+    if sampling.kind == "proposal" and sampling.distortion > 0.0:
+        spread = distortion_loss(out.weights, samples.normalized())
+        loss = loss + sampling.distortion * mean_over_rays(spread, samples)
+    mse = color_loss(rgb.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
+    if weights is not None:
+        batch.add_errors((rgb.detach() - target).abs().mean(-1), kept)
+    return loss, mse
+
+
+def rays_per_step(model: NerfModel) -> int:
+    """At most so many rays: an estimator's samples per ray are known, so that shapes need not exceed the batch."""
+    train = model.config.train
+    if model.proposer is None:
+        return train.max_rays
+    return min(train.max_rays, model.proposer.max_rays(train.batch_samples))
