@@ -11,7 +11,7 @@ from .scene import Scene
 
 UNBOUNDED_CONE_STEPS = 4.0  # over the steps per diagonal: 1/256 for 1024 of them, as instant-ngp has it
 UNBOUNDED_ALPHA_THRE = 1e-2
-UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
+UNBOUNDED_PRESETS = {"ngp": "proposal"}  # what `auto` takes in place of the first
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
 _LEVELS_AT_FULL_RESOLUTION = (
