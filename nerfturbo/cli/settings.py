@@ -25,6 +25,8 @@ from .parse import flag_value
 
 MAX_APPEARANCE = 48  # with the 16 of the view direction, what one kernel takes per ray
 
+MAX_PROPOSALS = 3
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -78,15 +80,7 @@ class Settings:
                 "--photo.depth-rays": self.photo.depth_rays,
             }
         )
-        check_positive(
-            {
-                "--sampling.n-samples": self.sampling.n_samples,
-                "--sampling.coarse-samples": min(self.sampling.coarse_samples, default=0),
-                "--sampling.proposal-resolutions": min(self.sampling.proposal_resolutions, default=0),
-                "--sampling.far": self.sampling.far,
-                "--sampling.steps": self.sampling.steps,
-            }
-        )
+        _check_sampling(self.sampling)
         shares = {
             "--grid.decay": grid.decay,
             "--optim.hold-fraction": optim.hold_fraction,
@@ -109,6 +103,34 @@ class Settings:
             raise InputError("--photo.appearance", f"0 to {MAX_APPEARANCE} numbers", str(self.photo.appearance))
         if not 0 <= train.seed < 1 << 63:
             raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
+
+
+def _check_sampling(sampling: SamplingConfig) -> None:
+    lists = {
+        "--sampling.coarse-samples": sampling.coarse_samples,
+        "--sampling.proposal-resolutions": sampling.proposal_resolutions,
+    }
+    check_positive({flag: min(values, default=0) for flag, values in lists.items()})
+    check_positive(
+        {
+            "--sampling.n-samples": sampling.n_samples,
+            "--sampling.far": sampling.far,
+            "--sampling.steps": sampling.steps,
+            "--sampling.proposal-width": sampling.proposal_width,
+        }
+    )
+    weights = {
+        "--sampling.interlevel": sampling.interlevel,
+        "--sampling.distortion": sampling.distortion,
+        "--sampling.near-gradient": sampling.near_gradient,
+        "--sampling.anneal-steps": sampling.anneal_steps,
+    }
+    for flag, value in weights.items():
+        if not value >= 0.0:
+            raise InputError(flag, "a number >= 0", str(value))
+    if sampling.kind == "proposal" and len(sampling.coarse_samples) > MAX_PROPOSALS:
+        got = str(len(sampling.coarse_samples))
+        raise InputError("--sampling.coarse-samples", f"1 to {MAX_PROPOSALS} numbers, one per proposal network", got)
 
 
 def check_positive(values: dict[str, float | int | None]) -> None:
