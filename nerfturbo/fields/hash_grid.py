@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.hash_encode import HashLayout, hash_encode
+from .mlp import draw_uniform
 
 
 class HashGrid(nn.Module):
@@ -14,7 +15,7 @@ class HashGrid(nn.Module):
     def __init__(self, layout: HashLayout, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.layout = layout
-        table = torch.empty(layout.n_entries, layout.n_features).uniform_(-1e-4, 1e-4, generator=generator)
+        table = draw_uniform(layout.n_entries, layout.n_features, bound=1e-4, generator=generator)
         self.table = nn.Parameter(table)
 
     def forward(self, positions: Tensor) -> Tensor:

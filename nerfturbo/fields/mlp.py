@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from ..ops.fused_mlp import fused_mlp
 
 
+def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -> Tensor:
+    """Random numbers in [-bound, bound], drawn where the generator is, and put where a device context asks for them."""
+    target = torch.empty(0).device
+    drawn = torch.empty(shape, device=target if generator is None else generator.device)
+    return drawn.uniform_(-bound, bound, generator=generator).to(target)
+
+
 class FusedMlp(nn.Module):
     """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases."""
 
@@ -22,8 +29,7 @@ class FusedMlp(nn.Module):
         self.weights = nn.ParameterList()
         for fan_in, fan_out in itertools.pairwise(sizes):
             bound = math.sqrt(6.0 / (fan_in + fan_out))
-            weight = torch.empty(fan_out, fan_in).uniform_(-bound, bound, generator=generator)
-            self.weights.append(nn.Parameter(weight))
+            self.weights.append(nn.Parameter(draw_uniform(fan_out, fan_in, bound=bound, generator=generator)))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return fused_mlp(inputs, list(self.weights))

@@ -11,6 +11,7 @@ from ..ops.contraction import Contraction, unit_positions
 from ..ops.wide_mlp import wide_mlp
 from ..types import Aabb
 from .encodings import frequency_encode
+from .mlp import draw_uniform
 
 POSITION_FREQUENCIES = 10
 DIRECTION_FREQUENCIES = 4
@@ -55,7 +56,7 @@ class VanillaNeRF(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 bound = (6.0 / (module.in_features + module.out_features)) ** 0.5
-                module.weight.uniform_(-bound, bound, generator=generator)
+                module.weight.copy_(draw_uniform(*module.weight.shape, bound=bound, generator=generator))
                 module.bias.zero_()
 
     def _trunk(self, positions: Tensor) -> Tensor:

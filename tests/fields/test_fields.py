@@ -85,3 +85,12 @@ def test_frequency_encoding_is_exact_in_half_input():
     half = frequency_encode(values.half(), 10)
     assert half.dtype == torch.float32
     assert torch.allclose(wide, half, atol=1e-3)  # these values are exact in half precision
+
+
+@pytest.mark.parametrize("kind", [InstantNGP, VanillaNeRF])
+def test_a_field_is_made_where_a_device_context_asks(kind: type[InstantNGP | VanillaNeRF]):
+    """Its random numbers are still those of its seed, drawn on the CPU: Fabric's init_module is such a context."""
+    config = FieldConfig(n_levels=2, log2_entries=8, width=16, depth=1, color_depth=2)
+    with torch.device("meta"):
+        field = kind(Aabb.cube(1.0), config)
+    assert {parameter.device.type for parameter in field.parameters()} == {"meta"}
