@@ -229,8 +229,8 @@ class Session:
         self.display.phase("preparing the step")  # on a GPU: recording the graph
         self.trainer.stepper.prepare()
         self.display.phase("training")
-        import_meanwhile(self.trainer.device, "torchmetrics")  # seconds, before scores are computed
-        with _interrupts(self._stop):
+        # Seconds, before scores are computed.
+        with _interrupts(self._stop), import_meanwhile(self.trainer.device, "torchmetrics.functional.image"):
             summary = _fit(self.trainer, args)
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
                 raise KeyboardInterrupt

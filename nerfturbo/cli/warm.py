@@ -64,10 +64,19 @@ def starting_device(device: str) -> Iterator[None]:
     thread.join()
 
 
-def import_meanwhile(device: torch.device, module: str) -> None:
-    """Import in a thread what is needed after training, where the device works and the host waits."""
-    if device.type == "cuda" and importlib.util.find_spec(module) is not None:
-        threading.Thread(target=_import_politely, args=(module,), daemon=True).start()
+@contextlib.contextmanager
+def import_meanwhile(device: torch.device, module: str) -> Iterator[None]:
+    """Around the training: import in a thread what is needed after it, where the device works and the host waits.
+
+    The block ends when the import has: two threads that import a package whose modules import each other both fail.
+    """
+    if device.type != "cuda" or importlib.util.find_spec(module.partition(".")[0]) is None:
+        yield
+        return
+    thread = threading.Thread(target=_import_politely, args=(module,), daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 def _import_politely(module: str) -> None:
@@ -76,7 +85,8 @@ def _import_politely(module: str) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(POLITE_SWITCH_SECONDS)
     try:
-        importlib.import_module(module)
+        with contextlib.suppress(Exception):  # whoever needs it imports it again, and meets the reason
+            importlib.import_module(module)
     finally:
         sys.setswitchinterval(before)
 

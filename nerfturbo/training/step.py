@@ -28,9 +28,12 @@ def gradient_scale(optimizer: Optimizer, accumulate: int = 1) -> Tensor | None:
 
 
 def backward(loss: Tensor, scale: Tensor | None) -> None:
-    """Scale and differentiate; a loss without gradient (no samples at all) adds none."""
+    """Scale and differentiate; a loss without gradient (no samples at all) adds none.
+
+    A product instead of `backward(scale)`: to compare two shapes that imports all of sympy, for seconds.
+    """
     if loss.requires_grad:
-        loss.backward(scale if scale is None else scale.to(loss.dtype))
+        (loss if scale is None else loss * scale.to(loss.dtype)).backward()
 
 
 def backward_and_update(loss: Tensor, optimizer: Optimizer) -> None:

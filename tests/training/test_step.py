@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,8 @@ from nerfturbo.training.stages import compute_loss, draw_background, target_over
 from nerfturbo.types import Rays
 
 from ..tiny import ball_scene, tiny_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +98,22 @@ def test_the_number_of_rays_follows_the_sample_budget() -> None:
     assert stepper.n_rays == 300  # the limit
     stepper.adapt(n_samples=100, n_marched=100 * 1000 * 8)  # the visibility pass is what is full
     assert stepper.n_rays == 64
+
+
+def test_a_step_imports_no_compiler() -> None:
+    """torch's compiler and the algebra it brings take seconds, which a first step would wait for."""
+    program = """
+import sys
+from nerfturbo.training import Trainer
+from tests.tiny import ball_scene, tiny_config
+from dataclasses import replace
+config = tiny_config()
+config = replace(config, train=replace(config.train, steps=1, precision="fp16"))
+trainer = Trainer(config, ball_scene())
+trainer.fit()
+assert trainer.optimizer.loss_scale is not None
+print(sorted(set(sys.modules) & {"sympy", "torchmetrics", "torch._dynamo"}))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[-2] == "[]"
