@@ -20,6 +20,7 @@ _PRESETS: dict[str, Config] = {
     "ngp": Config(
         preset="ngp",
         field=FieldConfig(n_levels=8, n_features=4, max_resolution=1024),
+        render=RenderConfig(steps_per_diagonal=1536),
         optim=OptimConfig(
             hold_fraction=0.2,
             final_lr_fraction=0.05,
