@@ -52,7 +52,7 @@ def open_views(config: Config, model: NerfModel | None = None) -> tuple[Scene, S
     them."""
     try:
         data = config.data
-        train, test = open_scenes(data.source, data.downscale, allow_outside=data.allow_outside)
+        train, test = open_scenes(data.source, data.downscale, allow_outside=data.allow_outside, ndc=data.ndc)
         return train if model is None else learned_cameras(model, train), test
     except InputError as error:
         if error.got != "no such folder":

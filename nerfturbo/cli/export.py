@@ -207,6 +207,7 @@ def _export(
     """Open the run, do the work, say what came of it and what it cost."""
     import torch
 
+    from ..data.ndc import require_plain
     from ..evaluation.machine import peak_gpu_memory_bytes, peak_memory_bytes
     from ..evaluation.run_folder import check_writable, open_run
     from .common import chosen_backend, load_run, open_views, with_data
@@ -226,7 +227,9 @@ def _export(
         def scene() -> Scene:
             config = with_data(opened.config, args.data)
             display.phase(f"opening {config.data.source}")
-            return open_views(config, opened.model)[0]
+            opened_scene = open_views(config, opened.model)[0]
+            require_plain(opened_scene.cameras.ndc, args.run)
+            return opened_scene
 
         started = time.perf_counter()
         made = work(opened, scene, display)

@@ -158,7 +158,7 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
     else:
         path = read_camera_path(Path(args.path), train.to_original)
         chosen = choose_views(len(path.cameras), args.frames)
-        path = replace(path, cameras=path.cameras[torch.tensor(chosen)])
+        path = replace(path, cameras=replace(path.cameras[torch.tensor(chosen)], ndc=train.cameras.ndc))
     return path if args.scale == 1.0 else replace(path, cameras=path.cameras.scaled(args.scale))
 
 

@@ -32,6 +32,8 @@ class InfoArgs:
     """Draw cameras, points and bounds into this file."""
     allow_outside: bool = False
     """Let the scene's files name pictures outside its folder."""
+    ndc: bool = False
+    """As `train --ndc` would open it."""
     json: bool = False
     """Print one JSON object."""
 
@@ -45,7 +47,7 @@ def info(argv: Sequence[str]) -> int:
         check_plot_path(args.plot)
     if (photos := _describe_unposed(args)) is not None:
         return _print_unposed(photos, as_json=args.json)
-    splits = _open_splits(args.scene, args.downscale, allow_outside=args.allow_outside)
+    splits = _open_splits(args)
     description = describe_splits(splits)
     if args.plot is not None:
         _plot(args.plot, splits, description)
@@ -84,14 +86,16 @@ def _print_bounds(bounds: dict[str, Any]) -> None:
     print(f"  box   {low} to {high}, {reach}; near {bounds['near']:.3g}, far {bounds['far']:.3g}")
 
 
-def _open_splits(source: str, downscale: int, *, allow_outside: bool) -> dict[str, Scene | None]:
+def _open_splits(args: InfoArgs) -> dict[str, Scene | None]:
     from ..data.scene import SPLITS, load_scene
     from .scenes import split_is_missing
 
     splits: dict[str, Scene | None] = {}
     for split in SPLITS:
         try:
-            splits[split] = load_scene(source, split, downscale=downscale, allow_outside=allow_outside)
+            splits[split] = load_scene(
+                args.scene, split, downscale=args.downscale, allow_outside=args.allow_outside, ndc=args.ndc
+            )
         except InputError as error:
             if not split_is_missing(error):
                 raise

@@ -15,12 +15,12 @@ def absolute_source(source: str) -> str:
     return source if source.startswith(BUILTIN_PREFIX) or not Path(source).exists() else str(Path(source).resolve())
 
 
-def open_scenes(source: str, downscale: int, *, allow_outside: bool = False) -> tuple[Scene, Scene]:
+def open_scenes(source: str, downscale: int, *, allow_outside: bool = False, ndc: bool = False) -> tuple[Scene, Scene]:
     """(training views, test views): the test split, else the val split, else every 8th training view held out."""
-    train = load_scene(source, "train", downscale=downscale, allow_outside=allow_outside)
+    train = load_scene(source, "train", downscale=downscale, allow_outside=allow_outside, ndc=ndc)
     for split in ("test", "val"):
         try:
-            return train, load_scene(source, split, downscale=downscale, allow_outside=allow_outside)
+            return train, load_scene(source, split, downscale=downscale, allow_outside=allow_outside, ndc=ndc)
         except InputError as error:
             if not split_is_missing(error):
                 raise

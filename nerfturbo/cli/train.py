@@ -62,6 +62,8 @@ class TrainArgs:
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Let a scene's files name pictures outside its folder."""
+    ndc: bool = False
+    """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
     cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
     pixels: Annotated[Literal["auto", "device", "host"] | None, tyro.conf.arg(metavar="auto|device|host")] = None
@@ -153,7 +155,7 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
     data = replace(data, source=data.source if args.scene is None else args.scene)
-    data = replace(data, allow_outside=args.allow_outside or data.allow_outside)
+    data = replace(data, allow_outside=args.allow_outside or data.allow_outside, ndc=args.ndc or data.ndc)
     run, args = _run_after_restart(args)
     auto = start if args.preset == "auto" and args.config is None else None
     return Plan(replace(config, data=data), device, args.output, run, args, auto)

@@ -114,7 +114,8 @@ class PixelSampler:
             drawn = draw_pixels(self._pool, n_rays, seed=self.seed, step=step, first=first, indices=indices)
             cameras = self.scene.cameras
             times = None if cameras.times is None else cameras.times[drawn.image_indices]
-            batch = PixelBatch(Rays(drawn.origins, drawn.directions, times, drawn.image_indices), drawn.rgba)
+            rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices)
+            batch = PixelBatch(rays if cameras.ndc is None else cameras.ndc.bend_rays(rays), drawn.rgba)
         if chosen is None or guide is None:
             return batch
         return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)

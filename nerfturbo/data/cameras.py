@@ -43,6 +43,7 @@ from .lens_models import (
     undistort_rad_tan_prism,
     undistort_thin_prism,
 )
+from .ndc import Ndc
 
 CameraModel = Literal[
     "pinhole", "opencv", "fisheye", "fov", "thin_prism", "rad_tan_prism", "division", "eucm", "equirectangular"
@@ -75,6 +76,7 @@ class Cameras:
     # eucm: alpha beta; thin_prism: k1 k2 p1 p2 k3 k4 s1 s2; zeros behind. rad_tan_prism: (n, 12), k0 to k5, p0 p1,
     # s0 to s3. pinhole: None
     distortion: Tensor | None = None
+    ndc: Ndc | None = None  # the box that rays are bent into (`ndc.py`); None: plain space
 
     def __post_init__(self) -> None:
         _check_shapes(self)
@@ -129,7 +131,8 @@ class Cameras:
         return -self.camera_to_world[:, :, 2]
 
     def to(self, device: torch.device | str) -> Cameras:
-        return self._map(lambda value: value.to(device))
+        moved = self._map(lambda value: value.to(device))
+        return moved if self.ndc is None else replace(moved, ndc=self.ndc.to(device))
 
     def rays(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Rays:
         """Rays through continuous pixel positions: the centre of pixel (column, row) is (column + 0.5, row + 0.5).
@@ -150,13 +153,14 @@ class Cameras:
         poses = self.camera_to_world[camera_indices]  # (m, 3, 4)
         directions = (poses[:, :, :3] * local[:, None, :]).sum(-1)
         lengths = torch.linalg.vector_norm(directions, dim=-1)
-        return Rays(
+        rays = Rays(
             origins=poses[:, :, 3],
             directions=directions / lengths[:, None],
             times=None if self.times is None else self.times[camera_indices],
             camera_indices=camera_indices,
             pixel_radii=_PIXEL_RADIUS / (lengths * focal.prod(-1).sqrt()),
         )
+        return rays if self.ndc is None else self.ndc.bend_rays(rays)
 
     def is_valid(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(m,) bool: whether a ray leads to the pixel position. A lens model ends where it folds over; a pinhole's
@@ -185,11 +189,12 @@ class Cameras:
         return self.rays(camera_indices, x.reshape(-1), y.reshape(-1))
 
     def project(self, camera_indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """World points (m, 3) to pixel positions (m, 2) and depths (m,) in front of the camera.
+        """World points (m, 3), in the box where there is one, to pixel positions (m, 2) and depths (m,) ahead.
 
         Depths <= 0 are behind the camera and their pixel positions mean nothing, but for fisheye lenses, which may
         look behind.
         """
+        points = points if self.ndc is None else self.ndc.unbend(points)
         poses = world_to_camera(self.camera_to_world[camera_indices])
         local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
         depths = -local[:, 2]
@@ -199,7 +204,9 @@ class Cameras:
         return plane * self.focal[camera_indices] + self.center[camera_indices], depths
 
     def enclosing_pinholes(self) -> Cameras | None:
-        """Pinhole cameras that see all that these see; None where no plane holds it (a very wide lens)."""
+        """Pinhole cameras that see all that these see; None where there are none (a very wide lens, a bent box)."""
+        if self.ndc is not None:
+            return None
         if self.model == "pinhole":
             return self
         steps = torch.linspace(0.0, 1.0, 33, device=self.device)
@@ -240,6 +247,7 @@ class Cameras:
             times=None if self.times is None else function(self.times),
             model=self.model,
             distortion=None if self.distortion is None else function(self.distortion),
+            ndc=self.ndc,
         )
 
 

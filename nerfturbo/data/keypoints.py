@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
+from .ndc import require_plain
 from .scene import Scene
 
 HINT = "leave photo.depth_weight at 0"
@@ -61,6 +62,7 @@ def load_keypoints(scene: Scene) -> Keypoints:
     from .colmap import picture_files  # imported here: whoever only holds keypoints needs no files
     from .colmap_files import read_cameras, read_cloud, read_features
 
+    require_plain(scene.cameras.ndc, "photo.depth_weight")
     folder, model = _model_folder(scene.source)
     points_file = next((f for e in (".bin", ".txt") if (f := model / f"points3D{e}").is_file()), None)
     if points_file is None or not scene.files:

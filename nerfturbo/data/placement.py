@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..types import Aabb
 from .cameras import Cameras
+from .ndc import NEAR_SHARE, WIDEST, Ndc, mean_camera
 from .scene import farthest_distance
 
 MAX_LEVELS = 6
@@ -34,6 +36,7 @@ class Placement:
     far: float
     grid_levels: int
     notes: tuple[str, ...]
+    ndc: Ndc | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,36 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
     outer = aabb.scaled(2.0 ** (levels - 1))
     far = farthest_distance(positions.float(), outer)
     return Placement(similarity.inverse(), aabb, near, far, levels, notes)
+
+
+def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Placement:
+    """As `place`, but rays are bent into the box of normalised device coordinates before the mean camera."""
+    plain = place(cameras, poses, points)
+    nearest = None if points is None else _nearest_depth(cameras, points)
+    if nearest is None:
+        hint = "leave it out, or give a reconstruction with points, or LLFF's bounds"
+        raise InputError("ndc", "depths that say where the nearest things are", "none", hint)
+    unit = float(torch.linalg.det(plain.to_original[:3, :3]) ** (1.0 / 3.0))  # of the file, for one of the scene
+    near = NEAR_SHARE * nearest / unit
+    halves = (2.0 * cameras.focal.double() / cameras.size.double()).mean(0)
+    placed = placed_poses(poses, plain)
+    ndc = mean_camera(placed, near, (float(halves[0]), float(halves[1])))
+    index = torch.arange(len(cameras)).repeat_interleave(4)
+    sides = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).repeat(len(cameras), 1)
+    corners = sides * cameras.size[index]
+    rays = replace(cameras, camera_to_world=placed).rays(index, corners[:, 0], corners[:, 1])
+    half = max(float(end[:, :2].abs().max()) for end in ndc.ends(rays)) * 1.001
+    if half > WIDEST:
+        hint = "leave it out: some cameras look too far aside"
+        raise InputError(
+            "ndc", f"pictures that show at most {WIDEST:g} times what the mean camera does", f"{half:.3g}", hint
+        )
+    aabb = Aabb.cube(max(1.0, half))
+    note = (
+        f"NDC: the near plane is {near:.3g} ahead of the mean camera, and a box of {2 * aabb.high[0]:.3g} holds it all"
+    )
+    notes = (*plain.notes[:3], note)
+    return replace(plain, aabb=aabb, near=0.0, far=2.0 * aabb.high[0] * 3.0**0.5, grid_levels=1, notes=notes, ndc=ndc)
 
 
 def given_place(poses: Tensor, to_original: Tensor, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:

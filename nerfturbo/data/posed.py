@@ -14,7 +14,8 @@ from ..errors import InputError
 from .cameras import CameraModel, Cameras
 from .images import load_images
 from .masks import find_mask, mask_notes
-from .placement import Placement, place, placed_poses
+from .ndc import wants_ndc
+from .placement import Placement, place, place_in_ndc, placed_poses
 from .scene import MissingSplitError, Scene, Split
 
 TEST_EVERY = 8
@@ -117,11 +118,14 @@ def posed_scene(
     masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
     images = load_images([views[index].image for index in chosen], downscale=downscale, masks=masks)
     has_alpha = images.channels == 4
-    if placing is None:
+    if wants_ndc():
+        placement = place_in_ndc(cameras, poses, points)
+    elif placing is None:
         placement = place(cameras, poses, points, is_object=has_alpha)
     else:
         placement = placing(poses)
-    placed = replace(cameras, camera_to_world=placed_poses(poses, placement))[torch.tensor(chosen)]
+    moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
+    placed = moved[torch.tensor(chosen)]
     for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
         _check_shape(views[index].image, size, expected)
     return Scene(

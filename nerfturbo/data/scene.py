@@ -16,6 +16,7 @@ from .cameras import Cameras
 from .conventions import PIXEL_CENTER
 from .documents import paths_outside
 from .images import ImagePool
+from .ndc import in_ndc
 from .photos import VIDEO_ENDINGS
 
 Split = Literal["train", "val", "test"]
@@ -107,11 +108,14 @@ def farthest_distance(positions: Tensor, aabb: Aabb) -> float:
     return float(torch.maximum((positions - low).abs(), (positions - high).abs()).norm(dim=-1).max())
 
 
-def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1, allow_outside: bool = False) -> Scene:
+def load_scene(
+    source: str | Path, split: Split = "train", *, downscale: int = 1, allow_outside: bool = False, ndc: bool = False
+) -> Scene:
     """Open a folder in any format of `FORMATS`, or a built-in scene by its name ("toybox" or "builtin:toybox").
 
     `downscale` shrinks the pictures that many times, each new pixel the mean of the old ones. A file that names
-    pictures outside its folder is refused unless `allow_outside`.
+    pictures outside its folder is refused unless `allow_outside`. `ndc` bends a capture whose cameras all look one way
+    into normalised device coordinates.
     """
     if split not in SPLITS:
         raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
@@ -119,6 +123,8 @@ def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1
         raise InputError("downscale", "an integer >= 1", repr(downscale))
     text = str(source)
     if is_builtin(text):
+        if ndc:
+            raise InputError("ndc", "a capture whose cameras all look one way", "a built-in scene")
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -126,8 +132,11 @@ def load_scene(source: str | Path, split: Split = "train", *, downscale: int = 1
     folder = Path(source).expanduser()
     found = recognise(folder)
     if found is not None:
-        with paths_outside(allow_outside):
-            return found.load(folder, split, downscale)
+        with paths_outside(allow_outside), in_ndc(ndc):
+            scene = found.load(folder, split, downscale)
+        if ndc and scene.cameras.ndc is None:
+            raise InputError("ndc", "a capture with depths, whose cameras look one way", f"a {found.name} scene")
+        return scene
     looked_for = "; ".join(f"{scene_format.name}: {scene_format.looked_for}" for scene_format in FORMATS)
     raise InputError(str(folder), "a scene in a known format", "none of them", f"looked for {looked_for}")
 

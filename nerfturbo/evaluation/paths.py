@@ -104,7 +104,7 @@ def _pinholes(cameras: Cameras, poses: Tensor) -> Cameras:
     """The first camera's size and field of view, at other poses."""
     width, rows = (int(side) for side in cameras.size[0])
     view = 2.0 * math.atan(0.5 * width / float(cameras.focal[0, 0]))
-    return Cameras.pinhole(poses, width=width, height=rows, field_of_view_x=view)
+    return replace(Cameras.pinhole(poses, width=width, height=rows, field_of_view_x=view), ndc=cameras.ndc)
 
 
 def _start_angle(offsets: Tensor) -> float:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.cameras import Cameras
+from ..data.ndc import require_plain
 from ..errors import InputError
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
@@ -135,6 +136,8 @@ class PhotoCorrections(nn.Module):
     def observe(self, cameras: Cameras, aabb: Aabb) -> None:
         """Take what the corrections refer to from the training cameras."""
         unit = aabb.diagonal / (2.0 * math.sqrt(3.0))
+        if self.config.cameras.learns:
+            require_plain(cameras.ndc, "cameras.refine")
         if self.config.cameras.focal and cameras.model not in FOCAL_MODELS:
             hint = "refine the poses alone: --cameras.refine"
             raise InputError("cameras.focal", "lenses of the kinds " + ", ".join(FOCAL_MODELS), cameras.model, hint)

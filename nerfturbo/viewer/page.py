@@ -82,6 +82,7 @@ class LivePage:
         atexit.register(self.close)  # before viser's own farewell
         self.wishes = Wishes()
         self.frames_sent = 0
+        self._ndc = facts.train.cameras.ndc
         self._lock = threading.Lock()
         self._clients: dict[int, _Client] = {}
         self._share, self._panel_due = TimeShare(), 0.0
@@ -110,7 +111,7 @@ class LivePage:
             time.sleep(0.5)
 
     def _connect(self, handle: viser.ClientHandle) -> None:
-        client = _Client(handle, Painter())
+        client = _Client(handle, Painter(ndc=self._ndc))
         with self._lock:
             self._clients[handle.client_id] = client
         self._move(client)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
+from ..data.ndc import Ndc
 from ..errors import InputError
 from ..evaluation.channels import Channel, channel_picture, to_bytes
 from ..rendering.image import render_view
@@ -58,8 +59,8 @@ class TimeShare:
 class Painter:
     """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`."""
 
-    def __init__(self, largest: int = 640) -> None:
-        self.largest = largest
+    def __init__(self, largest: int = 640, ndc: Ndc | None = None) -> None:
+        self.largest, self._ndc = largest, ndc
         self._view: View | None = None
         self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
@@ -106,6 +107,7 @@ class Painter:
             camera = Cameras(
                 camera.camera_to_world, camera.focal, camera.center, camera.size, torch.tensor([view.time])
             )
+        camera = camera if self._ndc is None else replace(camera, ndc=self._ndc.to(camera.device))
         try:
             estimator = self._cropped(model, view.crop, step)
         except InputError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..data import folders
+from ..data.test_ndc import write_facing
 from .conftest import Nerfturbo
 
 
@@ -35,3 +36,19 @@ def test_an_unbounded_capture_through_a_real_lens_trains_without_a_flag(nerfturb
     assert "unbounded: grid.levels 5" in result.err and "every 8th picture is a test view" in result.err
     assert nerfturbo("eval", "run").code == 0
     assert nerfturbo("train", "--resume", "run", "--steps", 6, "--turntable", 0).code == 0
+
+
+def test_a_forward_facing_capture_in_ndc(nerfturbo: Nerfturbo) -> None:
+    """One flag; the run remembers it. What would come out bent is refused before anything is written."""
+    folder = write_facing(Path("facing"))
+    small = ["--grid.resolution", 16, "--field.log2-entries", 10, "--train.batch-samples", 1024, "--turntable", 0]
+    result = nerfturbo("train", folder, "--ndc", "--steps", 4, "--output", "run", *small, "--json")
+    assert result.code == 0 and "NDC: the near plane is" in result.err, result.err
+    assert nerfturbo("eval", "run").code == 0
+    assert nerfturbo("render", "run", "--path", "spiral", "--frames", 2, "--output", "frames").code == 0
+    refused = nerfturbo("export", "mesh", "run", "out.ply", "--resolution", 16)
+    assert refused.code == 2 and "got one in normalised device coordinates; train without --ndc" in refused.err
+    assert not Path("out.ply").exists()
+    refused = nerfturbo("train", folder, "--ndc", "--cameras.refine", "--steps", 4, "--output", "other", *small)
+    assert refused.code == 2 and "cameras.refine: expected a scene in plain space" in refused.err
+    assert nerfturbo("scene", "info", folder, "--ndc", "--json").json["bounds"]["grid_levels"] == 1
