@@ -294,3 +294,13 @@ def test_import_tinycudann_resolves_to_us():
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_half_results_follow_a_fused_optimizer():
+    """It writes to parameters without counting up their version, so that nothing may be kept by that."""
+    module = tcnn.Encoding(3, HASH, dtype=torch.float16)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1, fused=True)
+    before = module(POINTS)
+    before.float().sum().backward()
+    optimizer.step()
+    assert (module(POINTS) - before).abs().mean() > 0.05

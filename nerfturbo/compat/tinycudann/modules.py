@@ -48,7 +48,6 @@ class Module(nn.Module):
         parts = [] if network is None else [network.initial(generator)]
         self.params = nn.Parameter(torch.cat([*parts, encoding.initial(generator)]))
         self.loss_scale = 128.0 if torch.cuda.is_available() and dtype != torch.float32 else 1.0
-        self._copy: tuple[tuple[int, int], Tensor] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +67,8 @@ class Module(nn.Module):
             return self._plain(x.double(), params)
         x, half = x.float(), None
         if self.dtype != torch.float32:
-            half = self._half_copy(self.dtype)
+            # Anew every time, for microseconds: fused optimizers change parameters without a trace in their version.
+            half = params.detach().to(self.dtype)
         trainable = params.requires_grad and params.numel() > 0
         if not torch.is_grad_enabled() or not (x.requires_grad or trainable):
             return self._evaluate(x, params, half)
@@ -86,13 +86,6 @@ class Module(nn.Module):
         with use_backend("reference"):
             return self._evaluate(x, params, None).to(self.dtype)
 
-    def _half_copy(self, dtype: torch.dtype) -> Tensor:
-        """The parameters in half precision, converted again when they have changed."""
-        key = (self.params._version, self.params.data_ptr())
-        if self._copy is None or self._copy[0] != key or self._copy[1].dtype != dtype:
-            self._copy = (key, self.params.detach().to(dtype))
-        return self._copy[1]
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         given = state_dict.get(prefix + "params")
         original = self._n_network + self._encoding.n_original_params
@@ -100,9 +93,6 @@ class Module(nn.Module):
             network, table = given.detach().reshape(-1).float().split([self._n_network, original - self._n_network])
             state_dict[prefix + "params"] = torch.cat([network, self._encoding.from_original(table)])
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_copy": None}
 
     def extra_repr(self) -> str:
         return (
