@@ -53,8 +53,8 @@ class GridConfig:
 class FieldConfig:
     """The radiance field."""
 
-    kind: Literal["ngp", "vanilla", "voxels"] = "ngp"
-    """Instant-NGP's hash grid with small networks, the original NeRF's deep network, or sparse voxels."""
+    kind: Literal["ngp", "vanilla", "voxels", "factor"] = "ngp"
+    """Instant-NGP's hash grid with small networks, the original NeRF's deep network, sparse voxels, planes x lines."""
     n_levels: int = 16
     """Hash grid: number of resolutions."""
     n_features: int = 2
@@ -89,9 +89,12 @@ class VoxelConfig:
     """Shares of the run after which the next stage begins: voxels that no pixel shows go, the others are divided."""
     max_nodes: int = 1_500_000
     """Corners of voxels that memory is kept for: a stage that would need more is made coarser, never emptier."""
+    min_steps: int = 200
+    """Steps that a stage lasts at least, in the mean: what has not been trained yet says nothing."""
     prune_weight: float = 0.01
-    """A voxel stays where it, or a neighbour, gives a training ray at least this share of its colour."""
-    prune_rays: int = 1 << 22
+    """A voxel stays where it, or a neighbour, gives a training ray at least this share of its colour; or less, a
+    quarter of the mean over all that is seen, while everything is thin."""
+    prune_rays: int = 1 << 21
     """Rays of the training cameras that are looked along before voxels go."""
     initial_density: float = 0.1
     """Density at the start, per unit of world length."""
@@ -139,6 +142,26 @@ class SamplingConfig:
     """Proposal networks: cells per axis of the finest resolution of each."""
     proposal_width: int = 16
     """Proposal networks: neurons of the hidden layer."""
+
+
+@dataclass(frozen=True)
+class FactorConfig:
+    """Planes and lines (field.kind factor): how fine, how many; field.width is the colour network's."""
+
+    resolutions: tuple[int, ...] = (128, 300)
+    """Nodes per axis of planes and lines, stage after stage."""
+    refine_at: tuple[float, ...] = (0.15,)
+    """Shares of the run after which the next stage begins."""
+    min_steps: int = 200
+    """Steps that a stage lasts at least, in the mean."""
+    density_components: int = 8
+    """Products of a plane and a line for each of the three axes, of the density."""
+    color_components: int = 16
+    """And of the colour's features."""
+    initial_density: float = 0.1
+    """Density at the start, per unit of world length."""
+    net_lr: float = 2e-3
+    """Peak learning rate of the colour network; optim.lr is that of planes and lines."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +302,7 @@ class Config:
     grid: GridConfig = GridConfig()
     field: FieldConfig = FieldConfig()
     voxels: VoxelConfig = VoxelConfig()
+    factor: FactorConfig = FactorConfig()
     render: RenderConfig = RenderConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()

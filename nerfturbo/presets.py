@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from .config import (
     Config,
+    FactorConfig,
     FieldConfig,
     GridConfig,
     OptimConfig,
@@ -45,6 +46,21 @@ _PRESETS: dict[str, Config] = {
         field=FieldConfig(kind="vanilla", width=256, depth=8),
         optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
         train=TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14, initial_rays=1024),
+    ),
+    "factor": Config(
+        preset="factor",
+        field=FieldConfig(kind="factor"),
+        optim=OptimConfig(lr=2e-2, weight_decay=0.0, final_lr_fraction=0.05, eps=1e-8),
+        train=TrainConfig(batch_samples=1 << 17, max_rays=1 << 15, initial_rays=2048),
+    ),
+    "factor-cpu": Config(
+        preset="factor-cpu",
+        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8),
+        field=FieldConfig(kind="factor", width=32),
+        factor=FactorConfig(resolutions=(64, 128), refine_at=(0.2,), density_components=4, color_components=8),
+        render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
+        optim=OptimConfig(lr=2e-2, weight_decay=0.0, eps=1e-8),
+        train=TrainConfig(steps=1500, batch_samples=1 << 13, max_rays=8192, initial_rays=256),
     ),
     "voxels": Config(
         preset="voxels",

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..config import (
     CameraConfig,
     Config,
+    FactorConfig,
     FieldConfig,
     GridConfig,
     OptimConfig,
@@ -18,6 +19,7 @@ from ..config import (
     RenderConfig,
     SamplingConfig,
     TrainConfig,
+    VoxelConfig,
 )
 from ..errors import InputError
 from ..presets import preset
@@ -34,6 +36,8 @@ class Settings:
 
     grid: GridConfig = dataclasses.field(default_factory=GridConfig)
     field: FieldConfig = dataclasses.field(default_factory=FieldConfig)
+    voxels: VoxelConfig = dataclasses.field(default_factory=VoxelConfig)
+    factor: FactorConfig = dataclasses.field(default_factory=FactorConfig)
     render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)

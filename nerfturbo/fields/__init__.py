@@ -1,16 +1,17 @@
 """Radiance fields: positions, directions (and time) to density and colour."""
 
-from ..config import FieldConfig, VoxelConfig
+from ..config import FactorConfig, FieldConfig, VoxelConfig
 from ..errors import InputError
 from ..ops.contraction import Contraction
 from ..types import Aabb
 from .density import HashDensity
+from .factor import FactorField
 from .field import Field, RayField
 from .ngp import InstantNGP
 from .vanilla import VanillaNeRF
 from .voxels import VoxelGrid
 
-__all__ = ["Field", "HashDensity", "InstantNGP", "RayField", "VanillaNeRF", "VoxelGrid", "build_field"]
+__all__ = ["FactorField", "Field", "HashDensity", "InstantNGP", "RayField", "VanillaNeRF", "VoxelGrid", "build_field"]
 
 
 def build_field(
@@ -19,10 +20,11 @@ def build_field(
     *,
     seed: int = 0,
     voxels: VoxelConfig | None = None,
+    factor: FactorConfig | None = None,
     contraction: Contraction = "none",
-) -> InstantNGP | VanillaNeRF | VoxelGrid:
+) -> InstantNGP | VanillaNeRF | VoxelGrid | FactorField:
     """The field a config describes, over a box or, with a contraction about it, all of space."""
-    field = _build(config, aabb, seed, voxels)
+    field = _build(config, aabb, seed, voxels, factor)
     if contraction != "none":
         if not hasattr(field, "contraction"):
             hint = "--sampling.contraction none, or another field"
@@ -32,9 +34,11 @@ def build_field(
 
 
 def _build(
-    config: FieldConfig, aabb: Aabb, seed: int, voxels: VoxelConfig | None
-) -> InstantNGP | VanillaNeRF | VoxelGrid:
+    config: FieldConfig, aabb: Aabb, seed: int, voxels: VoxelConfig | None, factor: FactorConfig | None
+) -> InstantNGP | VanillaNeRF | VoxelGrid | FactorField:
     if config.kind == "voxels":
         return VoxelGrid(aabb, config, voxels, seed=seed)
+    if config.kind == "factor":
+        return FactorField(aabb, config, factor, seed=seed)
     kinds = {"ngp": InstantNGP, "vanilla": VanillaNeRF}
     return kinds[config.kind](aabb, config, seed=seed)

@@ -74,8 +74,8 @@ class AdaptiveField(Field, Protocol):
     field's state: `load_state_dict` takes a state of other shapes.
     """
 
-    def refinement_due(self, progress: float) -> bool:
-        """Whether to change now; `progress` in [0, 1] is the share of the run that is over."""
+    def refinement_due(self, progress: float, step: int) -> bool:
+        """Whether to change now: after `step` steps, and a share `progress` of the run."""
         ...
 
     def new_marks(self) -> Tensor:

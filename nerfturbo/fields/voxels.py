@@ -39,6 +39,7 @@ from .voxel_structure import (
 LOG = logging.getLogger("nerfturbo")
 EMPTY = -12.0  # log-density where nothing is stored: e^-12 per unit of length is nothing to see
 RUN = 32  # consecutive nodes that the total variation draws together
+THIN = 0.25  # of the mean weight: voxels below are pruned even while everything is thin
 COARSER = 0.9  # how much coarser a stage is tried that does not fit
 # How fast the bands of the spherical harmonics learn, for a constant of 1: what depends on the view comes second.
 BANDS = (1.0, 0.5, 0.5, 0.5)
@@ -85,8 +86,9 @@ class VoxelGrid(nn.Module):
         n = start.nodes.shape[0]
         self._store(start, torch.tensor([n]))
         density = math.log(self.voxels.initial_density) / self.voxels.density_speed
-        self.density_table = nn.Parameter(torch.full((n,), density))
+        # The colours first: an optimizer lays one table behind the other, and wide loads want rows that are aligned.
         self.color_table = nn.Parameter(torch.zeros(n, color_width(self.n_basis)))
+        self.density_table = nn.Parameter(torch.full((n,), density))
 
     def _store(self, structure: VoxelStructure, history: Tensor) -> None:
         """Take over a structure; the tables follow."""
@@ -221,8 +223,9 @@ class VoxelGrid(nn.Module):
 
     # --- pruning and subdivision -------------------------------------------------------------------------------------
 
-    def refinement_due(self, progress: float) -> bool:
-        return self.stage < len(self.voxels.subdivide_at) and progress >= self.voxels.subdivide_at[self.stage]
+    def refinement_due(self, progress: float, step: int) -> bool:
+        stage, shares = self.stage, self.voxels.subdivide_at
+        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * self.voxels.min_steps
 
     def new_marks(self) -> Tensor:
         """(n_nodes,) zeros: the largest weight that a sample in a voxel around the node had in a pixel."""
@@ -237,20 +240,20 @@ class VoxelGrid(nn.Module):
     @torch.no_grad()
     def refine(self, marks: Tensor) -> Carry:
         """Keep the voxels that were seen, divide them; values inside them are what they were."""
-        kept = marks >= self.voxels.prune_weight
-        if not bool(kept.any()):
+        seen = marks > 0.0
+        mean = marks.sum() / seen.sum().clamp(min=1)
+        kept = seen & (marks >= torch.clamp(THIN * mean, max=self.voxels.prune_weight))
+        target = self.voxels.resolutions[self.stage + 1]
+        if not bool(seen.any()):
             LOG.warning("no voxel is seen: all of them stay, and none is divided")
-            kept = torch.ones_like(kept)
-            target = self.resolution
-        else:
-            target = self.voxels.resolutions[self.stage + 1]
+            kept, target = torch.ones_like(kept), self.resolution
         voxels, old = kept_voxels(self.structure, kept), self.structure
         new = subdivided(voxels, old.resolution, target)
         while new.nodes.shape[0] > self.voxels.max_nodes and target > old.resolution:
             target = max(old.resolution, int(target * COARSER))
             new = subdivided(voxels, old.resolution, target)
         carry = _Interpolation(old, new, self.index.empty)
-        density, color = (carry(name, table) for name, table in self.named_parameters())
+        density, color = carry("density_table", self.density_table), carry("color_table", self.color_table)
         before = self.n_nodes
         self._store(new, torch.cat([self.history, self.history.new_tensor([new.nodes.shape[0]])]))
         self._replace(density, color)
@@ -315,6 +318,6 @@ def _check(voxels: VoxelConfig) -> None:
     for name in ("max_nodes", "prune_rays", "initial_density", "density_speed"):
         if not getattr(voxels, name) > 0:
             raise InputError(f"voxels.{name}", "a number > 0", str(getattr(voxels, name)))
-    for name in ("prune_weight", "tv_density", "tv_color", "tv_share"):
+    for name in ("min_steps", "prune_weight", "tv_density", "tv_color", "tv_share"):
         if not 0.0 <= getattr(voxels, name) < math.inf:
             raise InputError(f"voxels.{name}", "a number >= 0", str(getattr(voxels, name)))

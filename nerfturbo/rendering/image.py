@@ -13,6 +13,7 @@ from ..data.conventions import PIXEL_CENTER
 from ..errors import InputError
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
+from ..fields.voxels import VoxelGrid
 from ..ops.frame import FinishedRays
 from ..ops.precompile import compile_only
 from ..sampling.occupancy_grid import OccupancyGrid
@@ -71,7 +72,7 @@ def compile_image(
     field: Field, grid: OccupancyGrid | RayEstimator, rays: Rays, settings: MarchSettings | None = None
 ) -> None:
     """Compile the kernels of `render_image` ahead, all at once, where the field is read without a look at counts."""
-    if not isinstance(field, InstantNGP) or isinstance(grid, RayEstimator):
+    if not isinstance(field, InstantNGP | VoxelGrid) or isinstance(grid, RayEstimator):
         return
     with compile_only(rays.device) as compiling:
         if compiling:

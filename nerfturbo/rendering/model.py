@@ -68,7 +68,12 @@ class NerfModel(nn.Module):
         self.grid = OccupancyGrid(bounds.aabb, grid, step_size=step_size, seed=config.train.seed)
         space = self.grid.outer_aabb if contraction == "none" else bounds.aabb
         self.field = build_field(
-            config.field, space, seed=config.train.seed, voxels=config.voxels, contraction=contraction
+            config.field,
+            space,
+            seed=config.train.seed,
+            voxels=config.voxels,
+            factor=config.factor,
+            contraction=contraction,
         )
         self.proposer = build_estimator(config, bounds.aabb, near=bounds.near, far=bounds.far)
         self.keypoints: Keypoints | None = None  # what depth is known of, while training

@@ -52,7 +52,7 @@ class Refinement(pl.Callback):
         if not isinstance(batches.model.field, AdaptiveField) or step == self._last:  # never between accumulated parts
             return
         self._last = step
-        if not is_due(batches.model, pl_module.progress):
+        if not is_due(batches.model, pl_module.progress, step):
             return
         cameras = batches.sampler.scene.cameras
         carry = refine_field(batches.model, cameras, step=step, team=batches.team)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..config import OptimConfig
 from ..fields.density import HashDensity
+from ..fields.factor import FactorField
 from ..fields.field import Carry
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
@@ -133,7 +134,7 @@ class Optimizer:
                 module.half_table = halves.get(module.color_table)
                 both = (grads[module.density_table], grads[module.color_table])
                 module.table_sink = GradientSink(both, self.found_inf)
-            elif isinstance(module, VanillaNeRF):
+            elif isinstance(module, VanillaNeRF | FactorField):
                 module.compute_dtype = self.half_dtype
 
     @property
@@ -155,8 +156,8 @@ class Optimizer:
         """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back."""
         clip = self.config.clip_norm
         checked = [buffer.grads for buffer in self.buffers if buffer.half is None or clip > 0.0]
-        if not checked:  # tables alone, whose backward looks for what is not finite: the norm is that of the first one
-            checked = [self.buffers[0].views(self.buffers[0].grads)[0]]
+        if not checked:  # tables alone, whose backward looks for what is not finite: the norm is that of the last one
+            checked = [self.buffers[0].views(self.buffers[0].grads)[-1]]
         self.gradient_norm = check_gradients(checked, self.found_inf)
         divisor = self.loss_scale
         if clip > 0.0:

@@ -21,12 +21,13 @@ from ..rendering.model import NerfModel
 from ..rendering.render import ray_marching
 from .distributed import Team, split_evenly
 
-RAYS_AT_ONCE = 1 << 15
+RAYS_AT_ONCE = 1 << 14
+REHEARSED = 512  # rays
 
 
-def is_due(model: NerfModel, progress: float) -> bool:
-    """Whether the model's field is to change at this share of the run."""
-    return isinstance(model.field, AdaptiveField) and model.field.refinement_due(progress)
+def is_due(model: NerfModel, progress: float, step: int) -> bool:
+    """Whether the model's field is to change after `step` steps and this share of the run."""
+    return isinstance(model.field, AdaptiveField) and model.field.refinement_due(progress, step)
 
 
 @torch.no_grad()
@@ -35,11 +36,20 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
     field, team = model.field, team or Team()
     assert isinstance(field, AdaptiveField)
     marks = field.new_marks()
+    if marks.numel() == 0:  # nothing of it depends on what is seen
+        return field.refine(marks)
     share = split_evenly(step, team.rank, team.world, model.config.voxels.prune_rays)
     for first in range(share.first, share.first + share.count, RAYS_AT_ONCE):
         mark_rays(model, cameras, marks, step=step, first=first, n=min(RAYS_AT_ONCE, share.first + share.count - first))
     team.max_reduce(marks)
     return field.refine(marks)
+
+
+def rehearse(model: NerfModel, cameras: Cameras) -> None:
+    """Compile what a change runs, before the clock starts: nothing is changed."""
+    if is_due(model, 1.0, 1 << 40) and isinstance(model.field, AdaptiveField) and model.device.type == "cuda":
+        with torch.no_grad():
+            mark_rays(model, cameras, model.field.new_marks(), step=0, first=0, n=REHEARSED)
 
 
 def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, first: int, n: int) -> None:

@@ -18,7 +18,7 @@ from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
 from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
-from ..fields import HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
+from ..fields import FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
 from ..fields.field import Carry
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
@@ -31,7 +31,7 @@ from .initialise import Initialised, initialise
 from .interchange import unpacked
 from .optim import Optimizer, learning_rate
 from .precision import half_dtype
-from .refine import is_due, refine_field, share_shapes
+from .refine import is_due, refine_field, rehearse, share_shapes
 from .stages import Stages
 from .step import StepRecord, TrainingStep
 
@@ -206,6 +206,7 @@ class Trainer:
     def begin(self) -> None:
         """Compile, record, agree with the other ranks; then start the clock."""
         self._begin_together()
+        rehearse(self.model, self.scene.cameras)
         self.stepper.prepare()
         self._started = time.perf_counter()
 
@@ -249,7 +250,7 @@ class Trainer:
 
     def _refine(self) -> None:
         """Let a field that changes its shapes do so; go over from shrunken pictures to the full ones."""
-        if is_due(self.model, self.progress):
+        if is_due(self.model, self.progress, self.step):
             self.stepper.forget()
             self.restructure(refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
         if self._full_sampler is None or self.progress < self.config.train.coarse_fraction:
@@ -322,6 +323,6 @@ def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfMode
             module.half_table = module.encoding.table.detach().to(dtype)  # rendered as it was trained
         elif isinstance(module, VoxelGrid) and dtype is not None:
             module.half_table = module.color_table.detach().to(dtype)
-        elif isinstance(module, VanillaNeRF):
+        elif isinstance(module, VanillaNeRF | FactorField):
             module.compute_dtype = dtype
     return model.eval()

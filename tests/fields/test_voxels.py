@@ -83,7 +83,7 @@ def test_what_is_seen_stays_whole_and_its_neighbours_too() -> None:
     """The voxel of every sample above the threshold and the 26 around it are stored after pruning."""
     field = make_field((8, 16))
     samples = points(12, seed=9)
-    weights = torch.linspace(0.0, 0.03, 12)  # a third of them below 0.01
+    weights = torch.cat([torch.linspace(0.0, 0.009, 4), torch.linspace(0.01, 0.9, 8)])
     marks = field.new_marks()
     field.mark(marks, samples, weights)
     field.refine(marks)
@@ -144,7 +144,22 @@ def test_a_stage_that_does_not_fit_becomes_coarser_not_emptier() -> None:
     field.refine(marks)
     assert field.n_nodes <= 2500 and 8 < field.resolution < 32 and field.stage == 1
     assert float(field.density(samples).detach().min()) > 1e-3  # everything that was seen is still there
-    assert not field.refinement_due(1.0)
+    assert not field.refinement_due(1.0, 10**6)
+
+
+def test_a_thin_fog_is_not_pruned() -> None:
+    """Early on no sample weighs much, yet together they are the picture: the threshold falls with the mean."""
+    field = make_field((6, 12))
+    marks = field.new_marks()
+    field.mark(marks, points(3000), 1e-3 + 1e-4 * torch.rand(3000, generator=generator(8)))
+    field.refine(marks)
+    assert field.n_nodes == 13**3
+
+
+def test_when_a_stage_ends() -> None:
+    field = make_field((6, 12))
+    cases = [(0.3, 10**4), (0.6, 199), (0.6, 200)]
+    assert [field.refinement_due(*case) for case in cases] == [False, False, True]
 
 
 def test_nothing_seen_removes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,6 +207,7 @@ def test_the_prior_pulls_neighbours_together_and_draws_by_step() -> None:
         ({"resolutions": (8, 16)}, "voxels.subdivide_at: expected 1 growing shares"),
         ({"resolutions": (8, 4096), "subdivide_at": (0.5,)}, "from 2 to 1024"),
         ({"max_nodes": 0}, "voxels.max_nodes: expected a number > 0"),
+        ({"min_steps": -1}, "voxels.min_steps: expected a number >= 0"),
         ({"tv_color": -1.0}, "voxels.tv_color: expected a number >= 0"),
     ],
 )

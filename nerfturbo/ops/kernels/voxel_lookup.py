@@ -117,7 +117,7 @@ def _forward_kernel(
     tl.store(p_out + 3 * n.to(tl.int64) + i, tl.where(m, density, 0.0), mask=m_row)
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side"])
+@triton.jit(do_not_specialize=["n", "resolution", "side", "stride_xn", "stride_xc"])  # one binary for all who ask
 def _density_kernel(
     p_positions, p_density, p_blocks, p_rows, p_out, p_used, n, resolution, side, empty, stride_xn, stride_xc,
     BLOCK: tl.constexpr,
@@ -342,6 +342,10 @@ def _case(kernel: Any, name: str, dtype: str, n_basis: int) -> CompileCase:
     constexprs = {"K": n_basis, "C": width, "PC": triton.next_power_of_2(width)}
     constexprs |= {"BLOCK": DENSITY_BLOCK if kernel is _density_kernel else BLOCK}
     constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18}
+    if kernel is _density_kernel:
+        for stride in ("stride_xn", "stride_xc"):
+            constexprs.pop(stride)
+            numbers[stride] = "i32"
     has = set(kernel.arg_names)
     signature = {key: kind for key, kind in (pointers | numbers).items() if key in has}
     constexprs = {key: value for key, value in constexprs.items() if key in has}

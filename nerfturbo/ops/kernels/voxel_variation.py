@@ -116,11 +116,13 @@ class _Variation(torch.autograd.Function):
         ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
         m = chosen.shape[0]
         programs = triton.cdiv(m, BLOCK)
-        sums = torch.zeros(2, max(programs, 1), dtype=torch.float32, device=density.device)
-        for i, (table, channels) in enumerate(((density, 1), (color, 3 * n_basis))):
+        values = []
+        for table, channels in ((density, 1), (color, 3 * n_basis)):
+            sums = torch.zeros(max(programs, 1), dtype=torch.float32, device=density.device)
             if m:
-                _measure_kernel[(programs,)](p_out=sums[i], **_arguments(table, channels, index, nodes, chosen))
-        return torch.stack([sums[0].sum() / max(m, 1), sums[1].sum() / max(3 * n_basis * m, 1)])
+                _measure_kernel[(programs,)](p_out=sums, **_arguments(table, channels, index, nodes, chosen))
+            values.append(sums.sum() / max(channels * m, 1))
+        return torch.stack(values)
 
     @staticmethod
     @once_differentiable

@@ -1,0 +1,168 @@
+"""A factorised field: volumes as sums of products of a plane and a line (vector-matrix decomposition), and a small net.
+
+    density logit(x, y, z) = sum over c of  A_c(x, y) a_c(z) + B_c(x, z) b_c(y) + C_c(y, z) c_c(x)
+    colour features likewise, not summed but put side by side; [features, sh(d)] -> network -> sigmoid -> rgb.
+
+Memory grows with the square of the resolution. docs/voxels.md says how it compares with the hash grid.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import FactorConfig, FieldConfig
+from ..errors import InputError
+from ..ops.spherical_harmonics import spherical_harmonics
+from ..types import Aabb
+from .activations import truncated_exp
+from .field import Carry, field_part
+from .mlp import FusedMlp
+
+LOG = logging.getLogger("nerfturbo")
+PLANES, LINES = ((0, 1), (0, 2), (1, 2)), (2, 1, 0)  # axes of each plane, and the one that is left
+GRIDS = ("density_planes", "density_lines", "color_planes", "color_lines")
+START = 0.1  # standard deviation of the components at the start
+
+
+class FactorField(nn.Module):
+    """Three planes and three lines of components for the density, three and three for the colour's features.
+
+    A trainer sets `compute_dtype` for mixed precision: the network then multiplies in it.
+
+    >>> field = FactorField(Aabb.cube(1.0), FieldConfig(kind="factor", sh_degree=2), FactorConfig((8, 16), (0.5,)))
+    >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
+    >>> rgb.shape, density.shape, field.resolution
+    (torch.Size([5, 3]), torch.Size([5]), 8)
+    """
+
+    compute_dtype: torch.dtype | None = None
+    history: Tensor  # (stages,) int64: resolution of each stage so far
+
+    def __init__(
+        self, aabb: Aabb, config: FieldConfig | None = None, factor: FactorConfig | None = None, *, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.aabb, self.config, self.factor = aabb, config or FieldConfig(kind="factor"), factor or FactorConfig()
+        _check(self.factor)
+        generator, side = torch.Generator().manual_seed(seed), self.factor.resolutions[0]
+        sizes = {"density": self.factor.density_components, "color": self.factor.color_components}
+        for name, count in sizes.items():
+            for kind, width in (("planes", side), ("lines", 1)):
+                values = START * torch.randn(3, count, side, width, generator=generator)
+                self.register_parameter(f"{name}_{kind}", nn.Parameter(values))
+        self.color_net = FusedMlp(
+            3 * self.factor.color_components + self.config.sh_degree**2,
+            3,
+            width=self.config.width,
+            depth=self.config.color_depth,
+            generator=generator,
+        )
+        # The network learns slower than the components, which see few of the samples each.
+        self.learning_rates = {f"color_net.weights.{i}": self.factor.net_lr for i in range(self.config.color_depth + 1)}
+        self.register_buffer("history", torch.tensor([side]))
+
+    @property
+    def resolution(self) -> int:
+        return self.get_parameter("density_planes").shape[-1]
+
+    @property
+    def stage(self) -> int:
+        return self.history.shape[0] - 1
+
+    def _components(self, name: str, unit: Tensor) -> Tensor:
+        """(3, components, n): products of planes and lines at unit positions (n, 3)."""
+        planes, lines = self.get_parameter(f"{name}_planes"), self.get_parameter(f"{name}_lines")
+        places = (unit.to(planes.dtype) * 2.0 - 1.0).clamp(-1.0, 1.0)
+        # grid_sample names the last axis of a plane first.
+        flat = torch.stack([torch.stack([places[:, b], places[:, a]], dim=-1) for a, b in PLANES])[:, None]
+        along = torch.stack([torch.stack([places[:, a] * 0.0, places[:, a]], dim=-1) for a in LINES])[:, None]
+        first = F.grid_sample(planes, flat, align_corners=True, padding_mode="border")
+        second = F.grid_sample(lines, along, align_corners=True, padding_mode="border")
+        return (first * second)[:, :, 0]
+
+    def _density(self, unit: Tensor) -> Tensor:
+        return truncated_exp(self._components("density", unit).sum((0, 1)) + math.log(self.factor.initial_density))
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        return self._density(self.aabb.normalize(positions))
+
+    def forward(
+        self,
+        positions: Tensor,
+        directions: Tensor,
+        times: Tensor | None = None,
+        camera_indices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        unit = self.aabb.normalize(positions)
+        features = self._components("color", unit).flatten(0, 1).t()
+        angular = spherical_harmonics(directions, self.config.sh_degree).to(features.dtype)
+        inputs = torch.cat([features, angular], dim=-1)
+        logits = self.color_net(inputs if self.compute_dtype is None else inputs.to(self.compute_dtype))
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return torch.sigmoid(wide), self._density(unit)
+
+    # --- finer planes on the way -------------------------------------------------------------------------------------
+
+    def refinement_due(self, progress: float, step: int) -> bool:
+        stage, shares = self.stage, self.factor.refine_at
+        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * self.factor.min_steps
+
+    def new_marks(self) -> Tensor:
+        """Empty: nothing of it is pruned."""
+        return torch.zeros(0, device=self.history.device)
+
+    def mark(self, marks: Tensor, positions: Tensor, weights: Tensor) -> None:
+        """Nothing to note."""
+
+    @torch.no_grad()
+    def refine(self, marks: Tensor) -> Carry:
+        """Interpolate planes and lines to the next resolution: the field stays what it is but for rounding corners."""
+        side = self.factor.resolutions[self.stage + 1]
+
+        def carry(name: str, values: Tensor) -> Tensor:
+            if name.split(".")[0] not in GRIDS:
+                return values
+            size = (side, 1 if values.shape[-1] == 1 else side)
+            return F.interpolate(values, size=size, mode="bilinear", align_corners=True)
+
+        for name in GRIDS:
+            setattr(self, name, nn.Parameter(carry(name, self.get_parameter(name).detach())))
+        self.register_buffer("history", torch.cat([self.history, self.history.new_tensor([side])]))
+        LOG.info("planes: %d^2 -> %d^2", int(self.history[-2]), side)
+        return carry
+
+    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
+        own = {name: self.state_dict()[name] for name in (*GRIDS, "history")}
+        if not set(own) <= set(state) or any(state[n].dim() != value.dim() for n, value in own.items()):
+            return False
+        if all(state[n].shape == value.shape for n, value in own.items()):
+            return False
+        if any(state[n].shape[:2] != own[n].shape[:2] for n in GRIDS):
+            return False
+        device = self.history.device
+        for name in GRIDS:
+            setattr(self, name, nn.Parameter(torch.zeros(state[name].shape, dtype=own[name].dtype, device=device)))
+        self.register_buffer("history", torch.zeros(state["history"].shape, dtype=torch.int64, device=device))
+        return True
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.match_shapes(field_part(state_dict, prefix))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _check(factor: FactorConfig) -> None:
+    sizes, shares = factor.resolutions, factor.refine_at
+    if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 2:
+        raise InputError("factor.resolutions", "growing numbers from 2 on", str(sizes))
+    if len(shares) != len(sizes) - 1 or list(shares) != sorted(shares) or not all(0.0 < s < 1.0 for s in shares):
+        raise InputError("factor.refine_at", f"{len(sizes) - 1} growing shares of the run between 0 and 1", str(shares))
+    for name in ("density_components", "color_components", "initial_density", "net_lr"):
+        if not getattr(factor, name) > 0:
+            raise InputError(f"factor.{name}", "a number > 0", str(getattr(factor, name)))
