@@ -26,7 +26,7 @@ from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import MissingSplitError, Scene, hold_out, load_scene
-from nerfturbo.evaluation.align import aligned_to, best_similarity, camera_changes, camera_errors
+from nerfturbo.evaluation.align import aligned_to, camera_changes, camera_errors
 from nerfturbo.evaluation.camera_file import transform_poses
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
@@ -90,6 +90,7 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
     given, test = open_both(args.scene, args.downscale)
     unit = given.aabb.diagonal / (2.0 * math.sqrt(3.0))
     wrong = replace(given, cameras=perturbed(given.cameras, args.degrees, args.shift * unit, args.seed))
+    away = float((given.cameras.positions - torch.tensor(given.aabb.center)).norm(dim=-1).mean())
     base, rows = preset("auto", torch.device(args.device).type), []
     refine = CameraConfig(refine=True, **({} if args.lr is None else {"lr": args.lr}))
     if args.fade_in is not None:
@@ -105,9 +106,8 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
         trainer, seconds = train(replace(base, cameras=cameras), scene, args)
         photos = trainer.model.photos
         found = scene.cameras if photos is None else photos.refined(scene.cameras)
-        before, after = camera_errors(scene.cameras, given.cameras), camera_errors(found, given.cameras)
-        frame = best_similarity(given.cameras.positions, found.positions)
-        poses = transform_poses(test.cameras.camera_to_world.double(), frame).float()
+        before, after = (camera_errors(cameras, given.cameras, away) for cameras in (scene.cameras, found))
+        poses = transform_poses(test.cameras.camera_to_world.double(), torch.linalg.inv(after.similarity)).float()
         moved = replace(test, cameras=replace(test.cameras, camera_to_world=poses))
         row = {
             "case": name,
@@ -115,6 +115,8 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
             "degrees_after": after.degrees,
             "distance_before": before.distance / unit,
             "distance_after": after.distance / unit,
+            "seen_before": before.seen / unit,
+            "seen_after": after.seen / unit,
             **score(trainer, moved, args),
             "steps": trainer.step,
             "train_seconds": seconds,
@@ -170,8 +172,8 @@ def main() -> None:
     rows = run_perturbed(args) if args.kind == "perturbed" else run_captures(args)
     text = (
         "trained for the same time by the device's preset; white background; means of per-image PSNR; degrees and "
-        "distances are means over the training cameras after the best similarity to the true ones, distances in half "
-        "sides of the box"
+        "distances (of cameras, and of what they see at the distance of the scene's middle) are means over the "
+        "training cameras after the best similarity to the true ones, distances in half sides of the box"
     )
     write_json(args.output, Record(f"cameras: {args.kind}", text, args.seed, rows, machine=machine(args.device)))
 

@@ -35,6 +35,7 @@ class CameraErrors:
 
     degrees: float
     distance: float
+    seen: float  # between what the two see at the distance of the scene
     similarity: Tensor  # (4, 4) float64, from the first set to the second
 
 
@@ -54,15 +55,28 @@ def best_similarity(source: Tensor, target: Tensor) -> Tensor:
     return matrix
 
 
-def camera_errors(found: Cameras, truth: Cameras) -> CameraErrors:
-    """How far cameras are from the true ones, up to a similarity of the whole."""
-    matrix = best_similarity(found.positions, truth.positions)
+def frame_points(cameras: Cameras, distance: float) -> Tensor:
+    """(6 n, 3) float64: of each camera its position, and the middle and four points about it of what it sees at a
+    distance: cameras that agree in these see the same there."""
+    poses = cameras.camera_to_world.double().cpu()
+    right, up, backward, position = poses.unbind(-1)
+    steps = [(0.0, 0.0), (0.2, 0.0), (-0.2, 0.0), (0.0, 0.2), (0.0, -0.2)]
+    seen = [position + distance * (x * right + y * up - backward) for x, y in steps]
+    return torch.stack([position, *seen], dim=1).reshape(-1, 3)
+
+
+def camera_errors(found: Cameras, truth: Cameras, distance: float) -> CameraErrors:
+    """How far cameras are from the true ones, up to the similarity of the whole that fits best what they see at a
+    distance: that of the scene's middle, say."""
+    matrix = best_similarity(frame_points(found, distance), frame_points(truth, distance))
     scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
     positions = found.positions.double().cpu() @ matrix[:3, :3].T + matrix[:3, 3]
     turned = (matrix[:3, :3] / scale) @ found.camera_to_world[:, :, :3].double().cpu()
     degrees = _angles(turned.transpose(1, 2) @ truth.camera_to_world[:, :, :3].double().cpu())
     distances = (positions - truth.positions.double().cpu()).norm(dim=-1)
-    return CameraErrors(float(degrees.mean()), float(distances.mean()), matrix)
+    moved = frame_points(found, distance) @ matrix[:3, :3].T + matrix[:3, 3]
+    apart = (moved - frame_points(truth, distance)).view(-1, 6, 3)[:, 1:].norm(dim=-1)
+    return CameraErrors(float(degrees.mean()), float(distances.mean()), float(apart.mean()), matrix)
 
 
 def camera_changes(given: Scene, learned: Scene) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 A ray drawn from photo i, origin o and direction d, becomes
 
-    d' = R_i (f (f . d) + exp(-phi) (d - f (f . d))),  made unit length;    o' = o + tau_i
+    d' = R_i (f (f . d) + exp(-phi) (d - f (f . d))),  made unit length;    o' = c + R_i (o - c) + tau_i
 
-with R_i = exp([omega_i]), f the photo's viewing axis and phi the logarithm of its lens's focal correction: exactly the
-ray of a camera turned by R_i, moved by tau_i, with its focal lengths times exp(phi). Everything starts at zero.
+with R_i = exp([omega_i]), c the scene's centre, f the photo's viewing axis and phi the logarithm of its lens's focal
+correction: exactly the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times exp(phi).
+Turning about the centre leaves what is seen in the middle of the picture, so that turns and shifts hardly mix; about
+the camera they would do almost the same to the picture, and descent would be slow. Everything starts at zero.
 
 Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
 views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.
@@ -67,17 +69,14 @@ def rotation_matrices(vectors: Tensor) -> Tensor:
 def gauge_directions(positions: Tensor, unit: float) -> Tensor:
     """(6 n, 7) orthonormal: corrections (omega, tau / unit) of n cameras that move all of them as one body.
 
-    Columns that such cameras do not have (one camera turning about itself, all in one place) are zero.
+    Columns that such cameras do not have (the scale of cameras in one place) are zero.
     """
     n, about = positions.shape[0], (positions - positions.mean(0)).double() / unit
-    axes = torch.eye(3, dtype=torch.float64)
-    columns = [torch.cat([torch.zeros(n, 3), axis.expand(n, 3)], dim=-1) for axis in axes]  # shifts
-    columns += [torch.cat([axis.expand(n, 3), torch.linalg.cross(axis.expand(n, 3), about)], dim=-1) for axis in axes]
-    columns += [torch.cat([torch.zeros(n, 3), about], dim=-1)]  # scale
-    matrix = torch.stack([column.double().reshape(-1) for column in columns], dim=-1)
-    left, sizes, _ = torch.linalg.svd(matrix, full_matrices=False)
-    kept = left * (sizes > 1e-6 * sizes.max())
-    return torch.nn.functional.pad(kept, (0, GAUGE - kept.shape[1])).float()
+    axes = torch.eye(6, dtype=torch.float64) / math.sqrt(n)
+    columns = [axis.expand(n, 6) for axis in axes]
+    scale = torch.cat([torch.zeros(n, 3, dtype=torch.float64), about], dim=-1)
+    columns.append(scale / about.norm() if float(about.norm()) > 1e-6 else torch.zeros_like(scale))
+    return torch.stack([column.reshape(-1) for column in columns], dim=-1).float()
 
 
 class _ShiftColours(torch.autograd.Function):
@@ -105,6 +104,7 @@ class PhotoCorrections(nn.Module):
     exposure: Tensor  # (n, 3): g
     appearance: Tensor  # (n, size)
     gauge: Tensor
+    arms: Tensor
     forwards: Tensor
     lenses: Tensor
     unit: Tensor
@@ -127,7 +127,8 @@ class PhotoCorrections(nn.Module):
             setattr(self, name, nn.Parameter(torch.zeros(shape)))
         self.learning_rates = {name: rate for name, (_, rate) in sizes.items()}
         self.register_buffer("gauge", torch.zeros(6 * n_photos if cameras.refine else 0, GAUGE))
-        self.register_buffer("forwards", torch.zeros(n_photos if cameras.learns else 0, 3))
+        self.register_buffer("forwards", torch.zeros(n_photos if cameras.focal else 0, 3))
+        self.register_buffer("arms", torch.zeros(n_photos if cameras.refine else 0, 3))  # from centre to camera
         self.register_buffer("lenses", torch.zeros(n_photos if cameras.focal else 0, dtype=torch.int64))
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("progress", torch.zeros(()))
@@ -145,6 +146,7 @@ class PhotoCorrections(nn.Module):
             self.unit.fill_(unit)
             if self.gauge.numel():
                 self.gauge.copy_(gauge_directions(cameras.positions.cpu(), unit))
+                self.arms.copy_(cameras.positions - torch.tensor(aabb.center, device=cameras.device))
             if self.forwards.numel():
                 self.forwards.copy_(cameras.forward)
             if self.lenses.numel():
@@ -160,10 +162,11 @@ class PhotoCorrections(nn.Module):
             field.level_weights = self.level_weights
 
     def corrections(self) -> tuple[Tensor, Tensor]:
-        """(n, 3, 3) turns and (n, 3) shifts of the cameras, without what moves all of them together."""
+        """(n, 3, 3) turns and (n, 3) shifts of each camera, without what moves all of them together."""
         flat = self.pose.reshape(-1, 1)
         free = (flat - self.gauge @ (self.gauge.T @ flat)).view(self.n_photos, 6)
-        return rotation_matrices(free[:, :3]), free[:, 3:] * self.unit
+        turns = rotation_matrices(free[:, :3])
+        return turns, (turns @ self.arms[:, :, None]).squeeze(-1) - self.arms + free[:, 3:] * self.unit
 
     def rays(self, rays: Rays) -> Rays:
         """The rays of the corrected cameras; differentiable to the corrections."""

@@ -55,8 +55,8 @@ def test_corrected_rays_are_those_of_the_corrected_cameras() -> None:
 def test_the_gauge_is_what_moves_all_cameras_as_one() -> None:
     cameras = ball_scene(n_views=6).cameras
     photos, positions = photos_of(cameras), cameras.positions
-    middle, turn = positions.mean(0), torch.tensor([2e-4, -1e-4, 3e-4])
-    moved = 1.5e-4 + torch.linalg.cross(turn.expand(6, 3), positions - middle) + 2e-4 * (positions - middle)
+    turn = torch.tensor([0.2, -0.1, 0.3])  # about the centre, all of them
+    moved = 0.15 + 0.02 * (positions - positions.mean(0))
     with torch.no_grad():
         photos.pose.copy_(torch.cat([turn.expand(6, 3), moved / photos.unit], dim=-1))
     refined = photos.refined(cameras)
