@@ -75,6 +75,8 @@ class FieldConfig:
     """Outputs of the density network; the first is the density, all of them feed the colour network."""
     sh_degree: int = 4
     """Degree of the spherical harmonics of the view direction."""
+    anti_alias: bool = False
+    """Hash grid: levels finer than the footprint of a pixel fade out (Zip-NeRF), for pictures from many distances."""
     checkpointing: bool = False
     """Vanilla: keep no hidden layers for the backward but compute them again; less memory, about a third more time."""
 
@@ -178,6 +180,25 @@ class RenderConfig:
     """Skip samples less opaque than this (1e-2 for real 360 scenes)."""
     prune: bool = True
     """Evaluate density first and train only on samples that are seen."""
+    thin: float = 0.0
+    """Adaptive sampling: a sample that adds less than half of this to its pixel is trained by chance, 1/2 to 1/8, and
+    then stands for those left out (0.02, say); 0 trains all that are seen."""
+    eval_refine: int = 1
+    """Pictures are rendered with steps this many times shorter than those of training."""
+    eval_rays: int = 1
+    """Pictures are rendered with this x this rays per pixel."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What is added to the colour loss, ray by ray; with all weights 0 nothing is computed."""
+
+    distortion: float = 0.0
+    """Weight of Mip-NeRF 360's distortion: a ray's light comes from one place. Lengths are in box diagonals."""
+    opacity: float = 0.0
+    """Weight of the entropy of each ray's opacity: a ray is blocked or it is not."""
+    sparsity: float = 0.0
+    """Weight of log(1 + 2 (density x length)^2), summed along each ray: thin fog goes first."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +225,8 @@ class OptimConfig:
     """A tiny epsilon lets rarely touched hash entries move at full speed."""
     weight_decay: float = 1e-6
     """Pulls the network weights (never the hash table) to zero."""
+    table_decay: float = 0.0
+    """Adds this times the mean square of each level of the hash table to the loss, as in Zip-NeRF (0.1 there)."""
     skip_untouched: bool = True
     """Hash entries without a gradient keep their value and moments."""
     clip_norm: float = 0.0
@@ -250,6 +273,10 @@ class TrainConfig:
     """Behind transparent pixels in training; random teaches the field where it is empty."""
     draw: Literal["uniform", "error"] = "uniform"
     """Which pixels: all alike, or more of those where the error is large, with weights that keep the mean right."""
+    rays_per_pixel: int = 1
+    """A pixel is compared with the mean of so many rays, random points of it; with 1 the ray passes as below."""
+    pixel_spread: float = 0.0
+    """Rays pass through a random point this many pixels wide around a pixel's centre (1: anywhere in the pixel)."""
     loss: Literal["huber", "mse"] = "huber"
     """Colour loss; Huber's delta is 0.1."""
     seed: int = 0
@@ -304,6 +331,7 @@ class Config:
     voxels: VoxelConfig = VoxelConfig()
     factor: FactorConfig = FactorConfig()
     render: RenderConfig = RenderConfig()
+    loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     cameras: CameraConfig = CameraConfig()

@@ -14,6 +14,7 @@ from ..config import (
     FactorConfig,
     FieldConfig,
     GridConfig,
+    LossConfig,
     OptimConfig,
     PhotoConfig,
     RenderConfig,
@@ -39,6 +40,7 @@ class Settings:
     voxels: VoxelConfig = dataclasses.field(default_factory=VoxelConfig)
     factor: FactorConfig = dataclasses.field(default_factory=FactorConfig)
     render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     cameras: CameraConfig = dataclasses.field(default_factory=CameraConfig)
@@ -65,6 +67,9 @@ class Settings:
                 "--train.initial-rays": train.initial_rays,
                 "--train.marched-per-trained": train.marched_per_trained,
                 "--render.steps-per-diagonal": render.steps_per_diagonal,
+                "--render.eval-refine": render.eval_refine,
+                "--render.eval-rays": render.eval_rays,
+                "--train.rays-per-pixel": train.rays_per_pixel,
                 "--grid.update-every": grid.update_every,
                 "--field.width": field.width,
                 "--field.depth": field.depth,
@@ -95,14 +100,17 @@ class Settings:
             "--render.early-stop-eps": render.early_stop_eps,
             "--render.alpha-thre": render.alpha_thre,
             "--cameras.fade-in": self.cameras.fade_in,
+            "--render.thin": render.thin,
         }
         for flag, value in shares.items():
             if not 0.0 <= value < 1.0:
                 raise InputError(flag, "a number from 0 to below 1", str(value))
-        if not optim.clip_norm >= 0.0:
-            raise InputError("--optim.clip-norm", "a number >= 0", str(optim.clip_norm))
-        if not self.photo.depth_weight >= 0.0:
-            raise InputError("--photo.depth-weight", "a number >= 0", str(self.photo.depth_weight))
+        sizes = {"--optim.clip-norm": optim.clip_norm, "--optim.table-decay": optim.table_decay}
+        sizes |= {"--train.pixel-spread": train.pixel_spread, "--photo.depth-weight": self.photo.depth_weight}
+        sizes |= {f"--loss.{name}": value for name, value in dataclasses.asdict(self.loss).items()}
+        for flag, value in sizes.items():
+            if not value >= 0.0:
+                raise InputError(flag, "a number >= 0", str(value))
         if not 0 <= self.photo.appearance <= MAX_APPEARANCE:
             raise InputError("--photo.appearance", f"0 to {MAX_APPEARANCE} numbers", str(self.photo.appearance))
         if not 0 <= train.seed < 1 << 63:

@@ -7,7 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..config import LossConfig
 from ..ops.packed import packed_cumsum, packed_sum
+from ..ops.ray_losses import SURE, RayLossRule
 from ..types import PackedSamples
 
 HUBER_DELTA = 0.1
@@ -62,6 +64,32 @@ def distortion_loss(weights: Tensor, samples: PackedSamples) -> Tensor:
     pairs = 2.0 * weights * (middle * before - moment)
     alone = weights.square() * (samples.t_ends - samples.t_starts) / 3.0
     return packed_sum(pairs + alone, samples.offsets)
+
+
+def ray_loss_rule(config: LossConfig, unit: float) -> RayLossRule | None:
+    """The regularisers that have a weight, lengths counted in `unit`s; None where none has."""
+    if config.distortion == config.opacity == config.sparsity == 0.0:
+        return None
+    return RayLossRule(config.distortion, config.opacity, config.sparsity, unit)
+
+
+def weights_loss(
+    weights: Tensor, opacity: Tensor, thickness: Tensor, samples: PackedSamples, rule: RayLossRule
+) -> Tensor:
+    """() what `ops.ray_losses` computes from logits, for fields that give densities: of the samples' weights and
+    thickness (density x length), both (capacity,), and the rays' opacity (n_rays,)."""
+    values = torch.zeros_like(opacity)
+    if rule.distortion:
+        values = values + distortion_loss(weights, samples) * (rule.distortion / rule.unit)
+    if rule.opacity:
+        sure = opacity.clamp(SURE, 1.0 - SURE)
+        values = values - rule.opacity * (sure * sure.log() + (1.0 - sure) * torch.log1p(-sure))
+    if rule.sparsity:
+        values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * thickness.square()), samples.offsets)
+    if samples.n_rays_kept is None:
+        return values.sum() / max(samples.n_rays, 1)
+    kept = torch.arange(samples.n_rays, device=values.device) < samples.n_rays_kept
+    return torch.where(kept, values, torch.zeros_like(values)).sum() / samples.n_rays_kept.clamp(min=1)
 
 
 class _WeighGradient(torch.autograd.Function):
