@@ -18,6 +18,7 @@ from ..types import Aabb, PackedSamples
 from ._checks import check_device, check_float, check_shape
 from ._dispatch import implementation
 from .hash_encode import HashLayout
+from .thinning import Thinning
 
 MAX_LOGIT = 15.0  # as fields.activations.truncated_exp clamps
 
@@ -40,10 +41,12 @@ def ngp_visibility(
     *,
     early_stop_eps: float = 0.0,
     alpha_thre: float | Tensor = 0.0,
+    thinning: Thinning | None = None,
 ) -> Tensor:
     """(capacity,) bool: `visibility` of the samples under the density of `field`, False in the tail.
 
-    `origins` and `directions` are (n_rays, 3); `alpha_thre` may be a () tensor on the device. Not differentiable.
+    `origins` and `directions` are (n_rays, 3); `alpha_thre` may be a () tensor on the device. Not differentiable. With
+    `thinning` the result is its codes, (capacity,) uint8: samples that add little are kept by chance.
 
     >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
     >>> weights = (torch.ones(3, 4), torch.ones(2, 3))
@@ -66,6 +69,10 @@ def ngp_visibility(
         origins=origins, directions=directions, t_starts=samples.t_starts, table=field.table,
         density_in=density_in, density_out=density_out,
     )  # fmt: skip
+    if thinning is not None:
+        check_shape("thinning.phases", thinning.phases, (samples.n_rays,))
+        check_device(origins=origins, phases=thinning.phases)
     visible = implementation("ngp_visibility", "ngp_visibility", origins)
+    options = {"early_stop_eps": float(early_stop_eps), "alpha_thre": alpha_thre, "thinning": thinning}
     with torch.no_grad():
-        return visible(origins, directions, samples, field, early_stop_eps=float(early_stop_eps), alpha_thre=alpha_thre)
+        return visible(origins, directions, samples, field, **options)

@@ -36,10 +36,11 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None
     """Only the samples where `keep` (capacity,) bool is True, in the same order. `capacity` as in `march`.
 
     The number of rays stays; rays that lose all their samples become empty. `n_rays_kept` is the smaller of what
-    marching kept and what fits now.
+    marching kept and what fits now. `keep` may also be the codes of `thinning` (capacity,) uint8, which stretch
+    intervals.
     """
     check_shape("keep", keep, (samples.capacity,))
-    check_int("keep", keep, torch.bool)
+    check_int("keep", keep, torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
     check_device(keep=keep, offsets=samples.offsets)
     if capacity is not None and capacity < 1:
         raise InputError("capacity", "at least 1", str(capacity))

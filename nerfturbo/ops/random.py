@@ -31,6 +31,7 @@ class Stream(IntEnum):
     KEYPOINTS = 12
     REFINEMENT = 16
     VARIATION = 17
+    THINNING = 20
     USER = 1024
 
 

@@ -162,7 +162,7 @@ def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     weights = NgpWeights(*(torch.zeros(size, requires_grad=True) for size in sizes))
     samples = PackedSamples.from_counts(torch.tensor([1]), torch.ones(1), torch.ones(1) * 2)
     field = NgpDensity(box, table, layout, weights[:2])
-    limits = {"early_stop_eps": 1e-4, "alpha_thre": 0.0}
+    limits: dict[str, Any] = {"early_stop_eps": 1e-4, "alpha_thre": 0.0}
     yield "visibility", lambda: ngp_visibility.ngp_visibility(origins, directions, samples, field, **limits)
     keep = torch.ones(1, dtype=torch.bool)
     yield "compact", lambda: packed.compact(samples, keep, capacity=None)

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from ..ngp_visibility import MAX_LOGIT, NgpDensity
+from ..thinning import GOLDEN, HALVINGS, Thinning
 from ._launch import array, as_float32, jit, launch
 from .ngp_field import ngp_density
 
 FIRST = 8  # samples of a ray in the first round
 CHUNK = 256  # rays per task
-TOP = np.float32(MAX_LOGIT)
+TOP, HALF, WORD = np.float32(MAX_LOGIT), np.float32(0.5), 0xFFFFFFFF
 
 
 @jit()
@@ -40,8 +41,11 @@ def _place(first, last, live, begin, starts, ends, origins, directions, low, siz
 
 
 @jit()
-def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps, threshold, keep):
-    """Flags of this round's samples, then where each ray goes on and how much light is left."""
+def _advance(
+    first, last, live, begin, through, starts, ends, logits, slots, eps, threshold, offsets, phases, limit, keep
+):
+    """Codes of this round's samples, then where each ray goes on and how much light is left. With `phases`, samples of
+    a weight below `limit` are thinned."""
     for k in range(first, last):
         ray, light = live[k], through[live[k]]
         for j in range(slots[k + 1] - slots[k]):
@@ -51,7 +55,15 @@ def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps
             density = np.float32(math.exp(TOP if logit > TOP else logit))
             decay = np.float32(math.expm1(-density * (ends[i] - starts[i])))  # -alpha
             if -decay >= threshold:  # false for NaN
-                keep[i] = True
+                code, weight, bound = 1, -decay * light, limit * HALF
+                if phases.shape[0]:
+                    while code <= HALVINGS and weight < bound:
+                        code += 1
+                        bound *= HALF
+                    draw = (np.int64(phases[ray]) + np.int64(i - offsets[ray]) * GOLDEN) & WORD
+                    if ((draw << (code - 1)) >> 32) != 0:
+                        code = 0
+                keep[i] = code
                 light += decay * light
         begin[ray] += slots[k + 1] - slots[k]
         through[ray] = light
@@ -66,8 +78,9 @@ def ngp_visibility(
     *,
     early_stop_eps: float,
     alpha_thre: float | Tensor,
+    thinning: Thinning | None = None,
 ) -> Tensor:
-    keep = torch.zeros(samples.capacity, dtype=torch.bool)
+    keep = torch.zeros(samples.capacity, dtype=torch.uint8)
     table = as_float32("field.table", field.table.detach())
     weights = (field.weights[0].detach().float(), field.weights[1][:1].detach().float())
     rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
@@ -75,6 +88,8 @@ def ngp_visibility(
     box = (np.array(field.aabb.low, np.float32), np.array(field.aabb.size, np.float32))
     limits = (np.float32(early_stop_eps), np.float32(alpha_thre))
     begin, end = array(samples.offsets[:-1].clone()), array(samples.offsets[1:])
+    phases = np.empty(0, np.int32) if thinning is None else array(thinning.phases)
+    chance = (array(samples.offsets), phases, np.float32(0.0 if thinning is None else thinning.weight))
     through = np.ones(samples.n_rays, np.float32)
     live, steps = np.flatnonzero(end > begin), FIRST
     while live.size:
@@ -83,7 +98,8 @@ def ngp_visibility(
         positions = torch.empty(int(slots[-1]), 3)
         launch(_place, live.size, CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
         logits = ngp_density(positions, table, field.layout, weights).numpy()
-        launch(_advance, live.size, CHUNK, live, begin, through, *intervals, logits, slots, *limits, keep.numpy())
+        rays_state = (live, begin, through, *intervals, logits, slots, *limits, *chance)
+        launch(_advance, live.size, CHUNK, *rays_state, keep.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2
-    return keep
+    return keep.view(torch.bool) if thinning is None else keep

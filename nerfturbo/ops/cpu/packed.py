@@ -71,12 +71,12 @@ def _count_kept(first, last, offsets, keep, counts):
     for ray in range(first, last):
         total = 0
         for i in range(offsets[ray], offsets[ray + 1]):
-            total += keep[i]
+            total += keep[i] != 0
         counts[ray] = total
 
 
 @jit()
-def _move_kept(first, last, offsets, keep, t_starts, t_ends, new_offsets, new_starts, new_ends, new_rays):
+def _move_kept(first, last, offsets, keep, codes, t_starts, t_ends, new_offsets, new_starts, new_ends, new_rays):
     for ray in range(first, last):
         target = new_offsets[ray]
         if new_offsets[ray + 1] == target:
@@ -85,6 +85,10 @@ def _move_kept(first, last, offsets, keep, t_starts, t_ends, new_offsets, new_st
             if keep[i]:
                 new_starts[target] = t_starts[i]
                 new_ends[target] = t_ends[i]
+                if codes and keep[i] > 1:  # the sample stands for others: `thinning`
+                    half = (t_ends[i] - t_starts[i]) * np.float32(1 << (np.int64(keep[i]) - 1)) * np.float32(0.5)
+                    middle = (t_starts[i] + t_ends[i]) * np.float32(0.5)
+                    new_starts[target], new_ends[target] = middle - half, middle + half
                 new_rays[target] = ray
                 target += 1
 
@@ -165,7 +169,7 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
 
 @torch.no_grad()
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
-    offsets, mask = array(samples.offsets), array(keep)
+    offsets, mask, codes = array(samples.offsets), array(keep).view(np.uint8), keep.dtype == torch.uint8
     counts = np.empty(samples.n_rays, np.int32)
     launch(_count_kept, samples.n_rays, CHUNK, offsets, mask, counts)
     new_offsets, kept = fit_offsets(counts, capacity)
@@ -174,5 +178,5 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
     new = empty_samples(new_offsets, capacity, kept)
     old = (array(as_float32("t_starts", samples.t_starts)), array(as_float32("t_ends", samples.t_ends)))
     written = (new_offsets.numpy(), new.t_starts.numpy(), new.t_ends.numpy(), new.ray_indices.numpy())
-    launch(_move_kept, samples.n_rays, CHUNK, offsets, mask, *old, *written)
+    launch(_move_kept, samples.n_rays, CHUNK, offsets, mask, codes, *old, *written)
     return new

@@ -131,7 +131,7 @@ def write_tail(p_starts, p_ends, p_rays, first_program, n_used, n_rows, TAIL: tl
 @triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _compact_kernel(
     p_starts, p_ends, p_keep, p_offsets, p_new_starts, p_new_ends, p_new_rays, p_new_offsets, n_rays, n_rows,
-    ray_programs, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+    ray_programs, CODES: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
@@ -144,12 +144,20 @@ def _compact_kernel(
                 step = k + tl.arange(0, STEPS)
                 m = step[None, :] < count[:, None]
                 row = start[:, None] + step[None, :]
-                keep = (tl.load(p_keep + row, mask=m, other=0) != 0).to(tl.int32)
+                code = tl.load(p_keep + row, mask=m, other=0)
+                keep = (code != 0).to(tl.int32)
                 running = before + tl.cumsum(keep, 1)
                 before = spread_last(running, RAYS, STEPS)
                 m_keep = keep != 0
-                tl.store(p_new_starts + running - 1, tl.load(p_starts + row, mask=m_keep, other=0.0), mask=m_keep)
-                tl.store(p_new_ends + running - 1, tl.load(p_ends + row, mask=m_keep, other=0.0), mask=m_keep)
+                t0 = tl.load(p_starts + row, mask=m_keep, other=0.0)
+                t1 = tl.load(p_ends + row, mask=m_keep, other=0.0)
+                if CODES:  # a sample may stand for others: `thinning`
+                    half = (t1 - t0) * tl.exp2(code.to(tl.float32) - 2.0)
+                    middle = 0.5 * (t0 + t1)
+                    t0 = tl.where(code > 1, middle - half, t0)
+                    t1 = tl.where(code > 1, middle + half, t1)
+                tl.store(p_new_starts + running - 1, t0, mask=m_keep)
+                tl.store(p_new_ends + running - 1, t1, mask=m_keep)
                 tl.store(p_new_rays + running - 1, i_ray[:, None] + tl.zeros([RAYS, STEPS], tl.int32), mask=m_keep)
     else:
         n_used = tl.load(p_new_offsets + n_rays)
@@ -252,7 +260,7 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
         tail = 0 if capacity is None else tail_programs(n_rows)
         _compact_kernel[(programs + tail,)](
             samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, programs,
-            **tile, TAIL=TAIL_BLOCK, num_warps=1,
+            CODES=keep.dtype == torch.uint8, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
 
@@ -277,7 +285,9 @@ def _cases() -> list[CompileCase]:
         count = {"p_keep": "*u8", "p_counts": "*i32", "p_sums": "*i32", **sizes}
         cases.append(CompileCase(_count_kernel, count, {"GROUP": GROUP, "STEPS": steps}, name=name))
         move = {"p_starts": "*fp32", "p_ends": "*fp32", "p_keep": "*u8", **sizes, **rows, **new}
-        cases.append(CompileCase(_compact_kernel, move, tails, name=name))
+        for codes in (False, True):
+            options = {"CODES": codes, **tails}
+            cases.append(CompileCase(_compact_kernel, move, options, name=f"{name}{'-codes' if codes else ''}"))
     return cases
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from ...types import PackedSamples
 from .._sink import zero_tail
 from ..ngp_visibility import MAX_LOGIT, NgpDensity
-from .composite import visibility
+from ..thinning import Thinning, thin_codes
+from .composite import composite, visibility
 from .ngp_field import ngp_density
 from .sample_positions import sample_positions
 
@@ -22,8 +23,14 @@ def ngp_visibility(
     *,
     early_stop_eps: float,
     alpha_thre: float | Tensor,
+    thinning: Thinning | None = None,
 ) -> Tensor:
     positions = sample_positions(origins, directions, samples, aabb=field.aabb)
     logits = ngp_density(zero_tail(positions, samples.n_samples), field.table, field.layout, field.weights)
     density = torch.exp(logits.clamp(max=MAX_LOGIT))
-    return visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+    limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre}
+    keep = visibility(density, samples, **limits)
+    if thinning is None:
+        return keep
+    weights = composite(density, density[:, None], samples, **limits)[3]
+    return thin_codes(weights, keep, samples, thinning)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
+from ..thinning import stretched
 
 
 def row_rays(offsets: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -83,13 +84,14 @@ def scatter_to_capacity(
 
 @torch.no_grad()
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
-    keep = keep & samples.used
+    codes, keep = keep, (keep != 0) & samples.used
     running = torch.zeros(samples.capacity + 1, dtype=torch.int64, device=keep.device)
     running[1:] = torch.cumsum(keep.long(), 0)
     totals = running[samples.offsets.long()]
     offsets, kept = fit_offsets(totals[1:] - totals[:-1], capacity)
     if samples.n_rays_kept is not None:
         kept = samples.n_rays_kept if kept is None else torch.minimum(kept, samples.n_rays_kept)
-    return scatter_to_capacity(
-        samples.t_starts[keep], samples.t_ends[keep], offsets, capacity=capacity, n_rays_kept=kept
-    )
+    starts, ends = samples.t_starts[keep], samples.t_ends[keep]
+    if codes.dtype == torch.uint8:
+        starts, ends = stretched(starts, ends, codes[keep])
+    return scatter_to_capacity(starts, ends, offsets, capacity=capacity, n_rays_kept=kept)
