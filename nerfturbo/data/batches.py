@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.choose_pixels import ChosenPixels, PixelMask, choose_pixels, pack_words
-from ..ops.draw_pixels import PixelPool, draw_pixels
+from ..ops.choose_pixels import ChosenPixels, PixelGuide, PixelMask, choose_pixels, pack_words
+from ..ops.draw_pixels import PixelPool, draw_pixels, drawn_offsets
 from ..types import Rays
-from .cameras import Cameras
+from .cameras import PIXEL_RADIUS, Cameras
 from .conventions import PIXEL_CENTER
 from .error_map import ErrorMap
 from .lens_table import make_lens_table
@@ -37,6 +37,8 @@ class PixelBatch:
     weights: Tensor | None = None  # (n_rays,) float32
     tiles: Tensor | None = None  # (n_rays,) int64, of the error map
     error_map: ErrorMap | None = None  # that drew them
+    rays_per_pixel: int = 1  # rays first // so many, ... of the whole step's batch share a pixel
+    first: int = 0  # index of the first ray in it
 
     def add_errors(self, errors: Tensor, n_rays: Tensor | None = None) -> None:
         """Tell the map that guided the draws how wrong the rays were (n,); only the first `n_rays` of them count."""
@@ -57,7 +59,8 @@ class PixelSampler:
     The scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and
     where they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs.
     With `guided`, pixels are drawn more often where the error has been large, and batches have weights; their
-    `add_errors` says how large it was.
+    `add_errors` says how large it was. Rays pass through the pixels' centres, or with a `spread` through a random point
+    of a square that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels.
 
     Pinhole cameras draw by one fused op. Other lenses have no formula from pixel to ray: directions come from a table
     where one fits (`lens_table.py`), else by Newton's method, and pixels that no ray leads to are never drawn.
@@ -71,9 +74,14 @@ class PixelSampler:
         *,
         pixels: PixelPlace = "auto",
         guided: bool = False,
+        spread: float = 0.0,
+        radii: bool = False,
+        rays_per_pixel: int = 1,
     ) -> None:
-        self.device, self.seed = torch.device(device), seed
+        self.device, self.seed, self.spread, self.rays_per_pixel = torch.device(device), seed, spread, rays_per_pixel
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
+        if rays_per_pixel > 1 and self.on_host:
+            raise InputError("rays_per_pixel", "1 for pictures that stay in host memory", str(rays_per_pixel))
         if guided and self.on_host and self.device.type != "cpu":
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
             raise InputError("guided", "pictures that the device holds", "pictures in host memory", hint)
@@ -83,9 +91,11 @@ class PixelSampler:
         images, cameras = self.scene.images, self.scene.cameras
         self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
         self.error_map = ErrorMap(images, self._mask) if guided else None
-        self._pool = None
+        self._pool, self._widening = None, None
         if cameras.model == "pinhole" and not self.on_host:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
+            if radii:  # of a pixel's cone: its dot product with the ray's direction
+                self._widening = cameras.forward * (PIXEL_RADIUS / cameras.focal.prod(-1, keepdim=True).sqrt())
             self._pool = PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
         self._table = make_lens_table(cameras, self._offsets)
         self._host = HostPixels(scene.images, mask, seed) if self.on_host else None
@@ -95,30 +105,39 @@ class PixelSampler:
     def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0) -> PixelBatch:
         """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device."""
         chosen, guide = None, None if self.error_map is None else self.error_map.guide
-        if self._mask is not None or guide is not None or self._pool is None:
-            chosen = choose_pixels(
-                self._offsets,
-                self._widths,
-                n_rays,
-                mask=self._mask,
-                guide=guide,
-                seed=self.seed,
-                step=step,
-                first=first,
-            )
+        if self._mask is not None or guide is not None or self._pool is None or self.rays_per_pixel > 1:
+            chosen = self._choose(guide, step, n_rays, first)
         if self._pool is None:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)
         else:
             indices = None if chosen is None else chosen.indices
-            drawn = draw_pixels(self._pool, n_rays, seed=self.seed, step=step, first=first, indices=indices)
+            drawn = draw_pixels(
+                self._pool, n_rays, seed=self.seed, step=step, first=first, indices=indices, spread=self.spread
+            )
             cameras = self.scene.cameras
             times = None if cameras.times is None else cameras.times[drawn.image_indices]
-            rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices)
+            radii = None
+            if self._widening is not None:
+                radii = (self._widening[drawn.image_indices] * drawn.directions).sum(-1)
+            rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices, radii)
             batch = PixelBatch(rays if cameras.ndc is None else cameras.ndc.bend_rays(rays), drawn.rgba)
+        batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
         if chosen is None or guide is None:
             return batch
         return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)
+
+    def _choose(self, guide: PixelGuide | None, step: int | Tensor, n_rays: int, first: int) -> ChosenPixels:
+        """The pixels of these rays: each several times in a row, where several rays share one."""
+        size = self.rays_per_pixel
+        begin, end = first // size, -(-(first + n_rays) // size)
+        options = {"seed": self.seed, "step": step, "first": begin}
+        chosen = choose_pixels(self._offsets, self._widths, end - begin, mask=self._mask, guide=guide, **options)
+        if size == 1:
+            return chosen
+        rows = torch.div(torch.arange(n_rays, device=self.device) + first % size, size, rounding_mode="floor")
+        weights, tiles = (None if value is None else value[rows] for value in (chosen.weights, chosen.tiles))
+        return ChosenPixels(chosen.indices[rows], weights, tiles)
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
         """Before a step whose number only the device knows: bring its colours, where the pictures are on the host.
@@ -142,7 +161,11 @@ class PixelSampler:
     def _look_up(self, chosen: ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
         image, x, y = pixel_centers(self._offsets, self._widths, chosen.indices)
         cameras = self.scene.cameras
-        if self._table is None:
+        if self.spread:
+            options = {"seed": self.seed, "step": step, "first": first, "device": self.device}
+            offset = drawn_offsets(n_rays, self.spread, **options)
+            rays = cameras.rays(image, x + offset[:, 0], y + offset[:, 1])
+        elif self._table is None:
             rays = cameras.rays(image, x, y)
         else:
             rays = cameras.rays_along(image, self._table.look_up(image, chosen.indices))

@@ -50,7 +50,7 @@ CameraModel = Literal[
 ]
 
 # A disc of this radius has the variance of a unit square about its centre: the cone of a pixel one unit wide.
-_PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
+PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,10 @@ class Cameras:
         """
         return self.rays_along(camera_indices, self.local_directions(camera_indices, x, y))
 
+    def looking_past(self, shift: tuple[float, float]) -> Cameras:
+        """The same cameras, each ray through a point `shift` pixels to the right of and below the one asked for."""
+        return replace(self, center=self.center - torch.tensor(shift, dtype=self.center.dtype, device=self.device))
+
     def local_directions(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(m, 3): what continuous pixel positions look along in the camera's own axes; not of unit length."""
         points, coefficients = self._plane(camera_indices, x, y)
@@ -158,7 +162,7 @@ class Cameras:
             directions=directions / lengths[:, None],
             times=None if self.times is None else self.times[camera_indices],
             camera_indices=camera_indices,
-            pixel_radii=_PIXEL_RADIUS / (lengths * focal.prod(-1).sqrt()),
+            pixel_radii=PIXEL_RADIUS / (lengths * focal.prod(-1).sqrt()),
         )
         return rays if self.ndc is None else self.ndc.bend_rays(rays)
 

@@ -1,8 +1,9 @@
 """Random pixels of a pool of pictures as rays and colours.
 
 Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
-step, i): ranks, devices and resumed runs see the same pixels. Poses look along -z with y up; directions have unit
-length.
+step, i): ranks, devices and resumed runs see the same pixels. With a `spread` it looks through a random point of a
+square that many pixels wide around the centre, the third and fourth word of the same draw. Poses look along -z with y
+up; directions have unit length.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ._checks import check_device, check_int, check_shape
+from ._checks import check_device, check_int, check_positive, check_shape
 from ._dispatch import implementation
+from .random import Stream, random_uniform
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ def drawn_indices(
     return reference.drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
 
 
+def drawn_offsets(
+    n_rays: int, spread: float, *, seed: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    """(n_rays, 2): how far from the pixel's centre the rays of `draw_pixels` pass, in pixels, to the right and down."""
+    words = random_uniform(n_rays, columns=4, seed=seed, stream=Stream.PIXELS, step=step, first=first, device=device)
+    return (words[:, 2:] - 0.5) * spread
+
+
 def draw_pixels(
     pool: PixelPool,
     n_rays: int,
@@ -65,6 +75,7 @@ def draw_pixels(
     step: int | Tensor,
     first: int = 0,
     indices: Tensor | None = None,
+    spread: float = 0.0,
 ) -> DrawnPixels:
     """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
 
@@ -72,12 +83,13 @@ def draw_pixels(
     """
     if n_rays < 0:
         raise InputError("n_rays", "a count >= 0", str(n_rays))
+    check_positive("spread", spread, zero=True)
     if indices is not None:
         check_shape("indices", indices, (n_rays,))
         check_int("indices", indices, torch.int64)
         check_device(pixels=pool.pixels, indices=indices)
     return DrawnPixels(
         *implementation("draw_pixels", "draw_pixels", pool.poses)(
-            pool, n_rays, seed=seed, step=step, first=first, indices=indices
+            pool, n_rays, seed=seed, step=step, first=first, indices=indices, spread=float(spread)
         )
     )

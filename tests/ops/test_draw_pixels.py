@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.draw_pixels import PixelPool, draw_pixels
+from nerfturbo.ops.draw_pixels import PixelPool, draw_pixels, drawn_offsets
 
 from .cases import Target, assert_close, generator, require
 
@@ -93,3 +93,36 @@ def test_zero_rays(target: Target):
 def test_bad_pool_is_named():
     with pytest.raises(InputError, match=r"pixels: expected torch\.uint8"):
         PixelPool(torch.zeros(4, 3), torch.tensor([0, 4]), torch.tensor([2]), torch.zeros(1, 3, 4), torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["drawn", "chosen"])
+def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, poisoned_empty: None):
+    target, n = sized
+    require(target, "draw_pixels")
+    pool = make_pool(target.device)
+    indices = torch.randint(0, pool.pixels.shape[0], (n,), generator=generator(4)).to(target.device) if chosen else None
+    results = []
+    for backend in (target.backend, "reference"):
+        with use_backend(backend):  # type: ignore[arg-type]
+            results.append(draw_pixels(pool, n, seed=5, step=9, first=3, indices=indices, spread=0.7))
+    for name in ("origins", "directions", "rgba", "image_indices"):
+        assert_close(name, getattr(results[0], name), getattr(results[1], name))
+
+
+def test_spread_rays_stay_in_their_pixel_and_fill_it():
+    pool = make_pool("cpu")
+    n, spread = 20_000, 0.8
+    plain, moved = (draw_pixels(pool, n, seed=0, step=0, spread=width) for width in (0.0, spread))
+    assert torch.equal(plain.rgba, moved.rgba)
+    places = []
+    for drawn in (plain, moved):
+        pose = pool.poses[drawn.image_indices]  # any matrix here, not a rotation
+        local = torch.linalg.solve(pose[:, :, :3].double(), drawn.directions[..., None].double())[..., 0]
+        fx, fy, cx, cy = pool.intrinsics[drawn.image_indices].double().unbind(-1)
+        places.append(torch.stack([cx - fx * local[:, 0] / local[:, 2], cy + fy * local[:, 1] / local[:, 2]], -1))
+    offset = places[1] - places[0]
+    assert offset.abs().max() <= spread / 2 + 1e-3
+    assert_close("mean", offset.mean(0), torch.zeros(2).double(), 0.01 / 1e-6)
+    assert_close("variance", offset.var(0), torch.full((2,), spread**2 / 12).double(), 0.05)
+    want = drawn_offsets(n, spread, seed=0, step=0, first=0, device=torch.device("cpu"))
+    assert_close("offsets", offset.float(), want, 1e-3)

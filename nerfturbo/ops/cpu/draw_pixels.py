@@ -19,13 +19,15 @@ from .random import random_bits
 
 CHUNK = 2048
 _SHIFT = 32 - BITS
+_UNIT = np.float32(1.0 / (1 << BITS))
 
 
 @jit(exact=True)
 def _look_up(
-    first, last, words, indices, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images
+    first, last, words, indices, spread, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images
 ):
-    """words (n_rays, 2): the top BITS bits of each make the 48-bit draw, unless there are `indices`."""
+    """words (n_rays, 2 or 4): the top BITS bits of the first two make the 48-bit draw, unless there are `indices`;
+    those of the others say where in the pixel, where there is a `spread`."""
     n_pixels = np.int64(pixels.shape[0])
     for ray in range(first, last):
         if indices.shape[0]:
@@ -41,8 +43,12 @@ def _look_up(
             else:
                 above = middle
         row, column = divmod(pixel - offsets[below], widths[below])
-        x = (np.float32(column) + np.float32(0.5) - intrinsics[below, 2]) / intrinsics[below, 0]
-        y = (np.float32(row) + np.float32(0.5) - intrinsics[below, 3]) / intrinsics[below, 1]
+        x, y = np.float32(column) + np.float32(0.5), np.float32(row) + np.float32(0.5)
+        if spread > np.float32(0.0):
+            x += (np.float32(words[ray, 2] >> np.uint32(_SHIFT)) * _UNIT - np.float32(0.5)) * spread
+            y += (np.float32(words[ray, 3] >> np.uint32(_SHIFT)) * _UNIT - np.float32(0.5)) * spread
+        x = (x - intrinsics[below, 2]) / intrinsics[below, 0]
+        y = (y - intrinsics[below, 3]) / intrinsics[below, 1]
         square = np.float32(0.0)
         for axis in range(3):
             d = poses[below, axis, 0] * x - poses[below, axis, 1] * y - poses[below, axis, 2]
@@ -59,14 +65,22 @@ def _look_up(
 
 @torch.no_grad()
 def draw_pixels(
-    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int, indices: Tensor | None = None
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+    indices: Tensor | None = None,
+    spread: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
-    words = random_bits(n_rays if indices is None else 0, columns=2, **options).numpy().view(np.uint32)
+    needed = n_rays if indices is None or spread else 0
+    words = random_bits(needed, columns=4 if spread else 2, **options).numpy().view(np.uint32)
     chosen = np.empty(0, np.int64) if indices is None else array(indices)
     origins, directions = torch.empty(n_rays, 3), torch.empty(n_rays, 3)
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
     cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
     results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
-    launch(_look_up, n_rays, CHUNK, words, chosen, array(pool.pixels), *cameras, *results)
+    launch(_look_up, n_rays, CHUNK, words, chosen, np.float32(spread), array(pool.pixels), *cameras, *results)
     return origins, directions, rgba, images

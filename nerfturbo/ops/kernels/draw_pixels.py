@@ -14,44 +14,26 @@ from torch import Tensor
 from ..draw_pixels import PixelPool
 from ..random import Stream
 from ._common import CompileCase, signed_word
-from .random import philox
+from .random import philox, unit_float
 
 BLOCK = 128
 
 
 @triton.jit(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
 def _draw_kernel(
-    p_pixels,
-    p_offsets,
-    p_widths,
-    p_poses,
-    p_intrinsics,
-    p_step,
-    p_indices,
-    p_origins,
-    p_directions,
-    p_rgba,
-    p_images,
-    n_rays,
-    n_pixels,
-    n_images,
-    step,
-    stream,
-    seed_low,
-    seed_high,
-    first,
-    CHANNELS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
+    p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread, DRAWN: tl.constexpr,
+    SPREAD: tl.constexpr, CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_ray = i_ray < n_rays
+    if DRAWN:
+        if p_step is not None:
+            step = tl.load(p_step)
+        b_word0, b_word1, b_word2, b_word3 = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
     if p_indices is not None:
         i_pixel = tl.load(p_indices + i_ray, mask=m_ray, other=0)
     else:
-        if p_step is not None:
-            step = tl.load(p_step)
-        b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
         b_high = (b_word0 >> 8).to(tl.int64)
         b_low = (b_word1 >> 8).to(tl.int64)
         n_total = n_pixels.to(tl.int64)
@@ -70,8 +52,13 @@ def _draw_kernel(
     b_column = b_local - b_row * b_width
 
     p_camera = p_intrinsics + i_image * 4
-    b_x = b_column.to(tl.float32) + 0.5 - tl.load(p_camera + 2, mask=m_ray, other=0.0)
-    b_y = b_row.to(tl.float32) + 0.5 - tl.load(p_camera + 3, mask=m_ray, other=0.0)
+    b_x = b_column.to(tl.float32) + 0.5
+    b_y = b_row.to(tl.float32) + 0.5
+    if SPREAD:
+        b_x += (unit_float(b_word2) - 0.5) * spread
+        b_y += (unit_float(b_word3) - 0.5) * spread
+    b_x -= tl.load(p_camera + 2, mask=m_ray, other=0.0)
+    b_y -= tl.load(p_camera + 3, mask=m_ray, other=0.0)
     b_x = b_x / tl.load(p_camera, mask=m_ray, other=1.0)
     b_y = b_y / tl.load(p_camera + 1, mask=m_ray, other=1.0)
     _store_rays(p_poses + i_image * 12, b_x, b_y, p_origins + i_ray * 3, p_directions + i_ray * 3, m_ray)
@@ -103,7 +90,14 @@ def _axis(p_row, b_x, b_y, m_ray):
 
 
 def draw_pixels(
-    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int, indices: Tensor | None
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+    indices: Tensor | None,
+    spread: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device, channels = pool.pixels.device, pool.pixels.shape[1]
     origins = torch.empty((n_rays, 3), device=device)
@@ -133,6 +127,9 @@ def draw_pixels(
             signed_word(seed),
             signed_word(seed >> 32),
             first,
+            spread,
+            DRAWN=indices is None or spread > 0.0,
+            SPREAD=spread > 0.0,
             CHANNELS=channels,
             SEARCH_STEPS=max(1, (n_images - 1).bit_length() + 1),
             BLOCK=BLOCK,
@@ -143,8 +140,11 @@ def draw_pixels(
 _WORDS = dict.fromkeys(("n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"), "i32")
 _POINTERS = {"p_pixels": "*u8", "p_offsets": "*i64", "p_widths": "*i64", "p_poses": "*fp32", "p_intrinsics": "*fp32"}
 _POINTERS |= {"p_step": "*i64", "p_origins": "*fp32", "p_directions": "*fp32", "p_rgba": "*fp32", "p_images": "*i64"}
-_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK}
+_WORDS |= {"spread": "fp32"}
+_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "DRAWN": True, "SPREAD": False}
+_CHOSEN = _POINTERS | {"p_indices": "*i64"} | _WORDS
 COMPILE_CASES = [
     CompileCase(_draw_kernel, _POINTERS | _WORDS, {"p_indices": None, **_SIZES}, num_warps=4, name="drawn"),
-    CompileCase(_draw_kernel, _POINTERS | {"p_indices": "*i64"} | _WORDS, _SIZES, num_warps=4, name="chosen"),
+    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"DRAWN": False}, num_warps=4, name="chosen"),
+    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"SPREAD": True}, num_warps=4, name="spread"),
 ]

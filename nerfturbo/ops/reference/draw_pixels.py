@@ -25,7 +25,14 @@ def drawn_indices(
 
 
 def draw_pixels(
-    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int, indices: Tensor | None
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+    indices: Tensor | None,
+    spread: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pixel = indices
     if pixel is None:
@@ -34,8 +41,12 @@ def draw_pixels(
     image = torch.searchsorted(pool.offsets, pixel, right=True) - 1
     local, width = pixel - pool.offsets[image], pool.widths[image]
     fx, fy, cx, cy = pool.intrinsics[image].unbind(-1)
-    x = ((local % width).float() + 0.5 - cx) / fx
-    y = (torch.div(local, width, rounding_mode="floor").float() + 0.5 - cy) / fy
+    x, y = (local % width).float() + 0.5, torch.div(local, width, rounding_mode="floor").float() + 0.5
+    if spread:
+        options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pixel.device}
+        offset = (random_uniform(n_rays, columns=4, **options)[:, 2:] - 0.5) * spread
+        x, y = x + offset[:, 0], y + offset[:, 1]
+    x, y = (x - cx) / fx, (y - cy) / fy
     pose = pool.poses[image]
     direction = pose[:, :, 0] * x[:, None] - pose[:, :, 1] * y[:, None] - pose[:, :, 2]
     direction = direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
