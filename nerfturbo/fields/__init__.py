@@ -4,6 +4,7 @@ from ..config import FactorConfig, FieldConfig, VoxelConfig
 from ..errors import InputError
 from ..ops.contraction import Contraction
 from ..types import Aabb
+from .anti_aliased import AntiAliasedNGP
 from .density import HashDensity
 from .factor import FactorField
 from .field import Field, RayField
@@ -11,7 +12,17 @@ from .ngp import InstantNGP
 from .vanilla import VanillaNeRF
 from .voxels import VoxelGrid
 
-__all__ = ["FactorField", "Field", "HashDensity", "InstantNGP", "RayField", "VanillaNeRF", "VoxelGrid", "build_field"]
+__all__ = [
+    "AntiAliasedNGP",
+    "FactorField",
+    "Field",
+    "HashDensity",
+    "InstantNGP",
+    "RayField",
+    "VanillaNeRF",
+    "VoxelGrid",
+    "build_field",
+]
 
 
 def build_field(
@@ -26,7 +37,7 @@ def build_field(
     """The field a config describes, over a box or, with a contraction about it, all of space."""
     field = _build(config, aabb, seed, voxels, factor)
     if contraction != "none":
-        if not hasattr(field, "contraction"):
+        if not hasattr(field, "contraction") or isinstance(field, AntiAliasedNGP):
             hint = "--sampling.contraction none, or another field"
             raise InputError("sampling.contraction", f"none for the field {config.kind}", contraction, hint)
         setattr(field, "contraction", contraction)  # noqa: B010 - of those that have one
@@ -41,4 +52,6 @@ def _build(
     if config.kind == "factor":
         return FactorField(aabb, config, factor, seed=seed)
     kinds = {"ngp": InstantNGP, "vanilla": VanillaNeRF}
+    if config.anti_alias and config.kind == "ngp":
+        return AntiAliasedNGP(aabb, config, seed=seed)
     return kinds[config.kind](aabb, config, seed=seed)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ..config import FieldConfig
 from ..errors import InputError
 from ..ops import GradientSink
-from ..ops.composite import visibility
 from ..ops.contraction import Contraction, fold, unit_positions
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
@@ -18,6 +17,7 @@ from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
 from ..ops.ngp_visibility import NgpDensity, ngp_visibility
 from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
+from ..ops.thinning import Thinning, visible_codes
 from ..types import Aabb, PackedSamples, Rays
 from .activations import truncated_exp
 from .hash_grid import HashGrid
@@ -145,16 +145,20 @@ class InstantNGP(nn.Module):
         return truncated_exp(self._density_logits(positions, samples.n_samples))
 
     def sample_visibility(
-        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
     ) -> Tensor:
+        options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
         if self.contraction != "none":
-            density = self.sample_density(rays, samples)
-            return visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+            return visible_codes(self.sample_density(rays, samples), samples, **options)
         table = self.encoding.table if self.half_table is None else self.half_table
         field = NgpDensity(self.aabb, table, self.encoding.layout, self.faded_weights[:2])
-        return ngp_visibility(
-            rays.origins, rays.directions, samples, field, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
-        )
+        return ngp_visibility(rays.origins, rays.directions, samples, field, **options)
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = self._sample_positions(rays, samples)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..data.cameras import PIXEL_RADIUS
 from ..errors import InputError
+from ..fields.anti_aliased import AntiAliasedNGP
 from ..fields.field import Field
 from ..ops._checks import check_device, check_shape
 from ..ops.camera_rays import camera_rays
@@ -104,8 +106,14 @@ class FrameRenderer:
         """The rays of the current part, at their beginning."""
         origins, directions = camera_rays(self._camera, width=self.width, height=self._band)
         times = None if self._time is None else torch.full_like(origins[:, 0], self._time)
-        evaluate = evaluator(self._field, Rays(origins, directions, times), half=self._half)
+        radii = self._pixel_radii(directions) if isinstance(self._field, AntiAliasedNGP) else None
+        evaluate = evaluator(self._field, Rays(origins, directions, times, pixel_radii=radii), half=self._half)
         return evaluate, start(evaluate, self._grid, self._settings, self._order)
+
+    def _pixel_radii(self, directions: Tensor) -> Tensor:
+        """(n,): as `Cameras.rays` gives them, from the camera's numbers on the device."""
+        pose, focal = self._camera[:12].view(3, 4), self._camera[12:14]
+        return -(directions * pose[:, 2]).sum(-1) * (PIXEL_RADIUS / focal.prod().sqrt())
 
     def run(self, evaluate: Evaluator, live: LiveRays, rounds: int) -> LiveRays:
         one = make_round(evaluate, self._grid, self._settings, self._samples)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..fields.anti_aliased import AntiAliasedNGP
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
 from ..fields.voxels import VoxelGrid
@@ -161,10 +162,22 @@ class VoxelEvaluator(Evaluator):
         return logits[:, 3], logits[:, :3]
 
 
+class FadedEvaluator(NgpEvaluator):
+    """The same with levels that fade by the footprint of the pixel."""
+
+    field: AntiAliasedNGP
+
+    def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
+        logits = self.field.logits_at(samples, self.rays, self._angular, self._table)
+        return logits[:, 3], logits[:, :3]
+
+
 def evaluator(field: Field, rays: Rays, *, half: bool = False) -> Evaluator:
     """How to ask this field: Instant-NGP's table is read in the precision in which it is, or in `half`."""
     if type(field) is VoxelGrid and len(rays):
         return VoxelEvaluator(field, rays)
+    if type(field) is AntiAliasedNGP:
+        return FadedEvaluator(field, rays, ngp_table(field, half=half))
     if type(field) is not InstantNGP:
         return Evaluator(field, rays)
     table = ngp_table(field, half=half)
