@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from ..config import OptimConfig
+from ..fields.hash_grid import HashGrid
 from ..ops.adam import AdamRule
 
 
@@ -44,3 +47,22 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGro
         alike = [(name, parameter) for name, parameter in named if own.get(name) == rate]
         groups.append(ParameterGroup(alike, AdamRule(betas, config.eps), rate))
     return [group for group in groups if group.named]
+
+
+def level_decays(model: nn.Module, tables: Sequence[nn.Parameter], weight: float) -> tuple[tuple[int, int, float], ...]:
+    """First and last value, in the tables laid end to end, and decay of parts of equal decay: the gradient of `weight`
+    times the mean square of each level is 2 weight / (values of the level) times the value."""
+    if weight == 0.0:
+        return ()
+    grids = {module.table: module.layout for module in model.modules() if isinstance(module, HashGrid)}
+    sizes: list[tuple[int, int]] = []  # values of a run of levels, and of each level in it
+    for table in tables:
+        width = table.numel() // table.shape[0]
+        levels = [level.size * width for level in grids[table].levels] if table in grids else [table.numel()]
+        for size in levels:
+            if sizes and sizes[-1][1] == size:
+                sizes[-1] = (sizes[-1][0] + size, size)
+            else:
+                sizes.append((size, size))
+    ends = list(itertools.accumulate(run for run, _ in sizes))
+    return tuple((end - run, end, 2.0 * weight / size) for end, (run, size) in zip(ends, sizes, strict=True))

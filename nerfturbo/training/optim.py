@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from ..fields.vanilla import VanillaNeRF
 from ..fields.voxels import VoxelGrid
 from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
-from .groups import ParameterGroup, parameter_groups
+from .groups import ParameterGroup, level_decays, parameter_groups
 from .precision import INITIAL_SCALE
 
 SWAPPED = 1 << 20  # values that change places at a time
@@ -44,6 +44,19 @@ class FlatBuffer:
     half: Tensor | None
     lr: Tensor  # () of the next step
     rate: float  # peak learning rate
+    decays: tuple[tuple[int, int, float], ...] = ()  # first and last value and decay of parts that have their own
+
+    def parts(self) -> list[tuple[Tensor, Tensor, AdamState, AdamRule, Tensor | None]]:
+        """Values, gradients, moments, rule and half copy of each part with a rule of its own; all of it, usually."""
+        if not self.decays:
+            return [(self.values, self.grads, self.state, self.rule, self.half)]
+        found = []
+        for first, last, decay in self.decays:
+            state = AdamState(self.state.first[first:last], self.state.second[first:last], self.state.step)
+            half = None if self.half is None else self.half[first:last]
+            rule = replace(self.rule, weight_decay=decay)
+            found.append((self.values[first:last], self.grads[first:last], state, rule, half))
+        return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor cut into the parameters' shapes."""
@@ -83,9 +96,11 @@ class Optimizer:
 
     def _gather(self, model: nn.Module) -> None:
         """Lay the model's parameters into flat buffers, with zero moments."""
-        config = self.config
-        groups = parameter_groups(model, config)
-        self.buffers = [_flatten(group, self.step_count, self.half_dtype) for group in groups]
+        config, self.buffers = self.config, []
+        for group in parameter_groups(model, config):
+            buffer = _flatten(group, self.step_count, self.half_dtype)
+            decays = level_decays(model, buffer.parameters, config.table_decay) if group.is_table else ()
+            self.buffers.append(replace(buffer, decays=decays))
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         self._connect(model)
 
@@ -163,16 +178,9 @@ class Optimizer:
         if clip > 0.0:
             divisor = self.scale * (self.gradient_norm / (clip * self.scale)).clamp(min=1.0)
         for buffer in self.buffers:
-            adam_update(
-                buffer.values,
-                buffer.grads,
-                buffer.state,
-                buffer.lr,
-                rule=buffer.rule,
-                half=buffer.half,
-                grad_scale=divisor,
-                found_inf=self.found_inf,
-            )
+            for values, grads, state, rule, half in buffer.parts():
+                options = {"grad_scale": divisor, "found_inf": self.found_inf}
+                adam_update(values, grads, state, buffer.lr, rule=rule, half=half, **options)
         if self.config.ema_every == 1:
             self.update_averages(self.step_count + 1)
 
