@@ -11,7 +11,7 @@ from ..data.cameras import Cameras
 from ..evaluation.channels import Channel, channel_picture, to_bytes
 from ..evaluation.evaluate import choose_views
 from ..rendering.frame import FrameRenderer
-from ..rendering.image import RenderedImage, render_view
+from ..rendering.image import RenderedImage, render_view, supersampled
 from ..rendering.model import NerfModel
 from ..sampling.crop import cropped
 from ..sampling.occupancy_grid import OccupancyGrid
@@ -62,9 +62,15 @@ class FrameMaker:
 
     def picture(self, index: int) -> RenderedImage:
         """Colours, opacity and depth of one frame, in floats."""
-        if self._fast is None:
-            return self._render(self.cameras, index)
+        return supersampled(lambda shift: self._shifted(index, shift), self.model.config.render.eval_rays)
+
+    def _shifted(self, index: int, shift: tuple[float, float]) -> RenderedImage:
+        """The frame through points a little beside the pixels' centres."""
         cameras, time = self.cameras, None if self.cameras.times is None else float(self.cameras.times[index])
+        if shift != (0.0, 0.0):
+            cameras = cameras.looking_past(shift)
+        if self._fast is None:
+            return self._render(cameras, index)
         return self._fast.render(cameras.camera_to_world[index], cameras.focal[index], cameras.center[index], time=time)
 
     def frame(self, index: int) -> dict[Channel, Tensor]:

@@ -133,6 +133,27 @@ def _budget(field: Field, grid: OccupancyGrid | RayEstimator, device: torch.devi
     return Budget(rays_at_once(grid, memory, bytes_per_sample(field)), 0)
 
 
+def supersampled(render: Callable[[tuple[float, float]], RenderedImage], n: int) -> RenderedImage:
+    """The mean of n x n pictures, `render((dx, dy))` through points so far from the pixels' centres, in pixels."""
+    if n < 1:
+        raise InputError("render.eval_rays", "at least 1", str(n))
+    places = [(index + 0.5) / n - 0.5 for index in range(n)]
+    whole: RenderedImage | None = None
+    for shift in [(x, y) for y in places for x in places]:
+        part = render(shift)
+        if n == 1:
+            return part
+        seen = part.depth * part.opacity  # a pixel's depth is that of what it sees
+        if whole is None:
+            whole = RenderedImage(part.rgb.clone(), part.opacity.clone(), seen)
+        else:
+            for total, piece in ((whole.rgb, part.rgb), (whole.opacity, part.opacity), (whole.depth, seen)):
+                total.add_(piece)
+    assert whole is not None
+    depth = whole.depth / whole.opacity.clamp(min=1e-6)
+    return RenderedImage(whole.rgb / n**2, whole.opacity / n**2, depth)
+
+
 def _in_parts(render: Callable[[int, int], FinishedRays], height: int, width: int, n_rays: int) -> RenderedImage:
     """The picture from its parts: `render(first row, rows)` for as many rows at a time as the rays allow."""
     band = max(1, rows_at_once(height, width, n_rays))

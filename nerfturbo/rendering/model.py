@@ -18,7 +18,7 @@ from ..sampling.occupancy_grid import OccupancyGrid
 from ..sampling.proposals import RayEstimator
 from ..types import Aabb, Rays, RenderOutput
 from .estimated import build_estimator, render_estimated
-from .image import RenderedImage, render_view
+from .image import RenderedImage, render_view, supersampled
 from .photos import build_photos, lens_numbers
 from .render import MarchSettings, render_rays
 
@@ -97,6 +97,21 @@ class NerfModel(nn.Module):
 
     @property
     def settings(self) -> MarchSettings:
+        """How pictures are marched: as in training, or in finer steps."""
+        settings, refine = self.training_settings, self.config.render.eval_refine
+        if refine == 1:
+            return settings
+        if refine < 1:
+            raise InputError("render.eval_refine", "at least 1", str(refine))
+        return replace(
+            settings,
+            render_step_size=self.grid.step_size / refine,
+            cone_angle=settings.cone_angle / refine,
+            alpha_thre=settings.alpha_thre / refine,
+        )
+
+    @property
+    def training_settings(self) -> MarchSettings:
         render = self.config.render
         return MarchSettings(
             near_plane=self.bounds.near,
@@ -115,12 +130,11 @@ class NerfModel(nn.Module):
         self, cameras: Cameras, index: int, background: Tensor | None = None, *, max_memory: int | None = None
     ) -> RenderedImage:
         """Picture `index` of the cameras, over the background (white unless given), within `max_memory` bytes."""
-        return render_view(
-            self.field,
-            self.estimator,
-            cameras,
-            index,
-            settings=self.settings,
-            background=torch.ones(3, device=self.device) if background is None else background,
-            max_memory=max_memory,
-        )
+        behind = torch.ones(3, device=self.device) if background is None else background
+
+        def render(shift: tuple[float, float]) -> RenderedImage:
+            shifted = cameras if shift == (0.0, 0.0) else cameras.looking_past(shift)
+            options = {"settings": self.settings, "background": behind, "max_memory": max_memory}
+            return render_view(self.field, self.estimator, shifted, index, **options)
+
+        return supersampled(render, self.config.render.eval_rays)

@@ -14,11 +14,13 @@ from torch import Tensor
 from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
 from ..fields.field import RayField, RegularizedField
-from ..ops.composite import visibility
+from ..fields.ngp import InstantNGP
 from ..ops.composite_loss import LossRule, composite_loss
 from ..ops.packed import compact
-from ..ops.random import Stream, random_uniform
-from ..rendering.losses import color_loss, weigh_gradient
+from ..ops.random import Stream, random_bits, random_uniform
+from ..ops.ray_losses import ray_losses
+from ..ops.thinning import Thinning, visible_codes
+from ..rendering.losses import color_loss, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel
 from ..rendering.near import scale_near_gradients
 from ..rendering.render import field_functions, ray_marching, volume_rendering
@@ -27,6 +29,7 @@ from ..sampling.proposals import Draw, ProposedSamples
 from ..types import PackedSamples, Rays
 from .distributed import RayShare, RaySplit, Team, split_evenly
 from .keypoint_loss import keypoint_loss
+from .pixels import compare_pixels
 from .proposed import compare_proposed, gradient_weights, near_distance, propose_samples
 
 
@@ -65,6 +68,16 @@ def draw_background(config: Config, step: int | Tensor, n_rays: int, device: tor
     return torch.full((n_rays, 3), 1.0 if config.train.background == "white" else 0.0, device=device)
 
 
+def draw_thinning(
+    config: Config, step: int | Tensor, n_rays: int, device: torch.device, first: int = 0
+) -> Thinning | None:
+    """Where along each ray samples that add little are left out; None where all of them are trained."""
+    if config.render.thin == 0.0:
+        return None
+    options = {"seed": config.train.seed, "stream": Stream.THINNING, "step": step, "first": first, "device": device}
+    return Thinning(config.render.thin, random_bits(n_rays, **options)[:, 0])
+
+
 def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
     """(n_rays, 3): what the picture shows with the background behind its transparent part."""
     if batch.rgba.shape[1] == 3:
@@ -91,7 +104,7 @@ def place_samples(
     model: NerfModel, rays: Rays, *, step: int | Tensor, capacity: Capacity | None = None, first: int = 0
 ) -> tuple[PackedSamples, Tensor]:
     """The samples to train on, and how many were marched to find them; `first` is the index of the first ray."""
-    config, settings = model.config, model.settings
+    config, settings = model.config, model.training_settings
     active = None if capacity is None else capacity.n_active
     most = None if capacity is None else (capacity.marched if config.render.prune else capacity.trained)
     grid = model.grid
@@ -118,14 +131,16 @@ def place_samples(
         return marched, marched.n_samples
     with torch.no_grad():
         threshold = grid.alpha_threshold(settings.alpha_thre)
-        if isinstance(model.field, RayField):
-            keep = model.field.sample_visibility(
-                rays, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold
-            )
+        limits = {"early_stop_eps": settings.early_stop_eps, "alpha_thre": threshold}
+        thinning = draw_thinning(config, step, len(rays), rays.device, first)
+        if isinstance(model.field, InstantNGP) and thinning is not None:
+            keep = model.field.sample_visibility(rays, marched, **limits, thinning=thinning)
+        elif isinstance(model.field, RayField) and thinning is None:
+            keep = model.field.sample_visibility(rays, marched, **limits)
         else:
             sigma_fn, _ = field_functions(model.field, rays)
             density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
-            keep = visibility(density, marched, early_stop_eps=settings.early_stop_eps, alpha_thre=threshold)
+            keep = visible_codes(density, marched, **limits, thinning=thinning)
         kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
     return kept, marched.n_samples
 
@@ -137,7 +152,10 @@ def render_and_compare(
     kind, weights, kept = model.config.train.loss, batch.weights, samples.n_rays_kept
     if isinstance(samples, ProposedSamples):
         return compare_proposed(model, batch, samples, background, target_over(batch, background))
+    if batch.rays_per_pixel > 1:
+        return compare_pixels(model, batch, samples, background, loss_scale)
     near = gradient_weights(model, samples)
+    rule, extra = ray_loss_rule(model.config.loss, model.bounds.aabb.diagonal), None
     if isinstance(model.field, RayField):
         raw = model.field.sample_logits(batch.rays, samples)
         raw = raw if model.photos is None else model.photos.expose(raw, batch.rays, samples)
@@ -146,8 +164,10 @@ def render_and_compare(
         if weights is not None:
             raw = weigh_gradient(raw, weights[samples.ray_indices])
         out = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
+        if rule is not None:
+            extra = ray_losses(raw, samples, rule, gradient_scale=loss_scale)
         if weights is None:
-            return out.loss, out.mse
+            return out.loss if extra is None else out.loss + extra, out.mse
         loss, rgb, target = out.loss, out.rgb, target_over(batch, background)
     else:
         _, rgb_sigma_fn = field_functions(model.field, batch.rays)
@@ -155,7 +175,12 @@ def render_and_compare(
             rgb_sigma_fn = model.photos.exposed(rgb_sigma_fn, batch.rays)
         if near is not None:
             rgb_sigma_fn = scale_near_gradients(rgb_sigma_fn, near_distance(model))
-        rgb = volume_rendering(rgb_sigma_fn, samples, background=background).rgb
+        seen = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+        rendered = volume_rendering(lambda *_: seen, samples, background=background)
+        rgb = rendered.rgb
+        if rule is not None:
+            thickness = seen[1] * (samples.t_ends - samples.t_starts)
+            extra = weights_loss(rendered.weights, rendered.opacity, thickness, samples, rule)
         target = target_over(batch, background)
         loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
     mse = color_loss(rgb.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
@@ -163,7 +188,7 @@ def render_and_compare(
         value = color_loss(rgb.detach(), target, kind=kind, n_rays_kept=kept, weights=weights)
         loss = loss + (value - loss.detach())
         batch.add_errors((rgb.detach() - target).abs().mean(-1), kept)
-    return loss, mse
+    return loss if extra is None else loss + extra, mse
 
 
 @dataclass(frozen=True)

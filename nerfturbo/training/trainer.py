@@ -14,11 +14,13 @@ import torch
 
 from ..config import Config, from_dict, to_dict
 from ..data.batches import PixelSampler
+from ..data.cameras import PIXEL_RADIUS
 from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
 from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
-from ..fields import FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
+from ..errors import InputError
+from ..fields import AntiAliasedNGP, FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
 from ..fields.field import Carry
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
@@ -68,7 +70,14 @@ def make_stepper(
 
 
 def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
-    """Give up the cells of the grid that no camera sees; returns their share. To be done before training."""
+    """Give up the cells of the grid that no camera sees; returns their share. To be done before training.
+
+    An anti-aliased field also learns how wide a pixel typically is.
+    """
+    if isinstance(model.field, AntiAliasedNGP):
+        cameras, middle = scene.cameras, torch.tensor(scene.aabb.low) * 0.5 + torch.tensor(scene.aabb.high) * 0.5
+        distance = torch.linalg.vector_norm(cameras.positions.cpu() - middle, dim=-1)
+        model.field.set_footprint(float((distance * PIXEL_RADIUS / cameras.focal.cpu().prod(-1).sqrt()).median()))
     frusta = scene.cameras.enclosing_pinholes()
     if frusta is None or not model.config.grid.enabled:
         return 0.0
@@ -103,15 +112,20 @@ class Trainer:
             self.model.photos.observe(scene.cameras, scene.aabb)
         if config.photo.depth_weight > 0.0:
             self.model.keypoints = load_keypoints(scene).to(self.device)
-        guided = config.train.draw == "error"
-        self.sampler = PixelSampler(scene, self.device, config.train.seed, pixels=config.data.pixels, guided=guided)
+        train, rays_per_pixel = config.train, config.train.rays_per_pixel
+        if rays_per_pixel > 1 and config.sampling.kind != "grid":
+            raise InputError("train.rays_per_pixel", "1 unless sampling.kind is grid", str(rays_per_pixel))
+        spread = train.pixel_spread or (1.0 if rays_per_pixel > 1 else 0.0)
+        options = {"guided": train.draw == "error", "spread": spread, "radii": config.field.anti_alias}
+        options |= {"rays_per_pixel": rays_per_pixel}
+        self.sampler = PixelSampler(scene, self.device, config.train.seed, pixels=config.data.pixels, **options)
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
         self.stepper = make_stepper(self.model, self.sampler, self.optimizer, stages=stages, team=self.team)
         self._full_sampler: PixelSampler | None = None  # waits while shrunken pictures are trained on
         if config.train.coarse_fraction > 0.0:
             coarse = shrunken(scene, config.train.coarse_downscale)
             self._full_sampler = self.sampler
-            self.sampler = PixelSampler(coarse, self.device, config.train.seed, guided=guided)
+            self.sampler = PixelSampler(coarse, self.device, config.train.seed, **options)
             self.stepper.set_sampler(self.sampler)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0

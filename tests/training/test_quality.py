@@ -1,0 +1,261 @@
+"""The switches of quality: each changes what its name says, none costs anything while it is off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nerfturbo.config import Config, FieldConfig, LossConfig
+from nerfturbo.errors import InputError
+from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.fields import AntiAliasedNGP
+from nerfturbo.ops import composite, use_backend, visibility
+from nerfturbo.ops.ray_losses import RayLossRule, ray_losses
+from nerfturbo.rendering.frame import FrameRenderer
+from nerfturbo.rendering.render import field_functions, volume_rendering
+from nerfturbo.training import Trainer, stages
+from nerfturbo.training.groups import level_decays
+from nerfturbo.training.pixels import pixel_offsets
+
+from ..tiny import ball_scene, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def _reference() -> object:
+    with use_backend("reference"):
+        yield
+
+
+def changed(config: Config, stage: str, **values: object) -> Config:
+    return replace(config, **{stage: replace(getattr(config, stage), **values)})
+
+
+def one_loss(config: Config) -> tuple[Trainer, stages.StepResult]:
+    made = Trainer(config, ball_scene())
+    made.model.grid.update(0, made.model.field.density, all_cells=True)
+    batch = made.sampler.draw(0, 64)
+    background = stages.draw_background(config, 0, 64, made.device)
+    return made, stages.compute_loss(made.model, batch, background, step=0)
+
+
+def test_without_weights_no_regulariser_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a regulariser without weight was computed")
+
+    monkeypatch.setattr(stages, "ray_losses", never)
+    monkeypatch.setattr(stages, "weights_loss", never)
+    one_loss(tiny_config())
+    with pytest.raises(AssertionError, match="without weight"):
+        one_loss(replace(tiny_config(), loss=LossConfig(distortion=1.0)))
+
+
+@pytest.mark.parametrize("draw", ["uniform", "error"])
+def test_regularisers_add_their_own_value(draw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = changed(tiny_config(), "train", draw=draw)
+    rules: list[tuple[RayLossRule, float]] = []
+
+    def watched(raw, samples, rule, **options):
+        value = ray_losses(raw, samples, rule, **options)
+        rules.append((rule, float(value.detach())))
+        return value
+
+    monkeypatch.setattr(stages, "ray_losses", watched)
+    _, plain = one_loss(config)
+    made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.2, sparsity=0.3)))
+    rule, value = rules[0]
+    assert rule == RayLossRule(0.1, 0.2, 0.3, made.model.bounds.aabb.diagonal) and value > 0.0
+    assert float(more.loss.detach()) == pytest.approx(float(plain.loss.detach()) + value, rel=1e-5)
+    assert float(more.mse) == pytest.approx(float(plain.mse), rel=1e-5)
+
+
+def test_any_field_is_regularised() -> None:
+    field = FieldConfig(kind="vanilla", width=16, depth=2, color_depth=1)
+    config = replace(tiny_config(steps=2), field=field)
+    _, plain = one_loss(config)
+    made, more = one_loss(replace(config, loss=LossConfig(0.1, 0.1, 0.1)))
+    assert more.loss > plain.loss
+    more.loss.backward()
+    assert all(parameter.grad is not None for parameter in made.model.parameters())
+
+
+def test_opacity_entropy_makes_rays_decide() -> None:
+    """Trained on nothing else, rays end nearer to 0 or 1 than they began."""
+    doubt = []
+    for weight in (0.0, 1.0):
+        made = Trainer(replace(tiny_config(steps=25), loss=LossConfig(opacity=weight)), ball_scene())
+        made.fit()
+        opacity = made.model.render_rays(made.sampler.draw(0, 256).rays).opacity
+        doubt.append((opacity * (1.0 - opacity)).mean().item())
+    assert doubt[1] < 0.7 * doubt[0]
+
+
+def test_table_decay_is_the_gradient_of_the_mean_square_of_levels() -> None:
+    config = changed(tiny_config(), "optim", table_decay=0.1)
+    made = Trainer(config, ball_scene())
+    (buffer,) = [buffer for buffer in made.optimizer.buffers if buffer.names[0].endswith("table")]
+    layout = made.model.field.encoding.layout
+    table = made.model.field.encoding.table.detach().clone().requires_grad_()
+    loss = sum(table[level.offset : level.offset + level.size].square().mean() for level in layout.levels)
+    (wanted,) = torch.autograd.grad(0.1 * loss, table)
+    decayed = torch.cat([rule.weight_decay * values for values, _, _, rule, _ in buffer.parts()])
+    assert torch.allclose(decayed.view_as(table), wanted, rtol=1e-5, atol=0.0)
+    assert level_decays(made.model, buffer.parameters, 0.0) == ()
+    made.fit()
+    plain = Trainer(tiny_config(), ball_scene())
+    plain.fit()
+    assert made.model.field.encoding.table.square().mean() < 0.9 * plain.model.field.encoding.table.square().mean()
+
+
+def test_levels_of_one_size_share_a_launch() -> None:
+    config = tiny_config()
+    config = replace(config, field=replace(config.field, n_levels=6, max_resolution=64, log2_entries=9))
+    made = Trainer(changed(config, "optim", table_decay=1.0), ball_scene())
+    decays = made.optimizer.buffers[1].decays
+    sizes = [level.size * config.field.n_features for level in made.model.field.encoding.layout.levels]
+    assert [last - first for first, last, _ in decays] == [sizes[0], sum(sizes[1:])]
+    assert [decay for _, _, decay in decays] == [2.0 / sizes[0], 2.0 / sizes[1]]
+
+
+def test_thinning_trains_fewer_samples_of_the_same_rays() -> None:
+    config = tiny_config()
+    _, plain = one_loss(config)
+    _, thinned = one_loss(changed(config, "render", thin=0.3))
+    assert int(thinned.n_marched) == int(plain.n_marched)
+    assert int(thinned.n_rays) == int(plain.n_rays)
+    assert 0 < int(thinned.n_samples) < 0.6 * int(plain.n_samples)
+    vanilla = replace(config, field=FieldConfig(kind="vanilla", width=16, depth=2, color_depth=1))
+    assert int(one_loss(changed(vanilla, "render", thin=0.3))[1].n_samples) < 0.6 * int(plain.n_samples)
+
+
+def test_thinned_training_still_learns() -> None:
+    made = Trainer(changed(tiny_config(steps=50), "render", thin=0.05), ball_scene())
+    losses: list[float] = []
+    made.callbacks.append(lambda _, record: losses.append(record.mse))
+    made.fit()
+    assert sum(losses[-5:]) < 0.4 * sum(losses[:5])
+
+
+def test_pixel_spread_moves_the_rays_of_both_kinds_of_cameras() -> None:
+    centre, spread = (
+        Trainer(changed(tiny_config(), "train", pixel_spread=width), ball_scene()).sampler for width in (0.0, 1.0)
+    )
+    one, other = centre.draw(3, 64), spread.draw(3, 64)
+    assert torch.equal(one.rgba, other.rgba)
+    assert not torch.equal(one.rays.directions, other.rays.directions)
+    assert (one.rays.directions - other.rays.directions).abs().max() < 1.5 * 0.7 / 16
+    spread._pool = None  # as for lenses, whose rays come from `Cameras.rays`
+    assert torch.allclose(spread.draw(3, 64).rays.directions, other.rays.directions, atol=1e-6)
+
+
+def test_pictures_in_finer_steps_and_with_more_rays() -> None:
+    scene, config = ball_scene("test"), tiny_config(steps=25)
+    made = Trainer(config, ball_scene())
+    made.fit()
+    model = made.model.eval()
+    plain = model.render_image(scene.cameras, 0)
+    model.config = changed(changed(config, "render", eval_refine=4), "render", cone_angle=0.1)
+    assert model.settings.render_step_size == pytest.approx(model.grid.step_size / 4)
+    assert model.settings.cone_angle == pytest.approx(0.1 / 4)
+    assert model.training_settings.cone_angle == 0.1 and model.training_settings.render_step_size is None
+    model.config = changed(config, "render", eval_refine=4)
+    fine = model.render_image(scene.cameras, 0)
+    finer = model.config = changed(config, "render", eval_refine=16)
+    limit = model.render_image(scene.cameras, 0)
+    assert (fine.rgb - limit.rgb).abs().mean() < 0.5 * (plain.rgb - limit.rgb).abs().mean()
+    model.config = changed(finer, "render", eval_refine=1, eval_rays=2)
+    parts = [
+        model.render_rays(scene.cameras.looking_past((x, y)).image_rays(0), torch.ones(3))
+        for y in (-0.25, 0.25)
+        for x in (-0.25, 0.25)
+    ]
+    image = model.render_image(scene.cameras, 0)
+    assert torch.allclose(image.rgb.view(-1, 3), sum(part.rgb for part in parts) / 4, atol=1e-4)
+    assert torch.allclose(image.opacity.view(-1), sum(part.opacity for part in parts) / 4, atol=1e-4)
+    model.config = changed(config, "render", eval_rays=0)
+    with pytest.raises(InputError, match=r"render.eval_rays: expected at least 1"):
+        model.render_image(scene.cameras, 0)
+
+
+def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
+    config = changed(tiny_config(steps=20), "field", anti_alias=True)
+    made = Trainer(config, ball_scene())
+    field = made.model.field
+    assert isinstance(field, AntiAliasedNGP)
+    batch = made.sampler.draw(0, 64)
+    plain = made.scene.cameras.rays(batch.rays.camera_indices, *torch.full((2, 64), 8.0))  # through the middle
+    assert batch.rays.pixel_radii is not None and plain.pixel_radii is not None
+    ratio = batch.rays.pixel_radii / plain.pixel_radii
+    assert ratio.min() > 0.8 and ratio.max() <= 1.001  # a pixel at the border is a little further from the eye
+    distance = float(made.scene.cameras.positions[0].norm())
+    typical = float(plain.pixel_radii[0]) * distance * 0.5 / field.unit
+    assert float(field.footprint) == pytest.approx(typical, rel=0.02)
+    before = evaluate(made.model, ball_scene("test"), with_ssim=False).psnr
+    made.fit()
+    assert evaluate(made.model.eval(), ball_scene("test"), with_ssim=False).psnr > before + 1.0
+    wide = replace(batch.rays, pixel_radii=batch.rays.pixel_radii * 1e6)
+    samples = stages.place_samples(made.model, batch.rays, step=0)[0]
+    spread = [field.sample_logits(rays, samples)[:, 3].std().item() for rays in (batch.rays, wide)]
+    assert spread[1] < 0.05 * spread[0]  # all levels gone: the same everywhere
+
+
+def test_anti_aliased_pictures_are_those_of_its_samples() -> None:
+    made = Trainer(changed(tiny_config(steps=20), "field", anti_alias=True), ball_scene())
+    made.fit()
+    model, cameras = made.model.eval(), ball_scene("test").cameras
+    settings, rays = model.settings, cameras.image_rays(0)
+    samples = stages.ray_marching(rays, model.grid, near_plane=settings.near_plane, far_plane=settings.far_plane)
+    keep = model.field.sample_visibility(rays, samples, early_stop_eps=settings.early_stop_eps, alpha_thre=0.0)
+    assert torch.equal(keep, visibility(model.field.sample_density(rays, samples), samples, early_stop_eps=1e-4))
+    logits = model.field.sample_logits(rays, samples)
+    out = composite(torch.exp(logits[:, 3]), torch.sigmoid(logits[:, :3]), samples, early_stop_eps=1e-4)
+    expected = out.rgb + 1.0 - out.opacity[:, None]
+    image = model.render_image(cameras, 0)
+    assert torch.allclose(image.rgb.view(-1, 3), expected, atol=2e-3)
+    frames = FrameRenderer(model.field, model.grid, width=16, height=16, settings=settings, background=torch.ones(3))
+    frame = frames.render(cameras.camera_to_world[0], cameras.focal[0], cameras.center[0])
+    assert torch.allclose(frame.rgb, image.rgb, atol=2e-3)
+
+
+def test_several_rays_share_a_pixel_whatever_their_split() -> None:
+    config = changed(tiny_config(), "train", rays_per_pixel=4)
+    sampler = Trainer(config, ball_scene()).sampler
+    whole = sampler.draw(5, 24)
+    pixels = whole.rgba.view(6, 4, 4)
+    assert torch.equal(pixels, pixels[:, :1].expand(-1, 4, -1))
+    assert (whole.rays.directions.view(6, 4, 3).std(1).amax(-1) > 0.0).all()
+    parts = [sampler.draw(5, 11), sampler.draw(5, 13, first=11)]
+    assert torch.equal(whole.rays.directions, torch.cat([part.rays.directions for part in parts]))
+    assert [pixel_offsets(part).tolist() for part in parts] == [[0, 4, 8, 11], [0, 1, 5, 9, 13]]
+
+
+@pytest.mark.parametrize("kind", ["ngp", "vanilla"])
+def test_the_loss_of_pixels_is_that_of_their_mean_colours(kind: str) -> None:
+    config = changed(tiny_config(), "train", rays_per_pixel=4, loss="mse")
+    if kind == "vanilla":
+        config = replace(config, field=FieldConfig(kind="vanilla", width=16, depth=2, color_depth=1))
+    made = Trainer(config, ball_scene())
+    batch, background = made.sampler.draw(0, 64), torch.rand(64, 3)
+    samples = replace(
+        stages.place_samples(made.model, batch.rays, step=0)[0], n_rays_kept=torch.tensor(42, dtype=torch.int32)
+    )
+    loss, mse = stages.render_and_compare(made.model, batch, samples, background, None)
+    rgb = volume_rendering(field_functions(made.model.field, batch.rays)[1], samples, background=background).rgb
+    target = stages.target_over(batch, background)
+    error = (rgb - target).view(16, 4, 3).mean(1)[:10]  # ray 42 is in the middle of pixel 10
+    assert float(loss) == pytest.approx(float(error.square().mean()), rel=1e-4)
+    assert float(mse) == pytest.approx(float(loss), rel=1e-6)
+    weighed = replace(batch, weights=torch.arange(16.0).repeat_interleave(4))
+    loss, _ = stages.render_and_compare(made.model, weighed, samples, background, None)
+    assert float(loss) == pytest.approx(float((error.square().mean(-1) * torch.arange(10.0)).mean()), rel=1e-4)
+    loss.backward()
+    assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in made.model.parameters())
+
+
+def test_training_pixels_still_learns() -> None:
+    made = Trainer(changed(tiny_config(steps=50), "train", rays_per_pixel=4, draw="error"), ball_scene())
+    losses: list[float] = []
+    made.callbacks.append(lambda _, record: losses.append(record.mse))
+    made.fit()
+    assert sum(losses[-5:]) < 0.4 * sum(losses[:5])
