@@ -93,3 +93,22 @@ def test_real_shapes(dtype: torch.dtype) -> None:
     got = run("triton", inputs.to(dtype), weights, biases, **options)
     half = run("reference", inputs.to(dtype), weights, biases, **options)
     assert_as_good_as_torch(got, half, run("reference", inputs.to(dtype).float(), weights, biases, **options))
+
+
+def test_without_a_gradient_the_values_are_the_same(kernel_device: torch.device) -> None:
+    inputs, weights, biases = make(7, (20, 20, 20, 5), 2, 70, kernel_device)
+    with use_backend("triton"):
+        want = wide_mlp(inputs.requires_grad_(), weights, biases, skip=2)
+        with torch.no_grad():
+            assert torch.equal(wide_mlp(inputs, weights, biases, skip=2), want)
+
+
+@pytest.mark.gpu
+def test_without_a_gradient_no_layer_is_kept() -> None:
+    inputs, weights, biases = make(64, (256,) * 8, None, 1 << 16, torch.device("cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad(), use_backend("triton"):
+        wide_mlp(inputs.half(), weights, biases)
+    layer = (1 << 16) * 256 * 2
+    assert torch.cuda.max_memory_allocated() - before < 3 * layer

@@ -12,6 +12,7 @@ Derivation: docs/ops/mlp.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,23 +92,36 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
+def _layers(
+    inputs: Tensor,
+    parameters: Sequence[Tensor],
+    skip: int | None,
+    relu_last: bool,
+    kept: list[tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """All layers; `kept` takes the input and the padded weight of each, which a backward needs and nobody else."""
+    depth = len(parameters) // 2
+    weights, biases = parameters[:depth], parameters[depth:]
+    hidden = x = _pad(inputs, _aligned(inputs.shape[1]), inputs.dtype)
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if index == skip:
+            hidden = torch.cat([hidden, x], dim=-1)
+        half = _pad(weight, hidden.shape[1], x.dtype)
+        if kept is not None:
+            kept.append((hidden, half))
+        if relu_last or index + 1 < depth:
+            hidden = torch._addmm_activation(bias.to(x.dtype), hidden, half.t())
+        else:
+            hidden = torch.addmm(bias.to(x.dtype), hidden, half.t())
+    return hidden
+
+
 class _WideMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, skip: int | None, relu_last: bool, *parameters: Tensor) -> Tensor:
-        depth = len(parameters) // 2
-        weights, biases = parameters[:depth], parameters[depth:]
-        x = _pad(inputs, _aligned(inputs.shape[1]), inputs.dtype)
-        hidden, seen, halves = x, [], []
-        for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            if index == skip:
-                hidden = torch.cat([hidden, x], dim=-1)
-            half = _pad(weight, hidden.shape[1], x.dtype)
-            seen.append(hidden)
-            halves.append(half)
-            if relu_last or index + 1 < depth:
-                hidden = torch._addmm_activation(bias.to(x.dtype), hidden, half.t())
-            else:
-                hidden = torch.addmm(bias.to(x.dtype), hidden, half.t())
+        weights, kept = parameters[: len(parameters) // 2], []
+        hidden = _layers(inputs, parameters, skip, relu_last, kept)
+        seen, halves = zip(*kept, strict=True)
         ctx.save_for_backward(*seen, hidden if relu_last else None, *halves)
         ctx.skip, ctx.dtypes = skip, [p.dtype for p in parameters]
         ctx.widths = [inputs.shape[1], *(w.shape[1] for w in weights)]
@@ -148,6 +162,8 @@ def wide_mlp(
 ) -> Tensor:
     check_kernel_float(inputs=inputs, **{f"weights[{k}]": w for k, w in enumerate(weights)})
     check_kernel_float(**{f"biases[{k}]": b for k, b in enumerate(biases)})
+    if not torch.is_grad_enabled():  # the grid asks for many points at once, and eight layers of them are a gigabyte
+        return _layers(inputs, [*weights, *biases], skip, relu_last)
     return _WideMlp.apply(inputs, skip, relu_last, *weights, *biases)
 
 
