@@ -77,7 +77,7 @@ class TrainArgs:
     keep: Annotated[int, tyro.conf.arg(metavar="N")] = 2
     """Checkpoints that stay: the newest N, and the one with the best preview."""
     init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
-    """Begin from the trained field of this run folder, checkpoint or safetensors file, with its grid."""
+    """Begin from the trained field of this run folder, checkpoint or safetensors file, or zoo:NAME, with its grid."""
     init_parts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PART")] = ()
     """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], tyro.conf.arg(metavar="LOGGER")] = ()

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from nerfturbo.config import Config
+from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.errors import CheckpointError, InputError
+from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
-from nerfturbo.training.initialise import part_names, save_field
+from nerfturbo.training.initialise import ZOO, part_names, save_field, zoo_names
 
 from ..tiny import ball_scene, tiny_config
 
@@ -111,3 +114,22 @@ def test_wrong_sources_and_parts_are_named(trained: Trainer, tmp_path: Path) -> 
         other.initialise(tmp_path / "broken.safetensors")
     with pytest.raises(InputError, match=r"parts: expected some of encoding.*got 'colour'"):
         other.initialise(trained.save(tmp_path / "saved"), ("colour",))
+
+
+def test_an_entry_of_the_zoo_fits_its_preset_and_knows_its_scene() -> None:
+    assert zoo_names() == ["toybox-cpu"]
+    path = ZOO / "toybox-cpu.safetensors"
+    assert path.stat().st_size < 5_000_000
+    test = builtin_scene("toybox", "test", resolution=40, n_views=1)
+    with use_backend("auto"):
+        trainer = Trainer(preset("ngp-cpu"), builtin_scene("toybox", resolution=40, n_views=2))
+        taken = trainer.initialise("zoo:toybox-cpu")
+        assert taken.grid and set(taken.parts) == set(part_names(trainer.model))
+        assert evaluate(trainer.model, test, with_ssim=False).psnr > 20.0  # a random start has 10; 40 pixels alias
+
+
+def test_the_zoo_names_its_entries_and_their_preset() -> None:
+    with pytest.raises(InputError, match="an entry of the zoo: toybox-cpu"):
+        fresh().initialise("zoo:teapot")
+    with pytest.raises(CheckpointError, match="train with --preset ngp-cpu"):
+        fresh().initialise("zoo:toybox-cpu")
