@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -97,3 +101,12 @@ def test_a_moving_scene_is_learned():
 def test_examples_are_short_and_introduced(path: Path):
     text = path.read_text()
     assert text.startswith('"""') and len(text.splitlines()) <= 120
+
+
+def test_two_processes_do_what_one_does():
+    command = [sys.executable, EXAMPLES / "12_several_processes.py", "--steps", "2", "--rays", "64"]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    difference = float(re.search(r"relative difference (\S+);", done.stdout)[1])
+    assert difference < 1e-5 and "the processes agree: True" in done.stdout
