@@ -10,7 +10,7 @@ HAS_GPU := $(shell { nvidia-smi -L || test -e /dev/nvidia0; } >/dev/null 2>&1 &&
 CONSTRAINTS := $(if $(HAS_GPU),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format pytest wheel-check clean
+.PHONY: help setup demo test lint format docs pytest wheel-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,13 +22,13 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("nerfturbo needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name a newer one: make PYTHON=python3.12 ..." % v[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing nerfturbo and torch ($(if $(HAS_GPU),CUDA,CPU) build) into $(VENV) ..."
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(CONSTRAINTS) -e ".[test,dev]"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(CONSTRAINTS) -e ".[test,dev,docs]"
 	@touch $@
 
 demo: setup  ## train the built-in scene, evaluate it on unseen views, write renders and a report into runs/demo
 	$(BIN)/nerfturbo train --output runs/demo --overwrite
 
-test: lint pytest wheel-check  ## everything CI checks (one part of the suite: make pytest ARGS="-k march")
+test: lint docs pytest wheel-check  ## everything CI checks (one part of the suite: make pytest ARGS="-k march")
 
 lint: setup  ## ruff and pyright
 	$(BIN)/ruff check .
@@ -41,12 +41,15 @@ pytest: setup  ## the test suite alone; options go into ARGS
 wheel-check: setup  ## build the wheel and use it in a clean environment outside the checkout
 	scripts/wheel_check.sh $(BIN)/python $(CONSTRAINTS)
 
+docs: setup  ## build the documentation into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 format: setup  ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv, builds and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .NOTPARALLEL:
