@@ -1,10 +1,10 @@
 """Variants of a preset on views held out of the training pictures: what generalises, and what it costs.
 
     python benchmarks/quality.py lego --preset ngp --seconds 10 --out quality.json \
-        "" "--optim.table-decay 0.1" "--loss.distortion 1e-3 --render.thin 0.02"
-    python benchmarks/quality.py fox --steps 3000 --out thin.json "" "--render.thin 0.02"
+        "" "optim.table-decay=0.1" "loss.distortion=1e-3 render.thin=0.02 field.anti-alias"
+    python benchmarks/quality.py fox --steps 3000 --out thin.json "" "render.thin=0.02"
 
-Each variant is a string of flags on top of the preset ("" for the preset itself). All see every training picture
+Each variant is a string of values on top of the preset ("" for the preset itself). All see every training picture
 but each tenth (`--every`), on which they are scored: the test views are for results, not for choices. With `--seconds`
 every variant trains so long by the clock, with `--steps` so many steps, with `--test` on all training pictures and
 scored on the test views instead. A trained variant is rendered in training's steps, in finer ones and with four rays a
@@ -14,7 +14,6 @@ pixel. Kernels compile before the clock.
 from __future__ import annotations
 
 import argparse
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,8 @@ PICTURES = {"": {}, "refine 2": {"eval_refine": 2}, "refine 4": {"eval_refine": 
 
 def variant(base: Config, flags: str) -> Config:
     """The preset with the flags of one variant."""
-    return parse(Settings, shlex.split(flags), "quality", default=Settings.of(base)).apply(base)
+    words = [part for word in flags.split() for part in f"--{word}".split("=", 1)]
+    return parse(Settings, words, "quality", default=Settings.of(base)).apply(base)
 
 
 def run(config: Config, scenes: tuple[Scene, Scene], device: str, pictures: list[str], views: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def run(config: Config, scenes: tuple[Scene, Scene], device: str, pictures: list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene")
-    parser.add_argument("variants", nargs="*", default=[""], help="flags on top of the preset")
+    parser.add_argument("variants", nargs="*", default=[""], help="values on top of the preset")
     parser.add_argument("--preset", default="auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float)
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--pictures", nargs="*", default=list(PICTURES), choices=list(PICTURES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.test:
         scenes = open_scenes(options.scene, options.downscale)
     else:
