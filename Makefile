@@ -25,8 +25,9 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(CONSTRAINTS) -e ".[test,dev,docs]"
 	@touch $@
 
-demo: setup  ## train the built-in scene, evaluate it on unseen views, write renders and a report into runs/demo
+demo: setup  ## train the built-in scene, evaluate it on unseen views, write renders, a report and a web page into runs/demo
 	$(BIN)/nerfturbo train --output runs/demo --overwrite
+	$(BIN)/nerfturbo export web runs/demo runs/demo/scene.html --overwrite
 
 test: lint docs pytest wheel-check  ## everything CI checks (one part of the suite: make pytest ARGS="-k march")
 

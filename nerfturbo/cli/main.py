@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
     "export cameras": ("export", "cameras", "write the cameras of a run, as they were learned: .json"),
     "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
+    "export web": ("export_web", "main", "write a page that shows a run in any browser, in real time: .html"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
     "tune": ("tune", "main", "find the largest batch that fits and a learning rate, and write a config"),

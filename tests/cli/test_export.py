@@ -44,6 +44,10 @@ def test_every_export_writes_its_file(
         (["points", "RUN", "a.ply", "--points", "0"], "--points"),
         (["grid", "RUN", "a.npy"], "ending in .npz"),
         (["onnx", "RUN", "a.pt"], "ending in .onnx"),
+        (["web", "RUN", "a.txt"], "ending in .html"),
+        (["web", "RUN", "a.html", "--split"], "the name of a folder"),
+        (["web", "RUN", "a.html", "--budget-mb", "0"], "--budget-mb"),
+        (["web", "nowhere", "a.html"], "nowhere: expected a run folder"),
         (["grid", "nowhere", "a.npz"], "nowhere: expected a run folder"),
     ],
 )

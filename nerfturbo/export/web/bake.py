@@ -1,0 +1,244 @@
+"""From a trained model to a baked scene that fits a budget: look, choose a resolution, ask the field, tune, score."""
+
+from __future__ import annotations
+
+import math
+import time as clock
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...data.cameras import Cameras
+from ...data.scene import Scene
+from ...errors import InputError
+from ...evaluation.evaluate import choose_views, truth_image
+from ...evaluation.metrics import mean_psnr, psnr
+from ...rendering.model import NerfModel
+from ...sampling.crop import occupied_box
+from .baked import Baked
+from .distil import first_values
+from .lattice import Lattice, SparseBlocks
+from .pack import Chunk, pack
+from .reference import render_page
+from .shading import N_BASE
+from .teacher import SeenCells, ask_field, on_coarser, pixel_rays, pixel_size
+from .tune import TuneSettings, tune
+
+PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
+MAX_CELLS = 1 << 11  # per axis
+LEAST_CELLS = 24
+PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
+SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BakeSettings:
+    """What a page may cost, in bytes of its file and in seconds of fine-tuning; None: what suits the device."""
+
+    budget_bytes: float
+    bytes_per_byte: float = 1.0  # of the file, for one of data: 4 / 3 in base64
+    tune_seconds: float | None = None
+    tune_steps: int | None = None
+    n_rays: int | None = None
+    time: float | None = None
+    lr: float = 1e-2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Score:
+    """Means over views, in dB; None where there was nothing to compare with."""
+
+    against_field: float
+    against_photos: float | None
+    field_against_photos: float | None
+    views: int
+    steps_per_pixel: float
+    fetches_per_pixel: float
+
+
+@dataclass(frozen=True)
+class BakeResult:
+    """A scene ready for its page."""
+
+    baked: Baked
+    chunks: tuple[Chunk, ...]
+    seconds: dict[str, float]  # by part of the work
+    tune_steps: int
+    losses: tuple[float, ...] = ()  # of fine-tuning
+    first_bytes: float = 0.0  # what the values before it took
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(len(chunk.content) for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """What suits a device."""
+
+    n_rays: int
+    tune_rays: int
+    tune_steps: int
+    tune_seconds: float
+
+
+_PACES = {"cpu": _Pace(1 << 18, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 1 << 15, 6000, 30.0)}
+
+
+def bake(
+    model: NerfModel,
+    cameras: Cameras,
+    settings: BakeSettings,
+    *,
+    say: Say = lambda text: None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> BakeResult:
+    """Bake the scene as the training cameras see it."""
+    pace = _PACES.get(model.device.type, _PACES["cuda"])
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, since: float) -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        now = clock.perf_counter()
+        seconds[name] = seconds.get(name, 0.0) + now - since
+        return now
+
+    start = clock.perf_counter()
+    say("looking at the scene from its training cameras")
+    finest = _finest_lattice(model, cameras, settings)
+    n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
+    pool, cells = ask_field(model, cameras, finest, n_rays, time=settings.time, seed=settings.seed, progress=progress)
+    start = timed("look", start)
+    say("asking the field")
+    blocks, values, first_bytes = _within_budget(model, cameras, settings, finest, cells)
+    start = timed("ask", start)
+    say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")
+    limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
+    chosen = TuneSettings(
+        settings.tune_steps or pace.tune_steps, pace.tune_rays, limit, lr=settings.lr, seed=settings.seed
+    )
+    result = tune(blocks, values, pool, chosen, cone_angle=_cone_angle(finest), progress=progress)
+    start = timed("tune", start)
+    say("packing")
+    baked = Baked.of(blocks, values, result.network, model.bounds.near)
+    baked, chunks = _packed(baked, settings)
+    timed("pack", start)
+    return BakeResult(baked, tuple(chunks), seconds, result.steps, result.losses, first_bytes)
+
+
+def _cone_angle(lattice: Lattice) -> float:
+    """Steps that grow with distance about as the cells of coarser levels do."""
+    return 0.0 if lattice.levels == 1 else lattice.voxel / max(lattice.half)
+
+
+@torch.no_grad()
+def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) -> Lattice:
+    """Over what is occupied, with cells a little smaller than the pixels of the training pictures."""
+    levels = model.grid.config.levels
+    box = occupied_box(model.grid) if levels == 1 else model.grid.aabb
+    if box is None:
+        raise InputError(
+            "the run", "an occupied part of the scene", "an occupancy grid that is empty", "train it longer"
+        )
+    device, n = model.device, 4096
+    moved = cameras.to(device)
+    generator = torch.Generator().manual_seed(settings.seed)
+    views = torch.randint(len(cameras), (n,), generator=generator).to(device)
+    pixels = (torch.rand(n, generator=generator).to(device) * moved.size.prod(-1)[views]).long()
+    rays = pixel_rays(moved, views, pixels, settings.time)
+    out = model.render_rays(rays)
+    points = rays.origins + rays.directions * out.depth[:, None]
+    low, high = box.tensor(device)
+    solid = (out.opacity > 0.5) & ((points >= low) & (points <= high)).all(-1)
+    where = points[solid] if bool(solid.any()) else torch.tensor([box.center], device=device)
+    voxel = PIXELS_PER_CELL * pixel_size(moved, where)
+    longest = max(box.size)
+    return Lattice.around(box, min(max(voxel, longest / MAX_CELLS), longest / LEAST_CELLS), levels)
+
+
+def _within_budget(
+    model: NerfModel, cameras: Cameras, settings: BakeSettings, finest: Lattice, cells: SeenCells
+) -> tuple[SparseBlocks, Tensor, float]:
+    """The finest blocks whose first values fit, and their size, with features unless the budget is too small."""
+    lattice, seen, features = finest, cells, True
+    while True:
+        blocks = SparseBlocks.of_cells(lattice, seen.keys, seen.light)
+        values = first_values(model.field, cameras, blocks, time=settings.time, features=features)
+        plain = Baked.of(blocks, values, None, 0.0)
+        size = _file_bytes(pack(plain, level=1), settings)
+        if size <= SLACK * settings.budget_bytes or max(lattice.cells) <= LEAST_CELLS:
+            return blocks, values, size / settings.bytes_per_byte
+        shrink = math.sqrt(0.97 * SLACK * settings.budget_bytes / size)
+        if features and finest.voxel / lattice.voxel * shrink < PLAIN_BELOW:
+            features = False
+            continue
+        lattice = Lattice.around(finest.box, lattice.voxel / shrink, finest.levels)
+        seen = on_coarser(cells, finest, lattice)
+
+
+def _file_bytes(chunks: list[Chunk], settings: BakeSettings) -> float:
+    return sum(len(chunk.content) for chunk in chunks) * settings.bytes_per_byte
+
+
+def _packed(baked: Baked, settings: BakeSettings) -> tuple[Baked, list[Chunk]]:
+    """Pack; where that is too large after all, features and then colours lose their lowest bits."""
+    chunks = pack(baked)
+    features, colors = slice(N_BASE, None), slice(0, 3)
+    for channels, bits in ((features, 7), (features, 6), (features, 5), (colors, 7), (features, 4), (colors, 6)):
+        if _file_bytes(chunks, settings) <= settings.budget_bytes:
+            break
+        values, unit = baked.values.clone(), 1 << (8 - bits)
+        rounded = (values[:, channels].int() + unit // 2) // unit * unit
+        values[:, channels] = rounded.clamp(max=256 - unit).to(torch.uint8)
+        baked = Baked(baked.blocks, values, baked.network, baked.near)
+        chunks = pack(baked)
+    return baked, chunks
+
+
+@torch.no_grad()
+def score(
+    model: NerfModel,
+    baked: Baked,
+    scene: Scene,
+    *,
+    views: int = 10,
+    time: float | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Score:
+    """How close the page's pictures of test views come to the field's own and to the photos, as rounded to bytes."""
+    chosen = choose_views(len(scene), views)
+    ours, photos, theirs, steps, fetches = [], [], [], [], []
+    for done, index in enumerate(chosen):
+        page = render_page(baked, scene.cameras, index)
+        field = model.render_image(scene.cameras, index).rgb.clamp(0.0, 1.0)
+        rgb = (page.rgb * 255.0).round() / 255.0
+        counts = scene.used_pixels(index)
+        counts = None if counts is None else counts.to(model.device)
+        truth = truth_image(scene, index).to(model.device)
+        ours.append(psnr(rgb, field, counts))
+        photos.append(psnr(rgb, truth, counts))
+        theirs.append(psnr(field, truth, counts))
+        steps.append(float(page.steps.float().mean()))
+        fetches.append(float(page.fetches.float().mean()))
+        progress((done + 1) / len(chosen))
+    return Score(
+        mean_psnr(ours),
+        mean_psnr(photos),
+        mean_psnr(theirs),
+        len(chosen),
+        sum(steps) / len(steps),
+        sum(fetches) / len(fetches),
+    )
+
+
+def views_to_score(scene: Scene, device: torch.device) -> int:
+    """Ten views; on a CPU as many as take some seconds, at least one."""
+    if device.type != "cpu":
+        return 10
+    pixels = int(scene.cameras.size[0].prod())
+    return max(1, min(10, (1 << 18) // pixels))

@@ -1,0 +1,242 @@
+"""Where the texels of a baked scene lie: nested lattices of cells, cut into blocks of which only some exist.
+
+Level l covers the box scaled by 2^l about its centre with cells of size voxel * 2^l; a point belongs to the finest
+level that holds it, as in the occupancy grid. So cells grow with distance, as in a contraction, but every cell is a
+cube of the world and rays stay straight. A block has 8 texels and 7 cells a side: neighbours share a layer, so that
+hardware filters never look outside a block. A scene without an end has several levels, an object one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...types import Aabb
+
+BLOCK = 8  # texels along a side of a block
+CELLS = BLOCK - 1
+TEXELS = BLOCK**3
+MAX_SKIP = 255  # blocks
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """`blocks` per axis and level; the same for every level.
+
+    >>> lattice = Lattice((0.0, 0.0, 0.0), 0.5, (1, 1, 1), levels=2)
+    >>> lattice.half, lattice.level_of(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 2.0], [9.0, 0.0, 0.0]])).tolist()
+    ((1.75, 1.75, 1.75), [0, 1, 2])
+    """
+
+    center: tuple[float, float, float]
+    voxel: float  # size of a cell of level 0
+    blocks: tuple[int, int, int]  # x, y, z
+    levels: int = 1
+
+    @classmethod
+    def around(cls, box: Aabb, voxel: float, levels: int = 1) -> Lattice:
+        """The smallest whole number of blocks over the box."""
+        x, y, z = (max(1, math.ceil(size / (voxel * CELLS) - 1e-6)) for size in box.size)
+        return cls(box.center, voxel, (x, y, z), levels)
+
+    @property
+    def half(self) -> tuple[float, float, float]:
+        """Half the extent of level 0."""
+        x, y, z = (n * CELLS * self.voxel * 0.5 for n in self.blocks)
+        return x, y, z
+
+    @property
+    def cells(self) -> tuple[int, int, int]:
+        x, y, z = (n * CELLS for n in self.blocks)
+        return x, y, z
+
+    @property
+    def box(self) -> Aabb:
+        """Of level 0."""
+        low = tuple(c - h for c, h in zip(self.center, self.half, strict=True))
+        high = tuple(c + h for c, h in zip(self.center, self.half, strict=True))
+        return Aabb(low, high)  # type: ignore[arg-type]
+
+    def level_of(self, positions: Tensor) -> Tensor:
+        """(n,) int64 for positions (n, 3); `levels` where they lie outside."""
+        size = ((positions - positions.new_tensor(self.center)) / positions.new_tensor(self.half)).abs().amax(-1)
+        level = torch.log2(size.clamp_min(1.0)).ceil().long()
+        return torch.where(level < self.levels, level, self.levels)
+
+    def coordinates(self, positions: Tensor, level: Tensor) -> Tensor:
+        """(n, 3): positions in cells of their level, from its low corner."""
+        scale = torch.pow(2.0, level.to(positions.dtype))[:, None]
+        half = positions.new_tensor(self.half)
+        return ((positions - positions.new_tensor(self.center)) / scale + half) / self.voxel
+
+    def cell_keys(self, positions: Tensor) -> Tensor:
+        """(m,) int64, m <= n: the cells in which positions (n, 3) lie; those outside are left out."""
+        level = self.level_of(positions)
+        inside = (level < self.levels).nonzero()[:, 0]
+        level = level[inside]
+        cell = self.coordinates(positions[inside], level).long()
+        cell = torch.minimum(cell.clamp_min(0), cell.new_tensor(self.cells) - 1)
+        return self._keys(level, cell, self.cells)
+
+    def split_cells(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """(n,) levels and (n, 3) cells of keys."""
+        return _split(keys, self.cells)
+
+    def vertex_keys(self, level: Tensor, vertex: Tensor) -> Tensor:
+        """(n,) int64 of vertices (n, 3): corners of cells, one more per axis than there are cells."""
+        return self._keys(level, vertex, self._vertices)
+
+    def vertex_positions(self, keys: Tensor) -> Tensor:
+        """(n, 3) float32 in the world."""
+        level, vertex = _split(keys, self._vertices)
+        unit = vertex * self.voxel - torch.tensor(self.half, device=keys.device)
+        return torch.tensor(self.center, device=keys.device) + unit * torch.pow(2.0, level.float())[:, None]
+
+    @property
+    def _vertices(self) -> tuple[int, int, int]:
+        x, y, z = self.cells
+        return x + 1, y + 1, z + 1
+
+    @staticmethod
+    def _keys(level: Tensor, place: Tensor, counts: tuple[int, int, int]) -> Tensor:
+        nx, ny, nz = counts
+        return ((level * nz + place[:, 2]) * ny + place[:, 1]) * nx + place[:, 0]
+
+
+def _split(keys: Tensor, counts: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    nx, ny, nz = counts
+    place = torch.stack([keys % nx, keys // nx % ny, keys // (nx * ny) % nz], dim=-1)
+    return keys // (nx * ny * nz), place
+
+
+@dataclass(frozen=True)
+class SparseBlocks:
+    """The blocks that exist, in the order in which a page loads them, and the vertices they hold.
+
+    A vertex is stored once, by the first block that holds it, and vertices are numbered in the order of that block and
+    of their texel in it: what a page needs for its first blocks comes first. Vertex `n_vertices` stands for all that
+    are not kept: empty.
+    """
+
+    lattice: Lattice
+    blocks: Tensor  # (n_blocks, 4) int64: x, y, z, level
+    texels: Tensor  # (n_blocks, 512) int32: the vertex of each texel, x fastest
+    vertices: Tensor  # (n_vertices,) int64 keys
+    owners: Tensor  # (n_vertices,) int64: block * 512 + texel where the vertex is stored
+    slots: Tensor  # (levels, z, y, x) int32: number of the block, -1 where there is none
+
+    @property
+    def n_blocks(self) -> int:
+        return self.blocks.shape[0]
+
+    @property
+    def n_vertices(self) -> int:
+        return self.vertices.shape[0]
+
+    @classmethod
+    def of_cells(cls, lattice: Lattice, cells: Tensor, importance: Tensor | None = None) -> SparseBlocks:
+        """Of the cells (n,) with these keys, each once; blocks of greater importance, summed over their cells (n,),
+        come first."""
+        level, cell = lattice.split_cells(cells)
+        nx, ny, nz = lattice.blocks
+        block = cell // CELLS
+        flat = ((level * nz + block[:, 2]) * ny + block[:, 1]) * nx + block[:, 0]
+        found, member = torch.unique(flat, return_inverse=True)
+        weight = torch.ones_like(cells, dtype=torch.float32) if importance is None else importance
+        total = torch.zeros(found.shape[0], device=cells.device).index_add_(0, member, weight)
+        order = torch.argsort(total, descending=True, stable=True)
+        found = found[order]
+        slots = torch.full((lattice.levels * nz * ny * nx,), -1, dtype=torch.int32, device=cells.device)
+        slots[found] = torch.arange(found.shape[0], dtype=torch.int32, device=cells.device)
+        level_of_block, place = _split(found, lattice.blocks)
+        blocks = torch.cat([place, level_of_block[:, None]], dim=1)
+        corners = _corner_offsets(cells.device)
+        kept = torch.cat([lattice.vertex_keys(level, cell + offset) for offset in corners]).unique()
+        owners, texels = _owners(lattice, blocks, kept)
+        order = torch.argsort(owners)
+        renumber = torch.empty(kept.shape[0] + 1, dtype=torch.int32, device=cells.device)
+        renumber[order] = torch.arange(kept.shape[0], dtype=torch.int32, device=cells.device)
+        renumber[-1] = kept.shape[0]
+        return cls(
+            lattice,
+            blocks,
+            renumber[texels.long()],
+            kept[order],
+            owners[order],
+            slots.view(lattice.levels, nz, ny, nx),
+        )
+
+    def gather(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, 8) int64 vertices around positions (n, 3) and their trilinear weights; empty outside of the blocks."""
+        lattice = self.lattice
+        level = lattice.level_of(positions)
+        inside = level < lattice.levels
+        level = level.clamp(max=lattice.levels - 1)
+        place = lattice.coordinates(positions, level)
+        block = (place / CELLS).long().clamp_min(0)
+        block = torch.minimum(block, block.new_tensor(lattice.blocks) - 1)
+        slot = self.slots[level, block[:, 2], block[:, 1], block[:, 0]].long()
+        inside &= slot >= 0
+        local = (place - block * CELLS).clamp(0.0, float(CELLS))
+        cell = local.long().clamp(max=CELLS - 1)
+        part = local - cell
+        x, y, z = ((1.0 - part[:, axis], part[:, axis]) for axis in range(3))
+        first = slot.clamp_min(0) * TEXELS + (cell[:, 2] * BLOCK + cell[:, 1]) * BLOCK + cell[:, 0]
+        flat = self.texels.view(-1)
+        ids, weights = [], []
+        for dx, dy, dz in _CORNERS:
+            found = flat[first + ((dz * BLOCK + dy) * BLOCK + dx)].long()
+            ids.append(torch.where(inside, found, self.n_vertices))
+            weights.append(x[dx] * y[dy] * z[dz])
+        return torch.stack(ids, dim=1), torch.stack(weights, dim=1)
+
+    def skips(self) -> Tensor:
+        """(levels, z, y, x) uint8: 0 for a block that exists, else d: no block of this level exists nearer than d along
+        any axis, so that a ray may leap to the border of that cube. It must not leap into a finer level."""
+        return torch.stack([_distances(full) for full in self.slots >= 0])
+
+
+_CORNERS = tuple((dx, dy, dz) for dz in (0, 1) for dy in (0, 1) for dx in (0, 1))
+
+
+def _corner_offsets(device: torch.device) -> Tensor:
+    return torch.tensor(_CORNERS, device=device)
+
+
+def _owners(lattice: Lattice, blocks: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """For sorted vertex keys: block * 512 + texel of the first block that holds each; and (n_blocks, 512) positions in
+    `kept` of every texel, its length where a texel is not kept."""
+    local = torch.stack(
+        torch.meshgrid(*[torch.arange(BLOCK, device=blocks.device)] * 3, indexing="ij")[::-1], dim=-1
+    ).view(-1, 3)
+    n = kept.shape[0]
+    texels = torch.full((blocks.shape[0], TEXELS), n, dtype=torch.int32, device=blocks.device)
+    owners = torch.full((n,), blocks.shape[0] * TEXELS, dtype=torch.int64, device=blocks.device)
+    chunk = 4096
+    for first in range(0, blocks.shape[0], chunk):
+        part = blocks[first : first + chunk]
+        vertex = part[:, None, :3] * CELLS + local
+        keys = lattice.vertex_keys(part[:, None, 3].expand(-1, TEXELS).reshape(-1), vertex.view(-1, 3))
+        found = torch.searchsorted(kept, keys).clamp(max=n - 1)
+        here = kept[found] == keys
+        texels[first : first + chunk] = torch.where(here, found, n).to(torch.int32).view(-1, TEXELS)
+        place = torch.arange(first * TEXELS, first * TEXELS + keys.shape[0], device=blocks.device)
+        owners.scatter_reduce_(0, found[here], place[here], "amin")
+    return owners, texels
+
+
+def _distances(full: Tensor) -> Tensor:
+    """uint8 (z, y, x): Chebyshev distance to the nearest full block, at most 255, which also says: none at all."""
+    distance = torch.full(full.shape, MAX_SKIP, dtype=torch.uint8, device=full.device)
+    reached = full.clone()
+    distance[reached] = 0
+    for step in range(1, MAX_SKIP):
+        if bool(reached.all()) or not bool(full.any()):
+            break
+        grown = torch.nn.functional.max_pool3d(reached[None, None].float(), 3, stride=1, padding=1)[0, 0] > 0.0
+        distance[grown & ~reached] = step
+        reached = grown
+    return distance

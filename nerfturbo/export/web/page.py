@@ -1,0 +1,178 @@
+"""The page itself: the modules in `page/`, a scene's header and its chunks, in one file or in a folder.
+
+In one file the modules are wrapped into functions, because browsers load no modules beside a page that was opened from
+a disk; the script stands before the chunks and draws while they still arrive. Nothing is fetched from anywhere else:
+the page's own policy (Content-Security-Policy) forbids it.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...data.cameras import Cameras
+from ...errors import InputError
+from ...evaluation.run_folder import finite
+from .bake import BakeResult, Score
+from .pack import Chunk, header
+
+MODULES = (
+    "camera.js",
+    "controls.js",
+    "loader.js",
+    "shader.glsl.js",
+    "renderer.js",
+    "pace.js",
+    "ui.js",
+    "main.js",
+)  # each after those it imports
+DATA_FOLDER = "data"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {script}; connect-src {connect}"
+)
+_IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) )(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class PageFacts:
+    """What the page says of its scene."""
+
+    name: str
+    score: Score | None
+    seconds: float  # of baking
+
+
+def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFacts, *, split: bool = False) -> int:
+    """Write the page, whole or not at all, and return the bytes of all its files. With `split`, `path` is a folder."""
+    scene = header(result.baked) | {
+        "chunks": [chunk.describe() for chunk in result.chunks],
+        "camera": _first_view(result, cameras),
+        "folder": DATA_FOLDER if split else None,
+    }
+    told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
+    others = sum(len(chunk.content) for chunk in result.chunks) + _module_bytes() if split else 0
+    size = 0
+    for _ in range(3):  # the page says how large it is, which makes it a few digits larger
+        page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, split=split)
+        size = len(page) + others
+    if split:
+        _write_folder(path, page, result.chunks)  # type: ignore[possibly-undefined]
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(page)  # type: ignore[possibly-undefined]
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return size
+
+
+def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], *, split: bool = False) -> bytes:
+    """index.html with everything that belongs into it."""
+    # "<" is escaped so that no text of the scene can end the script element it stands in.
+    blob = json.dumps(finite(scene), allow_nan=False).replace("<", "\\u003c")
+    policy = _POLICY.format(
+        script="'self' 'unsafe-inline'" if split else "'unsafe-inline'", connect="'self'" if split else "'none'"
+    )
+    scripts = '<script type="module" src="main.js"></script>' if split else f"<script>\n{bundle()}</script>"
+    inline = [] if split else [_element(index, chunk) for index, chunk in enumerate(chunks)]
+    parts = {
+        "/*POLICY*/": policy,
+        "/*TITLE*/": html.escape(scene["facts"]["name"]),
+        "/*STYLE*/": _source("style.css"),
+        "/*SCENE*/": blob,
+        "/*SCRIPTS*/": scripts,
+        "/*CHUNKS*/": "\n".join(inline),
+    }
+    rest, pieces = _source("index.html"), []
+    for mark, text in parts.items():  # in the order in which they stand in the page, so that no text is searched
+        before, _, rest = rest.partition(mark)
+        pieces += [before, text]
+    return "".join([*pieces, rest]).encode("utf-8")
+
+
+def bundle() -> str:
+    """All modules as one script: each a function of its own that returns what it exports."""
+    lines = ['"use strict";', "const modules = {};"]
+    for name in MODULES:
+        source = _source(name)
+        exported = [match.group(2) for match in _EXPORT.finditer(source)]
+        source = _IMPORT.sub(lambda match: f'const {{{match.group(1)}}} = modules["{match.group(2)}"];\n', source)
+        source = _EXPORT.sub(r"\1\2", source)
+        lines += [f'modules["{name}"] = (() => {{', source + f"return {{ {', '.join(exported)} }};", "})();"]
+    return "\n".join(["(() => {", *lines, "})();", ""])
+
+
+def room_for_data(budget_bytes: float) -> float:
+    """What is left of a budget when the page's own text is in it, and a header with a network."""
+    return budget_bytes - len(bundle()) - len(_source("index.html")) - len(_source("style.css")) - 20_000
+
+
+def check_page_path(path: Path, *, split: bool) -> None:
+    """Refuse what could not be written, before any work is done."""
+    if split and path.suffix:
+        raise InputError(str(path), "the name of a folder, because of --split", f"one ending in {path.suffix}")
+    if not split and path.suffix.lower() not in (".html", ".htm"):
+        hint = "--split writes a folder"
+        raise InputError(str(path), "a file ending in .html", repr(path.suffix), hint)
+
+
+def _element(index: int, chunk: Chunk) -> str:
+    text = base64.b64encode(chunk.content).decode("ascii")
+    mark = f'<i id="chunk-{index}-end" hidden></i>'
+    return f'<script type="application/octet-stream" id="chunk-{index}">{text}</script>{mark}'
+
+
+def _write_folder(path: Path, page: bytes, chunks: Sequence[Chunk]) -> None:
+    """A folder beside its place, then moved there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        (temporary / DATA_FOLDER).mkdir(parents=True)
+        (temporary / "index.html").write_bytes(page)
+        for name in MODULES:
+            (temporary / name).write_text(_source(name), encoding="utf-8")
+        for index, chunk in enumerate(chunks):
+            (temporary / DATA_FOLDER / f"chunk-{index:03d}.bin").write_bytes(chunk.content)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
+    """The first training camera, turned upright, looking at the middle of the scene or at least past it."""
+    lattice = result.baked.blocks.lattice
+    eye = cameras.positions[0].double().cpu()
+    forward = cameras.forward[0].double().cpu()
+    center = eye.new_tensor(lattice.center)
+    radius = lattice.box.diagonal * 0.5
+    ahead = max(float((center - eye) @ forward), 0.1 * radius)
+    focal, size = cameras.focal[0].mean().item(), int(cameras.size[0].min())
+    return {
+        "eye": eye.tolist(),
+        "target": (eye + forward * ahead).tolist(),
+        "fieldOfView": 2.0 * math.atan(0.5 * size / focal),
+        "radius": radius,
+    }
+
+
+def _module_bytes() -> int:
+    return sum(len(_source(name).encode("utf-8")) for name in MODULES)
+
+
+def _source(name: str) -> str:
+    return (files("nerfturbo.export.web") / "page" / name).read_text(encoding="utf-8")

@@ -1,0 +1,139 @@
+// WebGL2: textures of blocks, one program, pictures of any size.
+
+import { asMatrices, fragmentShader, vertexShader } from "./shader.glsl.js";
+import { SceneError } from "./loader.js";
+
+const BLOCK = 8;
+
+export class Renderer {
+  constructor(canvas, scene, atlas) {
+    const options = { antialias: false, alpha: false, depth: false, stencil: false, powerPreference: "high-performance" };
+    const gl = canvas.getContext("webgl2", options);
+    if (!gl) throw new SceneError("no WebGL2");
+    this.gl = gl;
+    this.scene = scene;
+    this.atlas = atlas;
+    this.shaded = false;
+    this.checkSizes();
+    this.program = this.compile();
+    gl.useProgram(this.program);
+    gl.bindVertexArray(gl.createVertexArray());
+    this.places = new Map();
+    const integers = [gl.TEXTURE_3D, 1, gl.RGBA8UI, scene.blocks[0], scene.blocks[1], scene.blocks[2] * scene.levels];
+    const texels = atlas.map((blocks) => blocks * BLOCK);
+    this.textures = { blocks: this.texture(0, integers, gl.NEAREST) };
+    for (const [unit, name] of [[1, "base"], [2, "features"]]) {
+      const size = name === "base" || scene.network ? texels : [1, 1, 1];
+      this.textures[name] = this.texture(unit, [gl.TEXTURE_3D, 1, gl.RGBA8, ...size], gl.LINEAR);
+    }
+    if (gl.getError() === gl.OUT_OF_MEMORY) throw new SceneError("this device has too little graphics memory for the scene");
+    ["blocks", "base", "features"].forEach((name, unit) => gl.uniform1i(this.at(name), unit));
+    gl.uniform3fv(this.at("center"), scene.center);
+    gl.uniform3fv(this.at("extent"), scene.blocks.map((blocks) => blocks * 7 * scene.voxel * 0.5));
+    gl.uniform3fv(this.at("atlas"), texels);
+    gl.uniform3iv(this.at("counts"), scene.blocks);
+    if (scene.network) {
+      const outputs = { first: 16, second: 16, third: 3 };
+      Object.entries(outputs).forEach(([name, n], i) => {
+        gl.uniformMatrix4fv(this.at(name), false, asMatrices(scene.network[i], n));
+      });
+    }
+  }
+
+  checkSizes() {
+    const largest = this.gl.getParameter(this.gl.MAX_3D_TEXTURE_SIZE);
+    const [x, y, z] = this.scene.blocks;
+    const needed = Math.max(x, y, z * this.scene.levels, ...this.atlas.map((blocks) => blocks * BLOCK));
+    if (needed > largest) {
+      throw new SceneError(`this device takes 3D textures of ${largest} texels a side, the scene needs ${needed}; export it with a smaller --budget-mb`);
+    }
+  }
+
+  compile() {
+    const { gl } = this;
+    const program = gl.createProgram();
+    for (const [kind, source] of [[gl.VERTEX_SHADER, vertexShader], [gl.FRAGMENT_SHADER, fragmentShader(this.scene)]]) {
+      const shader = gl.createShader(kind);
+      gl.shaderSource(shader, source);
+      gl.compileShader(shader);
+      gl.attachShader(program, shader);
+    }
+    gl.linkProgram(program);
+    if (!gl.getProgramParameter(program, gl.LINK_STATUS)) {
+      const logs = gl.getAttachedShaders(program).map((shader) => gl.getShaderInfoLog(shader));
+      throw new SceneError(`the graphics driver refuses the shader: ${[gl.getProgramInfoLog(program), ...logs].join(" ").trim()}`);
+    }
+    return program;
+  }
+
+  texture(unit, storage, filter) {
+    const { gl } = this;
+    gl.activeTexture(gl.TEXTURE0 + unit);
+    const texture = gl.createTexture();
+    gl.bindTexture(gl.TEXTURE_3D, texture);
+    gl.texStorage3D(...storage);
+    for (const axis of ["S", "T", "R"]) gl.texParameteri(gl.TEXTURE_3D, gl[`TEXTURE_WRAP_${axis}`], gl.CLAMP_TO_EDGE);
+    gl.texParameteri(gl.TEXTURE_3D, gl.TEXTURE_MIN_FILTER, filter);
+    gl.texParameteri(gl.TEXTURE_3D, gl.TEXTURE_MAG_FILTER, filter);
+    return texture;
+  }
+
+  at(name) {
+    if (!this.places.has(name)) this.places.set(name, this.gl.getUniformLocation(this.program, name));
+    return this.places.get(name);
+  }
+
+  setIndex(content) {
+    const { gl } = this;
+    const [x, y, z] = this.scene.blocks;
+    gl.activeTexture(gl.TEXTURE0);
+    gl.texSubImage3D(gl.TEXTURE_3D, 0, 0, 0, 0, x, y, z * this.scene.levels, gl.RGBA_INTEGER, gl.UNSIGNED_BYTE, content);
+  }
+
+  // Blocks first..last of `texels`, which holds all of them one after the other.
+  setTexels(kind, texels, blocks, first, last) {
+    const { gl } = this;
+    gl.activeTexture(kind === "base" ? gl.TEXTURE1 : gl.TEXTURE2);
+    for (let slot = first; slot < last; slot++) {
+      const [x, y, z] = blocks.place(slot).map((at) => at * BLOCK);
+      gl.texSubImage3D(gl.TEXTURE_3D, 0, x, y, z, BLOCK, BLOCK, BLOCK, gl.RGBA, gl.UNSIGNED_BYTE, texels, slot * 2048);
+    }
+  }
+
+  // view: {eye, axes, lens, width, height}; look: {background, depth, depthRange}
+  draw(view, look) {
+    const { gl } = this;
+    gl.viewport(0, 0, view.width, view.height);
+    gl.uniform3fv(this.at("eye"), view.eye);
+    gl.uniformMatrix3fv(this.at("axes"), false, view.axes.flat());
+    gl.uniform4fv(this.at("lens"), view.lens);
+    gl.uniform1f(this.at("height"), view.height);
+    gl.uniform3fv(this.at("background"), look.background);
+    gl.uniform1i(this.at("view"), look.depth ? 1 : 0);
+    gl.uniform2fv(this.at("depthRange"), look.depthRange);
+    gl.uniform1i(this.at("shaded"), this.shaded ? 1 : 0);
+    gl.drawArrays(gl.TRIANGLES, 0, 3);
+  }
+
+  // The same picture off screen: bytes, four per pixel, the top row first.
+  pixels(view, look) {
+    const { gl } = this;
+    const target = gl.createTexture();
+    gl.activeTexture(gl.TEXTURE3);
+    gl.bindTexture(gl.TEXTURE_2D, target);
+    gl.texStorage2D(gl.TEXTURE_2D, 1, gl.RGBA8, view.width, view.height);
+    const frame = gl.createFramebuffer();
+    gl.bindFramebuffer(gl.FRAMEBUFFER, frame);
+    gl.framebufferTexture2D(gl.FRAMEBUFFER, gl.COLOR_ATTACHMENT0, gl.TEXTURE_2D, target, 0);
+    this.draw(view, look);
+    const row = view.width * 4;
+    const read = new Uint8Array(row * view.height);
+    gl.readPixels(0, 0, view.width, view.height, gl.RGBA, gl.UNSIGNED_BYTE, read);
+    gl.bindFramebuffer(gl.FRAMEBUFFER, null);
+    gl.deleteFramebuffer(frame);
+    gl.deleteTexture(target);
+    const result = new Uint8Array(read.length);
+    for (let y = 0; y < view.height; y++) result.set(read.subarray(y * row, (y + 1) * row), (view.height - 1 - y) * row);
+    return result;
+  }
+}

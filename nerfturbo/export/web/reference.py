@@ -1,0 +1,144 @@
+"""What the page's shader computes, in torch, step by step: `page/shader.glsl.js` with rows for pixels.
+
+A ray walks from the near plane through the levels. In a block that exists it takes a filtered sample and goes half a
+cell on; else it leaps over the cube of blocks that are known to be empty, but not into a finer level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...data.cameras import Cameras
+from ...data.conventions import PIXEL_CENTER
+from .baked import Baked
+from .density import decode_density
+from .lattice import CELLS, Lattice
+from .shading import N_BASE, meant_features, shade
+from .tune import LAST_LIGHT, STEP
+
+MAX_STEPS = 4096
+NUDGE = 0.01  # of a cell: how far a leap ends behind the border
+CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
+
+
+@dataclass(frozen=True)
+class PageImage:
+    """What the page shows of one camera, before rounding, and what it cost."""
+
+    rgb: Tensor  # (height, width, 3) over the background
+    opacity: Tensor  # (height, width)
+    depth: Tensor  # (height, width) mean distance, divided by the opacity
+    steps: Tensor  # (height, width) int32: times round the loop
+    fetches: Tensor  # (height, width) int32: texture reads
+
+
+@torch.no_grad()
+def render_page(baked: Baked, cameras: Cameras, index: int, background: Tensor | None = None) -> PageImage:
+    """Picture `index` of the cameras; over white unless a background (3,) is given."""
+    device = baked.values.device
+    cameras = cameras.to(device)
+    width, height = (int(side) for side in cameras.size[index])
+    behind = torch.ones(3, device=device) if background is None else background.to(device)
+    chunk, parts = CHUNK.get(device.type, CHUNK["cuda"]), []
+    for first in range(0, width * height, chunk):
+        pixels = torch.arange(first, min(first + chunk, width * height), device=device)
+        views = torch.full_like(pixels, index)
+        row = torch.div(pixels, width, rounding_mode="floor")
+        rays = cameras.rays(views, pixels % width + PIXEL_CENTER, row + PIXEL_CENTER)
+        parts.append(trace(baked, rays.origins, rays.directions, behind))
+    rgb, *others = (torch.cat(column) for column in zip(*parts, strict=True))
+    return PageImage(rgb.view(height, width, 3), *(value.view(height, width) for value in others))
+
+
+def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor) -> tuple[Tensor, ...]:
+    """rgb (n, 3), opacity, depth, steps, fetches (n,) of rays."""
+    n, device, lattice = origins.shape[0], origins.device, baked.blocks.lattice
+    n_sums = 3 + baked.n_features
+    sums, depth = torch.zeros(n, n_sums, device=device), torch.zeros(n, device=device)
+    light = torch.ones(n, device=device)
+    steps, fetches = (torch.zeros(n, dtype=torch.int32, device=device) for _ in range(2))
+    safe = torch.where(directions.abs() < 1e-8, torch.full_like(directions, 1e-8), directions)
+    t, end = box_span(origins, safe, lattice, 2.0 ** (lattice.levels - 1))
+    t = t.clamp_min(baked.near)
+    live = (t < end).nonzero()[:, 0]
+    for _ in range(MAX_STEPS):
+        if live.shape[0] == 0:
+            break
+        o, d, now = origins[live], safe[live], t[live]
+        position = o + directions[live] * now[:, None]
+        level = lattice.level_of(position).clamp(max=lattice.levels - 1)
+        size = lattice.voxel * torch.pow(2.0, level.float())
+        place = lattice.coordinates(position, level)
+        block = (place / CELLS).floor().long()
+        block = torch.minimum(block.clamp_min(0), block.new_tensor(lattice.blocks) - 1)
+        where = (level, block[:, 2], block[:, 1], block[:, 0])
+        slot, skip = baked.blocks.slots[where].long(), baked.skips[where].float()
+        steps[live] += 1
+        fetches[live] += 1
+        full = slot >= 0
+        leap = _leap(lattice, o, d, now, place, block, skip, size, level)
+        hit = full.nonzero()[:, 0]
+        if hit.shape[0]:
+            rays = live[hit]
+            found = _filtered(baked.atlas, slot[hit], place[hit] - block[hit] * CELLS)
+            thickness = decode_density(found[:, 3], 1.0) * STEP
+            weight = light[rays] * (1.0 - torch.exp(-thickness))
+            carried = torch.cat([found[:, :3], meant_features(found[:, N_BASE:])], dim=1)
+            sums[rays] += weight[:, None] * carried
+            depth[rays] += weight * now[hit]
+            light[rays] -= weight
+            fetches[rays] += 1 + ((thickness > 0.0) & (baked.n_features > 0)).int()
+        t[live] = torch.where(full, now + STEP * size, leap)
+        live = live[(t[live] < end[live]) & (light[live] >= LAST_LIGHT)]
+    opacity = 1.0 - light
+    color = shade(sums, opacity, directions, baked.network) + light[:, None] * background
+    return color.clamp(0.0, 1.0), opacity, depth / opacity.clamp_min(1e-6), steps, fetches
+
+
+def box_span(origins: Tensor, directions: Tensor, lattice: Lattice, scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) and (n,): where rays enter and leave the lattice's box, scaled; enter > leave for those that miss it."""
+    half = origins.new_tensor(lattice.half) * scale
+    offset = origins.new_tensor(lattice.center) - origins
+    first, second = (offset - half) / directions, (offset + half) / directions
+    return torch.minimum(first, second).amax(-1), torch.maximum(first, second).amin(-1)
+
+
+def _leap(
+    lattice: Lattice,
+    origins: Tensor,
+    directions: Tensor,
+    now: Tensor,
+    place: Tensor,
+    block: Tensor,
+    skip: Tensor,
+    size: Tensor,
+    level: Tensor,
+) -> Tensor:
+    """(n,) t behind the cube of empty blocks, cut off at the next finer level."""
+    forwards = directions > 0.0
+    border = torch.where(forwards, block + skip[:, None], block - skip[:, None] + 1.0) * CELLS
+    leap = now + ((border - place) * size[:, None] / directions).amin(-1).clamp_min(0.0) + NUDGE * size
+    if lattice.levels > 1:
+        inner = torch.pow(2.0, level.float() - 1.0)[:, None]
+        enter, leave = box_span(origins, directions, lattice, inner)
+        ahead = (level > 0) & (enter < leave) & (enter > now)
+        leap = torch.where(ahead, torch.minimum(leap, enter + NUDGE * size), leap)
+    return leap
+
+
+def _filtered(atlas: Tensor, slot: Tensor, local: Tensor) -> Tensor:
+    """(n, channels) in [0, 1]: texels of blocks, filtered trilinearly at local (n, 3) in [0, 7]."""
+    local = local.clamp(0.0, float(CELLS))
+    cell = local.long().clamp(max=CELLS - 1)
+    part = local - cell
+    result = torch.zeros(slot.shape[0], atlas.shape[-1], device=atlas.device)
+    for dz in (0, 1):
+        for dy in (0, 1):
+            for dx in (0, 1):
+                x, y, z = (part[:, axis] if up else 1.0 - part[:, axis] for axis, up in enumerate((dx, dy, dz)))
+                texels = atlas[slot, cell[:, 2] + dz, cell[:, 1] + dy, cell[:, 0] + dx]
+                result += (x * y * z)[:, None] * texels
+    return result / 255.0

@@ -1,0 +1,146 @@
+"""What the field says: the colours of many rays of the training cameras, and which cells light reaches on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...data.cameras import Cameras
+from ...data.conventions import PIXEL_CENTER
+from ...errors import InputError
+from ...rendering.model import NerfModel
+from ...types import Rays
+from .lattice import Lattice
+
+VISIBLE = 0.01  # weight from which a sample counts as seen
+CHUNK = {"cpu": 1 << 14, "cuda": 1 << 16}  # rays
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class RayPool:
+    """Pixels of cameras, drawn once, with the colour and opacity that the field gives them."""
+
+    cameras: Cameras
+    time: float | None  # of a scene that moves
+    views: Tensor  # (n,) int32
+    pixels: Tensor  # (n,) int32, row * width + column
+    colors: Tensor  # (n, 4) float16: red, green and blue without background, opacity
+
+    def __len__(self) -> int:
+        return self.views.shape[0]
+
+    def rays(self, chosen: slice | Tensor) -> Rays:
+        return pixel_rays(self.cameras, self.views[chosen].long(), self.pixels[chosen].long(), self.time)
+
+
+@dataclass(frozen=True)
+class SeenCells:
+    """Cells of a lattice to which light comes, and how much of it over all rays."""
+
+    keys: Tensor  # (n,) int64, each once
+    light: Tensor  # (n,) float32
+
+
+def pixel_rays(cameras: Cameras, views: Tensor, pixels: Tensor, time: float | None) -> Rays:
+    """Rays through pixel centres. No picture's own appearance or time: a page shows the scene, not one photo."""
+    width = cameras.size[views, 0]
+    rays = cameras.rays(
+        views, pixels % width + PIXEL_CENTER, torch.div(pixels, width, rounding_mode="floor") + PIXEL_CENTER
+    )
+    times = None if time is None else torch.full_like(rays.origins[:, 0], time)
+    return Rays(rays.origins, rays.directions, times)
+
+
+@torch.no_grad()
+def ask_field(
+    model: NerfModel,
+    cameras: Cameras,
+    lattice: Lattice,
+    n_rays: int,
+    *,
+    time: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[RayPool, SeenCells]:
+    """Render `n_rays` pixels of the cameras, drawn evenly, and note the cells of the lattice that they see."""
+    device = model.device
+    cameras = cameras.to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    views = torch.randint(len(cameras), (n_rays,), generator=generator, device=device)
+    counts = cameras.size.prod(-1)[views]
+    share = torch.rand(n_rays, generator=generator, device=device, dtype=torch.float64)
+    pixels = torch.minimum((share * counts).long(), counts - 1)
+    pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
+    gathered = _Cells(lattice, device)
+    chunk = CHUNK.get(device.type, CHUNK["cuda"])
+    for first in range(0, n_rays, chunk):
+        part = slice(first, first + chunk)
+        rays = pool.rays(part)
+        out = model.render_rays(rays)
+        pool.colors[part] = torch.cat([out.rgb[:, :3], out.opacity[:, None]], dim=1).half()
+        samples = out.samples
+        assert samples is not None  # held by render_rays
+        seen = (out.weights > VISIBLE).nonzero()[:, 0]
+        index, weight = samples.ray_indices[seen].long(), out.weights[seen]
+        for share_of_step in (0.0, 0.5, 1.0):  # a sample may be longer than a cell
+            t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
+            gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight)
+        if progress is not None:
+            progress(min(1.0, (first + chunk) / n_rays))
+    cells = gathered.cells()
+    if cells.keys.shape[0] == 0:
+        hint = "train it longer"
+        raise InputError("the run", "a scene that its training cameras see", "nothing opaque at all", hint)
+    return pool, cells
+
+
+class _Cells:
+    """Cells and their light, gathered bit by bit."""
+
+    def __init__(self, lattice: Lattice, device: torch.device) -> None:
+        self.lattice = lattice
+        self.keys = torch.zeros(0, dtype=torch.int64, device=device)
+        self.light = torch.zeros(0, device=device)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._n_waiting = 0
+
+    def add(self, positions: Tensor, weight: Tensor) -> None:
+        inside = self.lattice.level_of(positions) < self.lattice.levels
+        inside = inside.nonzero()[:, 0]
+        self._waiting.append((self.lattice.cell_keys(positions[inside]), weight[inside]))
+        self._n_waiting += inside.shape[0]
+        if self._n_waiting > 1 << 24:
+            self._merge()
+
+    def cells(self) -> SeenCells:
+        self._merge()
+        return SeenCells(self.keys, self.light)
+
+    def _merge(self) -> None:
+        keys = torch.cat([self.keys, *(one for one, _ in self._waiting)])
+        light = torch.cat([self.light, *(one for _, one in self._waiting)])
+        self.keys, where = torch.unique(keys, return_inverse=True)
+        self.light = torch.zeros(self.keys.shape[0], device=keys.device).index_add_(0, where, light)
+        self._waiting, self._n_waiting = [], 0
+
+
+def on_coarser(cells: SeenCells, lattice: Lattice, coarser: Lattice) -> SeenCells:
+    """The same cells on a coarser lattice: those in which their centres lie."""
+    level, cell = lattice.split_cells(cells.keys)
+    device = cells.keys.device
+    unit = (cell + 0.5) * lattice.voxel - torch.tensor(lattice.half, device=device)
+    centers = torch.tensor(lattice.center, device=device) + unit * torch.pow(2.0, level.float())[:, None]
+    gathered = _Cells(coarser, device)
+    gathered.add(centers, cells.light)
+    return gathered.cells()
+
+
+def pixel_size(cameras: Cameras, positions: Tensor) -> float:
+    """The median width of a pixel of the cameras at the distance of positions (n, 3)."""
+    some = positions[:: max(1, positions.shape[0] // 4096)]
+    distance = (some[:, None, :] - cameras.positions.to(some.device)[None]).norm(dim=-1)
+    return float((distance / cameras.focal.to(some.device).mean(-1)).median())

@@ -1,0 +1,215 @@
+"""Fine-tuning: the baked values and the deferred network learn to give what the field gives, ray by ray.
+
+Samples lie as dense as a page's; values are rounded to bytes on the way (straight through in the backward), so that
+what is learned is what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+import time as clock
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config import GridConfig
+from ...ops._dispatch import resolve
+from ...ops.adam import AdamRule, AdamState, adam_update
+from ...ops.composite import composite, visibility
+from ...ops.march import StepRule, march
+from ...ops.packed import compact
+from ...sampling.occupancy_grid import OccupancyGrid
+from .density import decode_density
+from .lattice import SparseBlocks
+from .shading import DENSITY, N_BASE, DeferredNetwork, meant_features, shade
+from .teacher import Progress, RayPool
+
+STEP = 0.5  # of a cell, between two samples
+LAST_LIGHT = 1.0 / 256.0  # a ray ends where less than this passes
+REPORT_EVERY = 20  # steps
+FINEST_GRID = 256  # cells per axis
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """How long, and how much at a time."""
+
+    steps: int
+    rays: int
+    seconds: float
+    lr: float = 1e-2
+    network_lr: float = 5e-3
+    final_lr_fraction: float = 0.05
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of it, beside the values."""
+
+    network: DeferredNetwork | None
+    steps: int
+    losses: tuple[float, ...]  # at even distances
+
+
+def gather(blocks: SparseBlocks, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 8) vertices around positions and their weights, by the fastest way there is."""
+    if resolve(positions) == "cpu":
+        from . import cpu
+
+        return cpu.gather(blocks, positions)
+    return blocks.gather(positions)
+
+
+def density_codes(values: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """(n,) filtered codes, not rounded, without gradient."""
+    if resolve(values) == "cpu":
+        from . import cpu
+
+        return cpu.column(values, DENSITY, ids, weights)
+    return (values[:, DENSITY].detach()[ids] * weights).sum(1)
+
+
+class Trilinear(torch.autograd.Function):
+    """sum_k weights[i, k] * byte(values[ids[i, k]]) for i of many: (n, channels).
+
+    The gradient, that of values which are not rounded, is added to `sink`, a tensor like the values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: Tensor, weights: Tensor, sink: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(ids, weights)
+        ctx.sink = sink
+        if resolve(values) == "cpu":
+            from . import cpu
+
+            return cpu.forward(values, ids, weights)
+        out = values.new_zeros(ids.shape[0], values.shape[1])
+        for k in range(ids.shape[1]):
+            rows = values.index_select(0, ids[:, k]).clamp_(0.0, 1.0).mul_(255.0).add_(0.5).floor_().mul_(1.0 / 255.0)
+            out.addcmul_(rows, weights[:, k : k + 1])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+        ids, weights = ctx.saved_tensors
+        if resolve(grad) == "cpu":
+            from . import cpu
+
+            cpu.backward(grad, ids, weights, ctx.sink)
+        else:
+            for k in range(ids.shape[1]):
+                ctx.sink.index_add_(0, ids[:, k], grad * weights[:, k : k + 1])
+        return None, None, None, None  # values (in the sink), ids, weights, sink
+
+
+def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
+    """An occupancy grid over the vertices, finer than blocks, so that samples fall only where something is.
+
+    Its cells are no smaller than the lattice's, so that one more all around covers every cell with a kept vertex.
+    """
+    lattice = blocks.lattice
+    resolution = max(4, min(FINEST_GRID, *lattice.cells) // 4 * 4)
+    config = GridConfig(resolution=resolution, levels=lattice.levels)
+    positions = lattice.vertex_positions(blocks.vertices)
+    return OccupancyGrid.from_points(positions, lattice.box, config, step_size=lattice.voxel * STEP, margin=1)
+
+
+def tune(
+    blocks: SparseBlocks,
+    values: Tensor,
+    pool: RayPool,
+    settings: TuneSettings,
+    *,
+    cone_angle: float = 0.0,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Improve `values` in place; the network that goes with them is None without features."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    network = DeferredNetwork(generator).to(values.device) if values.shape[1] > N_BASE else None
+    learner = _Learner(blocks, values, network, pool, cone_angle)
+    started, step, losses = clock.perf_counter(), 0, []
+    while step < settings.steps:
+        share = max(step / settings.steps, (clock.perf_counter() - started) / max(settings.seconds, 1e-9))
+        if share >= 1.0:
+            break
+        fade = min(1.0, (step + 1) / 10) * math.pow(settings.final_lr_fraction, share)
+        loss = learner.step(settings, generator, fade)
+        if step % REPORT_EVERY == 0:
+            losses.append(loss.item())
+            if progress is not None:
+                progress(share)
+        step += 1
+    values.clamp_(0.0, 1.0)
+    return Tuned(network, step, tuple(losses))
+
+
+class _Learner:
+    """What stays from step to step."""
+
+    def __init__(
+        self,
+        blocks: SparseBlocks,
+        values: Tensor,
+        network: DeferredNetwork | None,
+        pool: RayPool,
+        cone_angle: float,
+    ) -> None:
+        self.blocks, self.values, self.network, self.pool = blocks, values, network, pool
+        lattice = blocks.lattice
+        self.grid = marching_grid(blocks)
+        away = float((pool.cameras.positions - values.new_tensor(lattice.center)).norm(dim=-1).max())
+        far = away + lattice.box.diagonal * 2.0 ** (lattice.levels - 1)
+        self.rule = StepRule(lattice.voxel * STEP, 0.0, far, cone_angle)
+        self.sink = torch.zeros_like(values)
+        self.state, self.lr = AdamState.of(values), torch.zeros((), device=values.device)
+        self.adam = AdamRule(betas=(0.9, 0.99), eps=1e-12, skip_untouched=True)
+        self.optimizer = None if network is None else torch.optim.Adam(network.parameters(), betas=(0.9, 0.99))
+
+    def step(self, settings: TuneSettings, generator: torch.Generator, fade: float) -> Tensor:
+        """One batch of rays; `fade` is what is left of the learning rates."""
+        device = self.values.device
+        chosen = torch.randint(len(self.pool), (settings.rays,), generator=generator).to(device)
+        drawn = torch.rand(settings.rays, 4, generator=generator).to(device)
+        loss = self.loss(chosen, drawn[:, 3].contiguous(), drawn[:, :3])
+        loss.backward()
+        self.sink[-1].zero_()  # the empty vertex
+        self.lr.fill_(settings.lr * fade)
+        adam_update(self.values, self.sink, self.state, self.lr, rule=self.adam)
+        self.state.step.add_(1)
+        if self.optimizer is not None:
+            self.optimizer.param_groups[0]["lr"] = settings.network_lr * fade
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def loss(self, chosen: Tensor, jitter: Tensor, behind: Tensor) -> Tensor:
+        """Mean squared error over rays of the pool, over a background of their own."""
+        rays, network = self.pool.rays(chosen), self.network
+        samples = march(rays.origins, rays.directions, self.grid.occupancy, self.rule, jitter=jitter)
+        positions = samples.positions(rays)
+        ids, weights = gather(self.blocks, positions)
+        size = self._sizes(positions)
+        code = density_codes(self.values, ids, weights)
+        seen = visibility(decode_density(code, size), samples, early_stop_eps=LAST_LIGHT, alpha_thre=1e-4)
+        samples, ids, weights = compact(samples, seen), ids[seen], weights[seen]
+        values = self.values.detach().requires_grad_(True)
+        found = Trilinear.apply(values, ids, weights, self.sink)
+        density = decode_density(found[:, DENSITY], size[seen] if isinstance(size, Tensor) else size)
+        carried = found[:, :3]
+        if network is not None:
+            carried = torch.cat([carried, meant_features(found[:, N_BASE:])], dim=1)
+        out = composite(density, carried, samples)
+        color = shade(out.rgb, out.opacity, rays.directions, network) + (1.0 - out.opacity)[:, None] * behind
+        truth = self.pool.colors[chosen].float()
+        target = truth[:, :3] + (1.0 - truth[:, 3:]) * behind
+        return torch.nn.functional.mse_loss(color, target)
+
+    def _sizes(self, positions: Tensor) -> Tensor | float:
+        """Of the cells in which samples lie."""
+        lattice = self.blocks.lattice
+        if lattice.levels == 1:
+            return lattice.voxel
+        return lattice.voxel * torch.pow(2.0, lattice.level_of(positions).clamp(max=lattice.levels - 1).float())

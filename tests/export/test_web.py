@@ -1,0 +1,222 @@
+"""Baking for the web: the lattice, the bytes, the shader's maths in torch, and the way from a model to a page."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nerfturbo.errors import InputError
+from nerfturbo.evaluation.metrics import psnr
+from nerfturbo.export.web.bake import BakeSettings, bake, score
+from nerfturbo.export.web.baked import Baked
+from nerfturbo.export.web.density import decode_density, encode_density
+from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
+from nerfturbo.export.web.pack import Chunk, pack
+from nerfturbo.export.web.page import PageFacts, bundle, write_page
+from nerfturbo.export.web.reference import render_page, trace
+from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.march import StepRule, march
+from nerfturbo.rendering.model import NerfModel
+from nerfturbo.types import Aabb
+
+from ..tiny import ball_scene
+from .test_exports import Toybox, make_model
+from .web_scene import RADIUS, density, make_baked, make_cameras
+
+
+class Shiny(Toybox):
+    """A ball with a bright spot that moves with the eye."""
+
+    def distance(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions.norm(dim=-1) - RADIUS
+
+    def forward(self, positions, directions, times=None, camera_indices=None):
+        normal = torch.nn.functional.normalize(positions, dim=-1)
+        spot = (-(normal * directions).sum(-1, keepdim=True)).clamp_min(0.0) ** 2
+        base = torch.tensor([[0.6, 0.2, 0.1]]) + 0.2 * normal
+        return (base + 0.3 * spot).clamp(0.0, 1.0), self.density(positions)
+
+
+@pytest.fixture(scope="module")
+def model() -> NerfModel:
+    return make_model(Shiny())
+
+
+def test_codes_of_density_are_exact_to_four_percent_and_zero_stays_zero() -> None:
+    values = torch.tensor([0.0, 0.1, 1.0, 30.0, 500.0])
+    code = (encode_density(values, 0.02) * 255.0).round() / 255.0
+    back = decode_density(code, 0.02)
+    assert float(back[0]) == 0.0 and torch.allclose(back[2:], values[2:], rtol=0.04)
+    assert float(decode_density(encode_density(values[1:2], 0.02), 0.02)) == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_vertices_are_stored_once_and_found_again(levels: int) -> None:
+    lattice = Lattice((0.1, 0.0, -0.2), 0.1, (2, 3, 2), levels)
+    generator = torch.Generator().manual_seed(0)
+    low, high = lattice.box.scaled(2.0 ** (levels - 1)).tensor()
+    points = low + torch.rand(400, 3, generator=generator) * (high - low)
+    cells = lattice.cell_keys(points).unique()
+    blocks = SparseBlocks.of_cells(lattice, cells, torch.rand(cells.shape[0], generator=generator))
+    assert blocks.vertices.unique().shape[0] == blocks.n_vertices
+    assert bool((blocks.owners[1:] > blocks.owners[:-1]).all())  # in the order of loading
+    # A linear function of the place, stored at the vertices, is found again everywhere.
+    values = torch.cat([lattice.vertex_positions(blocks.vertices), torch.full((1, 3), 99.0)])
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            ids, weights = gather(blocks, points)
+        assert bool((ids < blocks.n_vertices).all())
+        found = (values[ids.long()] * weights[..., None]).sum(1)
+        assert torch.allclose(found, points, atol=1e-4)
+    outside = torch.tensor([[50.0, 0.0, 0.0]])
+    with use_backend("cpu"):
+        assert bool((gather(blocks, outside)[0] == blocks.n_vertices).all())
+
+
+def test_skips_never_leap_over_a_block() -> None:
+    blocks = make_baked(2).blocks
+    skips = blocks.skips()
+    for level in range(2):
+        full = (blocks.slots[level] >= 0).nonzero()
+        for place in (skips[level] > 0).nonzero()[::7]:
+            nearest = int((full - place).abs().amax(-1).min()) if full.shape[0] else 255
+            assert int(skips[level][tuple(place)]) == nearest
+    assert int(skips.min()) == 0
+
+
+def test_look_ups_and_their_gradients_are_those_of_torch() -> None:
+    baked = make_baked(2)
+    values = torch.rand(baked.blocks.n_vertices + 1, 8, generator=torch.Generator().manual_seed(0))
+    values[-1] = 0.0
+    points = torch.rand(500, 3, generator=torch.Generator().manual_seed(1)) * 5.0 - 3.0
+    found, sinks = [], []
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            ids, weights = gather(baked.blocks, points)
+            sink = torch.zeros_like(values)
+            out = Trilinear.apply(values.clone().requires_grad_(True), ids, weights, sink)
+            (out * torch.arange(1.0, 9.0)).sum().backward()
+        found.append(out.detach())
+        sinks.append(sink)
+    assert torch.allclose(found[0], found[1], atol=1e-5) and torch.allclose(sinks[0][:-1], sinks[1][:-1], atol=1e-4)
+    assert float(sinks[0].abs().sum()) > 0.0
+
+
+def unpacked(chunks: list[Chunk], n_features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places, kept bits and texels of all blocks, unpacked one texel after the other as the page does it."""
+    raw = zlib.decompress(chunks[0].content)
+    n = chunks[0].last
+    places = np.frombuffer(raw[: n * 8], "<u2").reshape(n, 4).astype(int)
+    kept = np.unpackbits(np.frombuffer(raw[n * 8 :], np.uint8).reshape(n, 64), axis=1, bitorder="little")
+    texels = np.zeros((n, TEXELS, 4 + n_features), np.uint8)
+    for channels, kind in ((slice(0, 4), "base"), (slice(4, None), "features")):
+        known: dict[tuple[int, ...], np.ndarray] = {}
+        for chunk in (one for one in chunks if one.kind == kind):
+            planes = np.frombuffer(zlib.decompress(chunk.content), np.uint8).reshape(4, -1).T.astype(int)
+            rows = iter(planes)
+            for slot in range(chunk.first, chunk.last):
+                for texel in np.flatnonzero(kept[slot]):
+                    local = np.array([texel % 8, texel // 8 % 8, texel // 64])
+                    vertex = (*(places[slot, :3] * 7 + local), places[slot, 3])
+                    if vertex not in known:
+                        before = [
+                            texels[slot, texel - BLOCK**axis, channels].astype(int)
+                            for axis in range(3)
+                            if local[axis] > 0 and kept[slot, texel - BLOCK**axis]
+                        ]
+                        predicted = sum(before) // len(before) if before else 0
+                        p, q, r, s = next(rows)
+                        left = np.array([q + r, q, q + s, p] if kind == "base" else [p, q, r, s])
+                        known[vertex] = ((predicted + left) % 256).astype(np.uint8)
+                    texels[slot, texel, channels] = known[vertex]
+            assert next(rows, None) is None
+    return places, kept, texels
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_bytes_unpack_to_what_was_packed(features: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nerfturbo.export.web.pack.BLOCKS_PER_CHUNK", 7)
+    baked = make_baked(2, features=features)
+    chunks = pack(baked)
+    places, kept, texels = unpacked(chunks, baked.n_features)
+    assert np.array_equal(places, baked.blocks.blocks.numpy())
+    assert np.array_equal(texels, baked.atlas.numpy().reshape(texels.shape))
+    assert kept.sum() > 0 and {chunk.kind for chunk in chunks} == {"blocks", "base"} | (
+        {"features"} if features else set()
+    )
+
+
+def test_the_reference_walks_as_a_march_through_all_cells_does() -> None:
+    """Leaps over empty blocks change nothing: a plain march with the same step gives the same opacity and depth."""
+    baked, cameras = replace(make_baked(2), near=0.0), make_cameras(24)
+    grid = marching_grid(baked.blocks)
+    for view in range(3):
+        rays = cameras.image_rays(view)
+        rgb, opacity, _, steps, fetches = trace(baked, rays.origins, rays.directions, torch.ones(3))
+        lattice = baked.blocks.lattice
+        with use_backend("reference"):
+            samples = march(rays.origins, rays.directions, grid.occupancy, StepRule(lattice.voxel * 0.25, 0.0, 12.0))
+            ids, weights = gather(baked.blocks, samples.positions(rays))
+        values = torch.cat([baked.values.float() / 255.0, torch.zeros(1, 8)])
+        code = (values[:, 3][ids] * weights).sum(1)
+        size = lattice.voxel * torch.pow(2.0, lattice.level_of(samples.positions(rays)).clamp(max=1).float())
+        thickness = decode_density(code, size) * (samples.t_ends - samples.t_starts)
+        total = torch.zeros(len(rays)).index_add_(0, samples.ray_indices.long(), thickness)
+        assert float((opacity - (1.0 - torch.exp(-total))).abs().mean()) < 0.01
+        assert bool((fetches >= steps).all()) and int(steps.max()) < 400
+        assert float(rgb.min()) >= 0.0 and float(rgb.max()) <= 1.0
+    ball = trace(baked, torch.tensor([[3.0, 0.0, 0.0]]), torch.tensor([[-1.0, 0.0, 0.0]]), torch.ones(3))
+    assert float(ball[1]) > 0.99 and float(ball[2]) == pytest.approx(3.0 - RADIUS, abs=0.1)
+
+
+def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, tmp_path: Path) -> None:
+    scene, test = ball_scene(n_views=8, size=40), ball_scene("test", n_views=2, size=40)
+    settings = BakeSettings(
+        budget_bytes=400_000, bytes_per_byte=4 / 3, tune_seconds=60.0, n_rays=1 << 13, tune_steps=60
+    )
+    said: list[str] = []
+    with use_backend("cpu"):
+        result = bake(model, scene.cameras, settings, say=said.append)
+        found = score(model, result.baked, test)
+        untuned = bake(model, scene.cameras, replace(settings, tune_seconds=0.0))
+        first = score(model, untuned.baked, test)
+        small = bake(model, scene.cameras, replace(settings, budget_bytes=3_000, tune_seconds=0.0))
+    assert result.data_bytes * 4 / 3 <= 400_000 and result.baked.n_features == 4 and result.tune_steps == 60
+    assert found.against_field > max(27.0, first.against_field + 1.0) and found.views == 2
+    assert found.fetches_per_pixel > found.steps_per_pixel > 1.0
+    assert small.data_bytes * 4 / 3 <= 3_000 and small.baked.n_features == 0
+    assert len(said) == 4
+    facts = PageFacts("a <b> & </script>", found, 1.0)
+    size = write_page(tmp_path / "a.html", result, scene.cameras, facts)
+    text = (tmp_path / "a.html").read_text("utf-8")
+    assert size == len(text.encode()) and f'"bytes": {size}' in text
+    assert "<title>a &lt;b&gt; &amp; &lt;/script&gt;</title>" in text and "a <b>" not in text
+    assert "http:" not in text and "https:" not in text
+    assert not [line for line in bundle().splitlines() if line.startswith(("import ", "export "))]
+
+
+def test_an_empty_field_is_refused(model: NerfModel) -> None:
+    empty = make_model(Shiny())
+    empty.field.density = lambda positions, times=None: torch.zeros_like(positions[:, 0])  # type: ignore[assignment]
+    with pytest.raises(InputError, match="nothing opaque"):
+        bake(empty, ball_scene().cameras, BakeSettings(1e6, n_rays=512))
+    empty.grid.bits.zero_()
+    with pytest.raises(InputError, match="an occupancy grid that is empty"):
+        bake(empty, ball_scene().cameras, BakeSettings(1e6, n_rays=512))
+
+
+def test_nested_levels_show_what_is_far_away() -> None:
+    baked = make_baked(3)
+    image = render_page(baked, make_cameras(), 1)  # towards the wall
+    positions = torch.tensor([[-2.0, 0.0, 0.0]])
+    assert float(density(positions)) > 40.0 and float(image.opacity.mean()) > 0.9
+    assert 0.5 < float(image.depth.median()) < 1.1
+    coarse = render_page(make_baked(3, voxel=0.12), make_cameras(), 1)
+    assert psnr(image.rgb, coarse.rgb) > 20.0
+    assert Aabb.cube(1.2).size == (2.4, 2.4, 2.4) and isinstance(baked, Baked)

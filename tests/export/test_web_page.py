@@ -1,0 +1,255 @@
+"""The exported page in a real browser: its pixels are the reference's, it obeys, and what is broken is said."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nerfturbo.data.cameras import Cameras
+from nerfturbo.export.web.bake import Score
+from nerfturbo.export.web.baked import Baked
+from nerfturbo.export.web.page import PageFacts, write_page
+from nerfturbo.export.web.reference import render_page
+
+from ..viewer.test_browser import FLAGS, PATIENCE, find_browser, until
+from .web_scene import make_baked, make_cameras, make_result
+
+pytestmark = pytest.mark.slow
+NAME = 'ball <img src=x onerror="window.hacked=1"> & </script><script>window.hacked=1</script>'
+VIEW = """([eye, axes, lens, width, height, depth]) => Array.from(nerfturbo.page.renderer.pixels(
+    {eye, axes, lens, width, height}, {background: [1, 1, 1], depth, depthRange: [0, 6]}))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    path = find_browser()
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def baked() -> Baked:
+    return make_baked(2)
+
+
+@pytest.fixture(scope="module")
+def file(baked: Baked, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "ball.html"
+    facts = PageFacts(NAME, Score(36.5, 33.25, 34.0, 2, 20.0, 40.0), 12.0)
+    write_page(path, make_result(baked), make_cameras(), facts)
+    return path
+
+
+def open_page(browser, address: str, *, script: str = "", **options):
+    """A page that has loaded its scene, or failed to; with all requests it made and all errors of its script."""
+    context = browser.new_context(viewport={"width": 320, "height": 240}, **options)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
+    if script:
+        page.add_init_script(script)
+    page.asked, page.failures = [], []
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.on("pageerror", lambda error: page.failures.append(str(error)))
+    page.goto(address)
+    page.evaluate("window.nerfturbo ? nerfturbo.ready.then(() => true, () => false) : false")
+    return page
+
+
+def pixels(page, cameras: Cameras, index: int, *, depth: bool = False) -> np.ndarray:
+    width, height = cameras.size[index].tolist()
+    pose = cameras.camera_to_world[index]
+    lens = [*cameras.focal[index].tolist(), *cameras.center[index].tolist()]
+    found = page.evaluate(VIEW, [pose[:, 3].tolist(), pose[:, :3].T.tolist(), lens, width, height, depth])
+    return np.array(found, dtype=float).reshape(height, width, 4)[..., :3]
+
+
+def camera_of(page) -> list[float]:
+    return page.evaluate("[...nerfturbo.page.camera.eye, ...nerfturbo.page.camera.target]")
+
+
+@pytest.mark.parametrize("kind", ["levels", "plain"])
+def test_the_pixels_are_those_of_the_reference(browser, baked: Baked, file: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "plain":
+        baked, file = make_baked(1, features=False, voxel=0.07), tmp_path / "plain.html"
+        write_page(file, make_result(baked), make_cameras(), PageFacts("plain", None, 1.0))
+    page, cameras = open_page(browser, file.as_uri()), make_cameras(40)
+    for index in range(3):
+        expected = (render_page(baked, cameras, index).rgb * 255.0).round().numpy()
+        found = pixels(page, cameras, index)
+        error = np.abs(found - expected)
+        assert error.mean() < 0.6 and np.quantile(error, 0.99) <= 6.0, (index, error.mean(), error.max())
+        assert expected.std() > 20.0 or kind == "plain"
+    # The walk through the blocks is the same too: the depth view shows where light stops.
+    depth = pixels(page, cameras, 0, depth=True)
+    solid = render_page(baked, cameras, 0).opacity.numpy() > 0.99
+    assert np.abs(depth[solid] - 255.0).mean() > 50.0 and np.abs(depth[~solid] - 255.0).mean() < 60.0
+    assert page.failures == []
+    page.context.close()
+
+
+def test_nothing_leaves_the_page_and_names_stay_text(browser, file: Path) -> None:
+    page = open_page(browser, file.as_uri())
+    assert [url for url in page.asked if not url.startswith(("file:", "blob:", "data:"))] == []
+    assert page.asked[0].startswith("file:") and len([url for url in page.asked if url.startswith("file:")]) == 1
+    assert page.title() == NAME and page.evaluate("window.hacked") is None
+    page.click("#info")
+    text = page.inner_text("#panel")
+    assert NAME in text and "36.50 dB" in text and "33.25 dB" in text and "2 levels" in text and "MB" in text
+    assert page.is_hidden("#error") and page.is_hidden("#progress")
+    page.context.close()
+
+
+def test_mouse_wheel_keys_and_fingers_move_the_camera(browser, file: Path) -> None:
+    page = open_page(browser, file.as_uri(), has_touch=True)
+    page.focus("#canvas")
+
+    def changes(act) -> np.ndarray:
+        before = np.array(camera_of(page))
+        act()
+        return np.array(camera_of(page)) - before
+
+    def drag(button: str) -> None:
+        page.mouse.move(160, 120)
+        page.mouse.down(button=button)
+        page.mouse.move(200, 140, steps=3)
+        page.mouse.up(button=button)
+
+    def pinch() -> None:
+        client = page.context.new_cdp_session(page)
+        for kind, gap in (("touchStart", 20), ("touchMove", 40), ("touchMove", 60), ("touchEnd", None)):
+            points = [] if gap is None else [{"x": 160 - gap, "y": 120, "id": 0}, {"x": 160 + gap, "y": 120, "id": 1}]
+            client.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def distance() -> float:
+        eye = np.array(camera_of(page))
+        return float(np.linalg.norm(eye[:3] - eye[3:]))
+
+    turned = changes(lambda: drag("left"))
+    assert np.abs(turned[:3]).max() > 0.1 and np.abs(turned[3:]).max() < 1e-9
+    shifted = changes(lambda: drag("right"))
+    assert np.abs(shifted[3:]).max() > 0.05 and np.allclose(shifted[:3], shifted[3:], atol=1e-6)
+    far = distance()
+    page.mouse.wheel(0, -200)
+    until(lambda: distance() < far, "the wheel to zoom")
+    near = distance()
+    pinch()
+    assert distance() < near * 0.6
+    assert np.abs(changes(lambda: page.keyboard.press("ArrowLeft"))[:3]).max() > 0.01
+    assert np.abs(changes(lambda: page.keyboard.press("w"))[3:]).max() > 0.001
+    far = distance()
+    page.keyboard.press("-")
+    assert distance() > far
+    page.keyboard.press("r")
+    assert np.allclose(camera_of(page)[:3], make_cameras().positions[0].tolist(), atol=1e-5)
+    assert page.failures == []
+    page.context.close()
+
+
+def test_a_link_brings_the_camera_back_and_buttons_work(browser, file: Path, tmp_path: Path) -> None:
+    page = open_page(browser, file.as_uri())
+    page.evaluate("nerfturbo.page.camera.orbit(0.4, 0.2); nerfturbo.page.camera.zoom(0.8); nerfturbo.page.moved()")
+    until(lambda: "#camera=" in page.evaluate("location.hash"), "the link in the address")
+    kept, address = camera_of(page), page.evaluate("location.href")
+    again = open_page(browser, address)
+    assert np.allclose(camera_of(again), kept, atol=1e-4)
+    for nonsense in ("#camera=1,2", "#camera=a,b,c,d,e,f,g", "#camera=1,1,1,1,1,1,1", "#x", "#camera=" + "9" * 400):
+        odd = page.evaluate("hash => nerfturbo.page.camera.follow(hash)", nonsense)
+        assert odd is False and np.allclose(camera_of(page), kept)
+    frames = again.evaluate("nerfturbo.page.frames")
+    again.click("#depth")
+    until(lambda: again.evaluate("nerfturbo.page.frames") > frames, "a frame of depth")
+    assert again.evaluate("nerfturbo.page.look.depth") is True
+    with again.expect_download() as waiting:
+        again.click("#shot")
+    waiting.value.save_as(tmp_path / "shot.png")
+    from PIL import Image
+
+    with Image.open(tmp_path / "shot.png") as image:
+        assert image.size == (320, 240) and np.asarray(image.convert("RGB")).std() > 10.0
+    assert page.failures == again.failures == []
+    page.context.close()
+    again.context.close()
+
+
+def test_broken_pages_say_so(browser, file: Path, tmp_path: Path) -> None:
+    text = file.read_text("utf-8")
+    start = text.index('id="chunk-1">') + 200
+    broken = {
+        "cut off": (text[:start], "broken: expected"),
+        "cut off in the script": (text[: text.index("class Blocks")], "incomplete"),
+        "changed": (
+            text[:start] + ("AAAA" if text[start : start + 4] != "AAAA" else "BBBB") + text[start + 4 :],
+            "broken",
+        ),
+        "not base64": (text[:start] + "!!!!" + text[start + 4 :], "damaged"),
+        "no header": (text.replace('"chunks":', '"x":', 1), "cannot be shown"),
+    }
+    for name, (content, says) in broken.items():
+        path = tmp_path / "broken.html"
+        path.write_text(content, "utf-8")
+        page = open_page(browser, path.as_uri())
+        page.wait_for_selector("#error:not([hidden])", state="visible")
+        assert says in page.inner_text("#error"), (name, page.inner_text("#error"))
+        page.context.close()
+
+
+def test_old_browsers_are_told(browser, file: Path) -> None:
+    no_webgl = "HTMLCanvasElement.prototype.getContext = () => null"
+    for script, says in ((no_webgl, "no WebGL2"), ("delete window.DecompressionStream", "DecompressionStream")):
+        page = open_page(browser, file.as_uri(), script=script)
+        assert says in page.inner_text("#error") and page.is_hidden("#canvas")
+        page.context.close()
+
+
+def test_a_folder_is_served_with_its_own_files_only(browser, baked: Baked, tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    size = write_page(folder, make_result(baked), make_cameras(), PageFacts("folder", None, 1.0), split=True)
+    assert size == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    handler = functools.partial(_Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}/"
+    try:
+        page = open_page(browser, address + "index.html")
+        assert page.is_hidden("#error") and page.failures == []
+        expected = (render_page(baked, make_cameras(24), 0).rgb * 255.0).round().numpy()
+        assert np.abs(pixels(page, make_cameras(24), 0) - expected).mean() < 0.6
+        assert [url for url in page.asked if not url.startswith((address, "blob:", "data:"))] == []
+        page.context.close()
+        (folder / "data" / "chunk-002.bin").unlink()
+        page = open_page(browser, address + "index.html")
+        assert "chunk-002.bin cannot be read: 404" in page.inner_text("#error")
+        page.context.close()
+    finally:
+        server.shutdown()
+    page = open_page(browser, (folder / "index.html").as_uri())
+    page.wait_for_selector("#error:not([hidden])", state="visible")
+    assert "Serve the folder" in page.inner_text("#error")
+    page.context.close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+def test_the_phone_shows_it_too(browser, file: Path) -> None:
+    page = open_page(browser, file.as_uri(), device_scale_factor=2)
+    page.set_viewport_size({"width": 350, "height": 560})
+    boxes = page.locator("nav button").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    assert len(boxes) == 7 and all(box["left"] >= 0 and box["right"] <= 350 and box["bottom"] <= 560 for box in boxes)
+    assert all(box["width"] >= 44 and box["height"] >= 44 for box in boxes)  # for a thumb
+    view = page.evaluate("nerfturbo.page.camera.view(350, 560)")
+    wide = page.evaluate("nerfturbo.page.camera.fieldOfView")
+    assert view["lens"][0] == pytest.approx(175.0 / np.tan(0.5 * wide))  # the whole scene fits the shorter side
+    page.context.close()
