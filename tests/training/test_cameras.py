@@ -6,14 +6,13 @@ import math
 from dataclasses import replace
 from functools import cache
 
-import pytest
 import torch
 
 from nerfturbo.config import CameraConfig, Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.scene import Scene
-from nerfturbo.evaluation.align import CameraErrors, aligned_to, camera_errors
+from nerfturbo.evaluation.align import CameraErrors, camera_errors
 from nerfturbo.evaluation.camera_file import transform_poses
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.rendering.photos import rotation_matrices
