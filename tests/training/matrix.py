@@ -1,0 +1,145 @@
+"""Every preset, made so small that a step costs milliseconds, under both trainers, in both precisions, by one process
+and by two: what the processes of `test_matrix.py` run.
+
+Presets come from `presets.py`; a new one joins by itself. Where a preset has a twin for CPUs, the full one is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nerfturbo.config import Config, from_dict, to_dict
+from nerfturbo.data.scene import Scene
+from nerfturbo.fields.field import AdaptiveField
+from nerfturbo.presets import preset, preset_names
+from nerfturbo.training.distributed import Team
+from nerfturbo.training.trainer import Trainer
+
+from ..tiny import ball_scene
+from .workers import QUIET
+
+STEPS = 4
+STATIC = ("ngp", "vanilla", "voxels", "factor")  # kinds of fields that need no time
+
+# The most that a setting may be, wherever a config has one of this name: numbers, or each number of a tuple.
+MOST = {
+    "resolution": 8,
+    "warmup_steps": 4,
+    "n_levels": 2,
+    "log2_entries": 8,
+    "base_resolution": 4,
+    "max_resolution": 16,
+    "width": 16,
+    "depth": 3,
+    "steps_per_diagonal": 24,
+    "batch_samples": 512,
+    "max_rays": 64,
+    "initial_rays": 64,
+    "min_steps": 1,
+    "prune_rays": 256,
+    "density_components": 2,
+    "color_components": 2,
+    "n_samples": 8,
+    "coarse_samples": 8,
+    "steps": 24,
+    "proposal_levels": 2,
+    "proposal_log2_entries": 8,
+    "proposal_resolutions": 16,
+    "depth_rays": 16,
+}
+
+
+def names() -> list[str]:
+    known = preset_names()
+    return [name for name in known if not (name.endswith("-cpu") and name.removesuffix("-cpu") in known)]
+
+
+def tiny_preset(name: str, *, rays: int = 1, precision: str = "fp32") -> Config:
+    """The preset with everything shrunken; subdivisions come in the middle of the run."""
+    values = to_dict(preset(name))
+    for section in values.values():
+        if isinstance(section, dict):
+            for key, most in MOST.items():
+                if key in section:
+                    old = section[key]
+                    section[key] = [min(v, most) for v in old] if isinstance(old, list | tuple) else min(old, most)
+    values["voxels"] |= {"resolutions": [4, 8], "subdivide_at": [0.5]}
+    values["factor"] |= {"resolutions": [4, 8], "refine_at": [0.5]}
+    values["train"] |= {"steps": STEPS, "precision": precision, "marched_per_trained": 6}
+    for key in ("batch_samples", "max_rays", "initial_rays"):
+        values["train"][key] *= rays
+    return from_dict(Config, values)
+
+
+def scene_for(config: Config, split: str = "train") -> Scene:
+    scene = ball_scene(split)
+    if config.field.kind in STATIC:
+        return scene
+    times = torch.linspace(0.0, 1.0, len(scene))
+    return dataclasses.replace(scene, cameras=replace(scene.cameras, times=times))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of one training."""
+
+    losses: list[float]
+    state: dict[str, torch.Tensor]
+    stage: int | None  # of a field that changes its shapes
+
+
+def outcome(losses: list[float], model: Any) -> Outcome:
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    field = model.field
+    return Outcome(losses, state, getattr(field, "stage", None) if isinstance(field, AdaptiveField) else None)
+
+
+def train_native(name: str, team: Team, precision: str) -> Outcome:
+    config, losses = tiny_preset(name, rays=2 // team.world, precision=precision), []
+    trainer = Trainer(config, scene_for(config), team=team)
+    trainer.callbacks.append(lambda _, record: losses.append(record.loss))
+    trainer.fit()
+    return outcome(losses, trainer.model)
+
+
+def train_lightning(name: str, team: Team, precision: str) -> Outcome:
+    import lightning.pytorch as pl
+
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    losses: list[float] = []
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+            losses.append(float(pl_module.last.loss.detach()))
+
+    config = tiny_preset(name, rays=2 // team.world)
+    module = NerfModule(config)
+    trainer = pl.Trainer(
+        max_steps=STEPS,
+        accelerator="cpu",
+        devices=team.world,
+        strategy="auto" if team.alone else "ddp",
+        precision="32-true" if precision == "fp32" else "bf16-mixed",
+        callbacks=[Keep()],
+        **QUIET,
+    )
+    trainer.fit(module, NerfData(config, (scene_for(config), scene_for(config, "test"))))
+    return outcome(losses, module.model)
+
+
+def run_matrix(team: Team, folder: str) -> dict[tuple[str, str, str], Outcome | str]:
+    """What each cell came to; an error as its text, so that one cell does not hide the others."""
+    found: dict[tuple[str, str, str], Outcome | str] = {}
+    for name in names():
+        for precision in ("fp32", "mixed"):
+            for trainer, train in (("native", train_native), ("lightning", train_lightning)):
+                try:
+                    found[name, precision, trainer] = train(name, team, "fp32" if precision == "fp32" else "fp16")
+                except Exception as error:
+                    found[name, precision, trainer] = f"{type(error).__name__}: {error}"
+    return found
