@@ -9,7 +9,7 @@ preset, or PRESET/NAME, and what follows the colon changes its config (numbers o
 
 Without --run it is `voxels` alone. Marks are read with the clock stopped; pruning, subdivision and recording the step
 anew are inside the time, loading and compiling are not. Memory is that of training, pictures included. Beside OUT.json
-comes a folder OUT with truth, render and error of two test views for each run.
+comes OUT.png: truth, render and error of one test view, a row for each run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, from_dict, to_dict
@@ -83,20 +84,24 @@ class Watch:
             self.peak = max(self.peak, torch.cuda.max_memory_allocated())
 
 
-def one_run(label: str, config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace) -> dict[str, Any]:
+def one_run(
+    label: str, config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace
+) -> tuple[dict[str, Any], Tensor]:
     train_scene, test_scene = scenes
     config = replace(config, train=replace(config.train, time_limit=args.seconds, steps=1 << 40))
     watch = Watch(test_scene, [share * args.seconds for share in MARKS[:-1]], choose_views(len(test_scene), args.views))
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    if args.device == "cpu":  # kernels compile when they first run
+        Trainer(replace(config, train=replace(config.train, steps=2)), train_scene).fit()
     begun = time.perf_counter()
     trainer = Trainer(config, train_scene, device=args.device, callbacks=[watch])
     summary = trainer.fit()
     watch.read_memory()
     with trainer.optimizer.averaged():
         final = evaluate(trainer.model, test_scene, views=None if args.all_views else watch.views)
-        frames(trainer, test_scene, args.output.with_suffix("") / label.replace("/", "-").replace(" ", "_"))
+        strip = frames(trainer, test_scene)
     row = {
         "run": label,
         "psnr": final.psnr,
@@ -115,17 +120,17 @@ def one_run(label: str, config: Config, scenes: tuple[Scene, Scene], args: argpa
         "config": to_dict(config),
     }
     print(f"{label}: {final.psnr:.2f} dB, {summary.steps} steps, {watch.peak / 1e9:.2f} GB", flush=True)
-    return row
+    return row, strip
 
 
-def frames(trainer: Trainer, scene: Scene, stem: Path) -> None:
-    """Truth, render and error (x 4) beside each other."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for index in choose_views(len(scene), 2):
-        truth = truth_image(scene, index).cpu()
-        render = trainer.model.render_image(scene.cameras, index).rgb.clamp(0.0, 1.0).cpu()
-        error = ((render - truth).abs() * 4.0).clamp(max=1.0)
-        save_image(stem.with_name(f"{stem.name}_{index}.png"), torch.cat([truth, render, error], dim=1))
+def frames(trainer: Trainer, scene: Scene) -> Tensor:
+    """Truth, render and error (x 4) of the middle view beside each other, at most 400 rows."""
+    index = len(scene) // 2
+    truth = truth_image(scene, index).cpu()
+    render = trainer.model.render_image(scene.cameras, index).rgb.clamp(0.0, 1.0).cpu()
+    strip = torch.cat([truth, render, ((render - truth).abs() * 4.0).clamp(max=1.0)], dim=1)
+    shrink = max(1, strip.shape[0] // 400)
+    return torch.nn.functional.avg_pool2d(strip.permute(2, 0, 1), shrink).permute(1, 2, 0)
 
 
 def scene_folder(path: Path) -> str:
@@ -149,12 +154,16 @@ def main() -> None:
     source = str(args.data) if str(args.data).startswith("builtin:") else scene_folder(args.data)
     train, test = (load_scene(source, split, downscale=args.downscale) for split in ("train", "test"))
     rows: list[dict[str, Any]] = []
+    strips: list[Tensor] = []
     protocol = (
         f"{args.seconds:g} s of training, decay ending with it; PSNR of test views on white, at marks of {args.views} "
         "views with the clock stopped; pruning and subdivision inside the time; memory: most that torch held meanwhile"
     )
     for label, config in map(parsed, args.run or ["voxels"]):
-        rows.append(one_run(label, config, (train, test), args))
+        row, strip = one_run(label, config, (train, test), args)
+        rows.append(row)
+        strips.append(strip)
+        save_image(args.output.with_suffix(".png"), torch.cat(strips))
         record = Record(f"{test.name}: explicit grids", protocol, 0, rows, machine=machine(args.device))
         write_json(args.output, record)
 
