@@ -82,6 +82,12 @@ class InstantNGP(nn.Module):
             return angular
         return torch.cat([angular, self.ray_vectors(camera_indices, directions.shape[0]).to(angular.dtype)], dim=-1)
 
+    def _replicate_for_data_parallel(self) -> InstantNGP:
+        """For `nn.DataParallel`: half copies and gradient buffers are on the device of the original."""
+        replica = super()._replicate_for_data_parallel()
+        replica.half_table = replica.table_sink = replica.weight_sink = None
+        return replica
+
     @property
     def weights(self) -> NgpWeights:
         """The five matrices of both networks."""
