@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ...data.cameras import Cameras
+from ...data.ndc import require_plain
 from ...data.scene import Scene
 from ...errors import InputError
 from ...evaluation.evaluate import choose_views, truth_image
 from ...evaluation.metrics import mean_psnr, psnr
+from ...rendering.estimated import half_box
 from ...rendering.model import NerfModel
 from ...sampling.crop import occupied_box
 from .baked import Baked
@@ -29,6 +31,7 @@ from .tune import TuneSettings, tune
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
 MAX_CELLS = 1 << 11  # per axis
 LEAST_CELLS = 24
+MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 Say = Callable[[str], None]
@@ -98,6 +101,7 @@ def bake(
     progress: Callable[[float], None] = lambda share: None,
 ) -> BakeResult:
     """Bake the scene as the training cameras see it."""
+    require_plain(cameras.ndc, "export web")
     pace = _PACES.get(model.device.type, _PACES["cuda"])
     seconds: dict[str, float] = {}
 
@@ -139,7 +143,7 @@ def _cone_angle(lattice: Lattice) -> float:
 @torch.no_grad()
 def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) -> Lattice:
     """Over what is occupied, with cells a little smaller than the pixels of the training pictures."""
-    levels = model.grid.config.levels
+    levels = _levels(model)
     box = occupied_box(model.grid) if levels == 1 else model.grid.aabb
     if box is None:
         raise InputError(
@@ -149,7 +153,8 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
     moved = cameras.to(device)
     generator = torch.Generator().manual_seed(settings.seed)
     views = torch.randint(len(cameras), (n,), generator=generator).to(device)
-    pixels = (torch.rand(n, generator=generator).to(device) * moved.size.prod(-1)[views]).long()
+    share = torch.rand(n, generator=generator, dtype=torch.float64).to(device)
+    pixels = (share * moved.size.prod(-1)[views]).long()
     rays = pixel_rays(moved, views, pixels, settings.time)
     out = model.render_rays(rays)
     points = rays.origins + rays.directions * out.depth[:, None]
@@ -159,6 +164,14 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
     voxel = PIXELS_PER_CELL * pixel_size(moved, where)
     longest = max(box.size)
     return Lattice.around(box, min(max(voxel, longest / MAX_CELLS), longest / LEAST_CELLS), levels)
+
+
+def _levels(model: NerfModel) -> int:
+    """Those of the occupancy grid; under a contraction, as many as reach as far as rays do."""
+    if model.config.sampling.contraction == "none":
+        return model.grid.config.levels
+    reach = max(model.bounds.far, model.config.sampling.far * half_box(model.bounds.aabb))
+    return min(MAX_LEVELS, 1 + max(0, math.ceil(math.log2(reach / (0.5 * min(model.bounds.aabb.size))))))
 
 
 def _within_budget(
