@@ -47,14 +47,16 @@ class GridConfig:
     """How much of its old density a refreshed cell keeps at most."""
     threshold: float = 0.01
     """A cell is occupied above this optical thickness (density x step)."""
+    moments: int = 0
+    """Scenes that move: random times at which an update looks at a cell, 1 to 4; the densest counts. 0: it is still."""
 
 
 @dataclass(frozen=True)
 class FieldConfig:
     """The radiance field."""
 
-    kind: Literal["ngp", "vanilla", "voxels", "factor"] = "ngp"
-    """Instant-NGP's hash grid with small networks, the original NeRF's deep network, sparse voxels, planes x lines."""
+    kind: Literal["ngp", "vanilla", "voxels", "factor", "tnerf", "dnerf", "ngp-time"] = "ngp"
+    """Instant-NGP, the original NeRF, sparse voxels, planes x lines; tnerf, dnerf and ngp-time are for what moves."""
     n_levels: int = 16
     """Hash grid: number of resolutions."""
     n_features: int = 2
@@ -164,6 +166,26 @@ class FactorConfig:
     """Density at the start, per unit of world length."""
     net_lr: float = 2e-3
     """Peak learning rate of the colour network; optim.lr is that of planes and lines."""
+
+
+@dataclass(frozen=True)
+class MotionConfig:
+    """How a field follows a scene that moves (kinds tnerf, dnerf and ngp-time)."""
+
+    time_frequencies: int = 6
+    """T-NeRF, D-NeRF: time goes in as so many sines and cosines."""
+    follow: Literal["deform", "features", "both"] = "both"
+    """ngp-time: move each point to where it was at time 0, give the networks features of place and time, or both."""
+    n_levels: int = 5
+    """ngp-time: resolutions of the three grids over (x, y, t), (y, z, t) and (x, z, t)."""
+    log2_entries: int = 17
+    """ngp-time: at most 2^this entries per level of these grids."""
+    max_resolution: int = 128
+    """ngp-time: cells per axis of space at the finest; the coarsest has 8."""
+    time_resolution: int = 25
+    """ngp-time: cells along time at the finest; coarser levels have fewer in proportion."""
+    reach: float = 0.1
+    """ngp-time: how far an output of 1 of the deformation network moves a point, as a share of the box."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +352,7 @@ class Config:
     field: FieldConfig = FieldConfig()
     voxels: VoxelConfig = VoxelConfig()
     factor: FactorConfig = FactorConfig()
+    motion: MotionConfig = MotionConfig()
     render: RenderConfig = RenderConfig()
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
@@ -375,26 +398,3 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
             return tuple(_checked(typing.get_args(option)[0], item, path) for item in value)
     raise InputError(path, str(hint), repr(value))
-
-
-CameraChoice = Literal[
-    "auto", "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"
-]
-
-
-@dataclass(frozen=True)
-class ProcessConfig:
-    """How the poses of photos and videos are found (`nerfturbo process`); the defaults fit phones and cameras."""
-
-    frames: int | None = None
-    """Frames to take from a video: the sharpest of as many equal windows. Three a second, 30 to 200, unless given."""
-    matcher: Literal["auto", "exhaustive", "sequential"] = "auto"
-    """Which pictures are compared: all pairs, or neighbours in the order of names; auto decides by their number."""
-    camera_model: CameraChoice = "auto"
-    """COLMAP's lens model: auto takes OPENCV for 20 or more pictures of one camera, else SIMPLE_RADIAL."""
-    max_size: int = 1600
-    """Features are looked for in pictures of at most this many pixels a side."""
-    max_features: int | None = None
-    """Features per picture; 4096 on a CPU and 8192 on a GPU unless given."""
-    tool: Literal["auto", "colmap", "pycolmap"] = "auto"
-    """The program colmap or the package pycolmap; auto takes the first that is installed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from ..config import ProcessConfig
+from ..data.process_config import ProcessConfig
 from .parse import parse
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..config import ProcessConfig
 from ..errors import InputError
 from . import video_frames
 from .documents import read_json
 from .photos import Photo, copy_photos, is_video, require_photos, share_one_camera
+from .process_config import ProcessConfig
 from .sfm import Extraction, Matcher, Tool, open_tool
 from .verdict import Verdict, judge, largest_model
 

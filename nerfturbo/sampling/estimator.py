@@ -10,7 +10,8 @@ from torch import Tensor
 from ..types import PackedSamples, Rays
 
 SigmaFn = Callable[[Tensor, Tensor, Tensor], Tensor]  # (t_starts, t_ends, ray_indices) -> density (n,)
-DensityFn = Callable[[Tensor], Tensor]  # positions (n, 3) -> density (n,)
+# positions (n, 3) -> density (n,); of a scene that moves: positions, times (n,)
+DensityFn = Callable[..., Tensor]
 
 
 @runtime_checkable

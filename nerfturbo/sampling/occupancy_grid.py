@@ -3,6 +3,9 @@
 Each cell keeps a decaying maximum of its optical thickness (density x step size). A cell is occupied above
 min(threshold, mean): the mean keeps the grid alive while all densities are still small. Cells that no camera sees hold
 -1 and never become occupied. Nothing here waits for the device.
+
+Of a scene that moves (`GridConfig.moments`) a cell keeps the maximum over time: each update looks at it at other random
+moments, so that nothing that passes through it is skipped.
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ class OccupancyGrid(nn.Module):
         self.register_buffer("thickness", torch.zeros(n_cells))
         self.register_buffer("bits", torch.full((n_cells // 32,), -1, dtype=torch.int32))
         self.register_buffer("mean", torch.zeros(()))
+        if not 0 <= self.config.moments <= 4:
+            raise InputError("grid.moments", "0 to 4", str(self.config.moments))
         _ = self.occupancy  # checks resolution and levels
 
     @classmethod
@@ -163,6 +168,7 @@ class OccupancyGrid(nn.Module):
     ) -> None:
         """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later.
 
+        `density_fn(positions)` gives densities (n,); with `moments` in the config it is `density_fn(positions, times)`.
         With a `team` each process evaluates its part of the cells, and all of them take over the same values.
         """
         if all_cells is None:
@@ -195,7 +201,25 @@ class OccupancyGrid(nn.Module):
             device=cells.device,
         )
         dtype = self.thickness.dtype  # fp32; float64 for checking
-        return density_fn(self.cell_positions(cells, fraction.to(dtype))).to(dtype) * self.step_size
+        positions = self.cell_positions(cells, fraction.to(dtype))
+        if not self.config.moments:
+            return density_fn(positions).to(dtype) * self.step_size
+        densities = [density_fn(positions, times).to(dtype) for times in self._moments(step, cells, first)]
+        return torch.stack(densities).amax(0) * self.step_size
+
+    def _moments(self, step: int | Tensor, cells: Tensor, first: int) -> list[Tensor]:
+        """Times (n,) at which to look at each cell: one in each of `moments` equal parts of [0, 1), at random."""
+        n_moments = self.config.moments
+        draw = random_uniform(
+            cells.shape[0],
+            columns=n_moments,
+            seed=self.seed,
+            stream=Stream.GRID_TIMES,
+            step=step,
+            first=first,
+            device=cells.device,
+        ).to(self.thickness.dtype)
+        return [(draw[:, part] + part) / n_moments for part in range(n_moments)]
 
     @torch.no_grad()
     def fresh_part(self, step: int | Tensor, density_fn: DensityFn, cells: Tensor, *, rank: int, world: int) -> Tensor:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfturbo.config import ProcessConfig
 from nerfturbo.data import sfm
 from nerfturbo.data.colmap_files import read_cloud, read_images
 from nerfturbo.data.process import is_current, process
+from nerfturbo.data.process_config import ProcessConfig
 from nerfturbo.data.scene import load_scene
 from nerfturbo.data.sfm import SfmError, _Progress, run
 from nerfturbo.data.verdict import judge, largest_model
