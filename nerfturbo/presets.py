@@ -9,6 +9,7 @@ from .config import (
     FactorConfig,
     FieldConfig,
     GridConfig,
+    MotionConfig,
     OptimConfig,
     RenderConfig,
     SamplingConfig,
@@ -119,14 +120,40 @@ _PRESETS: dict[str, Config] = {
     ),
 }
 
+# For scenes that move. A cell is occupied if it ever is: where an update looks at one moment, the grid forgets slower.
+_PRESETS |= {
+    "dynamic": replace(
+        _PRESETS["ngp"],
+        preset="dynamic",
+        grid=GridConfig(moments=2),
+        field=replace(_PRESETS["ngp"].field, kind="ngp-time"),
+    ),
+    "dynamic-cpu": replace(
+        _PRESETS["ngp-cpu"],
+        preset="dynamic-cpu",
+        grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9),
+        field=replace(_PRESETS["ngp-cpu"].field, kind="ngp-time"),
+        motion=MotionConfig(n_levels=4, log2_entries=14, max_resolution=64),
+    ),
+    **{
+        kind: replace(
+            _PRESETS["vanilla"],
+            preset=kind,
+            grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
+            field=replace(_PRESETS["vanilla"].field, kind=kind),
+        )
+        for kind in ("tnerf", "dnerf")
+    },
+}
+
 
 def preset_names() -> list[str]:
     return sorted(_PRESETS)
 
 
 def preset(name: str, device: str = "cpu") -> Config:
-    """A preset by name; "auto" is ngp on a GPU and ngp-cpu on a CPU (a scene without an end then takes proposal or
-    proposal-cpu: `nerfturbo.data.fitting`).
+    """A preset by name; "auto" is ngp on a GPU and ngp-cpu on a CPU (a scene without an end, or one that moves, then
+    takes another: `nerfturbo.data.fitting`).
 
     >>> preset("auto", "cpu").preset
     'ngp-cpu'

@@ -15,6 +15,7 @@ from ..config import (
     FieldConfig,
     GridConfig,
     LossConfig,
+    MotionConfig,
     OptimConfig,
     PhotoConfig,
     RenderConfig,
@@ -39,6 +40,7 @@ class Settings:
     field: FieldConfig = dataclasses.field(default_factory=FieldConfig)
     voxels: VoxelConfig = dataclasses.field(default_factory=VoxelConfig)
     factor: FactorConfig = dataclasses.field(default_factory=FactorConfig)
+    motion: MotionConfig = dataclasses.field(default_factory=MotionConfig)
     render: RenderConfig = dataclasses.field(default_factory=RenderConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
@@ -90,6 +92,7 @@ class Settings:
             }
         )
         _check_sampling(self.sampling)
+        _check_motion(self.motion, grid.moments)
         shares = {
             "--grid.decay": grid.decay,
             "--optim.hold-fraction": optim.hold_fraction,
@@ -115,6 +118,13 @@ class Settings:
             raise InputError("--photo.appearance", f"0 to {MAX_APPEARANCE} numbers", str(self.photo.appearance))
         if not 0 <= train.seed < 1 << 63:
             raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
+
+
+def _check_motion(motion: MotionConfig, moments: int) -> None:
+    names = ("time_frequencies", "time_resolution", "reach", "max_resolution")
+    check_positive({f"--motion.{name.replace('_', '-')}": getattr(motion, name) for name in names})
+    if not 0 <= moments <= 4:
+        raise InputError("--grid.moments", "0 to 4", str(moments))
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:

@@ -1,5 +1,6 @@
-"""A config made to fit a scene: one without an end is folded (proposals, contracted grids), or needs nested grids,
-growing steps and a finer hash grid; and the preset that `auto` stands for, once the scene is known."""
+"""A config made to fit a scene: one that moves needs a field that sees time; one without an end is folded (proposals,
+contracted grids), or needs nested grids, growing steps and a finer hash grid; and the preset that `auto` stands for,
+once the scene is known."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from .scene import Scene
 UNBOUNDED_CONE_STEPS = 4.0  # over the steps per diagonal: 1/256 for 1024 of them, as instant-ngp has it
 UNBOUNDED_ALPHA_THRE = 1e-2
 UNBOUNDED_PRESETS = {"ngp": "proposal"}  # what `auto` takes in place of the first
+MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
+FOLLOW_TIME = ("tnerf", "dnerf", "ngp-time")  # kinds of fields that see time
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
 _LEVELS_AT_FULL_RESOLUTION = (
@@ -25,12 +28,18 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
 
     `auto` is the preset that the config began as, where nobody chose one: a scene may then take another in its place.
     """
+    chosen: tuple[str, ...] = ()
+    if auto is not None and scene.cameras.times is not None and auto.preset in MOVING_PRESETS:
+        why = "the pictures have times: this field follows what moves"
+        config, chosen = _in_its_place(config, auto, MOVING_PRESETS[auto.preset], why)
+        auto = None
+    chosen += motion_notes(config, scene)
     levels = scene.grid_levels
     if levels == 1 or config.grid.levels != 1:
-        return config, ()
-    chosen: tuple[str, ...] = ()
+        return config, chosen
     if auto is not None and auto.preset in UNBOUNDED_PRESETS:
-        config, chosen = _unbounded_preset(config, auto)
+        why = "the scene has no end: proposal networks find its surfaces near and far"
+        config, chosen = _in_its_place(config, auto, UNBOUNDED_PRESETS[auto.preset], why, "for nested grids")
     if config.sampling.kind != "grid" or config.sampling.contraction != "none":
         config, notes = _folded(config, levels)
     else:
@@ -38,9 +47,21 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
     return config, (*chosen, *notes)
 
 
-def _unbounded_preset(config: Config, auto: Config) -> tuple[Config, tuple[str, ...]]:
-    """The preset for scenes without an end in place of `auto`; what differs from `auto` was chosen and stays."""
-    name = UNBOUNDED_PRESETS[auto.preset]
+def motion_notes(config: Config, scene: Scene) -> tuple[str, ...]:
+    """What is wrong between a scene that moves and a field that does not see time, or the other way round."""
+    moving, kind = scene.cameras.times is not None, config.field.kind
+    if moving and kind not in FOLLOW_TIME:
+        advice = "--preset auto, dynamic, tnerf or dnerf follow what moves"
+        return (f"warning: the pictures have times, which field.kind {kind} does not see: {advice}",)
+    if kind in FOLLOW_TIME and not moving:
+        return (f"warning: no picture has a time: field.kind {kind} learns nothing here that ngp does not",)
+    return ()
+
+
+def _in_its_place(
+    config: Config, auto: Config, name: str, why: str, otherwise: str = "keeps the other"
+) -> tuple[Config, tuple[str, ...]]:
+    """The preset `name` in place of `auto`; what differs from `auto` was chosen and stays."""
     if config.sampling != auto.sampling or config.field.kind != auto.field.kind:
         return config, ()
     made = replace(preset(name), data=config.data)
@@ -49,8 +70,7 @@ def _unbounded_preset(config: Config, auto: Config) -> tuple[Config, tuple[str, 
         given = {one.name: getattr(own, one.name) for one in fields(own)}
         kept = {leaf: value for leaf, value in given.items() if value != getattr(before, leaf)}
         made = replace(made, **{stage: replace(getattr(made, stage), **kept)})
-    why = "the scene has no end: proposal networks find its surfaces near and far"
-    return made, (f"preset {name}, because {why} (--preset {auto.preset} for nested grids)",)
+    return made, (f"preset {name}, because {why} (--preset {auto.preset} {otherwise})",)
 
 
 def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
@@ -84,7 +104,7 @@ def _nested(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
         render = replace(render, alpha_thre=UNBOUNDED_ALPHA_THRE)
         notes.append(f"render.alpha_thre {UNBOUNDED_ALPHA_THRE:g}")
     finest = min(_MAX_RESOLUTION, field.max_resolution << (levels - 1))  # cells of the inner box stay as small
-    if field.kind == "ngp" and finest > field.max_resolution:
+    if field.kind in ("ngp", "ngp-time") and finest > field.max_resolution:
         field = replace(field, max_resolution=finest)
         notes.append(f"field.max_resolution {finest}")
     if levels > _LEVELS_AT_FULL_RESOLUTION and 32 < grid.resolution <= 64:

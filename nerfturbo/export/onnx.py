@@ -129,7 +129,7 @@ def plain_field(model: NerfModel) -> nn.Module:
     field = model.field
     if isinstance(field, InstantNGP):
         return PlainNgp(field).eval()
-    if isinstance(field, VanillaNeRF):
+    if type(field) is VanillaNeRF:
         copy = VanillaNeRF(field.aabb, field.config)
         copy.load_state_dict({name: value.detach().float().cpu() for name, value in field.state_dict().items()})
         return copy.eval()

@@ -1,28 +1,36 @@
 """Radiance fields: positions, directions (and time) to density and colour."""
 
-from ..config import FactorConfig, FieldConfig, VoxelConfig
+from ..config import FactorConfig, FieldConfig, MotionConfig, VoxelConfig
 from ..errors import InputError
 from ..ops.contraction import Contraction
 from ..types import Aabb
 from .anti_aliased import AntiAliasedNGP
 from .density import HashDensity
+from .dynamic import DeformedNeRF, TimeNeRF
 from .factor import FactorField
 from .field import Field, RayField
 from .ngp import InstantNGP
+from .ngp_time import DynamicNGP
 from .vanilla import VanillaNeRF
 from .voxels import VoxelGrid
 
 __all__ = [
     "AntiAliasedNGP",
+    "DeformedNeRF",
+    "DynamicNGP",
     "FactorField",
     "Field",
     "HashDensity",
     "InstantNGP",
     "RayField",
+    "TimeNeRF",
     "VanillaNeRF",
     "VoxelGrid",
     "build_field",
 ]
+
+BuiltField = InstantNGP | VanillaNeRF | VoxelGrid | FactorField | DynamicNGP
+_MOVING = {"tnerf": TimeNeRF, "dnerf": DeformedNeRF, "ngp-time": DynamicNGP}
 
 
 def build_field(
@@ -33,9 +41,14 @@ def build_field(
     voxels: VoxelConfig | None = None,
     factor: FactorConfig | None = None,
     contraction: Contraction = "none",
-) -> InstantNGP | VanillaNeRF | VoxelGrid | FactorField:
-    """The field a config describes, over a box or, with a contraction about it, all of space."""
-    field = _build(config, aabb, seed, voxels, factor)
+    motion: MotionConfig | None = None,
+) -> BuiltField:
+    """The field a config describes, over a box or, with a contraction about it, all of space; `motion` is for those
+    that follow a scene that moves."""
+    if config.kind in _MOVING:
+        field = _MOVING[config.kind](aabb, config, motion, seed=seed)
+    else:
+        field = _build(config, aabb, seed, voxels, factor)
     if contraction != "none":
         if not hasattr(field, "contraction") or isinstance(field, AntiAliasedNGP):
             hint = "--sampling.contraction none, or another field"

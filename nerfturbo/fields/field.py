@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ..types import PackedSamples, Rays
@@ -100,3 +101,18 @@ class AdaptiveField(Field, Protocol):
 def field_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, without it."""
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """A field that reads half copies of its tables, and adds gradients to buffers, where a trainer hands them in."""
+
+    def connect(
+        self, halves: Mapping[Tensor, Tensor], grads: Mapping[Tensor, Tensor], found_inf: Tensor | None
+    ) -> None:
+        """By parameter: its half copy, where there is one, and the buffer of its gradient."""
+        ...
+
+    def read_as(self, dtype: torch.dtype) -> None:
+        """Read copies in this precision from now on, without training."""
+        ...

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..ops import GradientSink
 from ..ops.fused_mlp import fused_mlp
 
 
@@ -19,7 +20,12 @@ def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -
 
 
 class FusedMlp(nn.Module):
-    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases."""
+    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases.
+
+    Where a trainer sets `sink`, it takes the weights' gradients.
+    """
+
+    sink: GradientSink | None = None
 
     def __init__(
         self, inputs: int, outputs: int, *, width: int, depth: int, generator: torch.Generator | None = None
@@ -31,5 +37,5 @@ class FusedMlp(nn.Module):
             bound = math.sqrt(6.0 / (fan_in + fan_out))
             self.weights.append(nn.Parameter(draw_uniform(fan_out, fan_in, bound=bound, generator=generator)))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return fused_mlp(inputs, list(self.weights))
+    def forward(self, inputs: Tensor, n_used: Tensor | None = None) -> Tensor:
+        return fused_mlp(inputs, list(self.weights), sink=self.sink, n_used=n_used)

@@ -33,11 +33,12 @@ class VanillaNeRF(nn.Module):
     compute_dtype: torch.dtype | None = None
     contraction: Contraction = "none"  # of the space outside the box
 
-    def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0) -> None:
+    def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0, n_more: int = 0) -> None:
+        """`n_more`: inputs beside the encoded position, for fields made of this one; they override `_encode`."""
         super().__init__()
         config = config or FieldConfig(kind="vanilla", width=256, depth=8)
         self.aabb, self.config = aabb, config
-        n_position = 3 * (2 * POSITION_FREQUENCIES + 1)
+        n_position = 3 * (2 * POSITION_FREQUENCIES + 1) + n_more
         n_direction = 3 * (2 * DIRECTION_FREQUENCIES + 1)
         width = config.width
         self.skip = config.depth // 2 if config.depth > 4 else -1
@@ -59,10 +60,15 @@ class VanillaNeRF(nn.Module):
                 module.weight.copy_(draw_uniform(*module.weight.shape, bound=bound, generator=generator))
                 module.bias.zero_()
 
-    def _trunk(self, positions: Tensor) -> Tensor:
-        encoded = frequency_encode(
-            unit_positions(positions, self.aabb, self.contraction) * 2.0 - 1.0, POSITION_FREQUENCIES
-        )
+    def _place(self, positions: Tensor) -> Tensor:
+        """(n, 3) in [-1, 1]^3."""
+        return unit_positions(positions, self.aabb, self.contraction) * 2.0 - 1.0
+
+    def _encode(self, positions: Tensor, times: Tensor | None) -> Tensor:
+        return frequency_encode(self._place(positions), POSITION_FREQUENCIES)
+
+    def _trunk(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        encoded = self._encode(positions, times)
         skip = self.skip if self.skip > 0 else None
         return self._layers(
             encoded, [layer for layer in self.trunk if isinstance(layer, nn.Linear)], skip=skip, relu_last=True
@@ -80,7 +86,7 @@ class VanillaNeRF(nn.Module):
         return torch.nn.functional.softplus((logits if logits.dtype == torch.float64 else logits.float()) - 1.0)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        return self._density(self._trunk(positions))
+        return self._density(self._trunk(positions, times))
 
     def forward(
         self,
@@ -90,16 +96,17 @@ class VanillaNeRF(nn.Module):
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if not self.config.checkpointing or not torch.is_grad_enabled():
-            return self._evaluate(positions, directions)
+            return self._evaluate(positions, directions, times)
         # Piece by piece, keeping the inputs alone: the backward computes a piece once more, and only one at a time.
         n_pieces = max(1, min(PIECES, positions.shape[0] // SMALLEST_PIECE))
-        pieces = zip(positions.tensor_split(n_pieces), directions.tensor_split(n_pieces), strict=True)
+        moments = [None] * n_pieces if times is None else times.tensor_split(n_pieces)
+        pieces = zip(positions.tensor_split(n_pieces), directions.tensor_split(n_pieces), moments, strict=True)
         done = [checkpoint(self._evaluate, *p, use_reentrant=False, preserve_rng_state=False) for p in pieces]
         rgb, density = zip(*done, strict=True)
         return torch.cat(rgb), torch.cat(density)
 
-    def _evaluate(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self._trunk(positions)
+    def _evaluate(self, positions: Tensor, directions: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor]:
+        hidden = self._trunk(positions, times)
         logits = self._color_logits(hidden, directions)
         return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
 

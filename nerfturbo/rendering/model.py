@@ -74,6 +74,7 @@ class NerfModel(nn.Module):
             voxels=config.voxels,
             factor=config.factor,
             contraction=contraction,
+            motion=config.motion,
         )
         self.proposer = build_estimator(config, bounds.aabb, near=bounds.near, far=bounds.far)
         self.keypoints: Keypoints | None = None  # what depth is known of, while training

@@ -84,7 +84,7 @@ def bytes_per_sample(field: Field, *, half: bool = False) -> int:
     if isinstance(field, VoxelGrid):
         return 256
     if not isinstance(field, InstantNGP):
-        return 8192
+        return getattr(field, "bytes_per_sample", 8192)
     row = ngp_table(field, half=half, rows=1)
     return 64 + field.encoding.layout.n_outputs * row.element_size() if skips_unused(row, field.weights) else 1024
 

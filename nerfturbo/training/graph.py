@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..data.batches import PixelSampler
 from ..errors import BackendError
-from ..fields import InstantNGP, VanillaNeRF, VoxelGrid
+from ..fields import DynamicNGP, InstantNGP, VanillaNeRF, VoxelGrid
 from ..ops.precompile import compile_only
 from ..ops.step_state import COLUMNS, RayBudget, StepState
 from ..rendering.model import NerfModel
@@ -67,7 +67,7 @@ class DeviceStep:
         self._update_averages: Callable[[], None] = self._average
         self._compiled = False
         # Only what reads nothing back and asks no other process can run with its launches left out: our own stages.
-        own = isinstance(model.field, InstantNGP | VanillaNeRF | VoxelGrid) and self.stages == Stages()
+        own = isinstance(model.field, InstantNGP | VanillaNeRF | VoxelGrid | DynamicNGP) and self.stages == Stages()
         self.compile_ahead = capture and own and self.team.alone
         self._stream = torch.cuda.Stream(model.device)
         self._host_ring = torch.zeros(2, RING, len(COLUMNS), pin_memory=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..config import OptimConfig
 from ..fields.density import HashDensity
 from ..fields.factor import FactorField
-from ..fields.field import Carry
+from ..fields.field import Carry, Connected
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
 from ..fields.voxels import VoxelGrid
@@ -151,6 +151,8 @@ class Optimizer:
                 module.table_sink = GradientSink(both, self.found_inf)
             elif isinstance(module, VanillaNeRF | FactorField):
                 module.compute_dtype = self.half_dtype
+            elif isinstance(module, Connected):
+                module.connect(halves, grads, self.found_inf)
 
     @property
     def learning_rate(self) -> float:

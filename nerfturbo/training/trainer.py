@@ -21,7 +21,7 @@ from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
 from ..errors import InputError
 from ..fields import AntiAliasedNGP, FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
-from ..fields.field import Carry
+from ..fields.field import Carry, Connected
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from ..sampling.contracted_grid import ContractedGrid
@@ -152,8 +152,9 @@ class Trainer:
     ) -> Trainer:
         """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
 
-        What the scene changes (`fitted_config`: nested grids, growing steps and so on for one without an end) is
-        logged and stands in `config`; values chosen by hand stay. Trainer(config, scene) takes the config as it is.
+        What the scene changes (`fitted_config`: a field that sees time for one that moves; nested grids, growing steps
+        and so on for one without an end) is logged and stands in `config`; values chosen by hand stay.
+        Trainer(config, scene) takes the config as it is.
         """
         auto = preset("auto", torch.device(device).type) if config is None else None
         config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene, auto=auto)
@@ -339,4 +340,6 @@ def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfMode
             module.half_table = module.color_table.detach().to(dtype)
         elif isinstance(module, VanillaNeRF | FactorField):
             module.compute_dtype = dtype
+        elif isinstance(module, Connected) and dtype is not None:
+            module.read_as(dtype)
     return model.eval()

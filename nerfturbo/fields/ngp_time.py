@@ -1,0 +1,180 @@
+"""Instant-NGP for scenes that move: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t).
+
+What these grids hold of a place and a time does two things. A small network turns it into a displacement: the scene's
+own hash grid is read where the point was at time 0, so that a thing that moves is learned once, from all pictures. And
+it goes to the density and colour networks beside the scene's features, for what no displacement explains: shadows,
+things that appear. At time 0 every point is at its own place.
+
+A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
+`time_resolution` cells along it. Few cells along time are what makes neighbouring pictures teach each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..config import FieldConfig, MotionConfig
+from ..errors import InputError
+from ..ops import GradientSink
+from ..ops.composite import visibility
+from ..ops.hash_encode import HashLayout
+from ..ops.ngp_field import NgpWeights, ngp_field
+from ..ops.sample_positions import sample_positions
+from ..ops.spherical_harmonics import spherical_harmonics
+from ..types import Aabb, PackedSamples, Rays
+from .activations import truncated_exp
+from .dynamic import from_the_start, times_of
+from .hash_grid import HashGrid
+from .mlp import FusedMlp
+
+MOTION_FEATURES, COARSEST = 2, 8  # features per entry of a grid over time, and its cells at the coarsest level
+TRIPLES = ((0, 1, 3), (1, 2, 3), (0, 2, 3))  # of (x, y, z, t)
+
+
+class DynamicNGP(nn.Module):
+    """motion(x, t) -> displacement; [hash(x + displacement), motion(x, t)] -> density and colour as in Instant-NGP.
+
+    >>> field = DynamicNGP(Aabb.cube(1.0), FieldConfig(kind="ngp-time", log2_entries=10), MotionConfig(log2_entries=8))
+    >>> density = field.density(torch.zeros(5, 3), torch.linspace(0.0, 1.0, 5))
+    >>> density.shape, field.displacement(torch.rand(5, 3), torch.zeros(5)).abs().max().item()
+    (torch.Size([5]), 0.0)
+    """
+
+    bytes_per_sample = 1024  # of rendering, an estimate
+    weight_sink: GradientSink | None = None
+
+    def __init__(
+        self, aabb: Aabb, config: FieldConfig | None = None, motion: MotionConfig | None = None, *, seed: int = 0
+    ) -> None:
+        super().__init__()
+        config, motion = config or FieldConfig(kind="ngp-time"), motion or MotionConfig()
+        generator = torch.Generator().manual_seed(seed)
+        self.aabb, self.config, self.motion = aabb, config, motion
+        if (config.depth, config.color_depth) != (1, 2):
+            got = f"{config.depth} and {config.color_depth}"
+            raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
+        layout = HashLayout(
+            config.n_levels, config.n_features, config.log2_entries, config.base_resolution, config.max_resolution
+        )
+        over_time = HashLayout(
+            motion.n_levels, MOTION_FEATURES, motion.log2_entries, COARSEST, max(COARSEST, motion.max_resolution)
+        )
+        self.encoding = HashGrid(layout, generator=generator)
+        self.motion_grids = nn.ModuleList(HashGrid(over_time, generator=generator) for _ in TRIPLES)
+        n_motion = len(TRIPLES) * over_time.n_outputs
+        self.deform_net = None
+        if motion.follow != "features":
+            self.deform_net = FusedMlp(n_motion, 3, width=config.width, depth=2, generator=generator)
+        self.density_net = FusedMlp(
+            layout.n_outputs + (0 if motion.follow == "deform" else n_motion),
+            config.geo_features,
+            width=config.width,
+            depth=config.depth,
+            generator=generator,
+        )
+        self.color_net = FusedMlp(
+            config.sh_degree**2 + config.geo_features,
+            3,
+            width=config.width,
+            depth=config.color_depth,
+            generator=generator,
+        )
+
+    @property
+    def weights(self) -> NgpWeights:
+        """The five matrices of the density and colour networks."""
+        return NgpWeights(*self.density_net.weights, *self.color_net.weights)
+
+    @property
+    def hash_grids(self) -> list[HashGrid]:
+        return [module for module in self.modules() if isinstance(module, HashGrid)]
+
+    def connect(
+        self, halves: Mapping[Tensor, Tensor], grads: Mapping[Tensor, Tensor], found_inf: Tensor | None
+    ) -> None:
+        """Read the half copies of the tables, where there are any, and add gradients straight to these buffers."""
+        for grid in self.hash_grids:
+            grid.half, grid.sink = halves.get(grid.table), GradientSink((grads[grid.table],), found_inf)
+        if self.deform_net is not None:
+            self.deform_net.sink = GradientSink(tuple(grads[w] for w in self.deform_net.weights), found_inf)
+        self.weight_sink = GradientSink(tuple(grads[weight] for weight in self.weights), found_inf)
+
+    def read_as(self, dtype: torch.dtype) -> None:
+        """Render as it was trained: from copies of the tables in this precision."""
+        for grid in self.hash_grids:
+            grid.half = grid.table.detach().to(dtype)
+
+    def _over_time(self, unit: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
+        """(n, motion features) of places (n, 3) in [0, 1]^3 at times (n,)."""
+        share = self.motion.time_resolution / self.motion.max_resolution
+        along = torch.cat([unit.t(), (times * share)[None]])  # (4, n)
+        grids = zip(self.motion_grids, TRIPLES, strict=True)
+        return _joined([grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids])
+
+    def _moved(self, features: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
+        assert self.deform_net is not None
+        moved = self.deform_net(features, n_used).to(times.dtype)
+        return moved * (self.motion.reach * from_the_start(times))[:, None]
+
+    def displacement(self, unit: Tensor, times: Tensor) -> Tensor:
+        """(n, 3) from places (n, 3) in [0, 1]^3 at times (n,) to those of time 0, in shares of the box."""
+        if self.deform_net is None:
+            return torch.zeros_like(unit)
+        return self._moved(self._over_time(unit, times, None), times, None)
+
+    def _encode(self, unit: Tensor, times: Tensor, n_used: Tensor | None = None) -> Tensor:
+        """(n, features): what the density network sees."""
+        features = self._over_time(unit, times, n_used)
+        if self.deform_net is not None:
+            unit = unit + self._moved(features, times, n_used)
+        scene = self.encoding(unit, n_used)
+        return scene if self.motion.follow == "deform" else _joined([scene, features])
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
+        return truncated_exp(self.density_net(encoded)[:, 0])
+
+    def forward(
+        self,
+        positions: Tensor,
+        directions: Tensor,
+        times: Tensor | None = None,
+        camera_indices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
+        angular = spherical_harmonics(directions, self.config.sh_degree).to(encoded.dtype)
+        rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
+        logits = ngp_field(encoded, angular, rows, self.weights, sink=self.weight_sink)
+        return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+
+    def _encode_samples(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        unit = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
+        times = times_of(rays.origins, rays.times)[samples.ray_indices.long()]
+        return self._encode(unit, times, samples.n_samples)
+
+    @torch.no_grad()
+    def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        encoded = self._encode_samples(rays, samples)
+        return truncated_exp(self.density_net(encoded, samples.n_samples)[:, 0])
+
+    @torch.no_grad()
+    def sample_visibility(
+        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+    ) -> Tensor:
+        density = self.sample_density(rays, samples)
+        return visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+
+    def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        encoded = self._encode_samples(rays, samples)
+        angular = spherical_harmonics(rays.directions, self.config.sh_degree).to(encoded.dtype)
+        return ngp_field(
+            encoded, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
+        )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Columns side by side, feature-major in memory as the encoder writes them and the networks read them."""
+    return torch.cat([part.t() for part in parts]).t()

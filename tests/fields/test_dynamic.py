@@ -1,0 +1,154 @@
+"""Fields that follow a scene that moves: time matters, time 0 is the scene's own place, gradients are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nerfturbo.config import FieldConfig, MotionConfig
+from nerfturbo.errors import InputError
+from nerfturbo.fields import DeformedNeRF, DynamicNGP, Field, RayField, TimeNeRF, build_field
+from nerfturbo.fields.dynamic import from_the_start
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.composite import visibility
+from nerfturbo.types import Aabb, PackedSamples, Rays
+
+BOX = Aabb.cube(1.5)
+DEEP = {"width": 32, "depth": 6}
+HASH = {"n_levels": 4, "n_features": 2, "log2_entries": 10, "base_resolution": 4, "max_resolution": 64, "width": 16}
+MOTION = MotionConfig(n_levels=3, log2_entries=9, max_resolution=16, time_resolution=8)
+KINDS = {"tnerf": FieldConfig(kind="tnerf", **DEEP), "dnerf": FieldConfig(kind="dnerf", **DEEP)}
+KINDS |= {"ngp-time": FieldConfig(kind="ngp-time", **HASH)}
+
+
+def inputs(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(n, 3, generator=draw), dim=-1)
+    return torch.rand(n, 3, generator=draw) * 2.8 - 1.4, directions, torch.rand(n, generator=draw)
+
+
+def awake(kind: str, motion: MotionConfig = MOTION) -> TimeNeRF | DeformedNeRF | DynamicNGP:
+    """A field as training leaves it: features of size 1 and displacements that move points."""
+    field = build_field(KINDS[kind], BOX, motion=motion)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in field.named_parameters():
+            if name.endswith("table"):
+                parameter.uniform_(-0.5, 0.5, generator=draw)
+            elif name.startswith("deform_head"):
+                parameter.uniform_(-0.1, 0.1, generator=draw)
+    assert isinstance(field, TimeNeRF | DeformedNeRF | DynamicNGP)
+    return field
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 33])
+def test_shapes_and_ranges(kind: str, n: int) -> None:
+    field = build_field(KINDS[kind], BOX, motion=MOTION)
+    positions, directions, times = inputs(n)
+    assert isinstance(field, Field)
+    rgb, density = field(positions, directions, times)
+    assert rgb.shape == (n, 3) and density.shape == (n,)
+    assert ((rgb >= 0) & (rgb <= 1)).all() and (density >= 0).all()
+    assert torch.allclose(field.density(positions, times), density, rtol=1e-5)
+    assert n == 0 or density.min() > 0.05, "a field that starts empty empties its grid"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_matters_and_its_absence_is_the_beginning(kind: str) -> None:
+    field = awake(kind)
+    positions, directions, times = inputs(64)
+    now, later = field(positions, directions, times), field(positions, directions, (times + 0.4) % 1.0)
+    assert not torch.allclose(now[0], later[0]) and not torch.allclose(now[1], later[1])
+    start, none = field(positions, directions, torch.zeros(64)), field(positions, directions)
+    assert torch.equal(start[0], none[0]) and torch.equal(start[1], none[1])
+    close = field(positions, directions, times + 1e-5)
+    assert (close[0] - now[0]).abs().max() < 0.05, "a moment later it looks almost the same"
+
+
+@pytest.mark.parametrize("kind", ["dnerf", "ngp-time"])
+def test_the_deformation_begins_as_the_identity(kind: str) -> None:
+    """At time 0 exactly, for any weights; at first almost nothing moves at any time."""
+    for field, bound in ((awake(kind), None), (build_field(KINDS[kind], BOX, motion=MOTION), 0.02)):
+        assert isinstance(field, DeformedNeRF | DynamicNGP)
+        places, _, times = inputs(64)
+        assert field.displacement(places * 0.3 + 0.5, torch.zeros(64)).abs().max() == 0.0
+        moved = field.displacement(places * 0.3 + 0.5, times).norm(dim=-1)
+        assert moved.max() < bound if bound is not None else moved.mean() > 1e-3
+    assert from_the_start(torch.tensor([0.0, 0.1, 1.0])).tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_against_double_precision(kind: str) -> None:
+    """Every parameter gets a gradient, and in fp32 it is that of plain torch in float64; that one is the slope."""
+    field = awake(kind)
+    exact = awake(kind).double()
+    positions, directions, times = inputs(200)
+    weigh = torch.randn(200, 4, generator=torch.Generator().manual_seed(2))
+    for made, cast in ((field, torch.float32), (exact, torch.float64)):
+        with use_backend("reference") if cast == torch.float64 else use_backend("auto"):
+            rgb, density = made(positions.to(cast), directions.to(cast), times.to(cast))
+            out = torch.cat([rgb, density.clamp(max=50.0)[:, None]], dim=-1)
+            (out * weigh.to(out.dtype)).sum().backward()
+    for (name, parameter), other in zip(field.named_parameters(), exact.parameters(), strict=True):
+        assert parameter.grad is not None and other.grad is not None and parameter.grad.abs().sum() > 0, name
+        difference = (parameter.grad.double() - other.grad.double()).norm() / other.grad.double().norm()
+        # Rounding of a displacement is a thousand times as large in the finest sines, and ReLUs flip.
+        assert difference < (0.1 if kind == "dnerf" else 5e-3), (name, float(difference))
+    _slopes_are_gradients(exact, positions, times)
+
+
+def _slopes_are_gradients(field: Field, positions: torch.Tensor, times: torch.Tensor) -> None:
+    """Along a random way of all parameters, in float64: the difference of densities over its length."""
+    assert isinstance(field, torch.nn.Module)
+    draw, parameters = torch.Generator().manual_seed(3), dict(field.named_parameters())
+    way = {name: torch.randn(p.shape, generator=draw, dtype=torch.float64) for name, p in parameters.items()}
+
+    def density(length: float) -> torch.Tensor:
+        moved = {name: p.detach() + length * way[name] for name, p in parameters.items()}
+        return torch.func.functional_call(field, moved, (positions.double(), positions.double(), times.double()))[1]
+
+    with use_backend("reference"):
+        made = field.density(positions.double(), times.double()).log().sum()
+        slope = (density(1e-9).log().sum() - density(-1e-9).log().sum()) / 2e-9
+    used = {name: p for name, p in parameters.items() if not name.startswith(("color", "feature"))}
+    grads = torch.autograd.grad(made, list(used.values()))
+    expected = sum((way[name] * grad).sum() for name, grad in zip(used, grads, strict=True))
+    assert torch.allclose(slope, torch.as_tensor(expected), rtol=1e-3), (float(slope), float(expected))
+
+
+@pytest.mark.parametrize("follow", ["deform", "features", "both"])
+def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
+    """The packed way, with unused capacity behind, gives what `forward` gives; visibility is that of density."""
+    field = awake("ngp-time", replace(MOTION, follow=follow))
+    assert isinstance(field, DynamicNGP) and isinstance(field, RayField)
+    _, directions, times = inputs(5)
+    rays = Rays(-2.0 * directions, directions, times)
+    counts = torch.tensor([3, 0, 4, 2, 1])
+    starts = torch.linspace(1.0, 2.5, 10)
+    exact = PackedSamples.from_counts(counts, starts, starts + 0.1)
+    pad = torch.zeros(6)
+    samples = PackedSamples(
+        torch.cat([exact.t_starts, pad]),
+        torch.cat([exact.t_ends, pad]),
+        torch.cat([exact.ray_indices, pad.int()]),
+        exact.offsets,
+    )
+    index = exact.ray_indices.long()
+    rgb, density = field(exact.positions(rays), directions[index], times[index])
+    logits = field.sample_logits(rays, samples)
+    assert logits.shape == (16, 4) and (logits[10:] == 0.0).all()
+    assert torch.allclose(torch.sigmoid(logits[:10, :3]), rgb, atol=1e-5)
+    assert torch.allclose(field.sample_density(rays, samples)[:10], density, rtol=1e-4)
+    seen = field.sample_visibility(rays, samples, early_stop_eps=1e-2, alpha_thre=0.0)
+    assert torch.equal(seen[:10], visibility(density.detach(), exact, early_stop_eps=1e-2))
+    assert not seen[10:].any()
+
+
+def test_sizes_that_no_kernel_runs_are_refused() -> None:
+    with pytest.raises(InputError, match=r"field\.depth"):
+        build_field(replace(KINDS["ngp-time"], depth=2), BOX)
+    with pytest.raises(InputError, match="n_levels"):
+        build_field(KINDS["ngp-time"], BOX, motion=replace(MOTION, n_levels=0))
