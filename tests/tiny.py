@@ -93,3 +93,39 @@ def open_scene(split: str = "train", *, n_views: int = 6, size: int = 16) -> Sce
         source="builtin:open",
         grid_levels=5,
     )
+
+
+def moving_ball_scene(split: str = "train", *, n_views: int = 24, size: int = 16) -> Scene:
+    """A ball that crosses the box and changes its colour, traced exactly; each view is of another moment."""
+    angles = torch.arange(n_views) * 2.4 + (0.0 if split == "train" else 1.1)  # the golden angle
+    heights = 0.3 + 2.2 * (torch.arange(n_views) * 0.7549).frac()
+    eyes = torch.stack([3.2 * angles.cos(), 3.2 * angles.sin(), heights], dim=-1)
+    cameras = Cameras.pinhole(look_at(eyes, torch.zeros(3)), width=size, height=size, field_of_view_x=0.6)
+    times = (torch.arange(n_views) * 0.5698 + (0.0 if split == "train" else 0.05)).frac()
+    cameras = replace(cameras, times=times)
+    return Scene(
+        name="moving-ball",
+        cameras=cameras,
+        images=ImagePool.from_images(moving_ball_pictures(cameras)),
+        aabb=Aabb.cube(1.5),
+        near=0.0,
+        far=8.0,
+        split=split,
+        has_alpha=True,
+        source="builtin:moving-ball",
+    )
+
+
+def moving_ball_pictures(cameras: Cameras) -> torch.Tensor:
+    """(n, H, W, 4) uint8: what the cameras see at their times."""
+    pictures = []
+    for index in range(len(cameras)):
+        rays, width = cameras.image_rays(index), int(cameras.size[index, 0])
+        assert rays.times is not None
+        time = rays.times
+        center = torch.stack([1.0 * time - 0.5, 0.4 - 0.8 * time, torch.zeros_like(time)], dim=-1)
+        miss = torch.linalg.cross(rays.origins - center, rays.directions).norm(dim=-1)
+        rgb = torch.stack([0.1 + 0.8 * time, torch.full_like(time, 0.2), 0.9 - 0.8 * time], dim=-1)
+        rgba = torch.cat([rgb, torch.ones_like(time)[:, None]], dim=-1) * (miss < 0.8)[:, None]
+        pictures.append((rgba * 255.0).to(torch.uint8).view(-1, width, 4))
+    return torch.stack(pictures)

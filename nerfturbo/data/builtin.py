@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,8 +21,9 @@ from ..errors import BackendError, InputError
 from ..ops._dispatch import available
 from ..types import Aabb
 from .builtin_cache import cached_pictures
-from .builtin_scenes import SCENES
-from .builtin_tables import pack
+from .builtin_moving import MOVING
+from .builtin_scenes import NAMES, check_name, scene_at
+from .builtin_tables import Tables, pack
 from .cameras import Cameras
 from .conventions import look_at
 from .images import ImagePool
@@ -39,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 def builtin_names() -> tuple[str, ...]:
     """The names that `builtin_scene` and `load_scene` know, the default first."""
-    return tuple(SCENES)
+    return NAMES
 
 
 def builtin_scene(
@@ -63,6 +66,8 @@ def builtin_scene(
             raise InputError(what, "an integer from 1 to 65536", repr(value))
     poses = view_poses(split, n_views, seed=seed)
     cameras = Cameras.pinhole(poses, width=resolution, height=resolution, field_of_view_x=FIELD_OF_VIEW)
+    if name in MOVING:
+        cameras = replace(cameras, times=view_times(split, n_views))
     aabb = Aabb.cube(1.5)
     return Scene(
         name=name,
@@ -75,14 +80,6 @@ def builtin_scene(
         has_alpha=True,
         source=BUILTIN_PREFIX + name,
     )
-
-
-def check_name(name: str) -> str:
-    """The name without its prefix, if there is such a scene."""
-    name = name.removeprefix(BUILTIN_PREFIX)
-    if name not in SCENES:
-        raise InputError("scene", "one of the built-in scenes: " + ", ".join(SCENES), repr(name))
-    return name
 
 
 def view_poses(split: Split, n_views: int, *, seed: int = 0) -> Tensor:
@@ -101,8 +98,22 @@ def view_poses(split: Split, n_views: int, *, seed: int = 0) -> Tensor:
     return look_at(CAMERA_DISTANCE * directions, directions.new_zeros(3)).float()
 
 
+def view_times(split: Split, n_views: int) -> Tensor:
+    """(n,): one moment per view, evenly over [0, 1] and in no order that the cameras follow; other splits see moments
+    between those of training.
+
+    >>> view_times("train", 5).sort().values.tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    ranks = (torch.arange(n_views, dtype=torch.float64) * math.sqrt(2.0)).frac().argsort().argsort().float()
+    return ranks / max(1, n_views - 1) if split == "train" else (ranks + 0.5) / n_views
+
+
 def render_poses(name: str, cameras: Cameras) -> Tensor:
-    """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached."""
+    """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached.
+
+    A scene that moves is shown at the cameras' times, or at time 0.
+    """
     size, focal = cameras.size[0, 0], cameras.focal[0, 0]
     centred = torch.allclose(cameras.center, cameras.size * 0.5)
     if cameras.model != "pinhole" or not (centred and (cameras.size == size).all() and (cameras.focal == focal).all()):
@@ -124,8 +135,8 @@ def _phase(split: str, seed: int, candidate: int) -> float:
 
 
 def _pictures(name: str, cameras: Cameras) -> np.ndarray:
-    tables = pack(*SCENES[name]())
     key = hashlib.sha256(str(_RENDERER_VERSION).encode())
+    tables = [array for one in _tables(name, cameras) for array in one]
     for array in (*tables, cameras.camera_to_world.numpy(), cameras.focal.numpy(), cameras.size.numpy()):
         key.update(np.ascontiguousarray(array).tobytes())
     size = int(cameras.size[0, 0])
@@ -140,5 +151,17 @@ def _render(name: str, cameras: Cameras) -> np.ndarray:
     _log.info("rendering %d views of %s at %dx%d (compiles for seconds the first time)", len(cameras), name, size, size)
     from .builtin_render import render_views
 
-    poses = cameras.camera_to_world.double().numpy()
-    return render_views(pack(*SCENES[name]()), poses, float(cameras.focal[0, 0]), size)
+    poses, focal = cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0])
+    tables = _tables(name, cameras)
+    if len(tables) == 1:
+        return render_views(tables[0], poses, focal, size)
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as threads:  # each view has a scene of its own
+        views = threads.map(lambda i: render_views(tables[i], poses[i : i + 1], focal, size), range(len(cameras)))
+        return np.concatenate(list(views))
+
+
+def _tables(name: str, cameras: Cameras) -> list[Tables]:
+    """The packed scene: one for all views, or one for each where it moves."""
+    if name not in MOVING or cameras.times is None:
+        return [pack(*scene_at(name))]
+    return [pack(*scene_at(name, time)) for time in cameras.times.tolist()]

@@ -6,20 +6,21 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .builtin import check_name
-from .builtin_scenes import SCENES
+from .builtin_scenes import check_name, scene_at
 from .builtin_tables import BOX, CAPSULE, SPHERE, TORUS, Solid
 
 
-def signed_distance(name: str, points: Tensor) -> Tensor:
+def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
     """(n,) distances from points (n, 3), negative inside. Exact outside; inside, where solids overlap, a lower bound.
+
+    `time` from 0 to 1 matters for scenes that move.
 
     >>> signed_distance("toybox", torch.tensor([[0.0, 0.0, 5.0]])) > 3.0
     tensor([True])
     """
     if points.dim() != 2 or points.shape[1] != 3 or not points.is_floating_point():
         raise InputError("points", "floats of shape (n, 3)", f"{points.dtype} {tuple(points.shape)}")
-    solids, _ = SCENES[check_name(name)]()
+    solids, _ = scene_at(check_name(name), time)
     result = points.new_full((points.shape[0],), float("inf"))
     for solid in solids:
         result = torch.minimum(result, _solid_distance(solid, points))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..errors import InputError
+from .builtin_moving import MOVING
 from .builtin_studies import armillary, chess
 from .builtin_tables import (
     CHECKER,
@@ -94,3 +96,18 @@ def _crayon(tip: Vector, turn: float, color: str) -> list[Solid]:
 
 
 SCENES: dict[str, Callable[[], tuple[list[Solid], Light]]] = {"toybox": toybox, "chess": chess, "armillary": armillary}
+NAMES = (*SCENES, *MOVING)
+PREFIX = "builtin:"
+
+
+def check_name(name: str) -> str:
+    """The name without its prefix, if there is such a scene."""
+    name = name.removeprefix(PREFIX)
+    if name not in NAMES:
+        raise InputError("scene", "one of the built-in scenes: " + ", ".join(NAMES), repr(name))
+    return name
+
+
+def scene_at(name: str, time: float = 0.0) -> tuple[list[Solid], Light]:
+    """What a scene shows at a time from 0 to 1; most stand still."""
+    return MOVING[name](time) if name in MOVING else SCENES[name]()

@@ -21,6 +21,7 @@ from nerfturbo.data.builtin import (
     view_poses,
 )
 from nerfturbo.data.builtin_distance import signed_distance
+from nerfturbo.data.builtin_moving import MOVING
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.data.images import composite_over
@@ -67,7 +68,8 @@ def test_everything_is_inside_the_box(name: str) -> None:
     """No surface outside [-1.4, 1.4]^3, and the pictures show nothing outside of the box's outline."""
     points = torch.rand(200_000, 3) * 3.6 - 1.8
     outside = points.abs().amax(-1) > 1.4
-    assert (signed_distance(name, points[outside]) > 0).all()
+    for time in (0.0, 0.5, 1.0) if name in MOVING else (0.0,):
+        assert (signed_distance(name, points[outside], time=time) > 0).all()
     assert (signed_distance(name, points[~outside]) < 0).any()
 
 
@@ -80,13 +82,27 @@ def test_pictures_agree_with_the_distance(name: str, scenes: Callable[[str], Sce
     alpha = scene.images.image(1)[..., 3].reshape(-1)[chosen]
     origins, directions = rays.origins.double(), rays.directions.double()
     t = torch.full((len(rays),), 1.5, dtype=torch.float64)
+    time = 0.0 if rays.times is None else float(rays.times[0])
     nearest = torch.full_like(t, 9.0)
     for _ in range(120):
-        distance = signed_distance(name, origins + t[:, None] * directions)
+        distance = signed_distance(name, origins + t[:, None] * directions, time=time)
         nearest = torch.minimum(nearest, distance)
         t = t + distance.clamp_min(0.0)
     assert (nearest[alpha == 1.0] < 2e-3).all()
     assert (nearest[alpha == 0.0] > 1e-4).all()
+
+
+def test_what_moves_is_seen_at_its_time() -> None:
+    """Each view has a moment of its own, other splits see others, and the moment decides the picture."""
+    train, test = (builtin_scene("seesaw", split, resolution=40, n_views=8) for split in ("train", "test"))
+    assert train.cameras.times is not None and test.cameras.times is not None
+    assert sorted(train.cameras.times.tolist()) == pytest.approx([k / 7 for k in range(8)])
+    assert not set(train.cameras.times.tolist()) & set(test.cameras.times.tolist())
+    one = train.cameras[torch.zeros(3, dtype=torch.int64)]
+    pictures = render_poses("seesaw", replace(one, times=torch.tensor([0.0, 0.0, 0.7]))).float()
+    assert torch.equal(pictures[0], pictures[1]) and (pictures[0] - pictures[2]).abs().mean() > 5.0
+    assert torch.equal(pictures[0], render_poses("seesaw", replace(one, times=None))[0].float())
+    assert load_scene("toybox", "test", downscale=8).cameras.times is None
 
 
 def test_the_highlight_depends_on_the_view() -> None:
