@@ -155,7 +155,7 @@ def scene(argv: Sequence[str]) -> int:
     with showing() as display:
         display.phase(f"opening {args.scene}")
         scenes = open_scenes(args.scene, args.downscale)
-        config, fitted = fitted_config(config, scenes[0])
+        config, fitted = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
         for note in fitted:
             display.note(note)
         warm_up(config, scenes[0], device, display)

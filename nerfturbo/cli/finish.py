@@ -16,7 +16,7 @@ from ..data.cameras import Cameras
 from ..data.scene import Scene
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.metrics import Perceptual
-from ..evaluation.paths import orbit_path
+from ..evaluation.paths import orbit_path, with_times
 from ..evaluation.pictures import save_comparison
 from ..evaluation.report import write_report
 from ..evaluation.results import Training, evaluation_metrics, measure_baselines, training_metrics
@@ -128,6 +128,8 @@ def write_turntable(run: RunFolder, model: NerfModel, scene: Scene, n_frames: in
     """One turn about the scene as turntable.gif, and as .mp4 where that can be encoded."""
     display.phase("rendering the turntable")
     cameras = orbit_path(scene.cameras, model.bounds.aabb.center, n_frames)
+    if scene.cameras.times is not None:  # time runs while the camera turns
+        cameras = with_times(cameras, None)
     cameras = cameras.scaled(_affordable_size(model, cameras) / int(cameras.size.max()))
     frames: list[Tensor] = []
     for index in range(n_frames):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .progress import Display
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
-PATHS = ("orbit", "spiral", "interpolate", "train", "test")
+PATHS = ("orbit", "spiral", "interpolate", "still", "train", "test")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,11 @@ class RenderArgs:
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """A run folder."""
     path: Annotated[str, tyro.conf.arg(metavar="PATH")] = "orbit"
-    """orbit (a turn about the scene), spiral, interpolate (a flight through the training cameras), train or test
-    (the pictures' own cameras), or a camera path in nerfstudio's format, FILE.json."""
+    """orbit (a turn about the scene), spiral, interpolate (a flight through the training cameras), still (the camera of
+    one test view, while time moves), train or test (the pictures' own cameras), or a camera path in nerfstudio's
+    format, FILE.json."""
+    view: Annotated[int, tyro.conf.arg(metavar="I")] = 0
+    """Which test view's camera stands still."""
     frames: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Number of frames: 60, or all there are of train, test and FILE.json, unless given."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="I|I-J")] = ()
@@ -60,7 +63,8 @@ class RenderArgs:
     crop: Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")] = None
     """Show only what lies inside this box: its low and its high corner, in the coordinates of training."""
     time: Annotated[float | None, tyro.conf.arg(metavar="T")] = None
-    """For scenes that move: the moment to show, 0 to 1; without it the path sweeps over all of them."""
+    """For scenes that move: the moment to show, 0 to 1, while only the camera moves; without it time runs from 0 to 1
+    along the path, and train and test show their pictures' own moments."""
     photo: Annotated[int | None, tyro.conf.arg(metavar="I")] = None
     """For runs with --photo.appearance: the training picture whose look frames have; the mean of all unless given."""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
@@ -137,13 +141,14 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
     from ..evaluation.camera_file import CameraPath, read_camera_path
     from ..evaluation.evaluate import choose_views
-    from ..evaluation.paths import interpolated_path, orbit_path, spiral_path, with_times
+    from ..evaluation.paths import interpolated_path, orbit_path, spiral_path, still_path, with_times
     from .common import open_views, with_data
 
     config = with_data(opened.config, args.data)
     display.phase(f"opening {config.data.source}")
     train, test = open_views(config, opened.model)
     center, n_frames = opened.model.bounds.aabb.center, args.frames or 60
+    moves = _check_motion(args, opened, len(test))
     if args.path in ("train", "test"):
         cameras = (train if args.path == "train" else test).cameras
         path = CameraPath(cameras[torch.tensor(choose_views(len(cameras), args.frames))])
@@ -152,14 +157,30 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
             "orbit": lambda: orbit_path(test.cameras, center, n_frames),
             "spiral": lambda: spiral_path(train.cameras, center, n_frames),
             "interpolate": lambda: interpolated_path(train.cameras, n_frames),
+            "still": lambda: still_path(test.cameras, args.view, n_frames),
         }
         path = CameraPath(make[args.path]())
-        path = path if train.cameras.times is None else replace(path, cameras=with_times(path.cameras, args.time))
     else:
         path = read_camera_path(Path(args.path), train.to_original)
         chosen = choose_views(len(path.cameras), args.frames)
         path = replace(path, cameras=replace(path.cameras[torch.tensor(chosen)], ndc=train.cameras.ndc))
+    if moves and (args.time is not None or path.cameras.times is None):
+        path = replace(path, cameras=with_times(path.cameras, args.time))
     return path if args.scale == 1.0 else replace(path, cameras=path.cameras.scaled(args.scale))
+
+
+def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
+    """Whether the run's field sees time; flags that only then mean something are refused elsewhere."""
+    from ..data.fitting import FOLLOW_TIME
+
+    moves = opened.config.field.kind in FOLLOW_TIME
+    for flag, given in (("--time", args.time is not None), ("--path still", args.path == "still")):
+        if given and not moves:
+            hint = "train with --preset auto on pictures with times"
+            raise InputError(flag, "a run of a scene that moves", f"field.kind {opened.config.field.kind}", hint)
+    if not 0 <= args.view < n_views:
+        raise InputError("--view", f"a test view from 0 to {n_views - 1}", str(args.view))
+    return moves
 
 
 def parse_ranges(words: Sequence[str], n: int) -> list[int]:

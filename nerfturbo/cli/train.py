@@ -37,7 +37,8 @@ class TrainArgs:
     scene: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="DATA")] = None
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
     preset: str = "auto"
-    """Where the values below come from: ngp, proposal, vanilla, hierarchy, ...; auto chooses by device and scene."""
+    """Where the values below come from: ngp, proposal, vanilla, hierarchy, ..., dynamic, tnerf or dnerf for scenes that
+    move; auto chooses by device and scene."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None

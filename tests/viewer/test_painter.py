@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,3 +69,32 @@ def test_poses_have_our_axes_and_nonsense_is_none() -> None:
     assert pose is not None and pose.tolist() == [[1, 0, 0, 1], [0, -1, 0, 2], [0, 0, -1, 3]]
     for wxyz, position in (([0, 0, 0, 0], [0, 0, 0]), ([np.nan, 0, 0, 1], [0, 0, 0]), ([1, 0, 0, 0], [1e9, 0, 0])):
         assert pose_of(np.array(wxyz, dtype=float), np.array(position, dtype=float)) is None
+
+
+def test_a_view_has_a_time() -> None:
+    """The page's slider decides the moment a client sees, where the pictures have times, and only there."""
+    from nerfturbo.viewer.page import LivePage
+    from nerfturbo.viewer.panel import SceneFacts
+
+    still = ball_scene()
+    moving = replace(still, cameras=replace(still.cameras, times=torch.linspace(0.0, 1.0, len(still))))
+    config = tiny_config()
+    config = replace(config, field=replace(config.field, kind="ngp-time"), grid=replace(config.grid, moments=1))
+    model, painter = NerfModel(config, SceneBounds.of(still)), Painter(largest=32)
+    with torch.no_grad():
+        for grid in model.field.hash_grids:
+            grid.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
+    pages = [LivePage(SceneFacts("ball", one, one, one.aabb, Path("paths"), False), port=0) for one in (still, moving)]
+    try:
+        assert pages[0]._panel.dress(VIEW).time is None
+        pictures = []
+        for moment in (0.0, 0.75):
+            pages[1]._panel._time.value = moment
+            painter.look(pages[1]._panel.dress(VIEW), moving=False)
+            with use_backend("reference"):
+                pictures.append(painter.paint(model, 0, training=True))
+        assert pages[1]._panel.dress(VIEW).time == 0.75
+        assert (pictures[0].float() - pictures[1].float()).abs().mean() > 1.0
+    finally:
+        for page in pages:
+            page.close()
