@@ -88,6 +88,12 @@ def interpolated_path(cameras: Cameras, n_frames: int) -> Cameras:
     return _pinholes(cameras, interpolate_poses(keys, n_frames, scale))
 
 
+def still_path(cameras: Cameras, index: int, n_frames: int) -> Cameras:
+    """One camera again and again, for scenes that move by themselves; its lens included."""
+    _check_frames(n_frames)
+    return replace(cameras[torch.full((n_frames,), index)], times=None)
+
+
 def with_times(path: Cameras, time: float | None) -> Cameras:
     """The path through a scene that moves: at one time, or sweeping over all of it."""
     n = len(path)
