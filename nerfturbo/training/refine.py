@@ -22,7 +22,7 @@ from ..rendering.render import ray_marching
 from .distributed import Team, split_evenly
 
 RAYS_AT_ONCE = 1 << 14
-REHEARSED = 512  # rays
+REHEARSED = {"cpu": 8, "cuda": 512}  # rays
 
 
 def is_due(model: NerfModel, progress: float, step: int) -> bool:
@@ -38,6 +38,7 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
     marks = field.new_marks()
     if marks.numel() == 0:  # nothing of it depends on what is seen
         return field.refine(marks)
+    cameras = cameras.to(model.device)
     share = split_evenly(step, team.rank, team.world, model.config.voxels.prune_rays)
     for first in range(share.first, share.first + share.count, RAYS_AT_ONCE):
         mark_rays(model, cameras, marks, step=step, first=first, n=min(RAYS_AT_ONCE, share.first + share.count - first))
@@ -47,9 +48,12 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
 
 def rehearse(model: NerfModel, cameras: Cameras) -> None:
     """Compile what a change runs, before the clock starts: nothing is changed."""
-    if is_due(model, 1.0, 1 << 40) and isinstance(model.field, AdaptiveField) and model.device.type == "cuda":
+    if not is_due(model, 1.0, 1 << 40) or not isinstance(model.field, AdaptiveField):
+        return
+    marks = model.field.new_marks()
+    if marks.numel():
         with torch.no_grad():
-            mark_rays(model, cameras, model.field.new_marks(), step=0, first=0, n=REHEARSED)
+            mark_rays(model, cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
 
 
 def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, first: int, n: int) -> None:
