@@ -23,7 +23,7 @@ from .colmap_files import (
     read_points,
 )
 from .conventions import opencv_to_opengl, world_to_camera
-from .documents import find_image, image_path, shown
+from .documents import find_image, shown
 from .posed import Lens, View, held_out, posed_scene
 from .scene import Scene, Split
 
@@ -82,8 +82,9 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
         if image.camera not in lenses:
             hint = "the two files do not belong together, or one is damaged"
             raise InputError(where, f"a camera of cameras{ending}", f"camera {image.camera}", hint)
-        path = image_path(pictures, image.name, where)
-        views.append(View(path, _pose(image, where), lenses[image.camera]))
+        path = find_image(pictures, image.name, where, shorten=False)
+        if path is not None:
+            views.append(View(path, _pose(image, where), lenses[image.camera]))
     views, split_note = held_out(views)
     points_file = model / f"points3D{ending}"
     points = read_points(points_file) if points_file.is_file() else None
@@ -92,6 +93,9 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
         f"{len(images)} images by {len(cameras)} cameras ({names}) in {model.relative_to(folder)}/*{ending}",
         split_note,
     )
+    if len(views) < len(images):
+        missing = len(images) - len(views)
+        notes += (f"warning: {missing} images left out, because their pictures are not in {pictures}",)
     return posed_scene(folder, views, split, downscale=downscale, points=points, notes=notes)
 
 
@@ -102,7 +106,9 @@ def picture_files(folder: Path, images_file: Path) -> dict[str, ColmapImage]:
         return {}
     images.sort(key=lambda image: image.name)
     pictures = _picture_folder(folder, images, images_file)
-    return {str(image_path(pictures, image.name, f"{images_file}: image {image.number}")): image for image in images}
+    where = f"{images_file}: image"
+    found = [(find_image(pictures, image.name, f"{where} {image.number}", shorten=False), image) for image in images]
+    return {str(path): image for path, image in found if path is not None}
 
 
 def load_points(source: Path) -> ColmapPoints | None:
@@ -155,9 +161,16 @@ def _pose(image: ColmapImage, what: str) -> Tensor:
 
 
 def _picture_folder(folder: Path, images: list[ColmapImage], file: Path) -> Path:
-    """Where the first picture is found; the others must be there too."""
+    """Where the pictures are found: all of them, or more than anywhere else, for some may have been sorted out."""
+    counts: dict[str, int] = {}
     for name in _IMAGE_FOLDERS:
-        if find_image(folder / name, images[0].name, str(file)) is not None:
-            return folder / name
-    expected = f"the pictures it names in {folder / 'images'}"
-    raise InputError(str(file), expected, f"no such file {shown(images[0].name)}")
+        if (folder / name).is_dir():
+            found = (find_image(folder / name, image.name, str(file), shorten=False) for image in images)
+            counts[name] = sum(path is not None for path in found)
+            if counts[name] == len(images):
+                return folder / name
+    best = max(counts, key=lambda name: counts[name], default="")
+    if not counts.get(best):
+        expected = f"the pictures it names in {folder / 'images'}"
+        raise InputError(str(file), expected, f"no such file {shown(images[0].name)}")
+    return folder / best

@@ -216,7 +216,7 @@ def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
     """(where it stands, line) of all that is not a comment."""
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:
             for index, line in enumerate(lines, 1):
                 if not line.startswith("#"):
                     yield f"{file}: line {index}", line.strip()

@@ -32,6 +32,7 @@ _EXTENSIONS = (
     ".heic",
     ".HEIC",
 )
+_MAX_TAILS = 8  # folders in front of a picture that may be missing
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def paths_outside(allowed: bool) -> Iterator[None]:
 def read_json(file: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file; `what` says what should have been there."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8-sig"))  # Windows puts a mark before it
     except FileNotFoundError:
         found = ", ".join(sorted(path.name for path in file.parent.glob("transforms*.json"))) or "none"
         raise InputError(str(file), what, "no such file", f"found here: {found}") from None
@@ -120,8 +121,11 @@ def image_path(folder: Path, value: object, what: str) -> Path:
     return found
 
 
-def find_image(folder: Path, value: object, what: str) -> Path | None:
-    """As `image_path`, but None where there is no such picture."""
+def find_image(folder: Path, value: object, what: str, *, shorten: bool = True) -> Path | None:
+    """As `image_path`, but None where there is no such picture.
+
+    Some exporters write paths from where they were called: `shorten` takes folders off the front that are not there.
+    """
     if not isinstance(value, str) or not value or "\0" in value:
         raise InputError(what, "a path", shown(value))
     relative = posixpath.normpath(value.replace("\\", "/"))
@@ -129,7 +133,10 @@ def find_image(folder: Path, value: object, what: str) -> Path | None:
     if leaves and not _ALLOW_OUTSIDE.get():
         hint = "move the pictures there, or allow it by --allow-outside (allow_outside=True)"
         raise InputError(what, "a path inside the scene's folder", shown(value), hint)
+    parts = relative.split("/")
+    n_tails = min(len(parts), _MAX_TAILS) if shorten and not leaves else 1
+    tails = [relative, *("/".join(parts[first:]) for first in range(1, n_tails))]
     try:
-        return next((path for e in _EXTENSIONS if (path := folder / (relative + e)).is_file()), None)
+        return next((path for tail in tails for e in _EXTENSIONS if (path := folder / (tail + e)).is_file()), None)
     except (OSError, ValueError) as error:  # a name that is too long, say
         raise InputError(what, "the path of an image", getattr(error, "strerror", None) or str(error)) from None

@@ -6,6 +6,7 @@ The pool lies in memory, or in a memory-mapped file where memory would not hold 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSING_ORIENTATIONS = (5, 6, 7, 8)
+_TRANSPARENT_SHARE = 0.005  # of its pixels, in a picture of an object on nothing
 _DECODED_BYTES = 11  # per pixel of a file while it is read: Pillow's picture, a converted one, and its bytes
 _DECODING_SHARE = 0.15  # of the pool: what all threads together may hold besides, but
 _DECODING_BYTES = 96 << 20  # this much in any case
@@ -154,15 +156,29 @@ def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
     return torch.from_numpy(_to_array(image, downscale, _has_alpha(image)).copy())
 
 
-def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of a picture as `decode_image` gives it, from its header alone."""
-    return _probe(Path(path))[0]
+def image_size(path: str | Path, *, upright: bool = True) -> tuple[int, int]:
+    """Width and height of a picture as `decode_image` gives it, from its header alone; else as it is stored."""
+    return _probe(Path(path)).size(upright)
+
+
+def is_transparent(path: Path) -> bool:
+    """Whether some of a picture can be seen through; an alpha channel alone does not say so."""
+    if not _probe(path).has_alpha:
+        return False
+    return float((decode_image(path)[:, :, 3] < 128).float().mean()) > _TRANSPARENT_SHARE
 
 
 def load_images(
-    paths: Sequence[Path], *, downscale: int = 1, masks: Sequence[MaskFile | None] | None = None
+    paths: Sequence[Path],
+    *,
+    downscale: int = 1,
+    masks: Sequence[MaskFile | None] | None = None,
+    shapes: Sequence[tuple[int, int]] | None = None,
 ) -> ImagePool:
     """Decode files in parallel into one pool; it has four channels if any of them has alpha.
+
+    Pictures are turned upright by their EXIF tags. COLMAP and its kin do not do that: where `shapes` are what cameras
+    say of their pictures, those whose stored rows and columns fit are left as they are stored.
 
     `loading` says whether the pool lies in memory or in a file, and who hears about progress.
     """
@@ -172,14 +188,19 @@ def load_images(
         raise InputError("paths", "at least one image", "none")
     with ThreadPoolExecutor(max_workers=_threads()) as threads:
         probes = list(threads.map(_probe, paths))
-    sizes = torch.tensor([_downscaled(probe[0], downscale) for probe in probes], dtype=torch.int64)
-    channels = 4 if any(probe[1] for probe in probes) else 3
+    if shapes is None:
+        upright = [True] * len(paths)
+    else:
+        upright = [not same_shape(probe.stored, shape) for probe, shape in zip(probes, shapes, strict=True)]
+    full = [probe.size(turn) for probe, turn in zip(probes, upright, strict=True)]
+    sizes = torch.tensor([_downscaled(size, downscale) for size in full], dtype=torch.int64)
+    channels = 4 if any(probe.has_alpha for probe in probes) else 3
     mask = None if masks is None else load_masks(masks, sizes)
     offsets = _offsets(sizes)
     n_bytes = int(offsets[-1]) * channels
-    largest = max(width * height for (width, height), _ in probes) * _DECODED_BYTES
+    largest = max(width * height for width, height in full) * _DECODED_BYTES
     workers = int(max(_DECODING_BYTES, _DECODING_SHARE * n_bytes) // largest)
-    job = _Decoding(paths, downscale, offsets, sizes, channels, max(1, min(_threads(), workers)))
+    job = _Decoding(paths, upright, downscale, offsets, sizes, channels, max(1, min(_threads(), workers)))
     cache = load_options().cache
     if cache == "memory" or (cache == "auto" and fits_memory(n_bytes)):
         return ImagePool(job.into_memory(), offsets, sizes, mask)
@@ -192,6 +213,7 @@ class _Decoding:
     """Pictures on their way to the pool."""
 
     paths: Sequence[Path]
+    upright: Sequence[bool]
     downscale: int
     offsets: Tensor
     sizes: Tensor
@@ -206,7 +228,8 @@ class _Decoding:
 
     def into_file(self, n_bytes: int) -> MappedPool:
         """The file of an earlier run, where nothing has changed; else a new one."""
-        path = pool_path(self.paths, (self.downscale, self.channels))
+        stored = () if all(self.upright) else map(int, self.upright)
+        path = pool_path(self.paths, (self.downscale, self.channels, *stored))
         found = open_pool(path, n_bytes, self.channels)
         if found is not None:
             return found
@@ -221,7 +244,7 @@ class _Decoding:
 
     def _run(self, store: Callable[[int, np.ndarray], object]) -> None:
         def decode(index: int) -> None:
-            image = open_upright(self.paths[index])
+            image = open_upright(self.paths[index], turn=self.upright[index])
             store(index, _to_array(image, self.downscale, self.channels == 4))
 
         report = load_options().on_progress
@@ -265,28 +288,49 @@ def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
-def open_upright(path: Path) -> Image.Image:
+def open_upright(path: Path, *, turn: bool = True) -> Image.Image:
     """A decoded picture, turned as its EXIF tag says."""
     from PIL import Image, ImageOps
 
     with open_picture(path) as image:
         try:
             image.load()
-            ImageOps.exif_transpose(image, in_place=True)
+            if turn:
+                ImageOps.exif_transpose(image, in_place=True)
             return image
         except (OSError, ValueError, SyntaxError, EOFError, IndexError, Image.DecompressionBombError) as error:
             raise undecodable(path, error) from None
 
 
-def _probe(path: Path) -> tuple[tuple[int, int], bool]:
-    """Upright size and whether there is alpha, from the header alone."""
+@dataclass(frozen=True)
+class _Probe:
+    """What the header of a picture says."""
+
+    stored: tuple[int, int]  # width, height
+    transposed: bool  # upright, it is as wide as it is high when stored
+    has_alpha: bool
+
+    def size(self, upright: bool) -> tuple[int, int]:
+        width, height = self.stored
+        return (height, width) if upright and self.transposed else (width, height)
+
+
+def _probe(path: Path) -> _Probe:
     with open_picture(path) as image:
-        width, height = image.size
         try:
             orientation = image.getexif().get(_EXIF_ORIENTATION)
         except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
             raise undecodable(path, error) from None
-        return (height, width) if orientation in _TRANSPOSING_ORIENTATIONS else (width, height), _has_alpha(image)
+        return _Probe(image.size, orientation in _TRANSPOSING_ORIENTATIONS, _has_alpha(image))
+
+
+def same_shape(size: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two sizes have the same ratio, up to the rounding of smaller copies.
+
+    >>> same_shape((4032, 3024), (505, 379)), same_shape((4032, 3024), (3024, 4032))
+    (True, False)
+    """
+    return abs(math.log(size[0] * other[1] / (size[1] * other[0]))) <= 0.02 + 1.0 / min(*size, *other)
 
 
 def _has_alpha(image: Image.Image) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .cameras import CameraModel, Cameras
-from .images import load_images
+from .images import is_transparent, load_images, same_shape
 from .masks import find_mask, mask_notes
 from .ndc import wants_ndc
 from .placement import Placement, place, place_in_ndc, placed_poses
@@ -116,12 +116,16 @@ def posed_scene(
     cameras = cameras_of(views, folder)
     poses = torch.stack([view.pose for view in views])
     masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
-    images = load_images([views[index].image for index in chosen], downscale=downscale, masks=masks)
-    has_alpha = images.channels == 4
+    images = load_images(
+        [views[index].image for index in chosen],
+        downscale=downscale,
+        masks=masks,
+        shapes=[(views[index].lens.width, views[index].lens.height) for index in chosen],
+    )
     if wants_ndc():
         placement = place_in_ndc(cameras, poses, points)
     elif placing is None:
-        placement = place(cameras, poses, points, is_object=has_alpha)
+        placement = place(cameras, poses, points, is_object=_shows_an_object(views))
     else:
         placement = placing(poses)
     moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
@@ -136,7 +140,7 @@ def posed_scene(
         near=placement.near,
         far=placement.far,
         split=split,
-        has_alpha=has_alpha,
+        has_alpha=images.channels == 4,
         source=str(folder),
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
@@ -172,11 +176,15 @@ def _times_of(views: Sequence[View], folder: Path) -> Tensor | None:
     return torch.tensor(times, dtype=torch.float32)
 
 
+def _shows_an_object(views: Sequence[View]) -> bool:
+    """Whether pictures can be seen through. A few of all views decide, so that all splits hear the same."""
+    return all(is_transparent(views[index].image) for index in {0, len(views) // 2, len(views) - 1})
+
+
 def _check_shape(image: Path, size: list[int], expected: list[int]) -> None:
     """Pictures may be smaller or larger than their camera says, but of the same shape."""
-    ratio, wanted = size[0] / size[1], expected[0] / expected[1]
-    if abs(math.log(ratio / wanted)) > 0.02 + 1.0 / min(size):
-        turned = abs(math.log(ratio * wanted)) < 0.02 + 1.0 / min(size)
+    if not same_shape(size, expected):
+        turned = same_shape(size, expected[::-1])
         hint = "the picture is turned by 90 degrees" if turned else "its camera belongs to another picture"
         raise InputError(str(image), "a picture of its camera's shape, {} x {}".format(*expected), _times(size), hint)
 

@@ -166,7 +166,7 @@ def _lens(document: dict[str, Any], placed_frame: Frame, path: Path) -> Lens:
 
     width, height = value("w"), value("h")
     if width is None or height is None:
-        width, height = image_size(path)
+        width, height = image_size(path, upright=False)
     if not (1 <= width <= 1 << 20 and 1 <= height <= 1 << 20):
         raise InputError(f"{where}: w, h", "a picture of 1 to 2^20 pixels a side", f"{width:g} x {height:g}")
     model = _model(document, placed_frame)

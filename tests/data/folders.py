@@ -34,7 +34,10 @@ def write_pictures(folder: Path, mode: str = "RGB") -> list[str]:
     names = [f"view_{index:02d}.png" for index in range(N_VIEWS)]
     for index, name in enumerate(names):
         color = (index, 100, 200, 255)[: len(mode)]
-        Image.new(mode, (WIDTH, HEIGHT), color).save(folder / name)
+        image = Image.new(mode, (WIDTH, HEIGHT), color)
+        if mode == "RGBA":
+            image.paste((0, 0, 0, 0), (0, HEIGHT // 2, WIDTH, HEIGHT))  # something that is seen through
+        image.save(folder / name)
     return names
 
 
