@@ -7,6 +7,7 @@ imported, and torch not before its flags are read, so that `--help` answers at o
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Read when torch is imported. By default OpenMP's idle threads spin, and take the cores from our own kernels'
     # threads and from everything else on a busy machine, where a step then takes many times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text at all
     verb, rest = _split(arguments)
     if verb is None:
         return _overview(arguments)

@@ -131,11 +131,12 @@ def _copy_or_refuse(path: Path, folder: Path) -> Photo | str:
         return f"{error.got}; {error.hint}" if error.hint else error.got
     except Exception as error:  # Pillow's decoders fail in as many ways as there are damaged files
         return " ".join(str(error).split())[:120] or type(error).__name__
+    name = path.name.encode(errors="surrogateescape").decode(errors="backslashreplace").replace("\\", "_")
     if turned is None:
-        _link(path, folder / path.name)
-        return Photo(path.name, size, camera)
+        _link(path, folder / name)
+        return Photo(name, size, camera)
     is_named = path.suffix.lower() in ((".jpg", ".jpeg") if is_jpeg else ())
-    name = path.name if is_named else f"{path.name}{'.jpg' if is_jpeg else '.png'}"
+    name = name if is_named else f"{name}{'.jpg' if is_jpeg else '.png'}"
     exif.pop(_ORIENTATION, None)  # done already; the rest goes along, for the focal length in it
     if is_jpeg:
         turned.save(folder / name, "JPEG", quality=97, subsampling=0, exif=exif)

@@ -170,7 +170,7 @@ def run(
     """
     text, progress = "", _Progress(n_images)
     with log.open("ab") as kept:
-        kept.write(f"$ {' '.join(command)}\n".encode())
+        kept.write(f"$ {' '.join(command)}\n".encode(errors="surrogateescape"))
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -37,7 +37,7 @@ def poses_folder(source: Path) -> Path:
     beside = source / NAME if source.is_dir() else source.with_name(f"{source.stem}_{NAME}")
     if (beside / STATE_FILE).is_file():
         return beside
-    key = hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    key = hashlib.sha256(os.fsencode(source)).hexdigest()[:12]
     try:
         cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
     except RuntimeError:  # no home folder

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from nerfturbo.data.photos import copy_photos, find_photos
 from nerfturbo.data.scene import load_scene
 from nerfturbo.data.unposed import MissingPosesError, has_poses, poses_folder
 from nerfturbo.evaluation.run_folder import open_run
@@ -107,6 +111,22 @@ def test_process_refuses_with_one_line(nerfturbo: Nerfturbo) -> None:
         result = nerfturbo("process", *words)
         assert result.code == 2 and expected in result.err and "Traceback" not in result.err
         assert not Path("out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems allow only names that are text")
+def test_names_that_are_no_text(nerfturbo: Nerfturbo) -> None:
+    """Old zip files hold names in other encodings. They are shown escaped, and COLMAP gets names that are text."""
+    folder = Path(os.fsdecode(b"f\xfcr \xff"))
+    folder.mkdir()
+    for index in range(2):
+        path = folder / os.fsdecode(b"\xfe%d.jpg" % index)
+        Image.new("RGB", (64, 48), (index, 0, 0)).save(path)
+    shown = nerfturbo("scene", "info", folder)
+    assert shown.code == 0 and "without poses; 2 photos" in shown.out
+    photos = copy_photos(find_photos(folder), Path("out"), lambda text: None, lambda share: None)
+    assert [photo.name for photo in photos] == ["_xfe0.jpg", "_xfe1.jpg"]
+    assert nerfturbo("scene", "info", folder / "nothing").code == 2
+    assert poses_folder(folder)
 
 
 def test_pictures_outside_the_folder_need_a_flag(nerfturbo: Nerfturbo) -> None:
