@@ -119,10 +119,10 @@ def bake(
     pool, cells = ask_field(model, cameras, finest, n_rays, time=settings.time, seed=settings.seed, progress=progress)
     start = timed("look", start)
     say("asking the field")
-    blocks, values, first_bytes = _within_budget(model, cameras, settings, finest, cells)
+    limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
+    blocks, values, first_bytes = _within_budget(model, cameras, settings, finest, cells, features=limit > 0.0)
     start = timed("ask", start)
     say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")
-    limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
     chosen = TuneSettings(
         settings.tune_steps or pace.tune_steps, pace.tune_rays, limit, lr=settings.lr, seed=settings.seed
     )
@@ -175,10 +175,10 @@ def _levels(model: NerfModel) -> int:
 
 
 def _within_budget(
-    model: NerfModel, cameras: Cameras, settings: BakeSettings, finest: Lattice, cells: SeenCells
+    model: NerfModel, cameras: Cameras, settings: BakeSettings, finest: Lattice, cells: SeenCells, *, features: bool
 ) -> tuple[SparseBlocks, Tensor, float]:
-    """The finest blocks whose first values fit, and their size, with features unless the budget is too small."""
-    lattice, seen, features = finest, cells, True
+    """The finest blocks whose first values fit, and their size; without features where the budget is too small."""
+    lattice, seen = finest, cells
     while True:
         blocks = SparseBlocks.of_cells(lattice, seen.keys, seen.light)
         values = first_values(model.field, cameras, blocks, time=settings.time, features=features)

@@ -1,7 +1,8 @@
 """What the page's shader computes, in torch, step by step: `page/shader.glsl.js` with rows for pixels.
 
-A ray walks from the near plane through the levels. In a block that exists it takes a filtered sample and goes half a
-cell on; else it leaps over the cube of blocks that are known to be empty, but not into a finer level.
+A ray walks from the near plane through the levels. Where it comes into a block it reads what is there: of one that
+exists it takes a filtered sample every half cell until its border; else it leaps over the cube of blocks that are known
+to be empty, but not into a finer level.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...data.conventions import PIXEL_CENTER
 from .baked import Baked
 from .density import decode_density
 from .lattice import CELLS, Lattice
-from .shading import N_BASE, meant_features, shade
+from .shading import DENSITY, N_BASE, meant_features, shade
 from .tune import LAST_LIGHT, STEP
 
 MAX_STEPS = 4096
@@ -64,34 +65,28 @@ def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor)
     t, end = box_span(origins, safe, lattice, 2.0 ** (lattice.levels - 1))
     t = t.clamp_min(baked.near)
     live = (t < end).nonzero()[:, 0]
+    state = _Blocks(n, device)
     for _ in range(MAX_STEPS):
         if live.shape[0] == 0:
             break
-        o, d, now = origins[live], safe[live], t[live]
-        position = o + directions[live] * now[:, None]
-        level = lattice.level_of(position).clamp(max=lattice.levels - 1)
-        size = lattice.voxel * torch.pow(2.0, level.float())
-        place = lattice.coordinates(position, level)
-        block = (place / CELLS).floor().long()
-        block = torch.minimum(block.clamp_min(0), block.new_tensor(lattice.blocks) - 1)
-        where = (level, block[:, 2], block[:, 1], block[:, 0])
-        slot, skip = baked.blocks.slots[where].long(), baked.skips[where].float()
         steps[live] += 1
-        fetches[live] += 1
-        full = slot >= 0
-        leap = _leap(lattice, o, d, now, place, block, skip, size, level)
-        hit = full.nonzero()[:, 0]
-        if hit.shape[0]:
-            rays = live[hit]
-            found = _filtered(baked.atlas, slot[hit], place[hit] - block[hit] * CELLS)
-            thickness = decode_density(found[:, 3], 1.0) * STEP
-            weight = light[rays] * (1.0 - torch.exp(-thickness))
-            carried = torch.cat([found[:, :3], meant_features(found[:, N_BASE:])], dim=1)
-            sums[rays] += weight[:, None] * carried
-            depth[rays] += weight * now[hit]
-            light[rays] -= weight
-            fetches[rays] += 1 + ((thickness > 0.0) & (baked.n_features > 0)).int()
-        t[live] = torch.where(full, now + STEP * size, leap)
+        fresh = live[t[live] >= state.end[live]]
+        fetches[fresh] += 1
+        leaps = state.enter(baked, origins, directions, safe, t, fresh)
+        t[fresh] = torch.where(leaps > 0.0, leaps, t[fresh])
+        rays = live[state.slot[live] >= 0]
+        scale = torch.pow(2.0, state.level[rays].float())
+        position = origins[rays] + directions[rays] * t[rays][:, None]
+        place = lattice.coordinates(position, state.level[rays])
+        found = _filtered(baked.atlas, state.slot[rays], place - state.block[rays] * CELLS)
+        thickness = decode_density(found[:, DENSITY], 1.0) * STEP
+        weight = light[rays] * (1.0 - torch.exp(-thickness))
+        carried = torch.cat([found[:, :3], meant_features(found[:, N_BASE:])], dim=1)
+        sums[rays] += weight[:, None] * carried
+        depth[rays] += weight * t[rays]
+        light[rays] -= weight
+        fetches[rays] += 1 + ((thickness > 0.0) & (baked.n_features > 0)).int()
+        t[rays] += STEP * lattice.voxel * scale
         live = live[(t[live] < end[live]) & (light[live] >= LAST_LIGHT)]
     opacity = 1.0 - light
     color = shade(sums, opacity, directions, baked.network) + light[:, None] * background
@@ -106,27 +101,35 @@ def box_span(origins: Tensor, directions: Tensor, lattice: Lattice, scale: float
     return torch.minimum(first, second).amax(-1), torch.maximum(first, second).amin(-1)
 
 
-def _leap(
-    lattice: Lattice,
-    origins: Tensor,
-    directions: Tensor,
-    now: Tensor,
-    place: Tensor,
-    block: Tensor,
-    skip: Tensor,
-    size: Tensor,
-    level: Tensor,
-) -> Tensor:
-    """(n,) t behind the cube of empty blocks, cut off at the next finer level."""
-    forwards = directions > 0.0
-    border = torch.where(forwards, block + skip[:, None], block - skip[:, None] + 1.0) * CELLS
-    leap = now + ((border - place) * size[:, None] / directions).amin(-1).clamp_min(0.0) + NUDGE * size
-    if lattice.levels > 1:
-        inner = torch.pow(2.0, level.float() - 1.0)[:, None]
-        enter, leave = box_span(origins, directions, lattice, inner)
-        ahead = (level > 0) & (enter < leave) & (enter > now)
-        leap = torch.where(ahead, torch.minimum(leap, enter + NUDGE * size), leap)
-    return leap
+class _Blocks:
+    """In which block each ray is; slot -1 where there is none, end: where the ray leaves it."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.end = torch.full((n,), -1.0, device=device)
+        self.slot, self.level = (torch.full((n,), fill, dtype=torch.int64, device=device) for fill in (-1, 0))
+        self.block = torch.zeros(n, 3, dtype=torch.int64, device=device)
+
+    def enter(self, baked: Baked, origins: Tensor, directions: Tensor, safe: Tensor, t: Tensor, rays: Tensor) -> Tensor:
+        """Note the blocks in which `rays` are; (m,) where those in empty space go on, -1 for the others."""
+        lattice, now, d = baked.blocks.lattice, t[rays], safe[rays]
+        position = origins[rays] + directions[rays] * now[:, None]
+        level = lattice.level_of(position).clamp(max=lattice.levels - 1)
+        scale = torch.pow(2.0, level.float())
+        place = lattice.coordinates(position, level)
+        block = (place / CELLS).floor().long()
+        block = torch.minimum(block.clamp_min(0), block.new_tensor(lattice.blocks) - 1)
+        where = (level, block[:, 2], block[:, 1], block[:, 0])
+        slot, skip = baked.blocks.slots[where].long(), baked.skips[where].float().clamp_min(1.0)
+        border = torch.where(d > 0.0, block + skip[:, None], block - skip[:, None] + 1.0) * CELLS
+        end = now + ((border - place) * lattice.voxel * scale[:, None] / d).amin(-1).clamp_min(0.0)
+        if lattice.levels > 1:
+            enter, leave = box_span(origins[rays], d, lattice, (scale * 0.5)[:, None])
+            ahead = (level > 0) & (enter < leave) & (enter > now)
+            end = torch.where(ahead, torch.minimum(end, enter), end)
+        full = slot >= 0
+        self.slot[rays], self.level[rays], self.block[rays] = slot, level, block
+        self.end[rays] = torch.where(full, end, -1.0)
+        return torch.where(full, -1.0, end + NUDGE * lattice.voxel * scale)
 
 
 def _filtered(atlas: Tensor, slot: Tensor, local: Tensor) -> Tensor:

@@ -72,30 +72,37 @@ void main() {
   float light = 1.0, depth = 0.0;
   vec3 summed = vec3(0.0);
   vec4 carried = vec4(0.0);
+  float scale = 1.0, blockEnd = -1.0;  // of the block in which the ray is
+  vec3 blockLow = vec3(0.0), slot = vec3(0.0);
   for (int i = 0; i < MAX_STEPS; i++) {
     if (!(t < span.y) || light < LAST_LIGHT) break;
     vec3 position = eye + direction * t;
-    int level = 0;
-    if (LEVELS > 1) level = min(int(ceil(log2(max(most(abs((position - center) / extent)), 1.0)))), LEVELS - 1);
-    float scale = exp2(float(level));
-    float size = VOXEL * scale;
-    vec3 place = ((position - center) / scale + extent) / VOXEL;
-    ivec3 block = clamp(ivec3(floor(place / CELLS)), ivec3(0), counts - 1);
-    uvec4 entry = texelFetch(blocks, ivec3(block.xy, block.z + level * counts.z), 0);
-    if (entry.w != 0u) {  // nothing here: leap to the border of what is known to be empty
-      float skip = float(entry.w);
+    if (t >= blockEnd) {
+      int level = 0;
+      if (LEVELS > 1) level = min(int(ceil(log2(max(most(abs((position - center) / extent)), 1.0)))), LEVELS - 1);
+      scale = exp2(float(level));
+      vec3 place = ((position - center) / scale + extent) / VOXEL;
+      ivec3 block = clamp(ivec3(floor(place / CELLS)), ivec3(0), counts - 1);
+      uvec4 entry = texelFetch(blocks, ivec3(block.xy, block.z + level * counts.z), 0);
+      // To the border of the block, or of the cube of blocks that are known to be empty; but not into a finer level.
+      float skip = max(float(entry.w), 1.0);
       vec3 ahead = vec3(block) + skip, behind = vec3(block) - skip + 1.0;
       vec3 border = mix(behind, ahead, greaterThan(safe, vec3(0.0))) * CELLS;
-      float leap = t + max(least((border - place) * size * inverse), 0.0) + NUDGE * size;
-      if (level > 0) {  // but not into a finer level
+      float end = t + max(least((border - place) * VOXEL * scale * inverse), 0.0);
+      if (level > 0) {
         vec2 inner = boxSpan(eye, inverse, scale * 0.5);
-        if (inner.x < inner.y && inner.x > t) leap = min(leap, inner.x + NUDGE * size);
+        if (inner.x < inner.y && inner.x > t) end = min(end, inner.x);
       }
-      t = leap;
-      continue;
+      if (entry.w != 0u) {
+        t = end + NUDGE * VOXEL * scale;
+        continue;
+      }
+      blockEnd = end;
+      blockLow = vec3(block) * CELLS;
+      slot = vec3(entry.xyz);
     }
-    vec3 local = clamp(place - vec3(block) * CELLS, 0.0, CELLS);
-    vec3 texel = (vec3(entry.xyz) * BLOCK + 0.5 + local) / atlas;
+    vec3 local = clamp(((position - center) / scale + extent) / VOXEL - blockLow, 0.0, CELLS);
+    vec3 texel = (slot * BLOCK + 0.5 + local) / atlas;
     vec4 found = textureLod(base, texel, 0.0);
     float thickness = (exp(LOW + found.a * (HIGH - LOW)) - exp(LOW)) * STEP;
     if (thickness > 0.0) {
@@ -105,7 +112,7 @@ void main() {
       light -= weight;
       ${scene.network ? "if (shaded) carried += weight * (textureLod(features, texel, 0.0) - 0.5) * FEATURE_SCALE;" : ""}
     }
-    t += STEP * size;
+    t += STEP * VOXEL * scale;
   }
   float opacity = 1.0 - light;
   if (view == 1) {
