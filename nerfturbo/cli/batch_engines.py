@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import InputError
+from ..errors import BackendError, InputError
 
 if TYPE_CHECKING:
     from .batch import Job
@@ -77,17 +77,17 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words; whole numbers become int.
+    """KEY=VALUE words; whole numbers become int, true and false become bool.
 
-    >>> parse_options(["slurm_partition=gpu", "timeout_min=60"])
-    {'slurm_partition': 'gpu', 'timeout_min': 60}
+    >>> parse_options(["slurm_partition=gpu", "timeout_min=60", "include_dashboard=false"])
+    {'slurm_partition': 'gpu', 'timeout_min': 60, 'include_dashboard': False}
     """
     options: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not (name and equals):
             raise InputError("--engine-options", "KEY=VALUE ...", repr(word))
-        options[name] = int(value) if value.isdigit() else value
+        options[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
     return options
 
 
@@ -152,7 +152,10 @@ def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder
     """Tasks of a Ray cluster (address=auto for one that runs); a GPU each where it has any."""
     ray = importlib.import_module("ray")
     needs = {name: options.pop(name) for name in ("num_gpus", "num_cpus") if name in options}
-    ray.init(**({"ignore_reinit_error": True, "log_to_driver": False} | options))
+    try:
+        ray.init(**({"ignore_reinit_error": True, "log_to_driver": False} | options))
+    except Exception as error:  # it has no type of its own for what can be wrong with a cluster or an option
+        raise BackendError(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
     needs = {"num_cpus": 1, "num_gpus": 1 if ray.cluster_resources().get("GPU", 0) else 0} | needs
     remote = ray.remote(**needs, max_retries=3)(_run_task)
 
