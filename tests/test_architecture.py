@@ -268,3 +268,17 @@ def test_tracked_files_name_no_machine() -> None:
         text = content.decode("utf-8", errors="replace")
         found += [f"{name}: {match.group()}" for match in pattern.finditer(text)]
     assert not found, "\n".join(found)
+
+
+def test_every_test_asserts_something(tmp_path: Path) -> None:
+    """Followed through helpers; and the script that says so does find one that asserts nothing."""
+    sys.path.insert(0, str(REPOSITORY / "scripts"))
+    try:
+        from audit_tests import silent_tests
+    finally:
+        sys.path.pop(0)
+    assert silent_tests(REPOSITORY / "tests") == []
+    (tmp_path / "helpers.py").write_text("def same(a, b):\n    assert a == b\n\ndef idle(a, b):\n    a == b\n")
+    text = "from .helpers import idle, same\n\ndef test_good():\n    same(1, 1)\n\ndef test_bad():\n    idle(1, 2)\n"
+    (tmp_path / "test_both.py").write_text(text)
+    assert silent_tests(tmp_path) == ["test_both.py test_bad"]
