@@ -67,7 +67,7 @@ def ball_scene(split: str = "train", *, n_views: int = 4, size: int = 16) -> Sce
     )
 
 
-def open_scene(split: str = "train", *, n_views: int = 6, size: int = 16) -> Scene:
+def open_scene(split: str = "train", *, n_views: int = 16, size: int = 16) -> Scene:
     """A ball under an open sky: no alpha and no end, as photos have them. The sky is coloured by direction."""
     turn = 0.3 if split == "train" else 0.8
     angles = torch.arange(n_views) * (2.0 * math.pi / n_views) + turn

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..ops.aabb import ray_aabb
+from ..sampling.contracted_grid import ContractedGrid
 from .checkpoint import KEEP
 from .loggers import Logger, jsonl_logger
 from .step import StepRecord
@@ -130,9 +131,14 @@ class MetricsLog:
             logger(entry)
 
 
-def skipped_fraction(trainer: Trainer, record: StepRecord) -> float:
-    """Share of the uniform lattice inside the box that the last step did not have to train on."""
+def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
+    """Share of the uniform lattice inside the box that the last step did not have to train on; None where there is no
+    lattice, because an estimator places a fixed number of samples."""
     model = trainer.model
+    if isinstance(model.proposer, ContractedGrid):
+        return max(0.0, 1.0 - record.n_samples / max(1, record.n_rays * model.proposer.n_samples))
+    if model.proposer is not None:
+        return None
     batch = trainer.sampler.draw(trainer.step - 1, max(1, record.n_rays))
     t_min, t_max = ray_aabb(
         batch.rays.origins,

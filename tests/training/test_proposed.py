@@ -1,0 +1,223 @@
+"""Training where an estimator places the samples: every preset of that kind, everywhere that the grid's train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nerfturbo.config import Config, GridConfig, SamplingConfig
+from nerfturbo.data.baselines import constant_baseline_psnr
+from nerfturbo.data.fitting import UNBOUNDED_PRESETS, fitted_config
+from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.export.frames import FrameMaker, Look
+from nerfturbo.ops import use_backend
+from nerfturbo.presets import preset
+from nerfturbo.rendering.model import NerfModel
+from nerfturbo.rendering.near import near_weights, scale_near_gradients
+from nerfturbo.rendering.render import volume_rendering
+from nerfturbo.sampling import ContractedGrid, ProposedSamples, RayEstimator
+from nerfturbo.training.stages import Stages, place_samples, render_and_compare
+from nerfturbo.training.trainer import Trainer, load_model
+from nerfturbo.types import Aabb, PackedSamples
+
+from ..tiny import ball_scene, open_scene
+from .workers import QUIET, together
+
+NAMES = ["proposal", "proposal-cpu", "hierarchy", "uniform", "contracted"]
+
+
+def tiny(name: str, steps: int = 60, **train: Any) -> Config:
+    """A preset with everything but its methods made small; "uniform" and "contracted" are kinds without a preset."""
+    config = preset(name if name in ("proposal", "proposal-cpu", "hierarchy") else "ngp-cpu")
+    sampling = {"n_samples": 12, "coarse_samples": (16,) * len(config.sampling.coarse_samples), "anneal_steps": 10}
+    sampling |= {"proposal_levels": 3, "proposal_log2_entries": 10, "proposal_resolutions": (8, 16), "steps": 48}
+    if name == "uniform":
+        sampling |= {"kind": "uniform", "n_samples": 32}
+    if name == "contracted":
+        sampling |= {"contraction": "cube"}
+    field = {
+        "n_levels": 4,
+        "n_features": 2,
+        "log2_entries": 11,
+        "base_resolution": 4,
+        "max_resolution": 32,
+        "width": 16,
+    }
+    optim: dict[str, Any] = {"warmup_steps": 2, "lr": 3e-2}
+    if config.field.kind == "vanilla":
+        field, optim = {"width": 32, "depth": 2}, optim | {"lr": 1e-2}
+    return replace(
+        config,
+        grid=GridConfig(resolution=8, warmup_steps=16),
+        field=replace(config.field, **field),
+        render=replace(config.render, steps_per_diagonal=32),
+        sampling=replace(config.sampling, **sampling),
+        optim=replace(config.optim, **optim),
+        train=replace(config.train, steps=steps, batch_samples=128 * 12, max_rays=128, initial_rays=128, **train),
+    )
+
+
+def trained(config: Config, scene: Any = None) -> Trainer:
+    scene = scene or open_scene()
+    trainer = Trainer(fitted_config(config, scene)[0], scene)
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_learns_a_scene_without_an_end(name):
+    trainer, test = trained(tiny(name, steps=200 if name == "hierarchy" else 100)), open_scene("test", n_views=2)
+    assert trainer.model.config.sampling.contraction != "none"
+    assert isinstance(trainer.model.estimator, RayEstimator)
+    score = evaluate(trainer.model, test, with_ssim=False).psnr
+    assert score > constant_baseline_psnr(test) + 6.0
+
+
+@pytest.mark.parametrize("name", ["proposal", "hierarchy"])
+def test_a_bounded_scene_is_not_folded(name):
+    trainer = trained(tiny(name), ball_scene())
+    assert trainer.model.config.sampling.contraction == "none"
+    assert trainer.model.proposer is not None and trainer.model.proposer.span.aabb == ball_scene().aabb
+
+
+def test_all_parameters_get_gradients_in_half_precision_too():
+    for precision in ("fp32", "fp16"):
+        with use_backend("reference" if precision == "fp16" else "auto"):
+            trainer = trained(tiny("proposal", steps=8, precision=precision))
+        moments = {
+            name: float(view.abs().max())
+            for buffer in trainer.optimizer.buffers
+            for name, view in zip(buffer.names, buffer.views(buffer.state.first), strict=True)
+        }
+        assert any(name.startswith("proposer.fields.1") for name in moments)
+        assert all(value > 0.0 for value in moments.values()), moments
+        assert trainer.skipped == 0
+
+
+def test_a_run_goes_on_where_it_stopped_and_renders_the_same(tmp_path: Path):
+    config = tiny("proposal", steps=16)
+    whole = trained(config)
+    half = Trainer(whole.config, open_scene())
+    half.begin()
+    while half.step < 8:
+        half.advance(1)
+    half.end()
+    folder = half.save(tmp_path)
+    again = Trainer(whole.config, open_scene())
+    again.resume(folder)
+    again.fit()
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(again.model.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    loaded, test = load_model(again.save(tmp_path)), open_scene("test")
+    with again.optimizer.averaged():
+        expected = again.model.render_image(test.cameras, 0).rgb
+    torch.testing.assert_close(loaded.render_image(test.cameras, 0).rgb, expected)
+    tight = loaded.render_image(test.cameras, 0, max_memory=1)  # part by part
+    torch.testing.assert_close(tight.rgb, expected)
+    rays = test.cameras.image_rays(0)
+    torch.testing.assert_close(loaded.render_rays(rays, torch.ones(3)).rgb.clamp(0, 1).view(16, 16, 3), expected)
+
+
+def test_frames_and_crops(tmp_path: Path):
+    model = trained(tiny("proposal")).model
+    cameras = open_scene("test", n_views=2).cameras
+    frames = FrameMaker(model, cameras, Look(channels=("color", "depth", "normal")))
+    assert set(frames.frame(0)) == {"color", "depth", "normal"}
+    whole = frames.picture(0)
+    cropped = FrameMaker(model, cameras, Look(crop=Aabb.cube(0.2))).picture(0)
+    assert float(whole.opacity.mean()) > 0.9 > float(cropped.opacity.mean())
+    assert float(cropped.opacity[0, 0]) == 0.0  # the corner's ray misses the box: white
+
+
+def test_auto_takes_proposals_for_scenes_without_an_end():
+    auto, scene = preset("ngp"), open_scene()
+    given = replace(auto, train=replace(auto.train, steps=77), optim=replace(auto.optim, lr=1e-3))
+    config, notes = fitted_config(given, scene, auto=auto)
+    assert config.preset == UNBOUNDED_PRESETS["ngp"] == "proposal" and "no end" in notes[0]
+    assert (config.train.steps, config.optim.lr) == (77, 1e-3)  # chosen by hand
+    assert config.train.batch_samples == preset("proposal").train.batch_samples
+    assert config.sampling.contraction == "cube" and config.grid.levels == scene.grid_levels
+    assert fitted_config(config, scene, auto=auto) == (config, ())  # fitted already
+    assert fitted_config(given, ball_scene(), auto=auto) == (given, ())  # one box will do
+    assert fitted_config(given, scene)[0].sampling.kind == "grid"  # a preset that was named stays
+    chosen = replace(given, sampling=SamplingConfig(contraction="sphere"))
+    assert fitted_config(chosen, scene, auto=auto)[0].sampling == chosen.sampling
+
+
+def test_near_gradients_shrink_and_values_stay():
+    samples = PackedSamples.from_counts(
+        torch.tensor([3]), torch.tensor([0.05, 0.5, 2.0]), torch.tensor([0.15, 0.7, 2.2])
+    )
+    density = torch.tensor([0.5, 0.5, 0.5], requires_grad=True)
+    rgb = torch.rand(3, 3, requires_grad=True)
+
+    def field(*_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return rgb, density
+
+    plain = volume_rendering(field, samples)
+    expected = torch.autograd.grad(plain.rgb.sum(), (rgb, density))
+    scaled = volume_rendering(scale_near_gradients(field, 1.0), samples)
+    assert torch.equal(plain.rgb, scaled.rgb)
+    weights = near_weights(samples.t_starts, samples.t_ends, 1.0)
+    torch.testing.assert_close(weights, torch.tensor([0.1**2, 0.6**2, 1.0]))
+    found = torch.autograd.grad(scaled.rgb.sum(), (rgb, density))
+    torch.testing.assert_close(found[0], expected[0] * weights[:, None])
+    torch.testing.assert_close(found[1], expected[1] * weights)
+
+
+def test_a_stage_of_ones_own_sees_the_proposals():
+    seen: list[ProposedSamples] = []
+
+    def look(model: NerfModel, *args: Any, **options: Any) -> Any:
+        samples, n = place_samples(model, *args, **options)
+        seen.append(samples)  # type: ignore[arg-type]
+        return samples, n
+
+    config = fitted_config(tiny("proposal", steps=3), open_scene())[0]
+    Trainer(config, open_scene(), stages=Stages(place=look, compare=render_and_compare)).fit()
+    assert len(seen) == 3 and seen[0].n_per_ray == 12 and len(seen[0].stages) == 2
+
+
+def _losses(team: Any, folder: str) -> list[float]:
+    losses: list[float] = []
+    config = tiny("proposal", steps=10)
+    share = replace(config.train, batch_samples=128 * 12 // team.world, max_rays=128 // team.world, initial_rays=128)
+    config = fitted_config(replace(config, train=share), open_scene())[0]
+    trainer = Trainer(config, open_scene(), team=team, callbacks=[lambda _, record: losses.append(record.loss)])
+    trainer.fit()
+    return losses
+
+
+def test_two_ranks_are_one_with_twice_the_rays(tmp_path: Path):
+    from nerfturbo.training.distributed import Team
+
+    both = together(2, _losses, tmp_path)
+    assert both[0] == both[1]
+    assert both[0] == pytest.approx(_losses(Team(), ""), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["proposal", "contracted"])
+def test_lightning_has_the_same_curve(name):
+    pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    config = fitted_config(tiny(name, steps=6), open_scene())[0]
+    losses: list[float] = []
+    Trainer(config, open_scene(), callbacks=[lambda _, record: losses.append(record.loss)]).fit()
+    module, found = NerfModule(config), []
+
+    class Losses(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+            found.append(float(module.last.loss))
+
+    scenes = (open_scene(), open_scene("test", n_views=2))
+    pl.Trainer(**QUIET, accelerator="cpu", max_steps=6, callbacks=[Losses()]).fit(module, NerfData(config, scenes))
+    assert found == pytest.approx(losses, rel=1e-4)
+    assert isinstance(module.model, NerfModel)
+    assert isinstance(module.model.proposer, RayEstimator)
+    assert isinstance(module.model.proposer, ContractedGrid) == (name == "contracted")
