@@ -4,8 +4,8 @@
     python benchmarks/dynamic.py DATA OUT.json --tune "name: motion.follow=deform optim.lr=0.005" ... [--seconds 10]
 
 DATA is a scene in D-NeRF's format. Scores are of its val split (D-NeRF lego's test split does not belong to its
-training pictures); with --tune, of every 8th training view, held out. Beside OUT.json comes a folder OUT with three
-views of each run: truth, render and error. A table is printed.
+training pictures); with --tune, of every 8th training view, held out. Beside OUT.json comes OUT.png with three views of
+each run: truth, render and error. A table is printed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, from_dict, to_dict
+from nerfturbo.data.images import save_image
 from nerfturbo.data.scene import Scene, hold_out, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
-from nerfturbo.evaluation.pictures import save_comparison
+from nerfturbo.evaluation.pictures import error_colors
 from nerfturbo.presets import preset
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
 
+PARTS = ["fast", "tnerf-step", "tnerf", "dnerf"]
 WARM_STEPS, TIMED_STEPS = 1504, 320  # as the step of the original NeRF is timed
 
 
@@ -48,6 +50,17 @@ class Run:
     gpu_bytes: int | None  # at most, without the pictures
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """Truth, render and error of some views, at half their size, one below the other."""
+
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        if self.rows:
+            save_image(path, torch.cat(self.rows))
+
+
 def changed(config: Config, words: list[str]) -> Config:
     """The config with values such as "motion.follow=deform"; numbers and booleans are read as such."""
     values = to_dict(config)
@@ -65,7 +78,9 @@ def changed(config: Config, words: list[str]) -> Config:
     return from_dict(Config, values)
 
 
-def train(name: str, config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace, marks: list[float]) -> Run:
+def train(
+    name: str, config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace, marks: list[float], sheet: Sheet
+) -> Run:
     """Train for the last of `marks` seconds (or for --steps) and score at all of them."""
     limit = {"time_limit": marks[-1], "steps": 1 << 40} if args.steps is None else {"steps": args.steps}
     config = replace(config, train=replace(config.train, **limit))
@@ -87,12 +102,10 @@ def train(name: str, config: Config, scenes: tuple[Scene, Scene], args: argparse
     summary = trainer.fit()
     peak = None if args.device == "cpu" else torch.cuda.max_memory_allocated() - pool_bytes(scenes[0])
     shown = {views[len(views) * k // 4] for k in (1, 2, 3)}
-    folder = args.output.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
 
     def keep(done: int, total: int, score: Any, image: Any, truth: torch.Tensor) -> None:
         if score.index in shown:
-            save_comparison(folder / f"{name}-seed{config.train.seed}-view{score.index}.png", image.rgb, truth)
+            sheet.rows.append(torch.cat([truth, image.rgb, error_colors(image.rgb, truth)], dim=1)[::2, ::2].cpu())
 
     with trainer.optimizer.averaged():
         found = evaluate(trainer.model, scenes[1], views=views, on_view=keep)
@@ -154,8 +167,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("output", type=Path)
-    parser.add_argument("--parts", nargs="+", default=["fast", "tnerf-step", "tnerf", "dnerf"])
-    parser.add_argument("--tune", nargs="+", help='"name: stage.value=x ..." each, in place of the parts')
+    parser.add_argument("--parts", nargs="*", help="of fast, tnerf-step, tnerf, dnerf; all, or none beside --tune")
+    parser.add_argument("--tune", nargs="+", default=[], help='"name: stage.value=x ..." each')
     parser.add_argument("--on-val", action="store_true", help="score --tune on the val split")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the fast preset, or of each variant")
     parser.add_argument("--steps", type=int, help="train so many steps instead: fair on a busy machine")
@@ -176,30 +189,27 @@ def main() -> None:
     scene = load_scene(args.data, "train", downscale=args.downscale)
     fast = "dynamic-cpu" if args.device == "cpu" else "dynamic"
     start = changed(preset(fast if args.preset == "auto" else args.preset), args.set)
-    runs: list[Run] = []
-    steps: list[dict[str, Any]] = []
-    if args.tune and not args.on_val:
-        scenes = hold_out(scene, 8)
-    else:
-        scenes = (scene, load_scene(args.data, "val", downscale=args.downscale))
+    runs, steps, sheet = [], [], Sheet()
+    on_val = not args.tune or args.on_val
+    scenes = (scene, load_scene(args.data, "val", downscale=args.downscale)) if on_val else hold_out(scene, 8)
 
     def seeded(config: Config, seed: int) -> Config:
         return replace(config, train=replace(config.train, seed=seed))
 
-    for variant in args.tune or ():
+    for variant in args.tune:
         name, _, words = variant.partition(":")
         config = changed(start, words.split())
-        runs += [train(name, seeded(config, seed), scenes, args, [args.seconds]) for seed in args.seeds]
-    for part in () if args.tune else args.parts:
+        runs += [train(name, seeded(config, seed), scenes, args, [args.seconds], sheet) for seed in args.seeds]
+    for part in ([] if args.tune else PARTS) if args.parts is None else args.parts:
         if part == "fast":
             marks = [args.seconds / 6.0, args.seconds / 2.0, args.seconds]
-            runs += [train(start.preset, seeded(start, seed), scenes, args, marks) for seed in args.seeds]
+            runs += [train(start.preset, seeded(start, seed), scenes, args, marks, sheet) for seed in args.seeds]
         elif part == "tnerf-step":
             steps.append(time_step(changed(preset("tnerf"), args.set), scene, args))
         else:
             deep = changed(preset(part), args.set)
-            runs.append(train(part, deep, scenes, args, [args.deep_seconds]))
-    split = scenes[1].split if not args.tune or args.on_val else "held-out train"
+            runs.append(train(part, deep, scenes, args, [args.deep_seconds], sheet))
+    split = scenes[1].split if on_val else "held-out train"
     protocol = (
         f"scores: mean PSNR over {split} views on white, in floats; seconds of training, without loading, compiling, "
         f"recording and scoring; a step: wall clock over {args.timed_steps} replayed ones after {args.warm_steps}, "
@@ -207,6 +217,7 @@ def main() -> None:
     )
     values = {"scene": scene.name, "preset": start.preset, "config": to_dict(start), "variants": args.tune}
     values |= {"runs": [asdict(run) for run in runs], "steps": steps}
+    sheet.save(args.output.with_suffix(".png"))
     write_json(args.output, Record("scenes that move", protocol, args.seeds[0], values, machine=machine(args.device)))
     print(table(runs))
     print(args.output)

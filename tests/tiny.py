@@ -95,8 +95,8 @@ def open_scene(split: str = "train", *, n_views: int = 16, size: int = 16) -> Sc
     )
 
 
-def moving_ball_scene(split: str = "train", *, n_views: int = 24, size: int = 16) -> Scene:
-    """A ball that crosses the box and changes its colour, traced exactly; each view is of another moment."""
+def moving_ball_scene(split: str = "train", *, n_views: int = 80, size: int = 16) -> Scene:
+    """A ball that crosses the box, traced exactly; each view is of another moment."""
     angles = torch.arange(n_views) * 2.4 + (0.0 if split == "train" else 1.1)  # the golden angle
     heights = 0.3 + 2.2 * (torch.arange(n_views) * 0.7549).frac()
     eyes = torch.stack([3.2 * angles.cos(), 3.2 * angles.sin(), heights], dim=-1)
@@ -125,7 +125,7 @@ def moving_ball_pictures(cameras: Cameras) -> torch.Tensor:
         time = rays.times
         center = torch.stack([1.0 * time - 0.5, 0.4 - 0.8 * time, torch.zeros_like(time)], dim=-1)
         miss = torch.linalg.cross(rays.origins - center, rays.directions).norm(dim=-1)
-        rgb = torch.stack([0.1 + 0.8 * time, torch.full_like(time, 0.2), 0.9 - 0.8 * time], dim=-1)
+        rgb = torch.tensor([0.9, 0.2, 0.1]).expand(len(rays), 3)
         rgba = torch.cat([rgb, torch.ones_like(time)[:, None]], dim=-1) * (miss < 0.8)[:, None]
         pictures.append((rgba * 255.0).to(torch.uint8).view(-1, width, 4))
     return torch.stack(pictures)
