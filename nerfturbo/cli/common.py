@@ -29,6 +29,17 @@ class OpenRun:
     model: NerfModel
 
 
+def with_pictures(opened: OpenRun, refine: int | None, rays: int | None) -> OpenRun:
+    """The same run, its pictures rendered in steps `refine` times finer and with rays x rays rays per pixel."""
+    for flag, value in (("--refine", refine), ("--rays", rays)):
+        if value is not None and value < 1:
+            raise InputError(flag, "a number > 0", str(value))
+    given = {"eval_refine": refine, "eval_rays": rays}
+    render = replace(opened.config.render, **{name: value for name, value in given.items() if value is not None})
+    opened.model.config = replace(opened.model.config, render=render)
+    return replace(opened, config=replace(opened.config, render=render))
+
+
 def load_run(path: str, device: str) -> OpenRun:
     """Open a run folder and load its newest checkpoint."""
     run = open_run(path)

@@ -31,6 +31,10 @@ class EvalArgs:
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
     align_poses: bool = False
     """Fit the pose of every test view to the trained scene first: scores the scene, not the poses. Off by default."""
+    refine: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Render in steps this many times shorter than those of training; what the run was made with unless given."""
+    rays: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Render with N x N rays per pixel; what the run was made with unless given."""
     lpips: bool = False
     """Measure LPIPS too, where the package lpips is installed."""
     table: Annotated[int, tyro.conf.arg(metavar="N")] = 10
@@ -59,7 +63,7 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
 
     from ..evaluation.report import write_report
     from ..ops._dispatch import resolve
-    from .common import load_run, open_test_scene, with_data
+    from .common import load_run, open_test_scene, with_data, with_pictures
     from .finish import print_protocol, print_result, print_views, score_run
     from .settings import resolve_device
 
@@ -69,7 +73,7 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
         from ..evaluation.metrics import Perceptual
 
         perceptual = Perceptual(device)
-    opened = load_run(args.run, device)
+    opened = with_pictures(load_run(args.run, device), args.refine, args.rays)
     config = with_data(opened.config, args.data)
     display.phase(f"opening {config.data.source}")
     scene = open_test_scene(config)

@@ -56,6 +56,10 @@ class RenderArgs:
     """Replace PNG files of another rendering."""
     scale: float = 1.0
     """Size of the frames relative to the pictures of the scene, or to the path's file."""
+    refine: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Render in steps this many times shorter than those of training; what the run was made with unless given."""
+    rays: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Render with N x N rays per pixel; what the run was made with unless given."""
     fps: float | None = None
     """Frames a second: 24, or what FILE.json says, unless given."""
     background: Literal["white", "black"] = "white"
@@ -80,13 +84,13 @@ def main(argv: Sequence[str]) -> int:
     args = parse(RenderArgs, argv, "render")
     _check(args)
     from ..evaluation.run_folder import open_run
-    from .common import chosen_backend, load_run
+    from .common import chosen_backend, load_run, with_pictures
     from .progress import showing
     from .settings import resolve_device
 
     outputs = _outputs(args, open_run(args.run).path)
     with showing() as display, chosen_backend(args.backend):
-        opened = load_run(args.run, resolve_device(args.device))
+        opened = with_pictures(load_run(args.run, resolve_device(args.device)), args.refine, args.rays)
         _choose_look(args, opened)
         _render(args, opened, _camera_path(args, opened, display), outputs, display)
     print("\n".join(str(output) for output in outputs))

@@ -68,6 +68,8 @@ def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
         "color_space": "sRGB",
         "resolution": list(low) if low == high else [list(low), list(high)],
         "resolution_source": origin,
+        "steps_per_diagonal": config.render.steps_per_diagonal * config.render.eval_refine,
+        "rays_per_pixel": config.render.eval_rays**2,
         "rounding": "none: floating-point renders against the 8-bit truth",
         "mean": "of the PSNR of each view",
         "seeds": [config.train.seed],

@@ -41,6 +41,19 @@ def test_eval_shows_the_worst_views_first_and_its_protocol(nerfturbo: Nerfturbo,
     assert nerfturbo("eval", run_folder, "--table", -1).code == 2
 
 
+def test_eval_in_finer_steps_and_with_more_rays_says_so(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    before = json.loads((run_folder / "metrics.json").read_text())
+    assert before["protocol"]["rays_per_pixel"] == 1
+    result = nerfturbo("eval", run_folder, *REFERENCE, "--eval-views", 1, "--refine", 3, "--rays", 2, "--json")
+    assert result.code == 0 and result.json["psnr"] != before["psnr"]
+    protocol = result.json["protocol"]
+    assert protocol["rays_per_pixel"] == 4
+    assert protocol["steps_per_diagonal"] == 3 * before["protocol"]["steps_per_diagonal"]
+    for verb in ("eval", "render"):
+        result = nerfturbo(verb, run_folder, "--refine", 0)
+        assert result.code == 2 and "--refine: expected a number > 0" in result.err
+
+
 def test_lpips_that_is_not_installed_is_said_before_scoring(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     if importlib.util.find_spec("lpips") is not None:
         pytest.skip("lpips is installed here")
