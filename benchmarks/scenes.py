@@ -4,14 +4,18 @@
 
 DATA holds the scenes by name (blender/lego, ngp/fox, ...); with --as-is its pictures are small enough already, as
 `scripts/stage_scenes.py` makes them. For each scene `nerfturbo scene info` and `train` run as a user would run them.
-OUTPUT.json and OUTPUT.md, the table, are renewed after every scene; rows of scenes that are not asked for stay. The
-folder OUTPUT gets, for each scene, truth, render and error of its middle test view, its camera plot, and what the
-commands said. A scene that fails leaves its reason in the file and does not stop the others.
+OUTPUT.json, OUTPUT.md (the table), OUTPUT.png (truth, render and error of each scene's middle test view) and
+OUTPUT.log (what the commands said) are renewed after every scene; rows of scenes that are not asked for stay.
+--pictures keeps each scene's picture and camera plot in a folder. --one-process saves the start of Python for each
+scene, which then share their peak memory. A scene that fails leaves its reason in the file and does not stop the
+others.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -20,7 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from nerfturbo.bench.record import Record, machine, write_json
 
@@ -35,23 +39,37 @@ SCENES = {
 }
 # D-NeRF's test views are known not to match its training views: without them the val split is scored.
 LEFT_OUT = {"dnerf/lego": ("test", "transforms_test.json")}
+SHEET_WIDTH = 1200  # of the picture of all scenes
 START_SECONDS = 300.0  # a command may take this much longer than it trains: imports, kernels, scores
 
 
-def command(log: Path, seconds: float, *words: str) -> str:
+def command(args: argparse.Namespace, seconds: float, *words: str) -> str:
     """Run `nerfturbo WORDS` and return what it prints; what it says meanwhile goes into the log."""
+    log = args.output.with_suffix(".log")
     with log.open("a", encoding="utf-8") as said:
-        said.write(f"$ nerfturbo {' '.join(words)}\n")
-        said.flush()
-        line = [sys.executable, "-m", "nerfturbo", *words]
-        try:
-            run = subprocess.run(line, stdout=subprocess.PIPE, stderr=said, text=True, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"nerfturbo {words[0]} took more than {seconds:g} s; see {log.name}") from None
-    if run.returncode != 0:
+        print(f"$ nerfturbo {' '.join(words)}", file=said, flush=True)
+        code, printed = _run_here(words, said) if args.one_process else _run_apart(words, said, seconds)
+    if code != 0:
         last = [text.strip() for text in log.read_text(encoding="utf-8").splitlines() if text.strip()][-1]
-        raise RuntimeError(f"nerfturbo {words[0]} ended with {run.returncode}: {last}")
-    return run.stdout
+        raise RuntimeError(f"nerfturbo {words[0]} ended with {code}: {last}")
+    return printed
+
+
+def _run_apart(words: tuple[str, ...], said: TextIO, seconds: float) -> tuple[int, str]:
+    line = [sys.executable, "-m", "nerfturbo", *words]
+    try:
+        run = subprocess.run(line, stdout=subprocess.PIPE, stderr=said, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"nerfturbo {words[0]} took more than {seconds:g} s") from None
+    return run.returncode, run.stdout
+
+
+def _run_here(words: tuple[str, ...], said: TextIO) -> tuple[int, str]:
+    from nerfturbo.cli.main import main as nerfturbo
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        return nerfturbo(list(words)), printed.getvalue()
 
 
 def without(source: Path, names: tuple[str, ...], work: Path) -> Path:
@@ -69,23 +87,22 @@ def without(source: Path, names: tuple[str, ...], work: Path) -> Path:
 def one_scene(source: Path, name: str, downscale: int, args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """What was recognised and chosen, and what training reached."""
     stem = name.replace("/", "-")
-    shown = args.output.with_suffix("")
-    shown.mkdir(parents=True, exist_ok=True)
-    log = shown / f"{stem}.log"
-    log.unlink(missing_ok=True)
     shrink = ["--downscale", str(downscale)]
     source = without(source, LEFT_OUT.get(name, ()), work)
-    plot = ["--plot", str(shown / f"{stem}-cameras.png")]
-    info = json.loads(command(log, START_SECONDS, "scene", "info", str(source), *shrink, *plot, "--json"))
+    plot = [] if args.pictures is None else ["--plot", str(args.pictures / f"{stem}-cameras.png")]
+    info = json.loads(command(args, START_SECONDS, "scene", "info", str(source), *shrink, *plot, "--json"))
     run = work / stem
     flags = ["--time-limit", f"{args.seconds:g}", "--turntable", "0", "--device", args.device]
     flags += [] if args.views is None else ["--eval-views", str(args.views)]
     longest = 3.0 * args.seconds + START_SECONDS
-    command(log, longest, "train", str(source), *shrink, *flags, "--output", str(run))
+    command(args, longest, "train", str(source), *shrink, *flags, "--output", str(run))
     metrics = json.loads((run / "metrics.json").read_text())
     config = json.loads((run / "config.json").read_text())["config"]
     pictures = sorted((run / "images").glob("test_*.png"))
-    shutil.copy(pictures[len(pictures) // 2], shown / f"{stem}.png")
+    shown = pictures[len(pictures) // 2]
+    add_to_sheet(args.output.with_suffix(".png"), shown)
+    if args.pictures is not None:
+        shutil.copy(shown, args.pictures / f"{stem}.png")
     splits = {split: found["views"] for split, found in info["splits"].items() if found is not None}
     return {
         "scene": name,
@@ -104,6 +121,20 @@ def one_scene(source: Path, name: str, downscale: int, args: argparse.Namespace,
         "total_seconds": metrics["total_seconds"],
         "peak_memory_bytes": metrics["peak_memory_bytes"],
     }
+
+
+def add_to_sheet(sheet: Path, picture: Path) -> None:
+    """Put a picture below those that are there, all of one width."""
+    from PIL import Image
+
+    images = [Image.open(file).convert("RGB") for file in (sheet, picture) if file.is_file()]
+    images = [image.resize((SHEET_WIDTH, round(image.height * SHEET_WIDTH / image.width))) for image in images]
+    whole = Image.new("RGB", (SHEET_WIDTH, sum(image.height for image in images)))
+    top = 0
+    for image in images:
+        whole.paste(image, (0, top))
+        top += image.height
+    whole.save(sheet)
 
 
 def table(rows: list[dict[str, Any]], seconds: float) -> str:
@@ -157,9 +188,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--views", type=int, help="score only this many test views")
     parser.add_argument("--as-is", action="store_true", help="do not shrink the pictures")
+    parser.add_argument("--one-process", action="store_true", help="run the commands in this process")
+    parser.add_argument("--pictures", type=Path, help="a folder for each scene's picture and camera plot")
     parser.add_argument("--scenes", nargs="*", choices=sorted(SCENES), help="all of them unless given")
     args = parser.parse_args()
     rows = earlier_rows(args.output)
+    for folder in (args.output.parent, args.pictures):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     asked = [name for name in SCENES if not args.scenes or name in args.scenes]
     failed, text = 0, ""
     with tempfile.TemporaryDirectory() as work:
