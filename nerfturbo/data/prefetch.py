@@ -101,7 +101,9 @@ class _Slots:
     def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], like: Tensor) -> None:
         pinned = like.device.type == "cuda"
         self._pixels, self._shares = pixels, shares
-        self._buffers = [torch.zeros(like.shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(SLOTS)]
+        self._buffers = [
+            torch.zeros(like.shape, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(SLOTS)
+        ]
         self._copied = [torch.cuda.Event() if pinned else None for _ in range(SLOTS)]
 
     def fill(self, step: int) -> Tensor:

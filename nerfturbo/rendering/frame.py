@@ -153,7 +153,7 @@ class _Recorded:
         with torch.cuda.graph(self._more, pool=pool, capture_error_mode="thread_local"):
             self._out_more = renderer.finish(renderer.run(evaluate, live, MORE))
         self._evaluate, self._live = evaluate, live  # the second graph goes on in their memory
-        self._left = torch.zeros((), dtype=torch.int32, pin_memory=True)
+        self._left = torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=True)
 
     def _count_left(self) -> int:
         self._left.copy_(self._live.n_live, non_blocking=True)

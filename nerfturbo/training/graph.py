@@ -70,8 +70,8 @@ class DeviceStep:
         own = isinstance(model.field, InstantNGP | VanillaNeRF | VoxelGrid | DynamicNGP) and self.stages == Stages()
         self.compile_ahead = capture and own and self.team.alone
         self._stream = torch.cuda.Stream(model.device)
-        self._host_ring = torch.zeros(2, RING, len(COLUMNS), pin_memory=True)
-        self._host_totals = torch.zeros(2, 2, dtype=torch.int64, pin_memory=True)
+        self._host_ring = torch.zeros(2, RING, len(COLUMNS), device="cpu", pin_memory=True)
+        self._host_totals = torch.zeros(2, 2, dtype=torch.int64, device="cpu", pin_memory=True)
         self._events = [torch.cuda.Event(), torch.cuda.Event()]
         self._chunk = 0
         self._seen = (0, 0)  # rays and samples already reported
@@ -101,7 +101,8 @@ class DeviceStep:
             self._run_all(WARMUP_STEPS)
             for all_cells in (True, False):
                 self._update_grid[all_cells] = self._recorded_grid(all_cells)
-            self._update_averages = self._recorded(self._average)
+            if self.optimizer.averages:
+                self._update_averages = self._recorded(self._average)
             self._run_step = self._recorded_step()
             if self.sampler.error_map is not None:
                 self._refresh = self._recorded(self.sampler.refresh)
