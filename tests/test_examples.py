@@ -97,6 +97,11 @@ def test_a_moving_scene_is_learned():
     assert after > before + 4.0
 
 
+def test_proposals_serve_a_field_of_ones_own():
+    before, after = load("13_proposal_networks.py").main(60, n_rays=128)
+    assert after > before + 3.0
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short_and_introduced(path: Path):
     text = path.read_text()

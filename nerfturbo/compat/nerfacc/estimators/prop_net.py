@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from ....errors import InputError
+from ....sampling.spans import Warp, spread
 from ..data_specs import RayIntervals
 from ..pdf import importance_sampling, searchsorted
 from ..volrend import render_transmittance_from_density
 from .base import AbstractEstimator
+
+_WARPS: dict[str, Warp] = {"uniform": "uniform", "lindisp": "disparity"}
 
 
 class PropNetEstimator(AbstractEstimator):
@@ -127,11 +130,10 @@ def _cdfs(trans: Tensor) -> Tensor:
 
 def _transform_stot(transform_type: str, s_vals: Tensor, t_min: Any, t_max: Any) -> Tensor:
     """Normalised distances in [0, 1] to t, evenly in t or in 1 / t."""
-    if transform_type == "uniform":
-        return s_vals * t_max + (1.0 - s_vals) * t_min
-    if transform_type == "lindisp":
-        return 1.0 / (s_vals / t_max + (1.0 - s_vals) / t_min)
-    raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
+    if transform_type not in _WARPS:
+        raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
+    near, far = (torch.as_tensor(limit, dtype=s_vals.dtype, device=s_vals.device) for limit in (t_min, t_max))
+    return spread(s_vals, near, far, kind=_WARPS[transform_type])
 
 
 def _pdf_loss(
