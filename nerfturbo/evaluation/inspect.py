@@ -15,6 +15,7 @@ from ..ops.aabb import ray_aabb
 from ..ops.march import StepRule
 from ..ops.reference.march import inverse_lattice, is_occupied, lattice
 from ..rendering.model import NerfModel
+from ..sampling.proposals import RayEstimator
 from ..types import Rays
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class RayReport:
 
 @torch.no_grad()
 def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row: int) -> RayReport:
-    """March one pixel's ray on the exact lattice of the renderer and ask the field at every step."""
+    """March one pixel's ray on the exact lattice of the renderer and ask the field at every step; where an estimator
+    places the samples, at every one of them."""
     width, height = (int(side) for side in cameras.size[index])
     if not (0 <= column < width and 0 <= row < height):
         raise InputError("--pixel", f"0,0 to {width - 1},{height - 1}", f"{column},{row}")
@@ -58,7 +60,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     rule = StepRule(
         settings.render_step_size or grid.step_size, settings.near_plane, settings.far_plane, settings.cone_angle
     )
-    t_starts, t_ends = _steps(rays, model, rule)
+    t_starts, t_ends = _steps(rays, model, rule) if model.proposer is None else _placed(rays, model.proposer)
     middle, length = (t_starts + t_ends) * 0.5, t_ends - t_starts
     n = middle.shape[0]
     if n == 0:
@@ -67,10 +69,12 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     times = None if rays.times is None else rays.times.expand(n)
     rgb, density = model.field(positions, rays.directions.expand(n, 3), times)
     rgb, density = rgb.float(), density.float()
-    occupied = is_occupied(grid.occupancy, positions)
+    occupied, least = is_occupied(grid.occupancy, positions), settings.early_stop_eps
+    if model.proposer is not None:
+        occupied, least = torch.ones_like(occupied), 0.0  # all of them are rendered
     thickness = torch.where(occupied, density * length, torch.zeros_like(density)).double()
     before = torch.exp(-(thickness.cumsum(0) - thickness))
-    used = occupied & (before >= settings.early_stop_eps)
+    used = occupied & (before >= least)
     weight = torch.where(used, before * -torch.expm1(-thickness), torch.zeros_like(before))
     opacity = float(weight.sum())
     everything = 1.0 - float(torch.exp(-(density * length).double().sum()))
@@ -91,6 +95,11 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
         depth=float((weight * middle).sum()) / max(opacity, 1e-6),
         missed_opacity=max(0.0, everything - whole),
     )
+
+
+def _placed(rays: Rays, estimator: RayEstimator) -> tuple[torch.Tensor, torch.Tensor]:
+    samples = estimator.sample(rays)
+    return samples.t_starts, samples.t_ends
 
 
 def _steps(rays: Rays, model: NerfModel, rule: StepRule) -> tuple[torch.Tensor, torch.Tensor]:
