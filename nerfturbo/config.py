@@ -296,7 +296,7 @@ class TrainConfig:
     draw: Literal["uniform", "error"] = "uniform"
     """Which pixels: all alike, or more of those where the error is large, with weights that keep the mean right."""
     rays_per_pixel: int = 1
-    """A pixel is compared with the mean of so many rays, random points of it; with 1 the ray passes as below."""
+    """A pixel is compared with the mean of so many rays, through random points of it (of each quarter, for 4)."""
     pixel_spread: float = 0.0
     """Rays pass through a random point this many pixels wide around a pixel's centre (1: anywhere in the pixel)."""
     loss: Literal["huber", "mse"] = "huber"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -80,6 +81,8 @@ class PixelSampler:
     ) -> None:
         self.device, self.seed, self.spread, self.rays_per_pixel = torch.device(device), seed, spread, rays_per_pixel
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
+        side = math.isqrt(rays_per_pixel)
+        self._strata = side if side**2 == rays_per_pixel else 1  # 4 rays: one in each quarter of the pixel
         if rays_per_pixel > 1 and self.on_host:
             raise InputError("rays_per_pixel", "1 for pictures that stay in host memory", str(rays_per_pixel))
         if guided and self.on_host and self.device.type != "cpu":
@@ -113,7 +116,14 @@ class PixelSampler:
         else:
             indices = None if chosen is None else chosen.indices
             drawn = draw_pixels(
-                self._pool, n_rays, seed=self.seed, step=step, first=first, indices=indices, spread=self.spread
+                self._pool,
+                n_rays,
+                seed=self.seed,
+                step=step,
+                first=first,
+                indices=indices,
+                spread=self.spread,
+                strata=self._strata,
             )
             cameras = self.scene.cameras
             times = None if cameras.times is None else cameras.times[drawn.image_indices]
@@ -163,7 +173,7 @@ class PixelSampler:
         cameras = self.scene.cameras
         if self.spread:
             options = {"seed": self.seed, "step": step, "first": first, "device": self.device}
-            offset = drawn_offsets(n_rays, self.spread, **options)
+            offset = drawn_offsets(n_rays, self.spread, strata=self._strata, **options)
             rays = cameras.rays(image, x + offset[:, 0], y + offset[:, 1])
         elif self._table is None:
             rays = cameras.rays(image, x, y)

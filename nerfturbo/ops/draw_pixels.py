@@ -2,8 +2,8 @@
 
 Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
 step, i): ranks, devices and resumed runs see the same pixels. With a `spread` it looks through a random point of a
-square that many pixels wide around the centre, the third and fourth word of the same draw. Poses look along -z with y
-up; directions have unit length.
+square that many pixels wide around the centre, the third and fourth word of the same draw; with `strata` n, ray i takes
+its point from cell i modulo n^2 of n x n equal ones. Poses look along -z with y up; directions have unit length.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ def drawn_indices(
 
 
 def drawn_offsets(
-    n_rays: int, spread: float, *, seed: int, step: int | Tensor, first: int, device: torch.device
+    n_rays: int, spread: float, *, strata: int = 1, seed: int, step: int | Tensor, first: int, device: torch.device
 ) -> Tensor:
     """(n_rays, 2): how far from the pixel's centre the rays of `draw_pixels` pass, in pixels, to the right and down."""
+    from .reference import draw_pixels as reference  # imports this file
+
     words = random_uniform(n_rays, columns=4, seed=seed, stream=Stream.PIXELS, step=step, first=first, device=device)
-    return (words[:, 2:] - 0.5) * spread
+    return reference.offsets_of(words[:, 2:], spread, strata, first)
 
 
 def draw_pixels(
@@ -76,6 +78,7 @@ def draw_pixels(
     first: int = 0,
     indices: Tensor | None = None,
     spread: float = 0.0,
+    strata: int = 1,
 ) -> DrawnPixels:
     """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
 
@@ -84,12 +87,14 @@ def draw_pixels(
     if n_rays < 0:
         raise InputError("n_rays", "a count >= 0", str(n_rays))
     check_positive("spread", spread, zero=True)
+    if strata < 1:
+        raise InputError("strata", "at least 1", str(strata))
     if indices is not None:
         check_shape("indices", indices, (n_rays,))
         check_int("indices", indices, torch.int64)
         check_device(pixels=pool.pixels, indices=indices)
     return DrawnPixels(
         *implementation("draw_pixels", "draw_pixels", pool.poses)(
-            pool, n_rays, seed=seed, step=step, first=first, indices=indices, spread=float(spread)
+            pool, n_rays, seed=seed, step=step, first=first, indices=indices, spread=float(spread), strata=strata
         )
     )

@@ -95,8 +95,9 @@ def test_bad_pool_is_named():
         PixelPool(torch.zeros(4, 3), torch.tensor([0, 4]), torch.tensor([2]), torch.zeros(1, 3, 4), torch.ones(1, 4))
 
 
+@pytest.mark.parametrize("strata", [1, 2, 3])
 @pytest.mark.parametrize("chosen", [False, True], ids=["drawn", "chosen"])
-def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, poisoned_empty: None):
+def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, strata: int, poisoned_empty: None):
     target, n = sized
     require(target, "draw_pixels")
     pool = make_pool(target.device)
@@ -104,7 +105,7 @@ def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, poiso
     results = []
     for backend in (target.backend, "reference"):
         with use_backend(backend):  # type: ignore[arg-type]
-            results.append(draw_pixels(pool, n, seed=5, step=9, first=3, indices=indices, spread=0.7))
+            results.append(draw_pixels(pool, n, seed=5, step=9, first=3, indices=indices, spread=0.7, strata=strata))
     for name in ("origins", "directions", "rgba", "image_indices"):
         assert_close(name, getattr(results[0], name), getattr(results[1], name))
 
@@ -126,3 +127,12 @@ def test_spread_rays_stay_in_their_pixel_and_fill_it():
     assert_close("variance", offset.var(0), torch.full((2,), spread**2 / 12).double(), 0.05)
     want = drawn_offsets(n, spread, seed=0, step=0, first=0, device=torch.device("cpu"))
     assert_close("offsets", offset.float(), want, 1e-3)
+
+
+def test_strata_take_a_cell_of_the_pixel_each():
+    offsets = drawn_offsets(90, 0.9, strata=3, seed=0, step=0, first=2, device=torch.device("cpu"))
+    cells = ((offsets / 0.9 + 0.5) * 3).floor().long()
+    want = (torch.arange(90) + 2) % 9
+    assert torch.equal(cells[:, 1] * 3 + cells[:, 0], want)
+    with pytest.raises(InputError, match="strata: expected at least 1"):
+        draw_pixels(make_pool("cpu"), 1, seed=0, step=0, strata=0)

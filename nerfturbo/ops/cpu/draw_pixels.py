@@ -24,7 +24,22 @@ _UNIT = np.float32(1.0 / (1 << BITS))
 
 @jit(exact=True)
 def _look_up(
-    first, last, words, indices, spread, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images
+    first,
+    last,
+    words,
+    indices,
+    spread,
+    strata,
+    start,
+    pixels,
+    offsets,
+    widths,
+    poses,
+    intrinsics,
+    origins,
+    directions,
+    rgba,
+    images,
 ):
     """words (n_rays, 2 or 4): the top BITS bits of the first two make the 48-bit draw, unless there are `indices`;
     those of the others say where in the pixel, where there is a `spread`."""
@@ -45,8 +60,11 @@ def _look_up(
         row, column = divmod(pixel - offsets[below], widths[below])
         x, y = np.float32(column) + np.float32(0.5), np.float32(row) + np.float32(0.5)
         if spread > np.float32(0.0):
-            x += (np.float32(words[ray, 2] >> np.uint32(_SHIFT)) * _UNIT - np.float32(0.5)) * spread
-            y += (np.float32(words[ray, 3] >> np.uint32(_SHIFT)) * _UNIT - np.float32(0.5)) * spread
+            cell, side = (start + ray) % (strata * strata), np.float32(strata)
+            across = (np.float32(words[ray, 2] >> np.uint32(_SHIFT)) * _UNIT + np.float32(cell % strata)) / side
+            down = (np.float32(words[ray, 3] >> np.uint32(_SHIFT)) * _UNIT + np.float32(cell // strata)) / side
+            x += (across - np.float32(0.5)) * spread
+            y += (down - np.float32(0.5)) * spread
         x = (x - intrinsics[below, 2]) / intrinsics[below, 0]
         y = (y - intrinsics[below, 3]) / intrinsics[below, 1]
         square = np.float32(0.0)
@@ -73,6 +91,7 @@ def draw_pixels(
     first: int,
     indices: Tensor | None = None,
     spread: float = 0.0,
+    strata: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
     needed = n_rays if indices is None or spread else 0
@@ -82,5 +101,17 @@ def draw_pixels(
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
     cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
     results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
-    launch(_look_up, n_rays, CHUNK, words, chosen, np.float32(spread), array(pool.pixels), *cameras, *results)
+    launch(
+        _look_up,
+        n_rays,
+        CHUNK,
+        words,
+        chosen,
+        np.float32(spread),
+        strata,
+        first,
+        array(pool.pixels),
+        *cameras,
+        *results,
+    )
     return origins, directions, rgba, images

@@ -22,8 +22,8 @@ BLOCK = 128
 @triton.jit(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
 def _draw_kernel(
     p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
-    p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread, DRAWN: tl.constexpr,
-    SPREAD: tl.constexpr, CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread,
+    DRAWN: tl.constexpr, SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_ray = i_ray < n_rays
@@ -55,8 +55,9 @@ def _draw_kernel(
     b_x = b_column.to(tl.float32) + 0.5
     b_y = b_row.to(tl.float32) + 0.5
     if SPREAD:
-        b_x += (unit_float(b_word2) - 0.5) * spread
-        b_y += (unit_float(b_word3) - 0.5) * spread
+        i_cell = ((i_ray.to(tl.int64) + first) % (STRATA * STRATA)).to(tl.int32)
+        b_x += ((unit_float(b_word2) + (i_cell % STRATA).to(tl.float32)) / STRATA - 0.5) * spread
+        b_y += ((unit_float(b_word3) + (i_cell // STRATA).to(tl.float32)) / STRATA - 0.5) * spread
     b_x -= tl.load(p_camera + 2, mask=m_ray, other=0.0)
     b_y -= tl.load(p_camera + 3, mask=m_ray, other=0.0)
     b_x = b_x / tl.load(p_camera, mask=m_ray, other=1.0)
@@ -98,6 +99,7 @@ def draw_pixels(
     first: int,
     indices: Tensor | None,
     spread: float,
+    strata: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device, channels = pool.pixels.device, pool.pixels.shape[1]
     origins = torch.empty((n_rays, 3), device=device)
@@ -129,6 +131,7 @@ def draw_pixels(
             first,
             spread,
             DRAWN=indices is None or spread > 0.0,
+            STRATA=strata,
             SPREAD=spread > 0.0,
             CHANNELS=channels,
             SEARCH_STEPS=max(1, (n_images - 1).bit_length() + 1),
@@ -141,10 +144,10 @@ _WORDS = dict.fromkeys(("n_rays", "n_pixels", "n_images", "step", "stream", "see
 _POINTERS = {"p_pixels": "*u8", "p_offsets": "*i64", "p_widths": "*i64", "p_poses": "*fp32", "p_intrinsics": "*fp32"}
 _POINTERS |= {"p_step": "*i64", "p_origins": "*fp32", "p_directions": "*fp32", "p_rgba": "*fp32", "p_images": "*i64"}
 _WORDS |= {"spread": "fp32"}
-_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "DRAWN": True, "SPREAD": False}
+_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "DRAWN": True, "SPREAD": False, "STRATA": 1}
 _CHOSEN = _POINTERS | {"p_indices": "*i64"} | _WORDS
 COMPILE_CASES = [
     CompileCase(_draw_kernel, _POINTERS | _WORDS, {"p_indices": None, **_SIZES}, num_warps=4, name="drawn"),
     CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"DRAWN": False}, num_warps=4, name="chosen"),
-    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"SPREAD": True}, num_warps=4, name="spread"),
+    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"SPREAD": True, "STRATA": 2}, num_warps=4, name="spread"),
 ]

@@ -24,6 +24,15 @@ def drawn_indices(
     return (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
 
 
+def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tensor:
+    """(n_rays, 2): offsets from the pixel's centre, of uniform numbers (n_rays, 2) for rays from `first` on."""
+    if strata > 1:
+        cell = (torch.arange(uniform.shape[0], device=uniform.device) + first) % strata**2
+        row = torch.div(cell, strata, rounding_mode="floor")
+        uniform = (uniform + torch.stack([cell - row * strata, row], -1)) / strata
+    return (uniform - 0.5) * spread
+
+
 def draw_pixels(
     pool: PixelPool,
     n_rays: int,
@@ -33,6 +42,7 @@ def draw_pixels(
     first: int,
     indices: Tensor | None,
     spread: float,
+    strata: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pixel = indices
     if pixel is None:
@@ -44,7 +54,7 @@ def draw_pixels(
     x, y = (local % width).float() + 0.5, torch.div(local, width, rounding_mode="floor").float() + 0.5
     if spread:
         options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pixel.device}
-        offset = (random_uniform(n_rays, columns=4, **options)[:, 2:] - 0.5) * spread
+        offset = offsets_of(random_uniform(n_rays, columns=4, **options)[:, 2:], spread, strata, first)
         x, y = x + offset[:, 0], y + offset[:, 1]
     x, y = (x - cx) / fx, (y - cy) / fy
     pose = pool.poses[image]
