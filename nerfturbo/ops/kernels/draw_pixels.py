@@ -23,7 +23,8 @@ BLOCK = 128
 def _draw_kernel(
     p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
     p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread,
-    DRAWN: tl.constexpr, SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    DRAWN: tl.constexpr, SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_ray = i_ray < n_rays
