@@ -30,9 +30,11 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("scale-aware features", "field", {"anti_alias": True}),
     ("thinned samples", "render", {"thin": 0.02}),
     ("rays all over the pixel", "train", {"pixel_spread": 1.0}),
+    ("pixels of four rays", "train", {"rays_per_pixel": 4}),
     ("finer steps in pictures", "render", {"eval_refine": 2}),
     ("four rays a pixel in pictures", "render", {"eval_rays": 2}),
 )
+OF_GRIDS = ("distortion", "opacity", "sparsity", "anti_alias", "thin", "rays_per_pixel", "eval_refine")
 Report = Callable[["AblationRow"], None]
 
 
@@ -111,6 +113,10 @@ def ablation_cases(config: Config, device: torch.device) -> list[Case]:
     if has_keypoints(config.data.source):
         add("+ depth of COLMAP's points", _changed(config, "photo", depth_weight=DEPTH_WEIGHT))
     for name, stage, values in QUALITY:
+        if ("anti_alias" in values and field.kind != "ngp") or (
+            config.sampling.kind != "grid" and not values.keys().isdisjoint(OF_GRIDS)
+        ):
+            continue
         current, plain = getattr(config, stage), getattr(Config(), stage)
         is_on = any(getattr(current, key) != getattr(plain, key) for key in values)
         off = {key: getattr(plain, key) for key in values}

@@ -60,11 +60,13 @@ def build_field(
 def _build(
     config: FieldConfig, aabb: Aabb, seed: int, voxels: VoxelConfig | None, factor: FactorConfig | None
 ) -> InstantNGP | VanillaNeRF | VoxelGrid | FactorField:
+    if config.anti_alias and config.kind != "ngp":
+        raise InputError("field.anti_alias", "a field of kind ngp", config.kind)
     if config.kind == "voxels":
         return VoxelGrid(aabb, config, voxels, seed=seed)
     if config.kind == "factor":
         return FactorField(aabb, config, factor, seed=seed)
     kinds = {"ngp": InstantNGP, "vanilla": VanillaNeRF}
-    if config.anti_alias and config.kind == "ngp":
+    if config.anti_alias:
         return AntiAliasedNGP(aabb, config, seed=seed)
     return kinds[config.kind](aabb, config, seed=seed)

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nerfturbo.bench.ablation import QUALITY, ablation_cases
 from nerfturbo.config import Config, FieldConfig, LossConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.fields import AntiAliasedNGP
 from nerfturbo.ops import composite, use_backend, visibility
 from nerfturbo.ops.ray_losses import RayLossRule, ray_losses
+from nerfturbo.presets import preset
 from nerfturbo.rendering.frame import FrameRenderer
 from nerfturbo.rendering.render import field_functions, volume_rendering
 from nerfturbo.training import Trainer, stages
@@ -259,3 +261,23 @@ def test_training_pixels_still_learns() -> None:
     made.callbacks.append(lambda _, record: losses.append(record.mse))
     made.fit()
     assert sum(losses[-5:]) < 0.4 * sum(losses[:5])
+
+
+def test_every_switch_has_its_row() -> None:
+    config, cpu = preset("quality"), torch.device("cpu")
+    rows = {case.name: case.config for case in ablation_cases(config, cpu)}
+    assert rows["no finer steps in pictures"].render.eval_refine == 1
+    for name, stage, values in QUALITY:
+        if name != "finer steps in pictures":
+            assert {key: getattr(getattr(rows[f"+ {name}"], stage), key) for key in values} == values
+            assert replace(rows[f"+ {name}"], **{stage: getattr(config, stage)}) == config  # and nothing else changed
+    proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
+    assert "+ decay of hash levels" in proposed and "+ thinned samples" not in proposed
+
+
+def test_switches_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match=r"field.anti_alias: expected a field of kind ngp, got vanilla"):
+        Trainer(replace(tiny_config(), field=FieldConfig(kind="vanilla", anti_alias=True)), ball_scene())
+    pixels = changed(tiny_config(), "train", rays_per_pixel=4)
+    with pytest.raises(InputError, match=r"train.rays_per_pixel: expected 1 unless sampling.kind is grid"):
+        Trainer(changed(pixels, "sampling", kind="uniform"), ball_scene())
