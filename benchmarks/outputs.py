@@ -74,13 +74,33 @@ def export(run: str, kind: str, out: Path, device: str, *flags: str) -> dict:
     return {name: value for name, value in json.loads(done.stdout).items() if name != "file"}
 
 
-def surface(opened, cameras, resolution: int) -> dict:
-    model, name = opened.model, opened.config.data.source.removeprefix(BUILTIN_PREFIX)
+def surface(opened, cameras, resolution: int, name: str) -> dict:
+    model = opened.model
     voxel = voxel_size(model, resolution)
     mesh = extract_mesh(model, export_box(model, None), MeshSettings(resolution), cameras=cameras)
     truth = surface_points(name, 50_000)
     seen = SeenDepths.render(model, cameras).sees(truth.to(model.device), 2.0 * voxel).cpu()
     return {"scene": name, "voxel": voxel} | asdict(score_surface(mesh, name, seen, truth, voxel=voxel))
+
+
+def video_and_exports(opened, cameras, args: argparse.Namespace) -> dict:
+    mesh_flags = ("--resolution", str(args.resolution))
+    wanted = {
+        "mesh": ("mesh", "a.glb", *mesh_flags),
+        "mesh_100k_faces": ("mesh", "b.ply", *mesh_flags, "--faces", "100000"),
+        "points": ("points", "c.ply"),
+        "grid": ("grid", "d.npz"),
+        "onnx": ("onnx", "e.onnx"),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        return {
+            "video": video(opened, cameras, folder, args.frames, args.size),
+            "exports": {
+                key: export(args.run, kind, folder / file, args.device, *flags)
+                for key, (kind, file, *flags) in wanted.items()
+            },
+        }
 
 
 def main() -> None:
@@ -91,25 +111,18 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=800)
     parser.add_argument("--resolution", type=int, default=256)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--truth", help="the built-in scene, where the run was trained on its pictures in a folder")
+    parser.add_argument("--surface-only", action="store_true", help="neither the video nor the exports")
     args = parser.parse_args()
     opened = load_run(args.run, args.device)
     train, test = open_views(opened.config)
     values: dict = {"scene": train.name, "steps": opened.state.step}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        values["video"] = video(opened, test.cameras, folder, args.frames, args.size)
-        mesh_flags = ("--resolution", str(args.resolution))
-        values["exports"] = {
-            "mesh": export(args.run, "mesh", folder / "a.glb", args.device, *mesh_flags),
-            "mesh_100k_faces": export(
-                args.run, "mesh", folder / "b.ply", args.device, *mesh_flags, "--faces", "100000"
-            ),
-            "points": export(args.run, "points", folder / "c.ply", args.device),
-            "grid": export(args.run, "grid", folder / "d.npz", args.device),
-            "onnx": export(args.run, "onnx", folder / "e.onnx", args.device),
-        }
-    if opened.config.data.source.startswith(BUILTIN_PREFIX):
-        values["surface"] = surface(opened, train.cameras, args.resolution)
+    if not args.surface_only:
+        values |= video_and_exports(opened, test.cameras, args)
+    source = opened.config.data.source
+    truth = args.truth or (source.removeprefix(BUILTIN_PREFIX) if source.startswith(BUILTIN_PREFIX) else None)
+    if truth is not None:
+        values["surface"] = surface(opened, train.cameras, args.resolution, truth)
     record = Record(
         what="a video of a trained run, its exports, and its mesh against the exact surface",
         protocol=PROTOCOL,

@@ -13,6 +13,7 @@ from ..export.mesh import Mesh
 
 BAND = 0.02  # candidates for points of the true surface lie this close to it
 CLOSE = 1e-4
+OUTSIDE = 1e-3  # a step off the surface is outside, unless two solids touch there and it is none
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ def surface_points(name: str, n_points: int, *, half_extent: float = 1.5, seed: 
         points = points[signed_distance(name, points).abs() < BAND].double()
         for _ in range(3):
             points = points - signed_distance(name, points)[:, None] * _gradient(name, points)
-        found.append(points[signed_distance(name, points).abs() < CLOSE].float())
+        points = points[signed_distance(name, points).abs() < CLOSE]
+        beyond = signed_distance(name, points + OUTSIDE * _gradient(name, points))
+        found.append(points[beyond > 0.5 * OUTSIDE].float())
         if found[-1].shape[0] == 0:
             raise InputError("name", "a scene with a surface in its box", name)
     return torch.cat(found)[:n_points]

@@ -233,6 +233,8 @@ class WriteArgs:
     """Pictures to train on."""
     test_views: Annotated[int, tyro.conf.arg(metavar="N")] = 20
     """Pictures to score on."""
+    all_around: bool = False
+    """Cameras look from below too, not from above alone."""
 
 
 def write(argv: Sequence[str]) -> int:
@@ -245,6 +247,7 @@ def write(argv: Sequence[str]) -> int:
     name = check_name(args.name)
     check_writable(args.folder)
     views: dict[Split, int] = {"train": args.train_views, "test": args.test_views}
-    scenes = [builtin_scene(name, split, resolution=args.resolution, n_views=n) for split, n in views.items()]
+    given = {"resolution": args.resolution, "all_around": args.all_around}
+    scenes = [builtin_scene(name, split, n_views=n, **given) for split, n in views.items()]
     print(write_blender(scenes, args.folder))
     return 0

@@ -52,8 +52,11 @@ def builtin_scene(
     resolution: int = DEFAULT_RESOLUTION,
     n_views: int | None = None,
     seed: int = 0,
+    all_around: bool = False,
 ) -> Scene:
     """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, the same ones every time.
+
+    With `all_around` cameras look from below too: then nothing that can be seen from outside is hidden.
 
     Pictures are kept in the cache folder (NERFTURBO_CACHE), so that only the first call renders.
     """
@@ -64,7 +67,7 @@ def builtin_scene(
     for what, value in (("resolution", resolution), ("n_views", n_views)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
             raise InputError(what, "an integer from 1 to 65536", repr(value))
-    poses = view_poses(split, n_views, seed=seed)
+    poses = view_poses(split, n_views, seed=seed, all_around=all_around)
     cameras = Cameras.pinhole(poses, width=resolution, height=resolution, field_of_view_x=FIELD_OF_VIEW)
     if name in MOVING:
         cameras = replace(cameras, times=view_times(split, n_views))
@@ -82,17 +85,17 @@ def builtin_scene(
     )
 
 
-def view_poses(split: Split, n_views: int, *, seed: int = 0) -> Tensor:
-    """(n, 3, 4): cameras on a golden-angle spiral over the upper hemisphere, looking at the middle.
+def view_poses(split: Split, n_views: int, *, seed: int = 0, all_around: bool = False) -> Tensor:
+    """(n, 3, 4): cameras on a golden-angle spiral over the upper hemisphere, or all around, looking at the middle.
 
     Each split turns its spiral by another angle: the one of several candidates that stays farthest from the training
     views, so that no view is ever seen in two splits.
     """
-    phase = _phase("train", seed, 0)
-    directions = _spiral(n_views, phase)
+    phase, lowest = _phase("train", seed, 0), -_HIGHEST if all_around else _LOWEST
+    directions = _spiral(n_views, phase, lowest)
     if split != "train":
-        training = _spiral(DEFAULT_VIEWS["train"], phase)
-        candidates = [_spiral(n_views, _phase(split, seed, k)) for k in range(32)]
+        training = _spiral(DEFAULT_VIEWS["train"], phase, lowest)
+        candidates = [_spiral(n_views, _phase(split, seed, k), lowest) for k in range(32)]
         nearest = [float((candidate @ training.T).max()) for candidate in candidates]
         directions = candidates[nearest.index(min(nearest))]
     return look_at(CAMERA_DISTANCE * directions, directions.new_zeros(3)).float()
@@ -121,9 +124,9 @@ def render_poses(name: str, cameras: Cameras) -> Tensor:
     return torch.from_numpy(_render(check_name(name), cameras))
 
 
-def _spiral(n: int, phase: float) -> Tensor:
+def _spiral(n: int, phase: float, lowest: float) -> Tensor:
     k = torch.arange(n, dtype=torch.float64)
-    height = _LOWEST + (_HIGHEST - _LOWEST) * (k + 0.5) / n
+    height = lowest + (_HIGHEST - lowest) * (k + 0.5) / n
     ring, angle = (1.0 - height * height).sqrt(), _GOLDEN_ANGLE * k + phase
     return torch.stack([ring * angle.cos(), ring * angle.sin(), height], dim=-1)
 

@@ -60,11 +60,14 @@ class Perceptual:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         try:
             import lpips  # type: ignore[import-not-found]
-
-            self._network = lpips.LPIPS(net="alex", verbose=False).to(device).eval()
         except ImportError as error:
             hint = "pip install lpips torchvision"
             raise InputError("--lpips", "the package lpips, installed", str(error), hint) from None
+        except RuntimeError as error:  # torchvision is built for one version of torch
+            hint = "install the torchvision that belongs to the torch that is here"
+            raise InputError("--lpips", "a torchvision that fits torch", str(error), hint) from None
+        try:
+            self._network = lpips.LPIPS(net="alex", verbose=False).to(device).eval()
         except (OSError, RuntimeError) as error:  # its weights are fetched at first use
             raise InputError("--lpips", "the weights of lpips", str(error), "fetch them once with a network") from None
 

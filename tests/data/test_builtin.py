@@ -193,3 +193,10 @@ def test_importing_does_not_import_numba() -> None:
     code = f"import sys, {modules}; print('numba' in sys.modules, 'PIL' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_all_around_looks_from_below_too() -> None:
+    heights = view_poses("train", 60, all_around=True)[:, 2, 3]
+    assert heights.min() < -3.0 < 3.0 < heights.max() and view_poses("train", 60)[:, 2, 3].min() > 0.0
+    train, test = (view_poses(split, 20, all_around=True)[:, :, 3] for split in ("train", "test"))
+    assert torch.cdist(train, test).min() > 0.01

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.metrics import mean_psnr, psnr, psnr_from_mse, ssim
+from nerfturbo.evaluation.metrics import Perceptual, mean_psnr, psnr, psnr_from_mse, ssim
 
 
 def test_psnr_by_hand() -> None:
@@ -60,3 +62,33 @@ def test_wrong_shapes_are_refused() -> None:
         psnr(torch.zeros(2, 2, 3), torch.zeros(2, 3, 3))
     with pytest.raises(InputError, match="11 x 11"):
         ssim(torch.zeros(10, 20, 3), torch.zeros(10, 20, 3))
+
+
+def test_lpips_gets_pictures_as_its_package_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package, whose weights come from a network: batches of one, channels first, in [-1, 1]."""
+    seen: list[torch.Tensor] = []
+
+    class Network(torch.nn.Module):
+        def __init__(self, net: str, verbose: bool) -> None:
+            super().__init__()
+            assert net == "alex"
+
+        def forward(self, image: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+            seen.extend([image, truth])
+            return (image - truth).abs().mean()
+
+    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=Network))
+    image = torch.stack([torch.zeros(4, 5), torch.full((4, 5), 0.5), torch.ones(4, 5)], dim=-1)
+    assert Perceptual()(image, image.flip(-1)) == pytest.approx(4.0 / 3.0)
+    assert [tuple(picture.shape) for picture in seen] == [(1, 3, 4, 5)] * 2
+    assert seen[0][0, :, 0, 0].tolist() == [-1.0, 0.0, 1.0] and not seen[0].requires_grad
+
+
+@pytest.mark.parametrize(("error", "says"), [(OSError, "the weights of lpips"), (RuntimeError, "the weights of lpips")])
+def test_lpips_without_its_weights_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Exception], says: str) -> None:
+    def fetch(net: str, verbose: bool) -> None:
+        raise error("no network")
+
+    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=fetch))
+    with pytest.raises(InputError, match=says):
+        Perceptual()
