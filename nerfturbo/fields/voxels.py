@@ -97,6 +97,12 @@ class VoxelGrid(nn.Module):
         for name, value in zip(STRUCTURE, tensors, strict=True):
             self.register_buffer(name, value)
 
+    def _replicate_for_data_parallel(self) -> VoxelGrid:
+        """For `nn.DataParallel`: the half copy and the gradient buffers are on the device of the original."""
+        replica = super()._replicate_for_data_parallel()
+        replica.half_table = replica.table_sink = None
+        return replica
+
     @property
     def resolution(self) -> int:
         """Voxels per axis of the box."""

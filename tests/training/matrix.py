@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ..tiny import ball_scene
 from .workers import QUIET
 
 STEPS = 4
+RESUMED = ("voxels", "fp32", "resumed on rank 0")
 STATIC = ("ngp", "vanilla", "voxels", "factor")  # kinds of fields that need no time
 
 # The most that a setting may be, wherever a config has one of this name: numbers, or each number of a tuple.
@@ -132,9 +134,23 @@ def train_lightning(name: str, team: Team, precision: str) -> Outcome:
     return outcome(losses, module.model)
 
 
+def resume_on_first(team: Team, folder: str) -> Outcome:
+    """Rank 0 alone reads a checkpoint of voxels that were subdivided; the others take shapes and values from it."""
+    config, losses = tiny_preset("voxels", rays=2 // team.world), []
+    first = Trainer(config, scene_for(config), team=team)
+    first.callbacks.append(lambda trainer, record: setattr(trainer, "should_stop", record.step == STEPS - 1))
+    first.fit()
+    second = Trainer(config, scene_for(config), team=team)
+    if team.rank == 0:
+        second.resume(first.save(Path(folder) / "checkpoints"))
+    second.callbacks.append(lambda _, record: losses.append(record.loss))
+    second.fit()
+    return outcome(losses, second.model)
+
+
 def run_matrix(team: Team, folder: str) -> dict[tuple[str, str, str], Outcome | str]:
     """What each cell came to; an error as its text, so that one cell does not hide the others."""
-    found: dict[tuple[str, str, str], Outcome | str] = {}
+    found: dict[tuple[str, str, str], Outcome | str] = {RESUMED: resume_on_first(team, folder)}
     for name in names():
         for precision in ("fp32", "mixed"):
             for trainer, train in (("native", train_native), ("lightning", train_lightning)):
