@@ -29,8 +29,9 @@ class EvalArgs:
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
     """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
-    align_poses: bool = False
-    """Fit the pose of every test view to the trained scene first: scores the scene, not the poses. Off by default."""
+    align_poses: Annotated[int, tyro.conf.arg(metavar="STEPS")] = 0
+    """Fit the poses of the test views to the trained scene first, by so many steps (200, say): scores the scene, not
+    the poses. 0 takes the poses as they are."""
     refine: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Render in steps this many times shorter than those of training; what the run was made with unless given."""
     rays: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -48,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     args = parse(EvalArgs, argv, "eval")
     if args.table < 0:
         raise InputError("--table", "a number >= 0", str(args.table))
+    if args.align_poses < 0:
+        raise InputError("--align-poses", "a number of steps >= 0", str(args.align_poses))
     if args.eval_views is not None and args.eval_views < 1:
         raise InputError("--eval-views", "a number > 0", str(args.eval_views))
     from .common import chosen_backend
@@ -81,7 +84,7 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
         from ..evaluation.align import aligned_to
 
         display.phase("fitting the poses of the test views")
-        scene = aligned_to(opened.model, scene, report=display.update)
+        scene = aligned_to(opened.model, scene, steps=args.align_poses, report=display.update)
     scores = score_run(
         opened.run, opened.model, scene, config, limit=args.eval_views, display=display, perceptual=perceptual
     )

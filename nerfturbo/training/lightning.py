@@ -293,10 +293,8 @@ class NerfModule(pl.LightningModule):
         step = self.step
         self._part = self._part + 1 if step == self._part_of else 0
         self._part_of = step
-        limit = self.config.train.time_limit
-        self.batches.model.set_progress(
-            max(step / max(1, self.config.train.steps), 0.0 if limit is None else self.train_seconds / limit)
-        )
+        if self.batches.model.photos is not None:
+            self.batches.model.set_progress(self.progress)
         result = self.batches.loss(step, self._part)
         loss, team = result.loss, self.batches.team
         if not loss.requires_grad:  # no samples anywhere: DDP still waits for every parameter

@@ -5,18 +5,36 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
-from nerfturbo.config import CameraConfig, Config, FieldConfig, GridConfig, OptimConfig, RenderConfig, TrainConfig
+from nerfturbo.config import (
+    CameraConfig,
+    Config,
+    FieldConfig,
+    GridConfig,
+    OptimConfig,
+    PhotoConfig,
+    RenderConfig,
+    TrainConfig,
+)
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation.align import CameraErrors, camera_errors
 from nerfturbo.evaluation.camera_file import transform_poses
 from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.ops import use_backend
 from nerfturbo.rendering.photos import rotation_matrices
+from nerfturbo.training.distributed import Team
+from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
+
+from ..tiny import ball_scene, tiny_config
+from .workers import alone, config_for, together
 
 AWAY = 4.0  # of the built-in scenes' cameras
 DEGREES, SHIFT = 2.0, 0.1
@@ -70,3 +88,48 @@ def test_a_known_perturbation_is_recovered_and_the_scene_is_sharp_again() -> Non
     assert after.seen < before.seen / 3.0, (before, after)
     assert after.degrees < before.degrees / 2.0, (before, after)
     assert sharp > blurred + 4.0, (blurred, sharp)
+
+
+def train_together(team: Team, folder: str) -> dict[str, Any]:
+    """A few steps with everything that is learned per photo; the gradients of the first, and where it ended."""
+    config = config_for(team.world, steps=6)
+    config = replace(
+        config, cameras=CameraConfig(refine=True, focal=True), photo=PhotoConfig(exposure=True, appearance=2)
+    )
+    first: list[torch.Tensor] = []
+
+    def look(trainer: Trainer, record: StepRecord) -> None:
+        if record.step == 1:
+            first.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]).clone())
+
+    trainer = Trainer(config, ball_scene(), callbacks=[look], team=team)
+    trainer.fit()
+    return {"first": first[0], "state": trainer.model.state_dict()}
+
+
+def test_two_ranks_learn_what_one_with_twice_the_rays_does(tmp_path: Path) -> None:
+    one, two = alone(train_together, tmp_path), together(2, train_together, tmp_path / "two")
+    for rank in two:
+        assert (rank["first"] - one["first"]).norm() < 1e-5 * one["first"].norm()
+    for name, value in two[0]["state"].items():
+        assert torch.equal(value, two[1]["state"][name]), name
+    assert float(two[0]["state"]["photos.pose"].abs().max()) > 0.0
+
+
+def test_lightning_learns_what_the_native_trainer_does() -> None:
+    pl = pytest.importorskip("lightning.pytorch")
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    from .workers import QUIET
+
+    cameras = CameraConfig(refine=True, focal=True, first_levels=1)
+    config = replace(tiny_config(steps=8), cameras=cameras, photo=PhotoConfig(exposure=True, appearance=2))
+    with use_backend("reference"):
+        native = Trainer(config, ball_scene())
+        native.fit()
+        module = NerfModule(config)
+        pl.Trainer(max_steps=8, accelerator="cpu", **QUIET).fit(module, NerfData(config, (ball_scene(), ball_scene())))
+    assert module.model is not None
+    found = module.model.state_dict()
+    for name, value in native.model.state_dict().items():
+        assert torch.allclose(value.double(), found[name].double(), rtol=1e-5, atol=1e-6), name

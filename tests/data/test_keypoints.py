@@ -1,0 +1,125 @@
+"""Depth from COLMAP: features of the pictures become rays that meet their points, and training makes use of them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfturbo.config import CameraConfig, PhotoConfig
+from nerfturbo.data.keypoints import has_keypoints, load_keypoints
+from nerfturbo.data.scene import Scene, load_scene
+from nerfturbo.errors import InputError
+from nerfturbo.training.keypoint_loss import keypoint_loss
+from nerfturbo.training.stages import place_samples
+from nerfturbo.training.trainer import Trainer
+from tests.data import folders
+from tests.tiny import ball_scene, tiny_config
+
+
+def features() -> list[list[tuple[float, float, int]]]:
+    """Of each view: where its picture shows the points of the cloud, and a feature of no point."""
+    cloud, result = folders.points(), []
+    for pose in folders.poses():
+        local = (cloud - pose[:, 3]) @ pose[:, :3]
+        x = folders.FOCAL * local[:, 0] / -local[:, 2] + folders.WIDTH / 2
+        y = folders.FOCAL * -local[:, 1] / -local[:, 2] + folders.HEIGHT / 2
+        inside = (local[:, 2] < 0) & (x > 0) & (x < folders.WIDTH) & (y > 0) & (y < folders.HEIGHT)
+        rows = [(float(x[i]), float(y[i]), int(i)) for i in inside.nonzero()[:, 0].tolist()]
+        result.append([*rows, (3.0, 4.0, -1)])
+    return result
+
+
+def write_scene(folder: Path, *, text: bool) -> Path:
+    folders.write_colmap(folder, text=text)
+    sparse = folder / "sparse" / "0"
+    if text:
+        lines = (sparse / "images.txt").read_text().split("\n")
+        for index, rows in enumerate(features()):
+            lines[2 + 2 * index] = " ".join(f"{x!r} {y!r} {point}" for x, y, point in rows)
+        (sparse / "images.txt").write_text("\n".join(lines))
+        return folder
+    names = sorted(path.name for path in (folder / "images").iterdir())
+    data = struct.pack("<Q", len(names))
+    for index, (name, (q, t), rows) in enumerate(zip(names, folders.quaternions(), features(), strict=True)):
+        data += struct.pack("<i7di", index + 1, *q, *t, 7) + name.encode() + b"\0" + struct.pack("<Q", len(rows))
+        data += b"".join(struct.pack("<ddq", *row) for row in rows)
+    (sparse / "images.bin").write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return load_scene(write_scene(tmp_path / "scene", text=False), downscale=2)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_rays_through_features_meet_their_points(tmp_path: Path, text: bool) -> None:
+    scene = load_scene(write_scene(tmp_path / "scene", text=text), downscale=2)
+    assert has_keypoints(scene.source)
+    found = load_keypoints(scene)
+    expected = [len(rows) - 1 for index, rows in enumerate(features()) if index % 8]  # every 8th view is a test view
+    assert scene.to_original is not None and 0.9 * sum(expected) < len(found) <= sum(expected)
+    assert torch.allclose(found.weights, torch.tensor(math.exp(-1.0)))  # all points have the mean error
+    points = found.rays.origins + found.rays.directions * found.distances[:, None]
+    original = points.double() @ scene.to_original[:3, :3].T + scene.to_original[:3, 3]
+    assert torch.cdist(original, folders.points()).amin(-1).max() < 1e-4
+
+
+def test_draws_depend_on_seed_step_and_number_alone(scene: Scene) -> None:
+    found = load_keypoints(scene)
+    whole = found.draw(20, seed=1, step=5)
+    part = found.draw(10, seed=1, step=torch.tensor(5), first=10)
+    assert torch.equal(whole.distances[10:], part.distances)
+    assert not torch.equal(whole.distances, found.draw(20, seed=1, step=6).distances)
+
+
+def test_training_pulls_the_ends_of_rays_to_the_points(scene: Scene) -> None:
+    config = replace(tiny_config(steps=60), photo=PhotoConfig(depth_weight=1.0, depth_rays=128))
+    config = replace(config, cameras=CameraConfig(refine=True))
+    trainer = Trainer(config, scene)
+
+    def error() -> float:
+        values = [keypoint_loss(trainer.model, step=s, fixed=False, first=0, place=place_samples) for s in (500, 501)]
+        return float(sum(value.detach() for value in values))
+
+    before = error()
+    trainer.fit()
+    assert math.isfinite(before) and error() < 0.5 * before
+
+
+def test_fixed_shapes_give_the_same_loss(scene: Scene) -> None:
+    config = replace(tiny_config(), photo=PhotoConfig(depth_weight=1.0, depth_rays=16))
+    config = replace(config, train=replace(config.train, batch_samples=1 << 15))
+    model = Trainer(config, scene).model
+    losses = [keypoint_loss(model, step=3, fixed=fixed, first=0, place=place_samples) for fixed in (False, True)]
+    assert torch.allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_scenes_that_know_no_points_say_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"COLMAP reconstruction.*leave photo\.depth_weight at 0"):
+        load_keypoints(ball_scene())
+    folder = write_scene(tmp_path / "scene", text=False)
+    (folder / "sparse" / "0" / "points3D.bin").unlink()
+    assert not has_keypoints(str(folder)) and not has_keypoints("builtin:toybox")
+    with pytest.raises(InputError, match=r"points3D\.bin or points3D\.txt"):
+        load_keypoints(load_scene(folder))
+
+
+def test_a_damaged_file_is_named(scene: Scene) -> None:
+    images = Path(scene.source) / "sparse" / "0" / "images.bin"
+    images.write_bytes(images.read_bytes()[:-7])
+    with pytest.raises(InputError, match=r"images\.bin: byte \d+.*the file is damaged"):
+        load_keypoints(scene)
+
+
+def test_real_features_meet_their_points(scene_dir: Callable[[str], Path]) -> None:
+    scene = load_scene(scene_dir("colmap/beer"), downscale=8)
+    found = load_keypoints(scene)
+    assert len(found) > 20_000 and 0.2 < float(found.weights.mean()) < 0.9
+    assert scene.near < float(found.distances.min()) and float(found.distances.max()) < scene.far
