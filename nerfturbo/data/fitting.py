@@ -12,7 +12,7 @@ from .scene import Scene
 
 UNBOUNDED_CONE_STEPS = 4.0  # over the steps per diagonal: 1/256 for 1024 of them, as instant-ngp has it
 UNBOUNDED_ALPHA_THRE = 1e-2
-UNBOUNDED_PRESETS = {"ngp": "proposal"}  # what `auto` takes in place of the first
+UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 FOLLOW_TIME = ("tnerf", "dnerf", "ngp-time")  # kinds of fields that see time
 _MAX_RESOLUTION = 1 << 15

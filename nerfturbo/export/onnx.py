@@ -21,6 +21,7 @@ from ..fields.activations import MAX_EXPONENT
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
 from ..ops import use_backend
+from ..ops.contraction import fold
 from ..ops.hash_encode import PRIMES
 from ..ops.reference.spherical_harmonics import spherical_harmonics
 from ..rendering.model import NerfModel
@@ -47,6 +48,7 @@ class PlainNgp(nn.Module):
     def __init__(self, field: InstantNGP) -> None:
         super().__init__()
         low, high = field.aabb.tensor("cpu")
+        self.contraction = field.contraction
         levels, self.degree = field.encoding.layout.levels, field.config.sh_degree
         corners = torch.tensor([[c & 1, (c >> 1) & 1, c >> 2] for c in range(8)])
         constants = {
@@ -69,7 +71,7 @@ class PlainNgp(nn.Module):
 
     def forward(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         named = dict(self.named_buffers())
-        unit = ((positions - named["low"]) / named["size"]).clamp(0.0, 1.0)
+        unit = fold((positions - named["low"]) / named["size"], self.contraction).clamp(0.0, 1.0)
         density_in, density_out, color_in, color_mid, color_out = self.weights
         features = torch.relu(self._encode(unit, named) @ density_in.T) @ density_out.T
         rays = [spherical_harmonics(directions, self.degree)]
@@ -131,6 +133,7 @@ def plain_field(model: NerfModel) -> nn.Module:
         return PlainNgp(field).eval()
     if type(field) is VanillaNeRF:
         copy = VanillaNeRF(field.aabb, field.config)
+        copy.contraction = field.contraction
         copy.load_state_dict({name: value.detach().float().cpu() for name, value in field.state_dict().items()})
         return copy.eval()
     raise InputError("field", "InstantNGP or VanillaNeRF", type(field).__name__)

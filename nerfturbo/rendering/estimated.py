@@ -9,7 +9,7 @@ from ..config import Config
 from ..fields import HashDensity, build_field
 from ..fields.activations import truncated_exp
 from ..fields.field import Field, RayField
-from ..ops.composite import Composited, composite
+from ..ops.composite import composite
 from ..ops.frame import FinishedRays
 from ..ops.hash_encode import HashLayout
 from ..sampling.contracted_grid import ContractedGrid
@@ -75,28 +75,29 @@ def build_estimator(config: Config, aabb: Aabb, *, near: float, far: float) -> R
     )
 
 
-def composite_rays(
+def evaluate_rays(
     field: Field,
     rays: Rays,
     samples: PackedSamples,
     *,
     gradient_weights: Tensor | None = None,
     photos: PhotoCorrections | None = None,
-) -> Composited:
-    """A field over the samples of rays, differentiable: gradients weighed sample by sample, colours as exposed."""
+) -> tuple[Tensor, Tensor]:
+    """Density (capacity,) and rgb (capacity, channels) of a field over the samples of rays, differentiable: gradients
+    weighed sample by sample, colours as the photos expose them."""
     if isinstance(field, RayField):
         raw = field.sample_logits(rays, samples)
         raw = raw if photos is None else photos.expose(raw, rays, samples)
         if gradient_weights is not None:
             raw = weigh_gradient(raw, gradient_weights)
-        return composite(truncated_exp(raw[:, 3]), torch.sigmoid(raw[:, :3]), samples)
+        return truncated_exp(raw[:, 3]), torch.sigmoid(raw[:, :3])
     _, rgb_sigma_fn = field_functions(field, rays)
     if photos is not None:
         rgb_sigma_fn = photos.exposed(rgb_sigma_fn, rays)
     rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
     if gradient_weights is not None:
         rgb, density = weigh_gradient(rgb, gradient_weights), weigh_gradient(density[:, None], gradient_weights)[:, 0]
-    return composite(density, rgb, samples)
+    return density, rgb
 
 
 def render_estimated(
@@ -104,7 +105,8 @@ def render_estimated(
 ) -> RenderOutput:
     """All samples of the rays at once, differentiable to the field."""
     samples = estimator.sample(rays)
-    out = composite_rays(field, rays, samples)
+    density, rgb = evaluate_rays(field, rays, samples)
+    out = composite(density, rgb, samples)
     color = out.rgb if background is None else out.rgb + (1.0 - out.opacity)[:, None] * background
     return RenderOutput(color, out.opacity, out.depth / out.opacity.clamp(min=1e-6), out.weights, samples)
 

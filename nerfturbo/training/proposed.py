@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
 from ..data.batches import PixelBatch
-from ..rendering.estimated import composite_rays, half_box
-from ..rendering.losses import color_loss, distortion_loss
+from ..ops.composite import composite
+from ..ops.packed import packed_sum
+from ..rendering.estimated import evaluate_rays, half_box
+from ..rendering.losses import color_loss, distortion_loss, ray_loss_rule, weights_loss
 from ..rendering.model import NerfModel
 from ..rendering.near import near_weights
 from ..sampling.proposals import Draw, ProposedSamples, mean_over_rays
@@ -42,26 +47,45 @@ def compare_proposed(
 
     Besides the colour: that of a coarse field, the proposals' distance from the weights, and the weights' spread.
     """
-    estimator, sampling, kept = model.proposer, model.config.sampling, samples.n_rays_kept
+    estimator, config, near = model.proposer, model.config, gradient_weights(model, samples)
     assert estimator is not None
-    kind, weights = model.config.train.loss, batch.weights
-    near = gradient_weights(model, samples)
-    out = composite_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
-    rgb = out.rgb + (1.0 - out.opacity)[:, None] * background
-    loss = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
+    density, rgb = evaluate_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
+    out = composite(density, rgb, samples)
+    color = out.rgb + (1.0 - out.opacity)[:, None] * background
+    loss, mse = _compare_colors(color, target, batch, samples, config.train.loss)
     for stage in samples.stages:
         if stage.color is not None:
             coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
-            loss = loss + color_loss(coarse, target, kind=kind, n_rays_kept=kept, weights=weights)
+            loss = loss + _compare_colors(coarse, target, batch, samples, config.train.loss)[0]
+    sampling, rule = config.sampling, ray_loss_rule(config.loss, model.bounds.aabb.diagonal)
     if sampling.kind == "proposal" and sampling.interlevel > 0.0:
         loss = loss + sampling.interlevel * estimator.loss(samples, out.weights)
     if sampling.kind == "proposal" and sampling.distortion > 0.0:
         spread = distortion_loss(out.weights, samples.normalized())
         loss = loss + sampling.distortion * mean_over_rays(spread, samples)
-    mse = color_loss(rgb.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
-    if weights is not None:
-        batch.add_errors((rgb.detach() - target).abs().mean(-1), kept)
+    if rule is not None:
+        thickness = density * (samples.t_ends - samples.t_starts)
+        loss = loss + weights_loss(out.weights, out.opacity, thickness, samples, rule)
+    if batch.weights is not None:
+        batch.add_errors((color.detach() - target).abs().mean(-1), samples.n_rays_kept)
     return loss, mse
+
+
+def _compare_colors(
+    color: Tensor, target: Tensor, batch: PixelBatch, samples: ProposedSamples, kind: Literal["huber", "mse"]
+) -> tuple[Tensor, Tensor]:
+    """The colour loss of rays, or of pixels that are means of several, and their mean squared error."""
+    kept, weights = samples.n_rays_kept, batch.weights
+    if batch.rays_per_pixel > 1:
+        from .pixels import pixel_offsets  # which imports this file
+
+        offsets = pixel_offsets(batch)
+        counts = (offsets[1:] - offsets[:-1])[:, None]
+        color, target = (packed_sum(values, offsets) / counts for values in (color, target))
+        weights = None if weights is None else weights[offsets[:-1].long()]
+        kept = None if kept is None else (offsets[1:] <= kept).sum(dtype=torch.int32)
+    loss = color_loss(color, target, kind=kind, n_rays_kept=kept, weights=weights)
+    return loss, color_loss(color.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
 
 
 def rays_per_step(model: NerfModel) -> int:

@@ -19,7 +19,6 @@ from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
 from ..data.keypoints import load_keypoints
 from ..data.scene import Scene
-from ..errors import InputError
 from ..fields import AntiAliasedNGP, FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
 from ..fields.field import Carry, Connected
 from ..presets import preset
@@ -113,8 +112,6 @@ class Trainer:
         if config.photo.depth_weight > 0.0:
             self.model.keypoints = load_keypoints(scene).to(self.device)
         train, rays_per_pixel = config.train, config.train.rays_per_pixel
-        if rays_per_pixel > 1 and config.sampling.kind != "grid":
-            raise InputError("train.rays_per_pixel", "1 unless sampling.kind is grid", str(rays_per_pixel))
         spread = train.pixel_spread or (1.0 if rays_per_pixel > 1 else 0.0)
         options = {"guided": train.draw == "error", "spread": spread, "radii": config.field.anti_alias}
         options |= {"rays_per_pixel": rays_per_pixel}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from nerfturbo.bench.surface import score_surface, surface_points
+from nerfturbo.config import GridConfig, SamplingConfig
 from nerfturbo.data.builtin_distance import signed_distance
 from nerfturbo.errors import InputError
 from nerfturbo.export import needs
@@ -192,8 +195,12 @@ def test_the_grid_comes_back(model: NerfModel, tmp_path: Path) -> None:
     assert found["low"].tolist() == [[-1.5] * 3] and np.array_equal(found["to_original"], np.eye(4))
 
 
-def test_onnx_answers_as_torch_does(tmp_path: Path) -> None:
-    model = NerfModel(tiny_config(), SceneBounds.of(ball_scene()))
+@pytest.mark.parametrize("contraction", ["none", "sphere"])
+def test_onnx_answers_as_torch_does(tmp_path: Path, contraction: Any) -> None:
+    config = replace(
+        tiny_config(), sampling=SamplingConfig(contraction=contraction), grid=GridConfig(resolution=8, levels=3)
+    )
+    model = NerfModel(config, SceneBounds.of(ball_scene()))
     with torch.no_grad():
         model.field.encoding.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
     with use_backend("reference"):
