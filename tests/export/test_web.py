@@ -19,6 +19,7 @@ from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
 from nerfturbo.export.web.pack import Chunk, pack
 from nerfturbo.export.web.page import PageFacts, bundle, write_page
 from nerfturbo.export.web.reference import render_page, trace
+from nerfturbo.export.web.teacher import SeenCells, close_holes
 from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import StepRule, march
@@ -77,6 +78,21 @@ def test_vertices_are_stored_once_and_found_again(levels: int) -> None:
     outside = torch.tensor([[50.0, 0.0, 0.0]])
     with use_backend("cpu"):
         assert bool((gather(blocks, outside)[0] == blocks.n_vertices).all())
+
+
+def test_holes_in_a_sheet_are_closed_and_nothing_else_grows() -> None:
+    lattice = Lattice((0.0, 0.0, 0.0), 0.1, (3, 3, 3), levels=2)
+    x, y, z = torch.meshgrid(torch.arange(2, 19), torch.arange(2, 19), torch.tensor([5, 6]), indexing="ij")
+    place = torch.stack([x, y, z], dim=-1).view(-1, 3)
+    sheet = lattice._keys(torch.ones(place.shape[0], dtype=torch.int64), place, lattice.cells).sort().values
+    inner = (sheet % 21 > 4) & (sheet % 21 < 16) & (sheet // 21 % 21 > 4) & (sheet // 21 % 21 < 16)
+    hole = inner & (torch.rand(sheet.shape[0], generator=torch.Generator().manual_seed(0)) < 0.25)
+    kept = sheet[~hole]
+    closed = close_holes(SeenCells(kept, torch.ones(kept.shape[0])), lattice)
+    assert bool(torch.isin(kept, closed.keys).all()) and int(hole.sum()) > 40
+    assert float(torch.isin(sheet[hole], closed.keys).float().mean()) > 0.9
+    assert int((~torch.isin(closed.keys, sheet)).sum()) == 0 and bool((closed.keys.diff() > 0).all())
+    assert float(closed.light.sum()) == kept.shape[0]
 
 
 def test_skips_never_leap_over_a_block() -> None:
@@ -178,17 +194,15 @@ def test_the_reference_walks_as_a_march_through_all_cells_does() -> None:
 def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, tmp_path: Path) -> None:
     scene, test = ball_scene(n_views=8, size=40), ball_scene("test", n_views=2, size=40)
     settings = BakeSettings(
-        budget_bytes=400_000, bytes_per_byte=4 / 3, tune_seconds=60.0, n_rays=1 << 13, tune_steps=60
+        budget_bytes=400_000, bytes_per_byte=4 / 3, tune_seconds=600.0, n_rays=1 << 13, tune_steps=41
     )
     said: list[str] = []
     with use_backend("cpu"):
         result = bake(model, scene.cameras, settings, say=said.append)
         found = score(model, result.baked, test)
-        untuned = bake(model, scene.cameras, replace(settings, tune_seconds=0.0))
-        first = score(model, untuned.baked, test)
-        small = bake(model, scene.cameras, replace(settings, budget_bytes=3_000, tune_seconds=0.0))
-    assert result.data_bytes * 4 / 3 <= 400_000 and result.baked.n_features == 4 and result.tune_steps == 60
-    assert found.against_field > max(27.0, first.against_field + 1.0) and found.views == 2
+        small = bake(model, scene.cameras, replace(settings, budget_bytes=3_000, tune_seconds=0.01))
+    assert result.data_bytes * 4 / 3 <= 400_000 and result.baked.n_features == 4 and result.tune_steps == 41
+    assert found.against_field > 25.0 and found.views == 2 and result.losses[-1] < 0.5 * result.losses[0]
     assert found.fetches_per_pixel > found.steps_per_pixel > 1.0
     assert small.data_bytes * 4 / 3 <= 3_000 and small.baked.n_features == 0
     assert len(said) == 4

@@ -25,7 +25,7 @@ from .lattice import Lattice, SparseBlocks
 from .pack import Chunk, pack
 from .reference import render_page
 from .shading import N_BASE
-from .teacher import SeenCells, ask_field, on_coarser, pixel_rays, pixel_size
+from .teacher import SeenCells, ask_field, close_holes, on_coarser, pixel_rays, pixel_size
 from .tune import TuneSettings, tune
 
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
@@ -33,6 +33,7 @@ MAX_CELLS = 1 << 11  # per axis
 LEAST_CELLS = 24
 MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
+LEAST_BYTES = {True: 6.0, False: 3.0}  # that a cell was ever seen to take, with and without features
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 Say = Callable[[str], None]
 
@@ -89,7 +90,7 @@ class _Pace:
     tune_seconds: float
 
 
-_PACES = {"cpu": _Pace(1 << 18, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 1 << 15, 6000, 30.0)}
+_PACES = {"cpu": _Pace(1 << 19, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 1 << 15, 6000, 30.0)}
 
 
 def bake(
@@ -116,7 +117,8 @@ def bake(
     say("looking at the scene from its training cameras")
     finest = _finest_lattice(model, cameras, settings)
     n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
-    pool, cells = ask_field(model, cameras, finest, n_rays, time=settings.time, seed=settings.seed, progress=progress)
+    pool, seen = ask_field(model, cameras, finest, n_rays, time=settings.time, seed=settings.seed, progress=progress)
+    cells = close_holes(seen, finest)
     start = timed("look", start)
     say("asking the field")
     limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
@@ -180,12 +182,14 @@ def _within_budget(
     """The finest blocks whose first values fit, and their size; without features where the budget is too small."""
     lattice, seen = finest, cells
     while True:
-        blocks = SparseBlocks.of_cells(lattice, seen.keys, seen.light)
-        values = first_values(model.field, cameras, blocks, time=settings.time, features=features)
-        plain = Baked.of(blocks, values, None, 0.0)
-        size = _file_bytes(pack(plain, level=1), settings)
+        # The field is asked only where the outcome is open: a fine lattice over a wide scene has millions of vertices.
+        size = seen.keys.shape[0] * LEAST_BYTES[features] * settings.bytes_per_byte
         if size <= SLACK * settings.budget_bytes or max(lattice.cells) <= LEAST_CELLS:
-            return blocks, values, size / settings.bytes_per_byte
+            blocks = SparseBlocks.of_cells(lattice, seen.keys, seen.light)
+            values = first_values(model.field, cameras, blocks, time=settings.time, features=features)
+            size = _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)
+            if size <= SLACK * settings.budget_bytes or max(lattice.cells) <= LEAST_CELLS:
+                return blocks, values, size / settings.bytes_per_byte
         shrink = math.sqrt(0.97 * SLACK * settings.budget_bytes / size)
         if features and finest.voxel / lattice.voxel * shrink < PLAIN_BELOW:
             features = False

@@ -17,6 +17,9 @@ from .lattice import Lattice
 
 VISIBLE = 0.01  # weight from which a sample counts as seen
 CHUNK = {"cpu": 1 << 14, "cuda": 1 << 16}  # rays
+NEIGHBOURS = 12  # cells of the 26 around one that make it a hole rather than a neighbour
+CLOSING = 3  # cells a hole may reach in
+SLAB = 1 << 26  # cells looked at in one go
 Progress = Callable[[float], None]
 
 
@@ -139,6 +142,47 @@ def on_coarser(cells: SeenCells, lattice: Lattice, coarser: Lattice) -> SeenCell
     gathered = _Cells(coarser, device)
     gathered.add(centers, cells.light)
     return gathered.cells()
+
+
+def close_holes(cells: SeenCells, lattice: Lattice) -> SeenCells:
+    """With the cells that no ray happened to meet although most of their neighbours were met.
+
+    A cell on top of a flat sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others.
+    """
+    nx, ny, nz = lattice.cells
+    keys, light, device = cells.keys, cells.light, cells.keys.device
+    slab = max(1, SLAB // (nx * ny))
+    for _ in range(CLOSING):
+        found = []
+        for first in range(0, lattice.levels * nz, slab):
+            last = min(first + slab, lattice.levels * nz)
+            low, high = max(0, first - 1), min(lattice.levels * nz, last + 1)
+            ends = torch.tensor([low * ny * nx, high * ny * nx], device=device)
+            start, end = torch.searchsorted(keys, ends).tolist()
+            if start == end:
+                continue
+            full = torch.zeros((high - low) * ny * nx, dtype=torch.uint8, device=device)
+            full[keys[start:end] - low * ny * nx] = 1
+            count = full.view(high - low, ny, nx)
+            for axis in range(3):
+                count = _with_neighbours(count, axis)
+            new = (count >= NEIGHBOURS) & (full.view(count.shape) == 0)
+            new = new[first - low : last - low].reshape(-1).nonzero()[:, 0]
+            found.append(new + first * ny * nx)
+        if not found:
+            break
+        keys, order = torch.cat([keys, *found]).sort()
+        light = torch.cat([light, light.new_zeros(keys.shape[0] - light.shape[0])])[order]
+    return SeenCells(keys, light)
+
+
+def _with_neighbours(values: Tensor, axis: int) -> Tensor:
+    """Each value plus those before and behind it."""
+    result = values.clone()
+    n = values.shape[axis]
+    result.narrow(axis, 1, n - 1).add_(values.narrow(axis, 0, n - 1))
+    result.narrow(axis, 0, n - 1).add_(values.narrow(axis, 1, n - 1))
+    return result
 
 
 def pixel_size(cameras: Cameras, positions: Tensor) -> float:
