@@ -11,6 +11,7 @@ import torch
 from ..config import Config
 from ..data.keypoints import has_keypoints
 from ..data.scene import Scene
+from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import protocol
 from ..training.trainer import Trainer
@@ -65,6 +66,14 @@ def _changed(config: Config, stage: str, **values: Any) -> Config:
     return replace(config, **{stage: replace(getattr(config, stage), **values)})
 
 
+def _sampling_cases(config: Config) -> list[Case]:
+    """The other ways to place samples along a ray."""
+    kinds = {"grid": "occupancy grid", "uniform": "even samples", "hierarchy": "coarse and fine field"}
+    kinds |= {"proposal": "proposal networks"}
+    others = [kind for kind in kinds if kind != config.sampling.kind]
+    return [Case(f"{kinds[kind]} (sampling)", _changed(config, "sampling", kind=kind)) for kind in others]
+
+
 def ablation_cases(config: Config, device: torch.device) -> list[Case]:
     """The baseline, each technique off that is on, each on that is off, and the combinations worth knowing."""
     train, optim, render, field = config.train, config.optim, config.render, config.field
@@ -74,6 +83,7 @@ def ablation_cases(config: Config, device: torch.device) -> list[Case]:
         if changed != config:
             cases.append(Case(name, changed))
 
+    cases += _sampling_cases(config)
     no_grid = _changed(config, "grid", enabled=False)
     add("no occupancy grid", no_grid)
     add("no visibility pass", _changed(config, "render", prune=False))
@@ -142,7 +152,7 @@ def run_ablation(
         config = _changed(case.config, "train", steps=steps, time_limit=None)
         try:
             row = _row(case.name, config, scenes, device, views)
-        except (RuntimeError, MemoryError) as error:  # the other cases are still worth knowing
+        except (RuntimeError, MemoryError, InputError) as error:  # the other cases are still worth knowing
             if case is cases[0]:
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -154,6 +164,8 @@ def run_ablation(
 
 
 def _row(name: str, config: Config, scenes: tuple[Scene, Scene], device: torch.device, views: list[int]) -> AblationRow:
+    if device.type == "cpu":  # a GPU's kernels compile before its clock starts
+        Trainer(_changed(config, "train", steps=min(2, config.train.steps)), scenes[0], device=device).fit()
     with peak_memory(device) as peak:
         trainer = Trainer(config, scenes[0], device=device)
         summary = trainer.fit()
