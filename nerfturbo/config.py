@@ -184,8 +184,8 @@ class MotionConfig:
     """ngp-time: cells per axis of space at the finest; the coarsest has 8."""
     time_resolution: int = 25
     """ngp-time: cells along time at the finest; coarser levels have fewer in proportion."""
-    reach: float = 0.1
-    """ngp-time: how far an output of 1 of the deformation network moves a point, as a share of the box."""
+    guide_levels: int = 4
+    """ngp-time: so many coarse levels of the scene's grid say where points move; finer ones would pull to and fro."""
 
 
 @dataclass(frozen=True)

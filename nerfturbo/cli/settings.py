@@ -121,7 +121,7 @@ class Settings:
 
 
 def _check_motion(motion: MotionConfig, moments: int) -> None:
-    names = ("time_frequencies", "time_resolution", "reach", "max_resolution")
+    names = ("time_frequencies", "time_resolution", "guide_levels", "max_resolution")
     check_positive({f"--motion.{name.replace('_', '-')}": getattr(motion, name) for name in names})
     if not 0 <= moments <= 4:
         raise InputError("--grid.moments", "0 to 4", str(moments))

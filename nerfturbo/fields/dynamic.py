@@ -91,4 +91,10 @@ class DeformedNeRF(VanillaNeRF):
     def _encode(self, positions: Tensor, times: Tensor | None) -> Tensor:
         places = self._place(positions)
         moved = places + self.displacement(places, times_of(places, times))
-        return frequency_encode(moved, POSITION_FREQUENCIES)
+        coarse = frequency_encode(moved, DEFORM_FREQUENCIES)
+        # Finer sines turn several times within a displacement: their slope says nothing about where to go.
+        fine = frequency_encode(moved.detach(), POSITION_FREQUENCIES)
+        near, far = 3 * DEFORM_FREQUENCIES, 3 * POSITION_FREQUENCIES
+        sines = [coarse[:, 3 : 3 + near], fine[:, 3 + near : 3 + far]]
+        cosines = [coarse[:, 3 + near :], fine[:, 3 + far + near :]]
+        return torch.cat([coarse[:, :3], *sines, *cosines], dim=-1)

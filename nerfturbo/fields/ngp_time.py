@@ -1,9 +1,10 @@
 """Instant-NGP for scenes that move: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t).
 
 What these grids hold of a place and a time does two things. A small network turns it into a displacement: the scene's
-own hash grid is read where the point was at time 0, so that a thing that moves is learned once, from all pictures. And
-it goes to the density and colour networks beside the scene's features, for what no displacement explains: shadows,
-things that appear. At time 0 every point is at its own place.
+own hash grid is read where the point was at time 0, so that a thing that moves is learned once, from all pictures.
+Displacements learn from the coarse levels of that grid alone: the slope of a cell smaller than a displacement says
+nothing about where to go. And it goes to the density and colour networks beside the scene's features, for what no
+displacement explains: shadows, things that appear. At time 0 every point is at its own place.
 
 A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
 `time_resolution` cells along it. Few cells along time are what makes neighbouring pictures teach each other.
@@ -20,7 +21,7 @@ from ..config import FieldConfig, MotionConfig
 from ..errors import InputError
 from ..ops import GradientSink
 from ..ops.composite import visibility
-from ..ops.hash_encode import HashLayout
+from ..ops.hash_encode import HashLayout, HashLevel
 from ..ops.ngp_field import NgpWeights, ngp_field
 from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
@@ -31,6 +32,7 @@ from .hash_grid import HashGrid
 from .mlp import FusedMlp
 
 MOTION_FEATURES, COARSEST = 2, 8  # features per entry of a grid over time, and its cells at the coarsest level
+REACH = 0.1  # how far an output of 1 of the deformation network moves a point, as a share of the box
 TRIPLES = ((0, 1, 3), (1, 2, 3), (0, 2, 3))  # of (x, y, z, t)
 
 
@@ -56,20 +58,19 @@ class DynamicNGP(nn.Module):
         if (config.depth, config.color_depth) != (1, 2):
             got = f"{config.depth} and {config.color_depth}"
             raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
-        layout = HashLayout(
-            config.n_levels, config.n_features, config.log2_entries, config.base_resolution, config.max_resolution
-        )
+        coarse, fine = _split(config, motion.guide_levels if motion.follow != "features" else config.n_levels)
         over_time = HashLayout(
             motion.n_levels, MOTION_FEATURES, motion.log2_entries, COARSEST, max(COARSEST, motion.max_resolution)
         )
-        self.encoding = HashGrid(layout, generator=generator)
+        self.encoding = HashGrid(coarse, generator=generator)
+        self.fine_encoding = None if fine is None else HashGrid(fine, generator=generator)
         self.motion_grids = nn.ModuleList(HashGrid(over_time, generator=generator) for _ in TRIPLES)
         n_motion = len(TRIPLES) * over_time.n_outputs
         self.deform_net = None
         if motion.follow != "features":
             self.deform_net = FusedMlp(n_motion, 3, width=config.width, depth=2, generator=generator)
         self.density_net = FusedMlp(
-            layout.n_outputs + (0 if motion.follow == "deform" else n_motion),
+            config.n_levels * config.n_features + (0 if motion.follow == "deform" else n_motion),
             config.geo_features,
             width=config.width,
             depth=config.depth,
@@ -117,7 +118,7 @@ class DynamicNGP(nn.Module):
     def _moved(self, features: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         assert self.deform_net is not None
         moved = self.deform_net(features, n_used).to(times.dtype)
-        return moved * (self.motion.reach * from_the_start(times))[:, None]
+        return moved * (REACH * from_the_start(times))[:, None]
 
     def displacement(self, unit: Tensor, times: Tensor) -> Tensor:
         """(n, 3) from places (n, 3) in [0, 1]^3 at times (n,) to those of time 0, in shares of the box."""
@@ -130,8 +131,10 @@ class DynamicNGP(nn.Module):
         features = self._over_time(unit, times, n_used)
         if self.deform_net is not None:
             unit = unit + self._moved(features, times, n_used)
-        scene = self.encoding(unit, n_used)
-        return scene if self.motion.follow == "deform" else _joined([scene, features])
+        parts = [self.encoding(unit, n_used)]
+        if self.fine_encoding is not None:
+            parts.append(self.fine_encoding(unit.detach(), n_used))
+        return _joined(parts if self.motion.follow == "deform" else [*parts, features])
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
@@ -177,4 +180,19 @@ class DynamicNGP(nn.Module):
 
 def _joined(parts: list[Tensor]) -> Tensor:
     """Columns side by side, feature-major in memory as the encoder writes them and the networks read them."""
-    return torch.cat([part.t() for part in parts]).t()
+    return parts[0] if len(parts) == 1 else torch.cat([part.t() for part in parts]).t()
+
+
+def _split(config: FieldConfig, n_coarse: int) -> tuple[HashLayout, HashLayout | None]:
+    """The scene's levels as two grids, the first with the `n_coarse` coarsest of them."""
+    whole = HashLayout(
+        config.n_levels, config.n_features, config.log2_entries, config.base_resolution, config.max_resolution
+    )
+    if n_coarse >= config.n_levels:
+        return whole, None
+
+    def part(levels: tuple[HashLevel, ...]) -> HashLayout:
+        first, last = (round(level.scale) for level in (levels[0], levels[-1]))
+        return HashLayout(len(levels), config.n_features, config.log2_entries, first, last)
+
+    return part(whole.levels[:n_coarse]), part(whole.levels[n_coarse:])

@@ -71,6 +71,6 @@ def test_what_means_nothing_is_refused(moved: Path, run_folder: Path, nerfturbo:
     ):
         result = nerfturbo("render", *words, "--output", "no")
         assert result.code == 2 and told in result.err and not Path("no").exists(), words
-    for flag, value in (("--grid.moments", "9"), ("--motion.reach", "0"), ("--motion.follow", "sideways")):
+    for flag, value in (("--grid.moments", "9"), ("--motion.guide-levels", "0"), ("--motion.follow", "sideways")):
         result = nerfturbo("train", "seesaw", flag, value, "--output", "no")
         assert result.code == 2 and flag.rsplit(".", 1)[1] in result.err and not Path("no").exists(), flag

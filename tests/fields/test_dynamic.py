@@ -29,8 +29,9 @@ def inputs(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.rand(n, 3, generator=draw) * 2.8 - 1.4, directions, torch.rand(n, generator=draw)
 
 
-def awake(kind: str, motion: MotionConfig = MOTION) -> TimeNeRF | DeformedNeRF | DynamicNGP:
+def awake(kind: str, motion: MotionConfig = MOTION, guide: int = 2) -> TimeNeRF | DeformedNeRF | DynamicNGP:
     """A field as training leaves it: features of size 1 and displacements that move points."""
+    motion = replace(motion, guide_levels=guide)
     field = build_field(KINDS[kind], BOX, motion=motion)
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -97,7 +98,8 @@ def test_gradients_against_double_precision(kind: str) -> None:
         difference = (parameter.grad.double() - other.grad.double()).norm() / other.grad.double().norm()
         # Rounding of a displacement is a thousand times as large in the finest sines, and ReLUs flip.
         assert difference < (0.1 if kind == "dnerf" else 5e-3), (name, float(difference))
-    _slopes_are_gradients(exact, positions, times)
+    if kind != "dnerf":
+        _slopes_are_gradients(awake(kind, guide=4).double(), positions, times)  # all levels guide: nothing is cut
 
 
 def _slopes_are_gradients(field: Field, positions: torch.Tensor, times: torch.Tensor) -> None:
@@ -117,6 +119,22 @@ def _slopes_are_gradients(field: Field, positions: torch.Tensor, times: torch.Te
     grads = torch.autograd.grad(made, list(used.values()))
     expected = sum((way[name] * grad).sum() for name, grad in zip(used, grads, strict=True))
     assert torch.allclose(slope, torch.as_tensor(expected), rtol=1e-3), (float(slope), float(expected))
+
+
+def test_displacements_learn_from_coarse_features_alone() -> None:
+    """Without the coarse levels' features a displacement has no gradient; values do not depend on where it is cut."""
+    positions, _, times = inputs(50)
+    cut, whole = awake("ngp-time", guide=2), awake("ngp-time", guide=4)
+    assert isinstance(cut, DynamicNGP) and cut.fine_encoding is not None and cut.deform_net is not None
+    assert isinstance(whole, DynamicNGP) and whole.fine_encoding is None
+    assert [level.scale for grid in (cut.encoding, cut.fine_encoding) for level in grid.layout.levels] == [
+        pytest.approx(level.scale, abs=0.5) for level in whole.encoding.layout.levels
+    ]
+    with torch.no_grad():
+        cut.encoding.table.zero_()
+    cut.density(positions, times).sum().backward()
+    assert all(w.grad is None or w.grad.abs().max() == 0.0 for w in cut.deform_net.weights)
+    assert cut.fine_encoding.table.grad is not None and cut.fine_encoding.table.grad.abs().sum() > 0.0
 
 
 @pytest.mark.parametrize("follow", ["deform", "features", "both"])
