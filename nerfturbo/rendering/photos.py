@@ -63,7 +63,8 @@ def rotation_matrices(vectors: Tensor) -> Tensor:
     cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).view(-1, 3, 3)
     half = (0.5 * angle).sin() / (0.5 * angle)
     eye = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-    return eye + angle.sin() / angle * cross + 0.5 * half.square() * (cross @ cross)
+    twice = vectors[:, :, None] * vectors[:, None, :] - vectors.square().sum(-1)[:, None, None] * eye  # cross @ cross
+    return eye + angle.sin() / angle * cross + 0.5 * half.square() * twice
 
 
 def gauge_directions(positions: Tensor, unit: float) -> Tensor:
@@ -163,10 +164,11 @@ class PhotoCorrections(nn.Module):
 
     def corrections(self) -> tuple[Tensor, Tensor]:
         """(n, 3, 3) turns and (n, 3) shifts of each camera, without what moves all of them together."""
-        flat = self.pose.reshape(-1, 1)
-        free = (flat - self.gauge @ (self.gauge.T @ flat)).view(self.n_photos, 6)
+        # Sums of products, not cuBLAS, which has no deterministic mode without an environment variable.
+        common = self.gauge * (self.gauge * self.pose.reshape(-1, 1)).sum(0)  # (6 n, 7)
+        free = self.pose - common.sum(-1).view(self.n_photos, 6)
         turns = rotation_matrices(free[:, :3])
-        return turns, (turns @ self.arms[:, :, None]).squeeze(-1) - self.arms + free[:, 3:] * self.unit
+        return turns, (turns * self.arms[:, None, :]).sum(-1) - self.arms + free[:, 3:] * self.unit
 
     def rays(self, rays: Rays) -> Rays:
         """The rays of the corrected cameras; differentiable to the corrections."""

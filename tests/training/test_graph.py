@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
+from nerfturbo.config import CameraConfig, Config, FieldConfig, GridConfig, PhotoConfig, RenderConfig, TrainConfig
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
@@ -59,6 +59,17 @@ def test_captured_equals_eager_bit_for_bit(scene: Scene, deterministic: None):
     captured, eager = (run(make_step(scene, SMALL, capture=capture), 64) for capture in (True, False))
     for name, value in captured.items():
         assert torch.equal(value, eager[name]), name
+
+
+def test_captured_equals_eager_with_everything_that_is_learned_per_photo(scene: Scene, deterministic: None):
+    config = replace(
+        SMALL, cameras=CameraConfig(refine=True, focal=True), photo=PhotoConfig(exposure=True, appearance=8)
+    )
+    captured, eager = (run(make_step(scene, config, capture=capture), 48) for capture in (True, False))
+    for name, value in captured.items():
+        assert torch.equal(value, eager[name]), name
+    for name in ("pose", "focal", "exposure", "appearance"):
+        assert float(captured[f"photos.{name}"].abs().max()) > 0.0, name
 
 
 def test_deterministic_mode_repeats_itself(scene: Scene, deterministic: None):
