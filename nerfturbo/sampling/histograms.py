@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.importance import importance_sample
+from ..ops.packed import packed_cumsum
 
 ANNEAL_SLOPE = 10.0
 PADDING = 0.01  # added to every weight before drawing, so that no interval is given up for ever
@@ -33,8 +34,14 @@ def density_weights(density: Tensor, distances: Tensor) -> Tensor:
     [[0.0, 1.0]]
     """
     optical = density * (distances[:, 1:] - distances[:, :-1])
-    before = torch.cumsum(optical, dim=-1) - optical
-    return torch.exp(-before) * -torch.expm1(-optical)
+    return torch.exp(-_running(optical, exclusive=True)) * -torch.expm1(-optical)
+
+
+def _running(values: Tensor, *, exclusive: bool = False) -> Tensor:
+    """The running sum along each ray (n_rays, n), the same bits in every run: torch's own is not, on a GPU."""
+    n_rays, n = values.shape
+    offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
+    return packed_cumsum(values.reshape(-1), offsets, exclusive=exclusive).view(n_rays, n)
 
 
 def annealing(step: int | Tensor, n_steps: int, *, slope: float = ANNEAL_SLOPE) -> Tensor | float:
@@ -73,7 +80,7 @@ def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tens
     >>> outer_weights(torch.tensor([[0.5, 1.5, 2.0]]), key, torch.tensor([[1.0, 2.0, 7.0]])).tolist()
     [[3.0, 2.0]]
     """
-    running = torch.nn.functional.pad(torch.cumsum(key_weights, dim=-1), (1, 0))
+    running = torch.nn.functional.pad(_running(key_weights), (1, 0))
     last = key_weights.shape[-1]
     keys, low, high = (value.detach().contiguous() for value in (key_edges, edges[:, :-1], edges[:, 1:]))
     first = (torch.searchsorted(keys, low, right=True) - 1).clamp(0, last)

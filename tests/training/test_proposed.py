@@ -231,3 +231,19 @@ def test_lightning_has_the_same_curve(name):
     assert isinstance(module.model, NerfModel)
     assert isinstance(module.model.proposer, RayEstimator)
     assert isinstance(module.model.proposer, ContractedGrid) == (name == "contracted")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["proposal", "hierarchy", "contracted"])
+def test_on_a_gpu_the_recorded_step_is_the_eager_one_and_learns(name):
+    config, test = fitted_config(tiny(name, steps=256), open_scene())[0], open_scene("test", n_views=2)
+    moments = []
+    for capture in (True, False):
+        one = replace(config, train=replace(config.train, steps=1, capture=capture))
+        trainer = Trainer(one, open_scene(), device="cuda")
+        trainer.fit()
+        moments.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]))
+    assert float((moments[0] - moments[1]).norm()) < 1e-2 * float(moments[1].norm())
+    trainer = Trainer(config, open_scene(), device="cuda")
+    trainer.fit()
+    assert evaluate(trainer.model, test, with_ssim=False).psnr > constant_baseline_psnr(test) + 6.0
