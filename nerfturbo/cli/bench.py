@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..errors import InputError
+from .bench_args import TrainingArgs
 from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
@@ -58,24 +58,13 @@ def ops(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class StepArgs:
+class StepArgs(TrainingArgs):
     """Time a whole training step on the fast backend of a device against the reference, from one trained state."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     quick: bool = False
     """Fewer steps: a first impression, too noisy to publish."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-step.json")
     """Where the result is written."""
-    json: bool = False
-    """Print the result on stdout instead of the table."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def step(argv: Sequence[str]) -> int:
@@ -109,28 +98,17 @@ def step(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class SceneArgs:
+class SceneArgs(TrainingArgs):
     """Train a scene and score its test views at marks of training time, the clock stopped while scoring."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
     marks: Annotated[tuple[float, ...], tyro.conf.arg(metavar="SECONDS")] = (10.0, 20.0, 30.0, 60.0)
     """Seconds of training after which to score; training ends at the last."""
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = (0,)
     """One run each; the median counts."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-scene.json")
     """Where the result is written."""
-    json: bool = False
-    """Print the result on stdout instead of the table."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def scene(argv: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,33 +12,23 @@ import tyro
 
 from ..errors import InputError
 from .bench import _config, _show, _table
+from .bench_args import TrainingArgs
 from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 
 @dataclass(frozen=True)
-class TrainersArgs:
+class TrainersArgs(TrainingArgs):
     """Time the plain loop, the native trainer, Lightning and Fabric on the same training."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 300
     """Steps of each run."""
     rounds: Annotated[int, tyro.conf.arg(metavar="N")] = 3
     """Runs of each loop, in turn; the median counts."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
     eval_views: Annotated[int, tyro.conf.arg(metavar="N")] = 4
     """Test views that the result of each loop is scored on."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-trainers.json")
     """Where the result is written; the plot goes beside it, as .svg."""
-    json: bool = False
-    """Print the result on stdout instead of the table."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 
 from ..errors import InputError
 from .bench import _config, _show, _table
+from .bench_args import TrainingArgs
 from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
@@ -22,28 +22,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AblationArgs:
+class AblationArgs(TrainingArgs):
     """Train a scene again and again with one technique changed at a time: time, memory and dB of each."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Steps of every training; the preset's unless given."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD")] = ()
     """Only the techniques whose name has one of these words in it, beside the baseline."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-ablation.json")
     """Where the result is written; a plot lies beside it, as .svg."""
-    json: bool = False
-    """Print the result on stdout instead of the table."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def ablation(argv: Sequence[str]) -> int:
@@ -115,11 +104,9 @@ def _fitted(config: Config, scene: Scene) -> Config:
 
 
 @dataclass(frozen=True)
-class PrecisionArgs:
+class PrecisionArgs(TrainingArgs):
     """Train a scene in fp32, fp16 and bf16: speed, memory, quality and stability, at one batch and at one budget."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Steps of every training; the preset's unless given."""
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = (0,)
@@ -128,19 +115,10 @@ class PrecisionArgs:
     """Only these of fp32, tf32, fp16 and bf16; all that the device has units for unless given."""
     memory_budget: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None
     """Also train each precision with the largest batch that fits this much memory."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-precision.json")
     """Where the result is written; a page lies beside it, as .html, and plots, as -NAME.svg."""
-    json: bool = False
-    """Print the result on stdout instead of the table."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def precision(argv: Sequence[str]) -> int:

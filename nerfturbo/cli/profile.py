@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,31 +9,21 @@ from typing import Annotated
 
 import tyro
 
+from .bench_args import TrainingArgs
 from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 
 @dataclass(frozen=True)
-class ProfileArgs:
+class ProfileArgs(TrainingArgs):
     """Profile training steps by stage: rays, march, field, composite, backward, optimizer, grid, host."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 32
     """Steps to profile."""
     warm_steps: Annotated[int, tyro.conf.arg(metavar="N")] = 256
     """Steps of training before: a young field costs more than a trained one."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("profile.json")
     """Where the result is written; the trace lies beside it, as .trace.json: open it in ui.perfetto.dev."""
-    json: bool = False
-    """Print the result on stdout instead of the table."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def main(argv: Sequence[str]) -> int:
