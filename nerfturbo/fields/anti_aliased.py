@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..config import FieldConfig
-from ..ops.fade_levels import fade_levels
+from ..ops.fade_levels import fade_levels, level_weights
 from ..ops.frame import NextSamples
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import hash_encode
-from ..ops.ngp_field import ngp_field
+from ..ops.ngp_field import NgpWeights, ngp_field
 from ..ops.sample_positions import sample_positions
 from ..ops.thinning import Thinning, visible_codes
 from ..types import Aabb, PackedSamples, Rays
@@ -48,6 +48,13 @@ class AntiAliasedNGP(InstantNGP):
         """The footprint where no camera looks, from a cone's radius in the unit of the scene."""
         self.footprint.fill_(0.5 * radius / self.unit)
 
+    @property
+    def faded_weights(self) -> NgpWeights:
+        """For reading the encoding as it is, where no camera looks: the typical footprint is in the first matrix."""
+        weights, levels = super().faded_weights, level_weights(self.footprint[None], self.encoding.layout)[0]
+        faded = weights.density_in.detach() * levels.repeat_interleave(self.config.n_features)
+        return weights._replace(density_in=faded)
+
     def footprints(self, rays: Rays, ray_indices: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
         """(n,) of samples of these rays; `ray_indices` (n,) must be valid ones."""
         if rays.pixel_radii is None:
@@ -60,6 +67,8 @@ class AntiAliasedNGP(InstantNGP):
         return fade_levels(encoding, footprints, self.encoding.layout, n_used=n_used)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        if not torch.is_grad_enabled() and positions.dtype != torch.float64:
+            return super().density(positions, times)
         unit = self.aabb.normalize(positions)
         faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
         return truncated_exp(fused_mlp(faded, list(self.density_net.weights))[:, 0])
@@ -116,4 +125,4 @@ class AntiAliasedNGP(InstantNGP):
         encoding = hash_encode(samples.positions, table, self.encoding.layout, n_used=n_used)
         footprints = self.footprints(rays, ray_indices, samples.t_starts, samples.t_ends)
         faded = fade_levels(encoding, footprints, self.encoding.layout, n_used=n_used)
-        return ngp_field(faded, angular.to(faded.dtype), ray_indices, self.faded_weights, n_used=n_used)
+        return ngp_field(faded, angular.to(faded.dtype), ray_indices, super().faded_weights, n_used=n_used)

@@ -9,8 +9,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
-from nerfturbo.ops.fade_levels import fade_levels
-from nerfturbo.ops.reference.fade_levels import level_weights
+from nerfturbo.ops.fade_levels import fade_levels, level_weights
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, require
 

@@ -11,6 +11,7 @@ from nerfturbo.bench.ablation import QUALITY, ablation_cases
 from nerfturbo.config import Config, FieldConfig, LossConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.export.onnx import plain_field
 from nerfturbo.fields import AntiAliasedNGP
 from nerfturbo.ops import composite, use_backend, visibility
 from nerfturbo.ops.ray_losses import RayLossRule, ray_losses
@@ -215,6 +216,12 @@ def test_anti_aliased_pictures_are_those_of_its_samples() -> None:
     expected = out.rgb + 1.0 - out.opacity[:, None]
     image = model.render_image(cameras, 0)
     assert torch.allclose(image.rgb.view(-1, 3), expected, atol=2e-3)
+    positions, directions = torch.rand(50, 3) - 0.5, torch.nn.functional.normalize(torch.randn(50, 3), dim=-1)
+    with torch.no_grad():  # what reads the encoding as it is: the grid's densities, the exported graph
+        wanted, density = model.field(positions, directions)
+        assert torch.allclose(model.field.density(positions), density, rtol=1e-4)
+        assert torch.allclose(plain_field(model)(positions, directions)[0], wanted, atol=1e-4)
+    assert torch.allclose(model.field.density(positions.requires_grad_()), density, rtol=1e-4)
     frames = FrameRenderer(model.field, model.grid, width=16, height=16, settings=settings, background=torch.ones(3))
     frame = frames.render(cameras.camera_to_world[0], cameras.focal[0], cameras.center[0])
     assert torch.allclose(frame.rgb, image.rgb, atol=2e-3)

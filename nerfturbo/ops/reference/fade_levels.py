@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from .._sink import zero_tail
+from ..fade_levels import level_weights
 from ..hash_encode import HashLayout
-
-
-def level_weights(footprints: Tensor, layout: HashLayout) -> Tensor:
-    """(n, n_levels): what each level counts; 1 at footprint 0, where the argument is infinite."""
-    wide = footprints if footprints.dtype == torch.float64 else footprints.float()
-    scales = torch.tensor([level.scale for level in layout.levels], dtype=wide.dtype, device=wide.device)
-    return torch.erf(1.0 / (math.sqrt(8.0) * wide[:, None] * scales))
 
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
