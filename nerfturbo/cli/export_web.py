@@ -133,16 +133,13 @@ def _say(document: dict[str, Any]) -> None:
     print(f"{document['file']}: " + ", ".join(parts))
     found = document["score"]
     if found is not None:
-        photos = (
-            f"{found['against_photos']:.2f} dB against the photos (the field: {found['field_against_photos']:.2f} dB)"
-        )
-        print(
-            f"  {found['against_field']:.2f} dB against the field's own render, {photos}, {found['views']} test views"
-        )
+        words = [f"{found['against_field']:.2f} dB against the field's own render"]
+        if found["against_photos"] is not None:
+            words += [
+                f"{found['against_photos']:.2f} dB against the photos (the field: {found['field_against_photos']:.2f})"
+            ]
+        print(f"  {', '.join(words)}; {found['views']} test views")
         cost = f"{found['steps_per_pixel']:.1f} steps and {found['fetches_per_pixel']:.1f} texture fetches"
         print(f"  a pixel of them takes {cost}")
-    print(
-        "  open it in a browser"
-        if document["file"].endswith(("html", "htm"))
-        else "  serve the folder: python -m http.server"
-    )
+    is_file = document["file"].endswith(("html", "htm"))
+    print("  open it in a browser" if is_file else "  serve the folder, say by python -m http.server")

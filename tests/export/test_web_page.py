@@ -167,7 +167,7 @@ def test_mouse_wheel_keys_and_fingers_move_the_camera(opened) -> None:
 def test_a_link_brings_the_camera_back_and_buttons_work(browser, opened, tmp_path: Path) -> None:
     page = opened
     page.evaluate("nerfturbo.page.camera.orbit(0.4, 0.2); nerfturbo.page.camera.zoom(0.8); nerfturbo.page.moved()")
-    until(lambda: "#camera=" in page.evaluate("location.hash"), "the link in the address")
+    until(lambda: page.evaluate("location.hash === nerfturbo.page.camera.link"), "the link in the address")
     kept, address = camera_of(page), page.evaluate("location.href")
     again = open_page(browser, address)
     assert np.allclose(camera_of(again), kept, atol=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time as clock
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
 LEAST_BYTES = {True: 6.0, False: 3.0}  # that a cell was ever seen to take, with and without features
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
+SAME_TIME = 0.01
 Say = Callable[[str], None]
 
 
@@ -85,12 +86,13 @@ class _Pace:
     """What suits a device."""
 
     n_rays: int
+    look_seconds: float
     tune_rays: int
     tune_steps: int
     tune_seconds: float
 
 
-_PACES = {"cpu": _Pace(1 << 19, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 1 << 15, 6000, 30.0)}
+_PACES = {"cpu": _Pace(1 << 19, 15.0, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 15.0, 1 << 15, 6000, 30.0)}
 
 
 def bake(
@@ -117,7 +119,8 @@ def bake(
     say("looking at the scene from its training cameras")
     finest = _finest_lattice(model, cameras, settings)
     n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
-    pool, seen = ask_field(model, cameras, finest, n_rays, time=settings.time, seed=settings.seed, progress=progress)
+    options = {"time": settings.time, "seed": settings.seed, "seconds": pace.look_seconds}
+    pool, seen = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
     cells = close_holes(seen, finest)
     start = timed("look", start)
     say("asking the field")
@@ -228,25 +231,28 @@ def score(
     progress: Callable[[float], None] = lambda share: None,
 ) -> Score:
     """How close the page's pictures of test views come to the field's own and to the photos, as rounded to bytes."""
-    chosen = choose_views(len(scene), views)
+    chosen, cameras = choose_views(len(scene), views), scene.cameras
+    if cameras.times is not None and time is not None:  # the field at the page's moment; photos of others do not count
+        cameras = replace(cameras, times=torch.full_like(cameras.times, time))
     ours, photos, theirs, steps, fetches = [], [], [], [], []
     for done, index in enumerate(chosen):
-        page = render_page(baked, scene.cameras, index)
-        field = model.render_image(scene.cameras, index).rgb.clamp(0.0, 1.0)
+        page = render_page(baked, cameras, index)
+        field = model.render_image(cameras, index).rgb.clamp(0.0, 1.0)
         rgb = (page.rgb * 255.0).round() / 255.0
         counts = scene.used_pixels(index)
         counts = None if counts is None else counts.to(model.device)
         truth = truth_image(scene, index).to(model.device)
         ours.append(psnr(rgb, field, counts))
-        photos.append(psnr(rgb, truth, counts))
-        theirs.append(psnr(field, truth, counts))
+        if scene.cameras.times is None or time is None or abs(float(scene.cameras.times[index]) - time) < SAME_TIME:
+            photos.append(psnr(rgb, truth, counts))
+            theirs.append(psnr(field, truth, counts))
         steps.append(float(page.steps.float().mean()))
         fetches.append(float(page.fetches.float().mean()))
         progress((done + 1) / len(chosen))
     return Score(
         mean_psnr(ours),
-        mean_psnr(photos),
-        mean_psnr(theirs),
+        mean_psnr(photos) if photos else None,
+        mean_psnr(theirs) if theirs else None,
         len(chosen),
         sum(steps) / len(steps),
         sum(fetches) / len(fetches),

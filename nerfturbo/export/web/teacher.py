@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time as clock
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ CHUNK = {"cpu": 1 << 14, "cuda": 1 << 16}  # rays
 NEIGHBOURS = 12  # cells of the 26 around one that make it a hole rather than a neighbour
 CLOSING = 3  # cells a hole may reach in
 SLAB = 1 << 26  # cells looked at in one go
+LEAST_RAYS = 1 << 15
 Progress = Callable[[float], None]
 
 
@@ -35,6 +38,9 @@ class RayPool:
 
     def __len__(self) -> int:
         return self.views.shape[0]
+
+    def first(self, n: int) -> RayPool:
+        return replace(self, views=self.views[:n], pixels=self.pixels[:n], colors=self.colors[:n])
 
     def rays(self, chosen: slice | Tensor) -> Rays:
         return pixel_rays(self.cameras, self.views[chosen].long(), self.pixels[chosen].long(), self.time)
@@ -67,9 +73,11 @@ def ask_field(
     *,
     time: float | None = None,
     seed: int = 0,
+    seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> tuple[RayPool, SeenCells]:
-    """Render `n_rays` pixels of the cameras, drawn evenly, and note the cells of the lattice that they see."""
+    """Render `n_rays` pixels of the cameras, drawn evenly, and note the cells of the lattice that they see; fewer where
+    that takes longer than `seconds`."""
     device = model.device
     cameras = cameras.to(device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -82,6 +90,7 @@ def ask_field(
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
     if model.proposer is not None:  # which places samples all along a ray, most of them for nothing
         chunk //= 4
+    started = clock.perf_counter()
     for first in range(0, n_rays, chunk):
         part = slice(first, first + chunk)
         rays = pool.rays(part)
@@ -94,8 +103,12 @@ def ask_field(
         for share_of_step in (0.0, 0.5, 1.0):  # a sample may be longer than a cell
             t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
             gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight)
+        spent, done = clock.perf_counter() - started, first + chunk
         if progress is not None:
-            progress(min(1.0, (first + chunk) / n_rays))
+            progress(min(1.0, max(done / n_rays, spent / seconds)))
+        if spent > seconds and done >= LEAST_RAYS:
+            pool = pool.first(done)
+            break
     cells = gathered.cells()
     if cells.keys.shape[0] == 0:
         hint = "train it longer"

@@ -21,7 +21,7 @@ export class Controls {
     element.addEventListener("contextmenu", (event) => event.preventDefault());
     element.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     element.addEventListener("dblclick", () => this.act(() => camera.reset()));
-    element.addEventListener("keydown", (event) => this.key(event));
+    document.addEventListener("keydown", (event) => this.key(event)); // wherever the focus is: there is nothing to type
   }
 
   get side() {

@@ -22,7 +22,9 @@ class Page {
     this.pace = new Pace((scale, done) => this.draw(scale, done));
     new Controls(this.canvas, this.camera, () => this.moved());
     addEventListener("resize", () => this.pace.want());
-    addEventListener("hashchange", () => this.camera.follow(location.hash) && this.pace.want());
+    addEventListener("hashchange", () => {
+      if (location.hash !== this.camera.link && this.camera.follow(location.hash)) this.pace.want();
+    });
     this.canvas.addEventListener("webglcontextlost", (event) => {
       event.preventDefault();
       showError("The graphics device was lost", "Reload the page to go on.");

@@ -1,0 +1,27 @@
+"""`nerfturbo export web` from a run folder: the page, the folder, what is said, and what is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .conftest import Nerfturbo
+
+FLAGS = ["--backend", "reference", "--tune-seconds", "1", "--eval-views", "1"]
+
+
+def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    made = nerfturbo("export", "web", run_folder, "a.html", *FLAGS, "--name", "<ball>", "--json")
+    if made.code == 2:  # twelve steps may leave nothing solid to see
+        assert "nothing opaque" in made.err and not Path("a.html").exists()
+        return
+    assert made.code == 0, made.err
+    said = made.json
+    assert Path("a.html").stat().st_size == said["bytes"] < 30e6 and said["score"]["views"] == 1
+    assert said["blocks"] > 0 and said["bake_seconds"] <= said["seconds"] and said["tune_steps"] > 0
+    assert "<title>&lt;ball&gt;</title>" in Path("a.html").read_text("utf-8")
+    again = nerfturbo("export", "web", run_folder, "a.html", *FLAGS)
+    assert again.code == 2 and "--overwrite" in again.err
+    folder = nerfturbo("export", "web", run_folder, "site", *FLAGS, "--split", "--tune-seconds", "0")
+    assert folder.code == 0 and "serve the folder" in folder.out and "dB against the field" in folder.out, folder.err
+    assert {"index.html", "main.js", "data"} <= {path.name for path in Path("site").iterdir()}
+    assert sorted(path.name for path in Path(".").iterdir()) == ["a.html", "site"]
