@@ -21,7 +21,7 @@ from ..fields.activations import MAX_EXPONENT
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
 from ..ops import use_backend
-from ..ops.contraction import fold
+from ..ops.contraction import Contraction, fold
 from ..ops.hash_encode import PRIMES
 from ..ops.reference.spherical_harmonics import spherical_harmonics
 from ..rendering.model import NerfModel
@@ -48,7 +48,7 @@ class PlainNgp(nn.Module):
     def __init__(self, field: InstantNGP) -> None:
         super().__init__()
         low, high = field.aabb.tensor("cpu")
-        self.contraction = field.contraction
+        self.contraction: Contraction = field.contraction
         levels, self.degree = field.encoding.layout.levels, field.config.sh_degree
         corners = torch.tensor([[c & 1, (c >> 1) & 1, c >> 2] for c in range(8)])
         constants = {
