@@ -144,6 +144,10 @@ def write_rich_pictures(folder: Path, ending: str, mode: str = "RGB") -> Path:
     """As `write_transforms`, with pictures of noise in another format and mode, that carry EXIF and, as PNG, text."""
     write_transforms(folder)
     exif, text, draw = Image.Exif(), PngInfo(), np.random.default_rng(0)
+    if ending == ".heic":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     exif[0x0112], exif[0x010F] = 1, "a camera"
     text.add_itxt("Comment", "noise " * 20, zip=True)
     for path in sorted((folder / "images").iterdir()):

@@ -10,6 +10,7 @@ process of their own, whose end is noticed; one is repeated by name and number: 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import signal
@@ -21,6 +22,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+
+from PIL import features
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -50,6 +53,18 @@ def _rich(folder: Path) -> Path:
     return folders.write_transforms(folder, "RGBA", **lists, **values, aabb_scale=4, scale=0.4, offset=[0.5, 0.5, 0.5])
 
 
+def _wide(folder: Path) -> Path:
+    small = [0.02, -0.01, 0.005, -0.001, 0.0, 0.0, 0.001, -0.002, 0.003, -0.001, 0.002, 0.001]
+    return folders.write_colmap(folder, model=11, parameters=[30.0, 30.0, 12.0, 8.0, *small])
+
+
+def _split_lenses(folder: Path) -> Path:
+    """A split file of a Blender scene with lenses in it."""
+    folders.write_transforms(folder, "RGBA", k1=0.02, camera_model="OPENCV")
+    (folder / "transforms.json").rename(folder / "transforms_train.json")
+    return folder
+
+
 def _pictures(ending: str, mode: str = "RGB") -> Write:
     return lambda folder: folders.write_rich_pictures(folder, ending, mode)
 
@@ -70,7 +85,13 @@ FILES: dict[str, tuple[Write, str]] = {
     "deep.png": (_pictures(".png", "I;16"), "images/view_01.png"),
     "picture.jpg": (_pictures(".jpg"), "images/view_01.jpg"),
     "picture.webp": (_pictures(".webp", "RGBA"), "images/view_01.webp"),
+    "wide cameras.bin": (_wide, "sparse/0/cameras.bin"),
+    "lenses.json": (_split_lenses, "transforms_train.json"),
 }
+if features.check("avif"):
+    FILES["picture.avif"] = (_pictures(".avif"), "images/view_01.avif")
+if importlib.util.find_spec("pillow_heif") is not None:
+    FILES["picture.heic"] = (_pictures(".heic"), "images/view_01.heic")
 _WORDS = (b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"9" * 40, b"null", b"true", b'"x"', b"[]", b"{}", b"1e-320")
 _WORDS += (b"[" * 3000, b'"../../x.png"', b'"\\u0000"', b'"\\ud800"', b"\xff\xfe", b"-", b"", b'"' + b"a" * 5000 + b'"')
 _BYTES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,20 @@ def test_without_a_decoder_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(video_frames.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install imageio-ffmpeg"):
         video_frames.open_decoder()
+
+
+def test_phones_that_were_held_upright(decoder: str, tmp_path: Path) -> None:
+    """They store the frames lying and a tag beside them: what is written stands."""
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="nothing to write an MP4 with").get_ffmpeg_exe()
+    lying = torch.zeros(96, 160, 3, dtype=torch.uint8)
+    lying[:48, :80, 0] = 255  # red, top left
+    write_video(tmp_path / "lying.mp4", [lying] * 4, fps=4)
+    words = ["-display_rotation", "90", "-i", str(tmp_path / "lying.mp4"), "-c", "copy", str(tmp_path / "tagged.mp4")]
+    if subprocess.run([ffmpeg, "-v", "error", *words], capture_output=True).returncode != 0:
+        pytest.skip("this ffmpeg is too old to write the tag")
+    sharpness, _ = video_frames.look_through(tmp_path / "tagged.mp4", lambda share: None)
+    (name,) = video_frames.write_frames(tmp_path / "tagged.mp4", [1], tmp_path / "out")
+    with Image.open(tmp_path / "out" / name) as image:
+        pixels = np.asarray(image)
+    assert len(sharpness) == 4 and pixels.shape[:2] == (160, 96)
+    assert pixels[120, 24, 0] > 200 and pixels[40, 24, 0] < 50 and pixels[120, 72, 0] < 50  # turned to the left
