@@ -25,6 +25,8 @@ class DataConfig:
     """Pixels in memory, or in a memory-mapped file that later starts find again; auto: disk where memory is short."""
     pixels: Literal["auto", "device", "host"] = "auto"
     """Where pixels stay while training; host: fetched ahead, step by step. auto: host where the device is too small."""
+    bounds: Literal["auto", "bounded", "unbounded"] = "auto"
+    """Whether the scene has an end; auto decides by alpha, by the file's own box, or by how far its points reach."""
     ndc: bool = False
     """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
 

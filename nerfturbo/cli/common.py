@@ -63,7 +63,9 @@ def open_views(config: Config, model: NerfModel | None = None) -> tuple[Scene, S
     them."""
     try:
         data = config.data
-        train, test = open_scenes(data.source, data.downscale, allow_outside=data.allow_outside, ndc=data.ndc)
+        train, test = open_scenes(
+            data.source, data.downscale, allow_outside=data.allow_outside, bounds=data.bounds, ndc=data.ndc
+        )
         return train if model is None else learned_cameras(model, train), test
     except InputError as error:
         if error.got != "no such folder":

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -32,6 +32,8 @@ class InfoArgs:
     """Draw cameras, points and bounds into this file."""
     allow_outside: bool = False
     """Let the scene's files name pictures outside its folder."""
+    bounds: Literal["auto", "bounded", "unbounded"] = "auto"
+    """As `train --bounds` would open it."""
     ndc: bool = False
     """As `train --ndc` would open it."""
     json: bool = False
@@ -94,7 +96,12 @@ def _open_splits(args: InfoArgs) -> dict[str, Scene | None]:
     for split in SPLITS:
         try:
             splits[split] = load_scene(
-                args.scene, split, downscale=args.downscale, allow_outside=args.allow_outside, ndc=args.ndc
+                args.scene,
+                split,
+                downscale=args.downscale,
+                allow_outside=args.allow_outside,
+                bounds=args.bounds,
+                ndc=args.ndc,
             )
         except InputError as error:
             if not split_is_missing(error):

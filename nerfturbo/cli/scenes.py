@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from ..data.scene import BUILTIN_PREFIX, MissingSplitError, Scene, hold_out, load_scene
+from ..data.scene import BUILTIN_PREFIX, MissingSplitError, Scene, Split, hold_out, load_scene
 from ..errors import InputError
 
 HOLD_OUT_EVERY = 8
@@ -15,12 +16,23 @@ def absolute_source(source: str) -> str:
     return source if source.startswith(BUILTIN_PREFIX) or not Path(source).exists() else str(Path(source).resolve())
 
 
-def open_scenes(source: str, downscale: int, *, allow_outside: bool = False, ndc: bool = False) -> tuple[Scene, Scene]:
+def open_scenes(
+    source: str,
+    downscale: int,
+    *,
+    allow_outside: bool = False,
+    bounds: Literal["auto", "bounded", "unbounded"] = "auto",
+    ndc: bool = False,
+) -> tuple[Scene, Scene]:
     """(training views, test views): the test split, else the val split, else every 8th training view held out."""
-    train = load_scene(source, "train", downscale=downscale, allow_outside=allow_outside, ndc=ndc)
+
+    def opened(split: Split) -> Scene:
+        return load_scene(source, split, downscale=downscale, allow_outside=allow_outside, bounds=bounds, ndc=ndc)
+
+    train = opened("train")
     for split in ("test", "val"):
         try:
-            return train, load_scene(source, split, downscale=downscale, allow_outside=allow_outside, ndc=ndc)
+            return train, opened(split)
         except InputError as error:
             if not split_is_missing(error):
                 raise

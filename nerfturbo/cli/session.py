@@ -172,7 +172,9 @@ def _open(plan: Plan, display: Display) -> tuple[Scene, Scene]:
     if plan.run is None:
         find_poses(data.source, display, wait=launched_rank() > 0)
     with loading(LoadOptions(data.cache, lambda done, total: display.update(done / total))):
-        return open_scenes(data.source, data.downscale, allow_outside=data.allow_outside, ndc=data.ndc)
+        return open_scenes(
+            data.source, data.downscale, allow_outside=data.allow_outside, bounds=data.bounds, ndc=data.ndc
+        )
 
 
 def _try_field(trainer: Trainer) -> None:

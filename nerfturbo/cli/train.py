@@ -63,6 +63,10 @@ class TrainArgs:
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Let a scene's files name pictures outside its folder."""
+    bounds: Annotated[
+        Literal["auto", "bounded", "unbounded"] | None, tyro.conf.arg(metavar="auto|bounded|unbounded")
+    ] = None
+    """Whether the scene has an end; auto decides by alpha, by the file's own box, or by how far its points reach."""
     ndc: bool = False
     """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
     cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="auto|memory|disk")] = None
@@ -150,7 +154,7 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         from ..training.distributed import rank_device
 
         device = rank_device(device)
-    chosen = {"downscale": args.downscale, "cache": args.cache, "pixels": args.pixels}
+    chosen = {"downscale": args.downscale, "cache": args.cache, "pixels": args.pixels, "bounds": args.bounds}
     data = replace(config.data, **{name: value for name, value in chosen.items() if value is not None})
     config = replace(config, data=data)
     if args.resume is not None:
@@ -190,6 +194,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
 
     fixed = {"DATA": args.scene, "--output": args.output, "--downscale": args.downscale, "--seed": args.seed}
     fixed |= {"--init-from": args.init_from, "--config": args.config}
+    fixed |= {"--bounds": args.bounds, "--ndc": args.ndc or None}
     for flag, value in fixed.items():
         if value is not None:
             raise InputError(flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")

@@ -26,6 +26,7 @@ from .cameras import Cameras
 from .documents import image_path, number, pose, read_frames, read_json
 from .images import load_images, save_image
 from .masks import find_mask, mask_notes
+from .placement import bounded_levels
 from .scene import Scene, Split, farthest_distance
 from .transforms import has_lenses, load_split_files
 
@@ -57,17 +58,20 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
         size=images.sizes,
         times=_times(placed),
     )
+    levels, asked = bounded_levels(1)
+    note = asked or f"bounded: Blender scenes stand in a box of {aabb.high[0] - aabb.low[0]:.3g} about the origin"
     return Scene(
         name=folder.resolve().name,
         cameras=cameras,
         images=images,
         aabb=aabb,
         near=0.0,
-        far=farthest_distance(cameras.positions, aabb),
+        far=farthest_distance(cameras.positions, aabb.scaled(2.0 ** (levels - 1))),
+        grid_levels=levels,
         split=split,
         has_alpha=images.channels == 4,
         source=str(folder),
-        notes=mask_notes(images, masks),
+        notes=(note, *mask_notes(images, masks)),
         files=tuple(map(str, paths)),
     )
 

@@ -8,8 +8,12 @@ file's own coordinates is kept exactly.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +28,31 @@ MAX_LEVELS = 6
 LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
 _NEAR = 0.05  # of the cameras' distance, where no points say how close things come
 _ENOUGH_POINTS = 16
+
+Bounds = Literal["auto", "bounded", "unbounded"]
+_BOUNDS: ContextVar[Bounds] = ContextVar("nerfturbo_bounds", default="auto")
+
+
+@contextlib.contextmanager
+def bounding(wanted: Bounds) -> Iterator[None]:
+    """Whether scenes that are opened inside the block have an end; auto decides by what they show."""
+    if wanted not in get_args(Bounds):
+        raise InputError("bounds", "one of " + ", ".join(get_args(Bounds)), repr(wanted))
+    token = _BOUNDS.set(wanted)
+    try:
+        yield
+    finally:
+        _BOUNDS.reset(token)
+
+
+def bounded_levels(levels: int) -> tuple[int, str]:
+    """The grid levels of a file that says how far it reaches, or what was asked for, with the words that say so."""
+    wanted = _BOUNDS.get()
+    if wanted == "bounded" and levels > 1:
+        return 1, "bounded, as asked: one box"
+    if wanted == "unbounded" and levels == 1:
+        return LEVELS_WITHOUT_POINTS, f"unbounded, as asked: {2 ** (LEVELS_WITHOUT_POINTS - 1)} times the box"
+    return levels, ""
 
 
 @dataclass(frozen=True)
@@ -74,17 +103,21 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
         scale = 1.0 if points is None else 1.0 / max(float((points - center).norm(dim=-1).median()), 1e-9)
     similarity = _Similarity(upright, center, scale)
     notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
-    positions = similarity.points(poses[:, :, 3])
-    if is_object:
+    positions, wanted = similarity.points(poses[:, :, 3]), _BOUNDS.get()
+    if wanted == "bounded" or (wanted == "auto" and is_object):
         aabb, levels, near = _object_box(cameras, positions), 1, 0.0
-        notes += ("bounded, because the pictures have alpha: one box",)
+        why = "because the pictures can be seen through" if is_object else "as asked"
+        if points is not None and not is_object:
+            aabb = Aabb.cube(max(1e-3, _reach(similarity.points(points))))
+            near = _NEAR if nearest is None else 0.5 * nearest * scale
+        notes += (f"bounded, {why}: one box of {2.0 * aabb.high[0]:.3g}",)
     elif points is None:
         aabb, levels, near = Aabb.cube(1.0), LEVELS_WITHOUT_POINTS, _NEAR
         notes += (f"unbounded, without points to measure: {levels} grid levels, {2 ** (levels - 1)} times the box",)
     else:
         near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
         reach = _reach(similarity.points(points))
-        aabb, levels = Aabb.cube(1.0), levels_for(reach)
+        aabb, levels = Aabb.cube(1.0), max(levels_for(reach), 2 if wanted == "unbounded" else 1)
         kind = "bounded" if levels == 1 else "unbounded"
         notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
     outer = aabb.scaled(2.0 ** (levels - 1))
@@ -94,6 +127,10 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
 
 def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Placement:
     """As `place`, but rays are bent into the box of normalised device coordinates before the mean camera."""
+    if _BOUNDS.get() == "unbounded":
+        raise InputError(
+            "bounds", "auto or bounded beside ndc, whose box holds everything", "unbounded", "leave one out"
+        )
     plain = place(cameras, poses, points)
     nearest = None if points is None else _nearest_depth(cameras, points)
     if nearest is None:

@@ -109,13 +109,20 @@ def farthest_distance(positions: Tensor, aabb: Aabb) -> float:
 
 
 def load_scene(
-    source: str | Path, split: Split = "train", *, downscale: int = 1, allow_outside: bool = False, ndc: bool = False
+    source: str | Path,
+    split: Split = "train",
+    *,
+    downscale: int = 1,
+    allow_outside: bool = False,
+    bounds: Literal["auto", "bounded", "unbounded"] = "auto",
+    ndc: bool = False,
 ) -> Scene:
     """Open a folder in any format of `FORMATS`, or a built-in scene by its name ("toybox" or "builtin:toybox").
 
     `downscale` shrinks the pictures that many times, each new pixel the mean of the old ones. A file that names
-    pictures outside its folder is refused unless `allow_outside`. `ndc` bends a capture whose cameras all look one way
-    into normalised device coordinates.
+    pictures outside its folder is refused unless `allow_outside`. `bounds` says whether the scene has an end, where
+    its own signs (alpha, points, the file's box) are not to decide. `ndc` bends a capture whose cameras all look one
+    way into normalised device coordinates.
     """
     if split not in SPLITS:
         raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
@@ -123,8 +130,9 @@ def load_scene(
         raise InputError("downscale", "an integer >= 1", repr(downscale))
     text = str(source)
     if is_builtin(text):
-        if ndc:
-            raise InputError("ndc", "a capture whose cameras all look one way", "a built-in scene")
+        if ndc or bounds == "unbounded":
+            what, expected = ("ndc", "whose cameras all look one way") if ndc else ("bounds", "without an end")
+            raise InputError(what, f"a capture {expected}", "a built-in scene")
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -132,7 +140,9 @@ def load_scene(
     folder = Path(source).expanduser()
     found = recognise(folder)
     if found is not None:
-        with paths_outside(allow_outside), in_ndc(ndc):
+        from .placement import bounding  # imports this file
+
+        with paths_outside(allow_outside), in_ndc(ndc), bounding(bounds):
             scene = found.load(folder, split, downscale)
         if ndc and scene.cameras.ndc is None:
             raise InputError("ndc", "a capture with depths, whose cameras look one way", f"a {found.name} scene")

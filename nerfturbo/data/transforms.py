@@ -21,7 +21,7 @@ from ..errors import InputError
 from .cameras import CameraModel
 from .documents import find_image, image_path, number, pose, read_frames, read_json, shown
 from .images import image_size
-from .placement import MAX_LEVELS, Placement, given_place
+from .placement import MAX_LEVELS, Placement, bounded_levels, given_place
 from .posed import Lens, View, held_out, posed_scene
 from .scene import SPLITS, Scene, Split
 
@@ -122,9 +122,11 @@ def _scene(
         scene = posed_scene(folder, views, split, downscale=downscale, notes=notes)
     else:
         to_original, levels = _ngp_box(document, file)
+        levels, asked = bounded_levels(levels)
         box_note = (
             f"aabb_scale {document['aabb_scale']}: instant-ngp's unit cube about the origin, {levels} grid levels"
         )
+        notes += (asked,) if asked else ()
 
         def placing(all_poses: Tensor) -> Placement:
             return given_place(all_poses, to_original, levels=levels, near=NGP_NEAR, notes=(box_note,))

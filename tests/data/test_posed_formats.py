@@ -257,6 +257,27 @@ def test_split_files_may_have_lenses(tmp_path: Path) -> None:
         load_scene(ngp, "test")
 
 
+@pytest.mark.parametrize("name", [*WRITERS, "blender", "alpha"])
+def test_bounds_may_be_chosen_by_hand(tmp_path: Path, name: str) -> None:
+    others = {
+        "blender": folders.write_blender_json,
+        "alpha": lambda folder: folders.write_transforms(folder, mode="RGBA"),
+    }
+    folder = (WRITERS | others)[name](tmp_path / "scene")
+    bounded, auto, unbounded = (load_scene(folder, bounds=bounds) for bounds in ("bounded", "auto", "unbounded"))
+    assert bounded.grid_levels == 1 and unbounded.grid_levels > 1
+    chosen = bounded if auto.grid_levels == 1 else unbounded
+    assert auto.grid_levels == chosen.grid_levels and any(
+        "bounded" in note or "grid levels" in note for note in auto.notes
+    )
+    for scene in (bounded, unbounded):
+        low, high = scene.aabb.scaled(2.0 ** (scene.grid_levels - 1)).tensor()
+        far = farthest_distance(scene.cameras.positions, Aabb(tuple(low.tolist()), tuple(high.tolist())))
+        assert scene.far >= 0.99 * far  # no ray ends before the box does
+    with pytest.raises(InputError, match="bounds: expected one of auto, bounded, unbounded"):
+        load_scene(folder, bounds="endless")  # type: ignore[arg-type]
+
+
 def test_panoramas_of_nerfstudio(tmp_path: Path) -> None:
     cameras = load_scene(folders.write_transforms(tmp_path / "scene", camera_model="EQUIRECTANGULAR")).cameras
     assert cameras.model == "equirectangular" and cameras.focal[0, 1] == pytest.approx(folders.HEIGHT / math.pi)
