@@ -33,7 +33,8 @@ PIXELS = SAMPLES | {"sampling", "fields"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
-    "config": {"errors", "types"},
+    "config_values": {"errors"},
+    "config": {"errors", "types", "config_values"},
     "presets": {"errors", "types", "config"},
     "ops": {"errors", "types"},
     "data": BASE,
