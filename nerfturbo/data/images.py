@@ -290,7 +290,7 @@ def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:
 
 def open_upright(path: Path, *, turn: bool = True) -> Image.Image:
     """A decoded picture, turned as its EXIF tag says."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     with open_picture(path) as image:
         try:
@@ -298,7 +298,7 @@ def open_upright(path: Path, *, turn: bool = True) -> Image.Image:
             if turn:
                 ImageOps.exif_transpose(image, in_place=True)
             return image
-        except (OSError, ValueError, SyntaxError, EOFError, IndexError, Image.DecompressionBombError) as error:
+        except Exception as error:  # decoders fail in as many ways as there are damaged files
             raise undecodable(path, error) from None
 
 
@@ -319,7 +319,7 @@ def _probe(path: Path) -> _Probe:
     with open_picture(path) as image:
         try:
             orientation = image.getexif().get(_EXIF_ORIENTATION)
-        except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
+        except Exception as error:
             raise undecodable(path, error) from None
         return _Probe(image.size, orientation in _TRANSPOSING_ORIENTATIONS, _has_alpha(image))
 

@@ -27,7 +27,7 @@ _lock = threading.Lock()  # Pillow's limit and its list of formats belong to the
 
 def open_picture(path: Path) -> Image.Image:
     """A picture with its header read; it is decoded when it is used. Where that fails, the error says why."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     if path.suffix.lower() in HEIF_ENDINGS or _kind(path) == "HEIC":  # phones also name them .jpg
         _register_heif()
@@ -37,7 +37,7 @@ def open_picture(path: Path) -> Image.Image:
         raise InputError(str(path), "an image file", "no such file") from None
     except UnidentifiedImageError as error:
         raise _unreadable(path, error) from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders fail in as many ways as there are damaged files
         raise undecodable(path, error) from None
     pixels = image.width * image.height
     if pixels > _LARGE and pixels > min(_LARGEST, _PIXELS_PER_BYTE * path.stat().st_size):
