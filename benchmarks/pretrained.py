@@ -11,6 +11,7 @@ Test views are scored along the way, the clock stopped. `--zoo FILE` also writes
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def played_with(split: Split, resolution: int) -> Scene:
 
 
 def train(
-    config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace, source: Path | None
+    config: Config, scenes: tuple[Scene, Scene], args: argparse.Namespace, source: Path | str | None
 ) -> tuple[Trainer, list[Point]]:
     points: list[Point] = []
     views = choose_views(len(scenes[1]), args.eval_views)
@@ -107,6 +108,8 @@ def main() -> None:
     parser.add_argument("--resolution", type=int, default=200)
     parser.add_argument("--eval-views", type=int, default=5)
     parser.add_argument("--targets", type=float, nargs="+", default=[24.0, 26.0, 28.0, 30.0])
+    parser.add_argument("--scenes", nargs="+", choices=("edited", "chess"), default=["edited", "chess"])
+    parser.add_argument("--source", help="begin from this run, file or zoo:NAME instead of training the first field")
     parser.add_argument("--zoo", type=Path, help="also write the first field as one file")
     parser.add_argument("--output", type=Path, default=Path("pretrained.json"))
     args = parser.parse_args()
@@ -117,21 +120,27 @@ def main() -> None:
         made = {"resolution": args.resolution}
         return builtin_scene(name, "train", **made), builtin_scene(name, "test", **made)
 
-    first, points = train(config, pair("toybox"), args, None)
     path = args.zoo or args.output.with_suffix(".safetensors")
-    with first.optimizer.averaged():
-        save_field(first.model, path, about={"scene": "builtin:toybox", "preset": config.preset})
-    print(f"toybox: {points[-1].psnr:.2f} dB after {args.steps} steps; {path}: {path.stat().st_size / 1e6:.2f} MB")
-    values: dict[str, Any] = {"source": {"scene": "toybox", "psnr": points[-1].psnr, "bytes": path.stat().st_size}}
-    edited = (played_with("train", args.resolution), played_with("test", args.resolution))
-    for name, scenes in {"toybox, edited": edited, "chess": pair("chess")}.items():
+    values: dict[str, Any] = {"source": args.source}
+    if args.source is None:
+        first, points = train(config, pair("toybox"), args, None)
+        with first.optimizer.averaged():
+            save_field(first.model, path, about={"scene": "builtin:toybox", "preset": config.preset})
+        print(f"toybox: {points[-1].psnr:.2f} dB after {args.steps} steps; {path}: {path.stat().st_size / 1e6:.2f} MB")
+        values["source"] = {"scene": "toybox", "psnr": points[-1].psnr, "bytes": path.stat().st_size}
+    made: dict[str, Callable[[], tuple[Scene, Scene]]] = {
+        "edited": lambda: (played_with("train", args.resolution), played_with("test", args.resolution)),
+        "chess": lambda: pair("chess"),
+    }
+    for name in args.scenes:
+        scenes = made[name]()
         plain = train(config, scenes, args, None)[1]
-        begun = train(config, scenes, args, path)[1]
+        begun = train(config, scenes, args, args.source or path)[1]
         rows = compare(plain, begun, args.targets)
         values[name] = {"targets": rows, "plain": [asdict(p) for p in plain], "pretrained": [asdict(p) for p in begun]}
         for row in rows:
             print(name, row, flush=True)
-    if args.zoo is None:
+    if args.zoo is None and args.source is None:
         path.unlink()
     protocol = (
         f"{args.steps} steps each with the same schedule and seed; {args.eval_views} test views every {args.every} "
