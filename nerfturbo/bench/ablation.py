@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..config import Config
+from ..config import Config, SamplingConfig
 from ..data.keypoints import has_keypoints
 from ..data.scene import Scene
 from ..errors import InputError
@@ -74,6 +74,19 @@ def _sampling_cases(config: Config) -> list[Case]:
     return [Case(f"{kinds[kind]} (sampling)", _changed(config, "sampling", kind=kind)) for kind in others]
 
 
+def _sampling_cases(sampling: SamplingConfig) -> list[tuple[str, dict[str, Any]]]:
+    """What belongs to proposals and to folded space, where a config has them."""
+    cases: list[tuple[str, dict[str, Any]]] = []
+    if sampling.kind == "proposal":
+        cases += [("no distortion of proposals", {"distortion": 0.0}), ("no annealing", {"anneal_steps": 0})]
+    if sampling.contraction != "none":
+        other = "sphere" if sampling.contraction == "cube" else "cube"
+        cases.append((f"contraction to a {other}", {"contraction": other}))
+    if sampling.near_gradient > 0.0:
+        cases.append(("near gradients as they are", {"near_gradient": 0.0}))
+    return cases
+
+
 def ablation_cases(config: Config, device: torch.device) -> list[Case]:
     """The baseline, each technique off that is on, each on that is off, and the combinations worth knowing."""
     train, optim, render, field = config.train, config.optim, config.render, config.field
@@ -106,6 +119,8 @@ def ablation_cases(config: Config, device: torch.device) -> list[Case]:
     if device.type == "cuda":
         add("fp32", _changed(config, "train", precision="fp32"))
         add("no CUDA graph", _changed(config, "train", capture=False))
+    for name, values in _sampling_cases(config.sampling):
+        add(name, _changed(config, "sampling", **values))
     if field.kind == "vanilla":
         add("+ gradient checkpointing", _changed(config, "field", checkpointing=True))
     coarse = _changed(config, "train", coarse_fraction=0.0 if train.coarse_fraction > 0.0 else 0.2)

@@ -70,7 +70,7 @@ def trained(config: Config, scene: Any = None) -> Trainer:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_learns_a_scene_without_an_end(name):
-    trainer, test = trained(tiny(name, steps=200 if name == "hierarchy" else 100)), open_scene("test", n_views=2)
+    trainer, test = trained(tiny(name, steps=150 if name == "hierarchy" else 100)), open_scene("test", n_views=2)
     assert trainer.model.config.sampling.contraction != "none"
     assert isinstance(trainer.model.estimator, RayEstimator)
     score = evaluate(trainer.model, test, with_ssim=False).psnr
@@ -79,7 +79,7 @@ def test_every_way_learns_a_scene_without_an_end(name):
 
 @pytest.mark.parametrize("name", ["proposal", "hierarchy"])
 def test_a_bounded_scene_is_not_folded(name):
-    trainer = trained(tiny(name), ball_scene())
+    trainer = trained(tiny(name, steps=4), ball_scene())
     assert trainer.model.config.sampling.contraction == "none"
     assert trainer.model.proposer is not None and trainer.model.proposer.span.aabb == ball_scene().aabb
 
@@ -170,7 +170,7 @@ def test_near_gradients_shrink_and_values_stay():
 
 
 def test_pixels_of_several_rays_and_the_other_losses_go_along():
-    config = tiny("proposal", steps=40, rays_per_pixel=4)
+    config = tiny("proposal", steps=25, rays_per_pixel=4)
     plain = trained(config)
     assert plain.model.config.train.rays_per_pixel == 4
     fog = replace(config, loss=replace(config.loss, sparsity=0.5))
