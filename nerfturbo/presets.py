@@ -153,6 +153,7 @@ _PRESETS["quality"] = replace(
     preset="quality",
     field=replace(_PRESETS["ngp"].field, n_levels=12),
     render=replace(_PRESETS["ngp"].render, eval_refine=2),
+    optim=replace(_PRESETS["ngp"].optim, table_decay=0.1),
     train=TrainConfig(steps=50_000),
 )
 

@@ -274,8 +274,9 @@ def test_every_switch_has_its_row() -> None:
     config, cpu = preset("quality"), torch.device("cpu")
     rows = {case.name: case.config for case in ablation_cases(config, cpu)}
     assert rows["no finer steps in pictures"].render.eval_refine == 1
+    assert rows["no decay of hash levels"].optim.table_decay == 0.0
     for name, stage, values in QUALITY:
-        if name != "finer steps in pictures":
+        if name not in ("finer steps in pictures", "decay of hash levels"):
             assert {key: getattr(getattr(rows[f"+ {name}"], stage), key) for key in values} == values
             assert replace(rows[f"+ {name}"], **{stage: getattr(config, stage)}) == config  # and nothing else changed
     proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
