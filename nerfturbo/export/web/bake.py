@@ -29,11 +29,11 @@ from .teacher import SeenCells, ask_field, close_holes, on_coarser, pixel_rays, 
 from .tune import TuneSettings, tune
 
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
-MAX_CELLS = 1 << 11  # per axis
-LEAST_CELLS = 24
+MAX_CELLS = 1 << 11  # per axis; of a scene without an end half of it
+LEAST_CELLS = 14
 MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
-LEAST_BYTES = {True: 6.0, False: 3.0}  # that a cell was ever seen to take, with and without features
+LEAST_BYTES = {True: 4.0, False: 2.0}  # less than a vertex was ever seen to take, with and without features
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 SAME_TIME = 0.01
 Say = Callable[[str], None]
@@ -120,8 +120,7 @@ def bake(
     finest = _finest_lattice(model, cameras, settings)
     n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
     options = {"time": settings.time, "seed": settings.seed, "seconds": pace.look_seconds}
-    pool, seen = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
-    cells = close_holes(seen, finest)
+    pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
     start = timed("look", start)
     say("asking the field")
     limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
@@ -168,7 +167,8 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
     where = points[solid] if bool(solid.any()) else torch.tensor([box.center], device=device)
     voxel = PIXELS_PER_CELL * pixel_size(moved, where)
     longest = max(box.size)
-    return Lattice.around(box, min(max(voxel, longest / MAX_CELLS), longest / LEAST_CELLS), levels)
+    most = MAX_CELLS if levels == 1 else MAX_CELLS // 2
+    return Lattice.around(box, min(max(voxel, longest / most), longest / LEAST_CELLS), levels)
 
 
 def _levels(model: NerfModel) -> int:
@@ -186,12 +186,16 @@ def _within_budget(
     lattice, seen = finest, cells
     while True:
         # The field is asked only where the outcome is open: a fine lattice over a wide scene has millions of vertices.
+        allowed = math.inf if max(lattice.cells) <= LEAST_CELLS else SLACK * settings.budget_bytes
         size = seen.keys.shape[0] * LEAST_BYTES[features] * settings.bytes_per_byte
-        if size <= SLACK * settings.budget_bytes or max(lattice.cells) <= LEAST_CELLS:
-            blocks = SparseBlocks.of_cells(lattice, seen.keys, seen.light)
+        if size <= allowed:
+            closed = close_holes(seen, lattice)
+            blocks = SparseBlocks.of_cells(lattice, closed.keys, closed.light)
+            size = blocks.n_vertices * LEAST_BYTES[features] * settings.bytes_per_byte
+        if size <= allowed:
             values = first_values(model.field, cameras, blocks, time=settings.time, features=features)
             size = _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)
-            if size <= SLACK * settings.budget_bytes or max(lattice.cells) <= LEAST_CELLS:
+            if size <= allowed:
                 return blocks, values, size / settings.bytes_per_byte
         shrink = math.sqrt(0.97 * SLACK * settings.budget_bytes / size)
         if features and finest.voxel / lattice.voxel * shrink < PLAIN_BELOW:
