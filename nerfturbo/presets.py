@@ -157,6 +157,13 @@ _PRESETS["quality"] = replace(
     train=TrainConfig(steps=50_000),
 )
 
+_PRESETS["quality-cpu"] = replace(
+    _PRESETS["ngp-cpu"],
+    preset="quality-cpu",
+    render=replace(_PRESETS["ngp-cpu"].render, thin=0.02),
+    optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.1),
+)
+
 
 def preset_names() -> list[str]:
     return sorted(_PRESETS)
