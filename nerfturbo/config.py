@@ -174,7 +174,7 @@ class MotionConfig:
 
     time_frequencies: int = 6
     """T-NeRF, D-NeRF: time goes in as so many sines and cosines."""
-    follow: Literal["deform", "features", "both"] = "both"
+    follow: Literal["deform", "features", "both"] = "features"
     """ngp-time: move each point to where it was at time 0, give the networks features of place and time, or both."""
     n_levels: int = 5
     """ngp-time: resolutions of the three grids over (x, y, t), (y, z, t) and (x, z, t)."""

@@ -1,10 +1,12 @@
 """Instant-NGP for scenes that move: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t).
 
-What these grids hold of a place and a time does two things. A small network turns it into a displacement: the scene's
-own hash grid is read where the point was at time 0, so that a thing that moves is learned once, from all pictures.
-Displacements learn from the coarse levels of that grid alone: the slope of a cell smaller than a displacement says
-nothing about where to go. And it goes to the density and colour networks beside the scene's features, for what no
-displacement explains: shadows, things that appear. At time 0 every point is at its own place.
+What these grids hold of a place and a time goes to the density and colour networks beside the scene's own features.
+Learned as fast as the scene it would be noise that nothing is learned under, so it learns at a tenth of that speed, and
+a prior holds it still where nothing moves.
+
+It can also be made a displacement by a small network (`motion.follow`): the scene's own hash grid is then read where
+the point was at time 0. Displacements learn from the coarse levels of that grid alone: the slope of a cell smaller than
+a displacement says nothing about where to go. At time 0 every point is at its own place.
 
 A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
 `time_resolution` cells along it. Few cells along time are what makes neighbouring pictures teach each other.
@@ -23,6 +25,7 @@ from ..ops import GradientSink
 from ..ops.composite import visibility
 from ..ops.hash_encode import HashLayout, HashLevel
 from ..ops.ngp_field import NgpWeights, ngp_field
+from ..ops.random import Stream, random_uniform
 from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
@@ -33,6 +36,7 @@ from .mlp import FusedMlp
 
 MOTION_FEATURES, COARSEST = 2, 8  # features per entry of a grid over time, and its cells at the coarsest level
 REACH = 0.1  # how far an output of 1 of the deformation network moves a point, as a share of the box
+PRIOR_POINTS = 4096
 TRIPLES = ((0, 1, 3), (1, 2, 3), (0, 2, 3))  # of (x, y, z, t)
 
 
@@ -47,6 +51,8 @@ class DynamicNGP(nn.Module):
 
     bytes_per_sample = 1024  # of rendering, an estimate
     weight_sink: GradientSink | None = None
+    stillness = 1e-3  # weight of the prior
+    speed = 0.1  # of what moves, over that of the scene: how fast its features learn
 
     def __init__(
         self, aabb: Aabb, config: FieldConfig | None = None, motion: MotionConfig | None = None, *, seed: int = 0
@@ -54,7 +60,7 @@ class DynamicNGP(nn.Module):
         super().__init__()
         config, motion = config or FieldConfig(kind="ngp-time"), motion or MotionConfig()
         generator = torch.Generator().manual_seed(seed)
-        self.aabb, self.config, self.motion = aabb, config, motion
+        self.aabb, self.config, self.motion, self.seed = aabb, config, motion, seed
         if (config.depth, config.color_depth) != (1, 2):
             got = f"{config.depth} and {config.color_depth}"
             raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
@@ -113,7 +119,9 @@ class DynamicNGP(nn.Module):
         share = self.motion.time_resolution / self.motion.max_resolution
         along = torch.cat([unit.t(), (times * share)[None]])  # (4, n)
         grids = zip(self.motion_grids, TRIPLES, strict=True)
-        return _joined([grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids])
+        return self.speed * _joined(
+            [grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids]
+        )
 
     def _moved(self, features: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         assert self.deform_net is not None
@@ -135,6 +143,15 @@ class DynamicNGP(nn.Module):
         if self.fine_encoding is not None:
             parts.append(self.fine_encoding(unit.detach(), n_used))
         return _joined(parts if self.motion.follow == "deform" else [*parts, features])
+
+    def regularization(self, step: int | Tensor) -> Tensor:
+        """() the prior that things stand still: how much the features of random places differ between two times."""
+        table = self.encoding.table
+        options = {"seed": self.seed, "stream": Stream.TIMES, "step": step, "device": table.device}
+        unit = random_uniform(PRIOR_POINTS, columns=3, **options).to(table.dtype)
+        times = random_uniform(PRIOR_POINTS, columns=2, first=PRIOR_POINTS, **options).to(table.dtype)
+        first, second = (self._over_time(unit, times[:, k], None) for k in range(2))
+        return self.stillness * (first - second).float().abs().mean()
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))

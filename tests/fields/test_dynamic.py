@@ -11,6 +11,7 @@ from nerfturbo.config import FieldConfig, MotionConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import DeformedNeRF, DynamicNGP, Field, RayField, TimeNeRF, build_field
 from nerfturbo.fields.dynamic import from_the_start
+from nerfturbo.fields.field import RegularizedField
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.composite import visibility
 from nerfturbo.types import Aabb, PackedSamples, Rays
@@ -18,7 +19,7 @@ from nerfturbo.types import Aabb, PackedSamples, Rays
 BOX = Aabb.cube(1.5)
 DEEP = {"width": 32, "depth": 6}
 HASH = {"n_levels": 4, "n_features": 2, "log2_entries": 10, "base_resolution": 4, "max_resolution": 64, "width": 16}
-MOTION = MotionConfig(n_levels=3, log2_entries=9, max_resolution=16, time_resolution=8)
+MOTION = MotionConfig(follow="both", n_levels=3, log2_entries=9, max_resolution=16, time_resolution=8)
 KINDS = {"tnerf": FieldConfig(kind="tnerf", **DEEP), "dnerf": FieldConfig(kind="dnerf", **DEEP)}
 KINDS |= {"ngp-time": FieldConfig(kind="ngp-time", **HASH)}
 
@@ -135,6 +136,21 @@ def test_displacements_learn_from_coarse_features_alone() -> None:
     cut.density(positions, times).sum().backward()
     assert all(w.grad is None or w.grad.abs().max() == 0.0 for w in cut.deform_net.weights)
     assert cut.fine_encoding.table.grad is not None and cut.fine_encoding.table.grad.abs().sum() > 0.0
+
+
+def test_the_prior_is_that_things_stand_still() -> None:
+    """Features that differ between times cost, those that do not are free; the draw belongs to the step."""
+    field = awake("ngp-time")
+    assert isinstance(field, DynamicNGP) and isinstance(field, RegularizedField)
+    cost, again, other = (field.regularization(step) for step in (3, torch.tensor(3), 4))
+    assert cost > 0.0 and torch.equal(cost, again) and not torch.equal(cost, other)
+    cost.backward()
+    assert all(grid.table.grad is not None and grid.table.grad.abs().sum() > 0 for grid in field.motion_grids)
+    assert field.encoding.table.grad is None
+    with torch.no_grad():
+        for grid in field.motion_grids:
+            grid.table.fill_(0.3)
+    assert field.regularization(3) < 1e-6
 
 
 @pytest.mark.parametrize("follow", ["deform", "features", "both"])

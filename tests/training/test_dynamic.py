@@ -46,7 +46,7 @@ def small(name: str, steps: int, **train: object) -> Config:
     )
 
 
-@pytest.mark.parametrize(("name", "steps"), [("dynamic", 80), ("dynamic-cpu", 100), ("tnerf", 120), ("dnerf", 110)])
+@pytest.mark.parametrize(("name", "steps"), [("dynamic", 100), ("dynamic-cpu", 200), ("tnerf", 120), ("dnerf", 110)])
 def test_every_preset_learns(name: str, steps: int, scenes: tuple[Scene, Scene]) -> None:
     """Unseen views at unseen times: at least 6 dB above the best constant picture."""
     trainer = Trainer(small(name, steps), scenes[0])
