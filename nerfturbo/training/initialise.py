@@ -63,6 +63,7 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     own = {f"field.{name}": value for name, value in model.field.state_dict().items() if name.split(".")[0] in fields}
     for name, value in own.items():
         _check_fit(path, name, tensors.get(name), value, whole=not parts)
+    own |= {} if parts else _fitting_proposals(model, tensors)
     grid = _fitting_grid(path, model.grid, tensors, demanded=GRID in parts) if GRID in chosen else None
     _say_bounds(path, model)
     with torch.no_grad():
@@ -72,6 +73,13 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
             _take_grid(model.grid, grid)
     n_parameters = sum(value.numel() for value in own.values())
     return Initialised(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
+
+
+def _fitting_proposals(model: NerfModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of what places the samples, where the source has all of them; else they are learned anew."""
+    own = {f"proposer.{n}": v for n, v in (() if model.proposer is None else model.proposer.state_dict().items())}
+    fit = all(name in tensors and tensors[name].shape == value.shape for name, value in own.items())
+    return own if fit else {}
 
 
 def save_field(model: NerfModel, path: Path, *, about: dict[str, str] | None = None) -> Path:

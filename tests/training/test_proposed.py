@@ -116,6 +116,10 @@ def test_a_run_goes_on_where_it_stopped_and_renders_the_same(tmp_path: Path):
     with again.optimizer.averaged():
         expected = again.model.render_image(test.cameras, 0).rgb
     torch.testing.assert_close(loaded.render_image(test.cameras, 0).rgb, expected)
+    other = Trainer(whole.config, open_scene())
+    other.initialise(tmp_path / folder.name)  # the field with its proposals
+    for name, value in half.model.proposer.named_parameters():
+        assert torch.equal(dict(other.model.proposer.named_parameters())[name], value)
     tight = loaded.render_image(test.cameras, 0, max_memory=1)  # part by part
     torch.testing.assert_close(tight.rgb, expected)
     rays = test.cameras.image_rays(0)
