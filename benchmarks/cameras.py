@@ -24,15 +24,17 @@ from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import CameraConfig, Config, PhotoConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.fitting import fitted_config
+from nerfturbo.data.images import save_image
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import MissingSplitError, Scene, hold_out, load_scene
 from nerfturbo.evaluation.align import aligned_to, camera_changes, camera_errors
 from nerfturbo.evaluation.camera_file import transform_poses
-from nerfturbo.evaluation.evaluate import choose_views, evaluate
+from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.presets import preset
 from nerfturbo.rendering.photos import rotation_matrices
 from nerfturbo.training.trainer import Trainer
 
+PIXELS = 3  # of a picture for one of the render
 CASES: dict[str, tuple[CameraConfig, PhotoConfig]] = {
     "as configured": (CameraConfig(), PhotoConfig()),
     "refine": (CameraConfig(refine=True), PhotoConfig()),
@@ -97,6 +99,7 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
         refine = replace(refine, fade_in=args.fade_in)
     if args.first_levels is not None:
         refine = replace(refine, first_levels=args.first_levels)
+    strip = [truth_image(test, 0)]
     cases = {"true cameras": (given, CameraConfig()), "wrong cameras": (wrong, CameraConfig())}
     cases["true cameras, refined"] = (given, refine)
     cases["wrong cameras, refined"] = (wrong, refine)
@@ -123,6 +126,11 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
+        with trainer.optimizer.averaged():
+            strip.append(trainer.model.render_image(moved.cameras, 0).rgb.cpu())
+    if args.picture is not None:
+        shown = torch.cat(strip, dim=1).clamp(0.0, 1.0).repeat_interleave(PIXELS, 0).repeat_interleave(PIXELS, 1)
+        save_image(args.picture, (shown * 255.0 + 0.5).to(torch.uint8))
     return rows
 
 
@@ -153,6 +161,7 @@ def main() -> None:
     one.add_argument("output", type=Path)
     one.add_argument("--degrees", type=float, default=1.0)
     one.add_argument("--shift", type=float, default=0.03, help="in half sides of the scene's box")
+    one.add_argument("--picture", type=Path, help="the first test view: truth, then every case")
     one.add_argument("--lr", type=float)
     one.add_argument("--fade-in", type=float)
     one.add_argument("--first-levels", type=int)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from nerfturbo.config import CameraConfig, Config, PhotoConfig
 from nerfturbo.data.cameras import Cameras
+from nerfturbo.data.images import ImagePool
 from nerfturbo.errors import InputError
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.rendering.photos import PhotoCorrections, gauge_directions, lens_numbers, rotation_matrices
@@ -152,11 +152,21 @@ def test_switched_off_there_is_nothing() -> None:
     assert len(trainer.optimizer.buffers) == 2 and trainer.model.field.level_weights is None  # type: ignore[union-attr]
 
 
-def perturbed(cameras: Cameras, degrees: float, shift: float, seed: int = 3) -> Cameras:
-    """Every camera turned and moved by about as much, at random."""
-    generator = torch.Generator().manual_seed(seed)
-    turns = torch.nn.functional.normalize(torch.randn(len(cameras), 3, generator=generator), dim=-1)
-    shifts = torch.nn.functional.normalize(torch.randn(len(cameras), 3, generator=generator), dim=-1) * shift
-    poses = cameras.camera_to_world
-    rotations = rotation_matrices(turns * math.radians(degrees)) @ poses[:, :, :3]
-    return replace(cameras, camera_to_world=torch.cat([rotations, poses[:, :, 3:] + shifts[:, :, None]], dim=-1))
+def test_known_exposures_are_found() -> None:
+    """The pictures of a ball, each brightened or darkened by a known amount per channel."""
+    scene, signs = ball_scene(n_views=6), torch.tensor([1.0, -1.0] * 3)  # neighbours disagree
+    gains = 0.5 * signs[:, None] * torch.tensor([1.0, -0.5, 0.25])
+    pictures = torch.stack([scene.images.image(index) for index in range(6)])
+    odds = pictures[..., :3] * gains.exp()[:, None, None]
+    pictures[..., :3] = odds / (1.0 - pictures[..., :3] + odds)
+    pool = ImagePool.from_images((pictures * 255.0 + 0.5).to(torch.uint8))
+    config = replace(tiny_config(steps=150), photo=PhotoConfig(exposure=True, lr=2e-2))
+    trainer = Trainer(config, replace(scene, images=pool))
+    trainer.fit()
+    assert trainer.model.photos is not None
+    found = trainer.model.photos.log_gains().detach()
+    likeness = torch.nn.functional.cosine_similarity(found.flatten(), gains.flatten(), dim=0)
+    assert float(likeness) > 0.8 and float(found.abs().max()) > 0.1, (
+        found,
+        gains,
+    )  # how much is shape or light is open
