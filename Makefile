@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 2
 
 # Without an NVIDIA GPU the constraints keep gigabytes of CUDA libraries away; with one, pip takes the CUDA build.
 HAS_GPU := $(shell { nvidia-smi -L || test -e /dev/nvidia0; } >/dev/null 2>&1 && echo yes)
@@ -36,8 +37,9 @@ lint: setup  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-pytest: setup  ## the test suite alone; options go into ARGS
-	$(BIN)/python -m pytest $(ARGS)
+# Files stay whole: what the tests of one share is made once.
+pytest: setup  ## the test suite alone, in WORKERS processes; options go into ARGS
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 wheel-check: setup  ## build the wheel and use it in a clean environment outside the checkout
 	scripts/wheel_check.sh $(BIN)/python $(CONSTRAINTS)

@@ -26,7 +26,9 @@ def _usable_cores() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    torch.set_num_threads(min(4, _usable_cores()))  # the tensors of tests are small: more threads only wait
+    # The tensors of tests are small: more threads only wait, and each of several processes has its own.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, min(4, _usable_cores() // workers)))
     if importlib.util.find_spec("hypothesis"):  # GPU machines may have nothing but torch, triton and pytest
         from hypothesis import settings
 
