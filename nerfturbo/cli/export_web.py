@@ -102,6 +102,10 @@ def _export(args: WebArgs) -> dict[str, Any]:
         display.phase("writing")
         facts = PageFacts(args.name or train.name, found, baked)
         size = write_page(args.out, result, train.cameras, facts, split=args.split)
+        if size > args.budget_mb * 1e6:
+            display.note(
+                f"{size / 1e6:.1f} MB are more than --budget-mb {args.budget_mb:g}: the scene has no less to give"
+            )
     lattice = result.baked.blocks.lattice
     return {
         "file": str(args.out),

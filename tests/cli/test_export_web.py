@@ -11,9 +11,6 @@ FLAGS = ["--backend", "reference", "--tune-seconds", "1", "--eval-views", "1"]
 
 def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     made = nerfturbo("export", "web", run_folder, "a.html", *FLAGS, "--name", "<ball>", "--json")
-    if made.code == 2:  # twelve steps may leave nothing solid to see
-        assert "nothing opaque" in made.err and not Path("a.html").exists()
-        return
     assert made.code == 0, made.err
     said = made.json
     assert Path("a.html").stat().st_size == said["bytes"] < 30e6 and said["score"]["views"] == 1
