@@ -35,7 +35,7 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("finer steps in pictures", "render", {"eval_refine": 2}),
     ("four rays a pixel in pictures", "render", {"eval_rays": 2}),
 )
-OF_GRIDS = ("distortion", "opacity", "sparsity", "anti_alias", "thin", "rays_per_pixel", "eval_refine")
+OF_GRIDS = ("anti_alias", "thin", "eval_refine")  # steps along a grid; not under a contraction
 Report = Callable[["AblationRow"], None]
 
 
@@ -74,7 +74,7 @@ def _sampling_cases(config: Config) -> list[Case]:
     return [Case(f"{kinds[kind]} (sampling)", _changed(config, "sampling", kind=kind)) for kind in others]
 
 
-def _sampling_cases(sampling: SamplingConfig) -> list[tuple[str, dict[str, Any]]]:
+def _folding_cases(sampling: SamplingConfig) -> list[tuple[str, dict[str, Any]]]:
     """What belongs to proposals and to folded space, where a config has them."""
     cases: list[tuple[str, dict[str, Any]]] = []
     if sampling.kind == "proposal":
@@ -119,7 +119,7 @@ def ablation_cases(config: Config, device: torch.device) -> list[Case]:
     if device.type == "cuda":
         add("fp32", _changed(config, "train", precision="fp32"))
         add("no CUDA graph", _changed(config, "train", capture=False))
-    for name, values in _sampling_cases(config.sampling):
+    for name, values in _folding_cases(config.sampling):
         add(name, _changed(config, "sampling", **values))
     if field.kind == "vanilla":
         add("+ gradient checkpointing", _changed(config, "field", checkpointing=True))

@@ -280,12 +280,9 @@ def test_every_switch_has_its_row() -> None:
             assert {key: getattr(getattr(rows[f"+ {name}"], stage), key) for key in values} == values
             assert replace(rows[f"+ {name}"], **{stage: getattr(config, stage)}) == config  # and nothing else changed
     proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
-    assert "+ decay of hash levels" in proposed and "+ thinned samples" not in proposed
+    assert {"+ decay of hash levels", "+ pixels of four rays"} <= proposed and "+ thinned samples" not in proposed
 
 
 def test_switches_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match=r"field.anti_alias: expected a field of kind ngp, got vanilla"):
         Trainer(replace(tiny_config(), field=FieldConfig(kind="vanilla", anti_alias=True)), ball_scene())
-    pixels = changed(tiny_config(), "train", rays_per_pixel=4)
-    with pytest.raises(InputError, match=r"train.rays_per_pixel: expected 1 unless sampling.kind is grid"):
-        Trainer(changed(pixels, "sampling", kind="uniform"), ball_scene())
