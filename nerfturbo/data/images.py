@@ -242,10 +242,19 @@ class _Decoding:
             writer.abandon()
         return MappedPool(path, n_bytes, self.channels)
 
+    def _checked(self, index: int, array: np.ndarray, size: list[int]) -> np.ndarray:
+        width, height = size
+        if array.shape[:2] != (height, width):
+            got, hint = f"{array.shape[1]} x {array.shape[0]}", "the file is damaged"
+            raise InputError(str(self.paths[index]), f"the {width} x {height} pixels its header says", got, hint)
+        return array
+
     def _run(self, store: Callable[[int, np.ndarray], object]) -> None:
+        sizes = self.sizes.tolist()  # here: torch in the threads below would cost memory in each of them
+
         def decode(index: int) -> None:
             image = open_upright(self.paths[index], turn=self.upright[index])
-            store(index, _to_array(image, self.downscale, self.channels == 4))
+            store(index, self._checked(index, _to_array(image, self.downscale, self.channels == 4), sizes[index]))
 
         report = load_options().on_progress
         threads = ThreadPoolExecutor(max_workers=self.workers)
