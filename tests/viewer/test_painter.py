@@ -84,6 +84,8 @@ def test_a_view_has_a_time() -> None:
     with torch.no_grad():
         for grid in model.field.hash_grids:
             grid.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
+        for grid in model.field.motion_grids:  # features of time count a tenth of those of place: let them be seen
+            grid.table *= 20.0
     pages = [LivePage(SceneFacts("ball", one, one, one.aabb, Path("paths"), False), port=0) for one in (still, moving)]
     try:
         assert pages[0]._panel.dress(VIEW).time is None
