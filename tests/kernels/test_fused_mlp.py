@@ -100,7 +100,8 @@ def test_real_shapes(widths: tuple[int, ...], dtype: torch.dtype) -> None:
     count = torch.tensor(100_001, dtype=torch.int32, device="cuda")
     got = run("triton", inputs.to(dtype), weights, n_used=count)
     half = run("reference", inputs.to(dtype), weights, n_used=count)
-    assert_as_good_as_torch(got, half, run("reference", inputs.to(dtype).float(), weights, n_used=count))
+    truth = run("reference", inputs.to(dtype).float(), weights, n_used=count)
+    assert_as_good_as_torch(got, half, truth, 0.02 if dtype == torch.float16 else 0.1)
 
 
 def test_what_does_not_fit_a_fused_kernel_runs_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_real_shapes(dtype: torch.dtype) -> None:
     with torch.autocast("cuda", dtype=dtype):  # the reference itself computes in fp32
         half = run("reference", encoding.to(dtype), directions, rays, weights, n_used=count)
     truth = run("reference", encoding.to(dtype).float(), directions, rays, weights, n_used=count)
-    assert_as_good_as_torch(got, half, truth)
+    assert_as_good_as_torch(got, half, truth, 0.02 if dtype == torch.float16 else 0.1)
 
 
 @pytest.mark.gpu

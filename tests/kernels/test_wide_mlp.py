@@ -92,7 +92,8 @@ def test_real_shapes(dtype: torch.dtype) -> None:
     options = {"skip": 4, "relu_last": True}
     got = run("triton", inputs.to(dtype), weights, biases, **options)
     half = run("reference", inputs.to(dtype), weights, biases, **options)
-    assert_as_good_as_torch(got, half, run("reference", inputs.to(dtype).float(), weights, biases, **options))
+    truth = run("reference", inputs.to(dtype).float(), weights, biases, **options)
+    assert_as_good_as_torch(got, half, truth, 0.05 if dtype == torch.float16 else 0.2)
 
 
 def test_without_a_gradient_the_values_are_the_same(kernel_device: torch.device) -> None:

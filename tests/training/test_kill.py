@@ -15,12 +15,10 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kill_resume.py"
 
 
 def test_no_kill_loses_more_than_the_steps_since_the_last_save(tmp_path: Path) -> None:
-    # Seed 140 wants the first kill inside a save and the second elsewhere, each after one more save.
     scene = write_blender([ball_scene("train"), ball_scene("test", n_views=1)], tmp_path / "ball")
     flags = [word for word in TINY_FLAGS if word not in ("--turntable", "0")]
-    words = [str(scene), "--kills", "2", "--seed", "140", "--save-every", "4", "--output", str(tmp_path / "kills.json")]
-    words += ["--", *flags]
+    words = [str(scene), "--kills", "3", "--save-every", "4", "--output", str(tmp_path / "kills.json"), "--", *flags]
     done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "kills.json").read_text())
-    assert result["bit_equal"] and len(result["kills"]) == 2 and result["left_behind"] == []
+    assert result["bit_equal"] and len(result["kills"]) == 3 and result["left_behind"] == []

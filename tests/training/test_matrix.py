@@ -74,6 +74,4 @@ def test_ranks_take_the_shapes_of_the_one_that_read_a_checkpoint(one: Found, two
 @pytest.mark.parametrize("name", names())
 def test_lightning_is_the_native_trainer(one: Found, name: str) -> None:
     native, lightning = (outcome(one, (name, "fp32", trainer)) for trainer in ("native", "lightning"))
-    assert lightning.losses[:2] == pytest.approx(native.losses[:2], rel=1e-3)
-    # Adam's tiny epsilon makes a whole step of a gradient that is only rounding, and from there the two may part a bit.
-    assert lightning.losses == pytest.approx(native.losses, rel=1e-2)
+    assert lightning.losses == pytest.approx(native.losses, rel=1e-3)
