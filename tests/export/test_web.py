@@ -202,7 +202,7 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
         found = score(model, result.baked, test)
         small = bake(model, scene.cameras, replace(settings, budget_bytes=4_500, tune_seconds=0.01))
     assert result.data_bytes * 4 / 3 <= 400_000 and result.baked.n_features == 4 and result.tune_steps == 41
-    assert found.against_field > 25.0 and found.views == 2 and result.losses[-1] < 0.5 * result.losses[0]
+    assert found.against_field > 27.0 and found.views == 2 and result.losses[-1] < 0.5 * result.losses[0]
     assert found.fetches_per_pixel > found.steps_per_pixel > 1.0
     assert small.data_bytes * 4 / 3 <= 4_500 and small.baked.n_features == 0
     assert len(said) == 4
