@@ -8,6 +8,8 @@ from typing import Literal
 from .config_values import from_dict as from_dict
 from .config_values import to_dict as to_dict
 
+NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone ends, however fast the machine is
+
 
 @dataclass(frozen=True)
 class DataConfig:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from ..config import Config
+from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
 from .parse import flag_value, parse
 from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
@@ -23,7 +23,6 @@ from .wake import wake_gpu
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
 
-NO_STEP_LIMIT = 1_000_000_000  # a time limit alone ends the run, however fast the machine is
 BackendName = Literal["auto", "reference", "cpu", "triton"]
 
 

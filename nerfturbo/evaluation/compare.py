@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..config import to_dict
-from .report import render_page, run_curves
+from .report import render_page, run_curves, shown_config
 from .run_folder import RunFolder, write_text
 
 
@@ -33,7 +32,7 @@ def compare_runs(runs: list[RunFolder]) -> dict[str, Any]:
                 "curves": run_curves([record for record in log if record.get("kind") == "step"]),
             }
         )
-    return {"runs": rows, "settings": _differences([to_dict(run.read_config()) for run in runs])}
+    return {"runs": rows, "settings": _differences([shown_config(run.read_config()) for run in runs])}
 
 
 def write_comparison(path: Path, found: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import math
 from importlib.resources import files
 from typing import Any
 
-from ..config import to_dict
+from ..config import NO_STEP_LIMIT, Config, to_dict
 from .pictures import load_comparison
 from .run_folder import RunFolder, finite, write_text
 
@@ -60,7 +60,7 @@ def report_data(run: RunFolder) -> dict[str, Any]:
     return {
         "run": run.path.name,
         "metrics": {name: value for name, value in metrics.items() if name != "per_view"},
-        "config": to_dict(run.read_config()),
+        "config": shown_config(run.read_config()),
         "curves": run_curves([record for record in log if record.get("kind") == "step"]),
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
         "views": [
@@ -68,6 +68,14 @@ def report_data(run: RunFolder) -> dict[str, Any]:
         ],
         "turntable": _turntable(run),
     }
+
+
+def shown_config(config: Config) -> dict[str, Any]:
+    """The config as plain values for people: a run without a limit of steps says so in words."""
+    values = to_dict(config)
+    if values["train"]["steps"] >= NO_STEP_LIMIT:
+        values["train"]["steps"] = "until the time limit"
+    return values
 
 
 def _views_with_pictures(n_views: int) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from ..config import Config, from_dict, to_dict
+from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.coarse import shrunken
@@ -39,7 +39,6 @@ from .step import StepRecord, TrainingStep
 Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
 _LOG = logging.getLogger(__name__)
-_NO_STEP_LIMIT = 1_000_000_000  # a time limit alone ends the run
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Trainer:
         config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene, auto=auto)
         for note in notes:
             _LOG.info("%s: %s", scene.name, note)
-        limit = _NO_STEP_LIMIT if steps is None and time_limit is not None else steps
+        limit = NO_STEP_LIMIT if steps is None and time_limit is not None else steps
         given = {"steps": limit, "time_limit": time_limit}
         train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
         return cls(replace(config, train=train), scene, device=device, callbacks=callbacks)

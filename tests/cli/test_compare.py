@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from nerfturbo.config import NO_STEP_LIMIT
+from nerfturbo.evaluation.report import write_report
+from nerfturbo.evaluation.run_folder import open_run
+
 from ..conftest import IN_CI
 from .conftest import Nerfturbo
 
@@ -32,6 +36,18 @@ def test_a_table_and_the_settings_that_differ(nerfturbo: Nerfturbo, runs: list[P
     assert len({run["name"] for run in found["runs"]}) == 2
     again = nerfturbo("compare", *runs)
     assert again.code == 2 and "--overwrite" in again.err
+
+
+def test_a_run_without_a_limit_of_steps_says_so_in_words(nerfturbo: Nerfturbo, runs: list[Path]) -> None:
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["config"]["train"] |= {"steps": NO_STEP_LIMIT, "time_limit": 30.0}
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    result = nerfturbo("compare", *runs)
+    assert "train.steps: 12, until the time limit" in result.out and str(NO_STEP_LIMIT) not in result.out
+    write_report(open_run(runs[1]))
+    for page in (Path("compare.html"), runs[1] / "report.html"):
+        text = page.read_text()
+        assert "until the time limit" in text and str(NO_STEP_LIMIT) not in text
 
 
 def test_bad_input(nerfturbo: Nerfturbo, run_folder: Path) -> None:
