@@ -12,6 +12,7 @@ from ..errors import InputError
 from .parse import parse
 
 if TYPE_CHECKING:
+    from ..evaluation.metrics import Perceptual
     from .progress import Display
 
 
@@ -61,6 +62,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _perceptual(device: str, display: Display) -> Perceptual | None:
+    """LPIPS, or a word on what it lacks; the other scores do not wait for that."""
+    from ..evaluation.metrics import MissingWeightsError, Perceptual
+
+    display.phase("opening LPIPS, whose weights are fetched at its first use")
+    try:
+        return Perceptual(device)
+    except MissingWeightsError as error:
+        display.note(f"{error}; going on without LPIPS")
+        return None
+
+
 def _evaluate(args: EvalArgs, display: Display) -> None:
     import torch
 
@@ -71,11 +84,7 @@ def _evaluate(args: EvalArgs, display: Display) -> None:
     from .settings import resolve_device
 
     device = resolve_device(args.device)
-    perceptual = None
-    if args.lpips:
-        from ..evaluation.metrics import Perceptual
-
-        perceptual = Perceptual(device)
+    perceptual = _perceptual(device, display) if args.lpips else None
     opened = with_pictures(load_run(args.run, device), args.refine, args.rays)
     config = with_data(opened.config, args.data)
     display.phase(f"opening {config.data.source}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -54,6 +55,10 @@ def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
     return float(value if isinstance(value, Tensor) else value[0])
 
 
+class MissingWeightsError(InputError):
+    """LPIPS is installed, but the weights of its network are not here and could not be fetched."""
+
+
 class Perceptual:
     """LPIPS (AlexNet) of two pictures, for who has installed it: `pip install lpips`. Lower is closer."""
 
@@ -67,9 +72,13 @@ class Perceptual:
             hint = "install the torchvision that belongs to the torch that is here"
             raise InputError("--lpips", "a torchvision that fits torch", str(error), hint) from None
         try:
-            self._network = lpips.LPIPS(net="alex", verbose=False).to(device).eval()
-        except (OSError, RuntimeError) as error:  # its weights are fetched at first use
-            raise InputError("--lpips", "the weights of lpips", str(error), "fetch them once with a network") from None
+            network = lpips.LPIPS(net="alex", verbose=False)
+        except Exception as error:  # weights are fetched at first use: no network, half a file, a wrong checksum, ...
+            place = Path(torch.hub.get_dir()) / "checkpoints"
+            hint = f"run it once with a network, or copy torchvision's alexnet-owt-7be5be79.pth into {place}"
+            found = str(error) or type(error).__name__
+            raise MissingWeightsError("--lpips", "the weights of AlexNet, which lpips builds on", found, hint) from None
+        self._network = network.to(device).eval()
 
     @torch.no_grad()
     def __call__(self, image: Tensor, truth: Tensor) -> float:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
 
 import pytest
 
@@ -59,6 +61,19 @@ def test_lpips_that_is_not_installed_is_said_before_scoring(nerfturbo: Nerfturbo
         pytest.skip("lpips is installed here")
     result = nerfturbo("eval", run_folder, "--lpips")
     assert result.code == 2 and "pip install lpips" in result.err and "scoring" not in result.err
+
+
+def test_lpips_without_weights_is_said_and_left_out(
+    nerfturbo: Nerfturbo, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(net: str, verbose: bool) -> None:
+        raise URLError("Temporary failure in name resolution")
+
+    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=offline))
+    result = nerfturbo("eval", run_folder, *REFERENCE, "--eval-views", 1, "--lpips", "--json")
+    assert result.code == 0 and result.json["psnr"] > 0.0 and result.json["lpips"] is None
+    assert "name resolution" in result.err and "alexnet-owt-7be5be79.pth" in result.err
+    assert "going on without LPIPS" in result.err and "Traceback" not in result.err
 
 
 def test_eval_of_fewer_views_leaves_no_old_pictures(nerfturbo: Nerfturbo, run_folder: Path) -> None:

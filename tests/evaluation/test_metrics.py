@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from pickle import UnpicklingError
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.metrics import Perceptual, mean_psnr, psnr, psnr_from_mse, ssim
+from nerfturbo.evaluation.metrics import MissingWeightsError, Perceptual, mean_psnr, psnr, psnr_from_mse, ssim
 
 
 def test_psnr_by_hand() -> None:
@@ -84,11 +85,14 @@ def test_lpips_gets_pictures_as_its_package_wants_them(monkeypatch: pytest.Monke
     assert seen[0][0, :, 0, 0].tolist() == [-1.0, 0.0, 1.0] and not seen[0].requires_grad
 
 
-@pytest.mark.parametrize(("error", "says"), [(OSError, "the weights of lpips"), (RuntimeError, "the weights of lpips")])
-def test_lpips_without_its_weights_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Exception], says: str) -> None:
+@pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("checksum"), EOFError(), UnpicklingError()])
+def test_lpips_without_its_weights_is_said(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fetch(net: str, verbose: bool) -> None:
-        raise error("no network")
+        raise error
 
     monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=fetch))
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(MissingWeightsError) as caught:
         Perceptual()
+    said = str(caught.value)
+    assert "the weights of AlexNet" in said and (str(error) or type(error).__name__) in said
+    assert "alexnet-owt-7be5be79.pth" in said
