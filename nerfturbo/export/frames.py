@@ -31,6 +31,13 @@ class Look:
     depths: tuple[float, float] | None = None  # shown as light and as dark; None: those of the path
 
 
+def recorded_size(cameras: Cameras) -> tuple[int, int] | None:
+    """Width and height of the frames, where one recorded graph can make the rays of all of them: pinhole cameras of
+    one size, in plain space."""
+    sizes = {(width, height) for width, height in cameras.size.tolist()}
+    return sizes.pop() if cameras.model == "pinhole" and cameras.ndc is None and len(sizes) == 1 else None
+
+
 class FrameMaker:
     """Renders frames of a path one by one; on a GPU as one recorded graph where the cameras allow it."""
 
@@ -40,14 +47,9 @@ class FrameMaker:
         self._background = torch.tensor(look.background, device=model.device)
         self._depths = look.depths
         self._fast: FrameRenderer | None = None
-        sizes = {tuple(size) for size in cameras.size.tolist()}
-        if (
-            isinstance(self.estimator, OccupancyGrid)
-            and model.device.type == "cuda"
-            and cameras.model == "pinhole"
-            and len(sizes) == 1
-        ):
-            width, height = sizes.pop()
+        size = recorded_size(cameras)
+        if size is not None and isinstance(self.estimator, OccupancyGrid) and model.device.type == "cuda":
+            width, height = size
             self._fast = FrameRenderer(
                 model.field,
                 self.estimator,

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +22,7 @@ from ..data.images import save_image
 from ..errors import InputError
 from ..evaluation.channels import Channel
 from ..evaluation.run_folder import write_json
+from .behind import Behind
 from .frames import Look
 
 VERSION = 1
@@ -55,8 +55,7 @@ class Sequence:
     def __init__(self, folder: Path, key: str, *, overwrite: bool = False) -> None:
         self.folder, self._key, self._overwrite = folder, key, overwrite
         self.check()
-        self._pool = ThreadPoolExecutor(WRITERS)
-        self._pending: list[Future[None]] = []
+        self._behind = Behind(WRITERS, ahead=4 * WRITERS)
 
     @property
     def _note(self) -> Path:
@@ -87,10 +86,11 @@ class Sequence:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._pool.shutdown(wait=True)
-        if error is None:
-            for future in self._pending:
-                future.result()
+        try:
+            if error is None:
+                self._behind.finish()
+        finally:
+            self._behind.close(drop=False)
 
     def path(self, channel: Channel, index: int) -> Path:
         return self.folder / frame_name(channel, index)
@@ -107,9 +107,7 @@ class Sequence:
 
     def save(self, channel: Channel, index: int, frame: Tensor) -> None:
         """Queue a file; waits where the disk is far behind."""
-        while len(self._pending) >= 4 * WRITERS:
-            self._pending.pop(0).result()
-        self._pending.append(self._pool.submit(self._write, self.path(channel, index), frame))
+        self._behind.submit(lambda: self._write(self.path(channel, index), frame))
 
     def _write(self, path: Path, frame: Tensor) -> None:
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.png")

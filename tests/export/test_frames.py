@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from nerfturbo.data.cameras import n_coefficients
+from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.channels import CHANNELS
-from nerfturbo.export.frames import FrameMaker, Look
+from nerfturbo.export.frames import FrameMaker, Look, recorded_size
 from nerfturbo.export.sequence import Sequence, digest
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.rendering.normals import surface_normals
 from nerfturbo.types import Aabb
 
+from ..data.test_ndc import write_facing
 from ..tiny import BALL, ball_scene, tiny_config
 
 
@@ -72,6 +76,17 @@ def test_a_crop_cuts_the_ball_in_half(model: NerfModel) -> None:
         whole = FrameMaker(model, cameras, Look()).picture(0).opacity
         half = FrameMaker(model, cameras, Look(crop=Aabb(tuple(low), (1.5, 1.5, 1.5)))).picture(0).opacity
     assert 0.3 < float(half.sum() / whole.sum()) < 0.8
+
+
+def test_only_plain_pinhole_cameras_of_one_size_are_recorded(tmp_path: Path) -> None:
+    cameras = ball_scene(size=33).cameras
+    assert recorded_size(cameras) == (33, 33)
+    assert recorded_size(load_scene(write_facing(tmp_path / "facing"), ndc=True).cameras) is None  # rays are bent
+    lens = torch.zeros(len(cameras), n_coefficients("opencv"))
+    assert recorded_size(replace(cameras, model="opencv", distortion=lens)) is None
+    sizes = cameras.size.clone()
+    sizes[0] += 1
+    assert recorded_size(replace(cameras, size=sizes)) is None
 
 
 def test_a_sequence_goes_on_and_refuses_another(tmp_path: Path) -> None:

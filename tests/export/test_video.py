@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +75,56 @@ def test_bad_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         write_video(tmp_path / "a.gif", iter(()))
     with pytest.raises(InputError, match="fps"):
         write_video(tmp_path / "a.gif", frames(), fps=0)
+
+
+def test_frames_are_encoded_in_order_behind_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    threads: set[int] = set()
+
+    def slow(self: object, frame: Tensor) -> None:
+        time.sleep(0.002)
+        seen.append(int(frame[0, 0, 0]))
+        threads.add(threading.get_ident())
+        add(self, frame)
+
+    add = video._Gif.add
+    monkeypatch.setattr(video._Gif, "add", slow)
+    n = 3 * video.AHEAD
+    with video.video_writer(tmp_path / "a.gif") as take:
+        for index in range(n):
+            take(torch.full((2, 2, 3), index, dtype=torch.uint8))
+            assert index - len(seen) <= video.AHEAD
+    assert seen == list(range(n)) and len(threads) == 1 and threading.get_ident() not in threads
+    assert (tmp_path / "a.gif").is_file()
+
+
+def test_what_the_encoder_says_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, frame: Tensor) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(video._Gif, "add", full)
+    for n in (1, 50):  # told at the end, and in the middle
+        with pytest.raises(OSError, match="No space"):
+            write_video(tmp_path / "a.gif", frames(n))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not can_write_mp4(), reason="imageio-ffmpeg is not installed")
+@pytest.mark.parametrize("has_x264", [True, False])
+def test_mp4_keeps_the_pictures_with_any_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_x264: bool
+) -> None:
+    import imageio_ffmpeg
+
+    if not has_x264:
+        monkeypatch.setattr(video, "_has_x264", lambda: False)
+    x, y = torch.meshgrid(torch.arange(64), torch.arange(48), indexing="xy")
+    soft = torch.stack([2 * x + 40, 3 * y + 40, x + y + 40], dim=-1)
+    wanted = [(soft + 5 * index).to(torch.uint8) for index in range(4)]
+    write_video(tmp_path / "a.mp4", iter(wanted))
+    reader = imageio_ffmpeg.read_frames(str(tmp_path / "a.mp4"))
+    next(reader)
+    found = [torch.frombuffer(bytearray(frame), dtype=torch.uint8).view(48, 64, 3) for frame in reader]
+    assert len(found) == 4
+    for frame, truth in zip(found, wanted, strict=True):
+        assert float((frame.float() - truth.float()).abs().mean()) < 3.0
