@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 MOVING_SECONDS = 0.6  # a camera counts as moving for this long after its last message
 IDLE_PART = 0.4  # of the page's share of the time, while no camera moves
 JPEG_QUALITY = 85
-PANEL_SECONDS = 1.5  # between renewals of numbers and curves
+PANEL_SECONDS = 1.5  # between renewals of numbers, curves and cells, at least
+PANEL_PART = 0.02  # of the time that they may take
 
 
 @dataclass
@@ -147,7 +148,8 @@ class LivePage:
         now = time.monotonic()
         if now >= self._panel_due and self._clients:
             self._panel.renew(model, step, records or [])
-            self._panel_due = now + PANEL_SECONDS
+            took = time.monotonic() - now
+            self._panel_due = now + max(PANEL_SECONDS, took / PANEL_PART)
         if not self._share.ready(now):
             return False
         client = self._next_client(step)
