@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import InputError
+from ._launch import cdiv
 
 KERNEL_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: a program costs a millisecond, so take few
@@ -58,7 +59,7 @@ def ray_programs(n_tiles: int, device: torch.device) -> int:
 
 def tail_programs(n_rows: int) -> int:
     """Programs behind those of the rays, which share the tail."""
-    return min(triton.cdiv(n_rows, TAIL_BLOCK), 1 if INTERPRETED else TAIL_PROGRAMS)
+    return min(cdiv(n_rows, TAIL_BLOCK), 1 if INTERPRETED else TAIL_PROGRAMS)
 
 
 def empty_in_layout_of(tensor: Tensor) -> Tensor:

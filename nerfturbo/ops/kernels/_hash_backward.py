@@ -27,6 +27,7 @@ from .._sink import zero_tail
 from ..hash_encode import HashLayout
 from ._common import CompileCase
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
+from ._launch import cdiv, launchable
 
 BLOCK, WARPS = 128, 4
 RUN_BLOCK, RUN_WARPS = 32, 1
@@ -100,7 +101,7 @@ def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz,
     return first, last
 
 
-@triton.jit(do_not_specialize=["n", "first_level"])
+@launchable(do_not_specialize=["n", "first_level"])
 def _backward_table_kernel(
     p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
     stride_xn, stride_xc, stride_gn, stride_gf,
@@ -157,7 +158,7 @@ def _launch(
     # A vector atomic holds 16 bytes.
     pair = 2 * layout.n_features * sums.element_size() <= 16
     pair = pair and (sums.dtype == torch.float16 or _vector_atomics(sums.device))
-    _backward_table_kernel[(triton.cdiv(n, block) * count,)](
+    _backward_table_kernel[(cdiv(n, block) * count,)](
         p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
         p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
         stride_xn=positions.stride(0), stride_xc=positions.stride(1),

@@ -15,6 +15,7 @@ from ..hash_encode import HashLayout
 from ._common import CompileCase
 from ._grid import level_constants, load_level, row_of, used_rows
 from ._hash_backward import _add, _add_pair, _cell, _load_gradient
+from ._launch import cdiv, launchable
 
 BLOCK, STEPS, WARPS = 32, 8, 1
 
@@ -41,7 +42,7 @@ def _extend(b_sum, weight, b_grad, fresh):
     return tl.where(fresh[:, None], 0.0, b_sum) + weight[:, None] * b_grad
 
 
-@triton.jit(do_not_specialize=["n", "first_level"])
+@launchable(do_not_specialize=["n", "first_level"])
 def _lanes_kernel(
     p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
     stride_xn, stride_xc, stride_gn, stride_gf,
@@ -89,7 +90,7 @@ def launch_lanes(
 ) -> None:  # fmt: skip
     n = positions.shape[0]
     levels, scales = level_constants(layout, sums.device)
-    _lanes_kernel[(triton.cdiv(n, BLOCK * STEPS) * count,)](
+    _lanes_kernel[(cdiv(n, BLOCK * STEPS) * count,)](
         p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
         p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
         stride_xn=positions.stride(0), stride_xc=positions.stride(1),

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ._common import INTERPRETED, CompileCase
+from ._launch import cdiv, launchable
 
 GROUP = 4  # rays behind one sum
 BLOCK = 4096  # rays of one program
@@ -47,7 +48,7 @@ def _used_at_overflow(p_counts, p_sums, n_rays, capacity, GROUP: tl.constexpr, B
     return used
 
 
-@triton.jit(do_not_specialize=["n_rays", "capacity"])
+@launchable(do_not_specialize=["n_rays", "capacity"])
 def _fit_kernel(
     p_counts, p_sums, p_offsets, p_kept, p_limit, n_rays, capacity,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
@@ -77,7 +78,7 @@ def _fit_kernel(
 def empty_counts(n_rays: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Room for the samples of each ray and of each GROUP rays."""
     counts = torch.empty(n_rays, dtype=torch.int32, device=device)
-    return counts, torch.empty(triton.cdiv(n_rays, GROUP), dtype=torch.int32, device=device)
+    return counts, torch.empty(cdiv(n_rays, GROUP), dtype=torch.int32, device=device)
 
 
 def fit_offsets(
@@ -91,7 +92,7 @@ def fit_offsets(
             kept.zero_()
         return torch.zeros(1, dtype=torch.int32, device=device), kept
     offsets = torch.empty(n_rays + 1, dtype=torch.int32, device=device)
-    _fit_kernel[(triton.cdiv(n_rays, BLOCK),)](
+    _fit_kernel[(cdiv(n_rays, BLOCK),)](
         counts, sums, offsets, kept, limit, n_rays, MOST if capacity is None else capacity,
         GROUP=GROUP, BLOCK=BLOCK, WIDE=WIDE, num_warps=8,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...types import Aabb
 from ._common import CompileCase, check_kernel_float
+from ._launch import cdiv, launchable
 
 BLOCK = 256
 
@@ -45,7 +46,7 @@ def load_xyz(p, i, stride_row, stride_column, m):
     return x, y, z
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _aabb_kernel(
     p_origins, p_directions, p_t_min, p_t_max, n_rays,
     stride_origins, stride_origins_axis, stride_directions, stride_directions_axis,
@@ -68,7 +69,7 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
     t_min = torch.empty(n_rays, dtype=origins.dtype, device=origins.device)
     t_max = torch.empty_like(t_min)
     if n_rays:
-        _aabb_kernel[(triton.cdiv(n_rays, BLOCK),)](
+        _aabb_kernel[(cdiv(n_rays, BLOCK),)](
             origins.detach(), directions.detach(), t_min, t_max, n_rays, *origins.stride(), *directions.stride(),
             *aabb.low, *aabb.high, near, far, BLOCK=BLOCK, enable_fp_fusion=False,
         )  # fmt: skip

@@ -15,18 +15,18 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..adam import AdamRule, AdamState, ScaleRule
 from ._common import CompileCase, check_kernel_float
+from ._launch import cdiv, launchable
 
 BLOCK, WARPS = 1024, 8
 CHECK_BLOCK, CHECK_PROGRAMS = 4096, 512
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _adam_kernel(
     p_params, p_half, p_first, p_second, p_grad, p_step, p_lr, p_grad_scale, p_found_inf, n,
     log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay,
@@ -79,7 +79,7 @@ def _adam_kernel(
         tl.store(p_grad + i, tl.zeros([BLOCK // 4, 4], p_grad.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _norm_kernel(p_grad, p_sums, n, BLOCK: tl.constexpr):
     """Sum of squares of every num_programs-th block: one number per program."""
     b_sum = tl.zeros([BLOCK], tl.float32)
@@ -90,7 +90,7 @@ def _norm_kernel(p_grad, p_sums, n, BLOCK: tl.constexpr):
     tl.store(p_sums + tl.program_id(0), tl.sum(b_sum, 0))
 
 
-@triton.jit
+@launchable
 def _norm_finish_kernel(p_sums, p_norm, p_found_inf, n_sums, BLOCK: tl.constexpr):
     b_sum = tl.zeros([BLOCK], tl.float32)
     for start in range(0, n_sums, BLOCK):
@@ -102,7 +102,7 @@ def _norm_finish_kernel(p_sums, p_norm, p_found_inf, n_sums, BLOCK: tl.constexpr
         tl.store(p_found_inf, 1.0)
 
 
-@triton.jit
+@launchable
 def _finish_kernel(p_step, p_found_inf, p_scale, p_good, p_skipped, growth, backoff, interval, lowest, highest):
     bad = tl.load(p_found_inf) != 0.0
     tl.store(p_step, tl.load(p_step) + tl.where(bad, 0, 1))
@@ -133,7 +133,7 @@ def adam_update(
     if n == 0:
         return
     decay = 0 if rule.weight_decay == 0 else 2 if rule.decoupled else 1
-    _adam_kernel[(triton.cdiv(n, BLOCK),)](
+    _adam_kernel[(cdiv(n, BLOCK),)](
         p_params=params, p_half=half, p_first=state.first, p_second=state.second, p_grad=grad, p_step=state.step,
         p_lr=lr, p_grad_scale=grad_scale, p_found_inf=found_inf, n=n,
         log2_beta1=_log2(rule.betas[0]), log2_beta2=_log2(rule.betas[1]), beta1=rule.betas[0], beta2=rule.betas[1],
@@ -149,7 +149,7 @@ def _log2(beta: float) -> float:
 def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
     check_kernel_float(**{f"grads[{index}]": grad for index, grad in enumerate(grads)})
     flat = [grad.contiguous() for grad in grads if grad.numel()]
-    counts = [min(triton.cdiv(grad.numel(), CHECK_BLOCK), CHECK_PROGRAMS) for grad in flat]
+    counts = [min(cdiv(grad.numel(), CHECK_BLOCK), CHECK_PROGRAMS) for grad in flat]
     sums = torch.empty(sum(counts), dtype=torch.float32, device=found_inf.device)
     norm = torch.empty((), dtype=torch.float32, device=found_inf.device)
     first = 0

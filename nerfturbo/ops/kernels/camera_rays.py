@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ._common import CompileCase
+from ._launch import cdiv, launchable
 
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["n_rays", "width"])
+@launchable(do_not_specialize=["n_rays", "width"])
 def _rays_kernel(p_camera, p_origins, p_directions, n_rays, width, BLOCK: tl.constexpr):
     i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_ray = i_ray < n_rays
@@ -36,9 +36,7 @@ def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Ten
     n_rays = width * height
     origins, directions = torch.empty(2, n_rays, 3, dtype=torch.float32, device=camera.device)
     if n_rays:
-        _rays_kernel[(triton.cdiv(n_rays, BLOCK),)](
-            camera.contiguous(), origins, directions, n_rays, width, BLOCK=BLOCK
-        )
+        _rays_kernel[(cdiv(n_rays, BLOCK),)](camera.contiguous(), origins, directions, n_rays, width, BLOCK=BLOCK)
     return origins, directions
 
 

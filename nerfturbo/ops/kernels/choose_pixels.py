@@ -13,6 +13,7 @@ from torch import Tensor
 from ..choose_pixels import PixelGuide, PixelMask
 from ..random import Stream
 from ._common import CompileCase, signed_word
+from ._launch import cdiv, launchable
 from .random import philox
 
 BLOCK = 128
@@ -62,7 +63,7 @@ def _nth_bit(b_word, b_rest):
     return b_place
 
 
-@triton.jit(do_not_specialize=[*_DRAW, "n_words"])
+@launchable(do_not_specialize=[*_DRAW, "n_words"])
 def _masked_kernel(
     p_words, p_before, p_step, p_pixels, n_rays, n_words, step, stream, seed_low, seed_high, first,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -79,7 +80,7 @@ def _masked_kernel(
     tl.store(p_pixels + i_ray, i_word * 64 + _nth_bit(b_flags, b_rest), mask=m_ray)
 
 
-@triton.jit(do_not_specialize=list(_GUIDED))
+@launchable(do_not_specialize=list(_GUIDED))
 def _guided_kernel(
     p_words, p_ends, p_first_tiles, p_offsets, p_widths, p_step, p_pixels, p_weights, p_tiles,
     n_rays, n_tiles, n_drawable, n_images, side, step, stream, seed_low, seed_high, first,
@@ -118,7 +119,7 @@ def _guided_kernel(
     tl.store(p_tiles + i_ray, i_tile, mask=m_ray)
 
 
-@triton.jit(do_not_specialize=[*_DRAW, "n_images"])
+@launchable(do_not_specialize=[*_DRAW, "n_images"])
 def _uniform_kernel(
     p_offsets, p_step, p_pixels, n_rays, n_images, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr
 ):
@@ -155,7 +156,7 @@ def choose_pixels(
         weights, tiles = torch.empty(n_rays, device=device), torch.empty_like(pixels)
     if n_rays == 0:
         return pixels, weights, tiles
-    grid = (triton.cdiv(n_rays, BLOCK),)
+    grid = (cdiv(n_rays, BLOCK),)
     if guide is not None:
         n_tiles = guide.ends.shape[0]
         _guided_kernel[grid](

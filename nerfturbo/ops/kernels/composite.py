@@ -35,6 +35,7 @@ from ._common import (
     tile_for,
     zero_tail,
 )
+from ._launch import cdiv, launchable, next_power_of_2
 
 CHANNELS = 4  # composited by one forward program
 
@@ -74,7 +75,7 @@ def _threshold(alpha_thre, p_alpha_thre):
     return alpha_thre
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _forward_kernel(
     p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_out_rgb, p_out_opacity, p_out_depth, p_out_weights,
     n_rays, n_rows, ray_programs, n_channels, strides, early_stop_eps, alpha_thre,
@@ -161,7 +162,7 @@ def _ray_total(
     return total
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _backward_kernel(
     p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre,
     p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_density, p_out_rgb,
@@ -207,7 +208,7 @@ def _backward_kernel(
                 zero_tail(p_out_rgb + c * strides[9], strides[8], ray_programs, n_used, n_rows, TAIL)
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _visibility_kernel(
     p_density, p_starts, p_ends, p_offsets, p_alpha_thre, p_out, n_rays, n_rows, ray_programs, stride,
     early_stop_eps, alpha_thre, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
@@ -248,10 +249,10 @@ class _Composite(torch.autograd.Function):
         weights = torch.empty(n_rows, dtype=torch.float32, device=rgb.device)
         number, pointer = scalar_or_pointer(alpha_thre, rgb.device)
         tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), rgb.device)
-        channels = min(CHANNELS, triton.next_power_of_2(max(n_channels, 1)))
+        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), rgb.device)
+        channels = min(CHANNELS, next_power_of_2(max(n_channels, 1)))
         if n_rays or n_rows:
-            grid = (programs + tail_programs(n_rows), max(1, triton.cdiv(n_channels, channels)))
+            grid = (programs + tail_programs(n_rows), max(1, cdiv(n_channels, channels)))
             _forward_kernel[grid](
                 density, rgb, t_starts, t_ends, offsets, pointer, out_rgb, opacity, depth, weights, n_rays, n_rows,
                 programs, n_channels, (density.stride(0), *rgb.stride()), early_stop_eps, number,
@@ -272,7 +273,7 @@ class _Composite(torch.autograd.Function):
         grad_rgb = empty_in_layout_of(rgb) if wants_rgb else None
         if n_rows and (wants_density or wants_rgb):
             tile = tile_for(n_rows, n_rays)
-            programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), rgb.device)
+            programs = ray_programs(cdiv(n_rays, tile["RAYS"]), rgb.device)
             strides = (
                 density.stride(0), *rgb.stride(), *_strides(grads[0], 2), *_strides(grads[1], 1),
                 *_strides(grads[2], 1), *_strides(grads[3], 1), *_strides(grad_rgb, 2), *_strides(grad_density, 1),
@@ -308,7 +309,7 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
     if n_rows:
         number, pointer = scalar_or_pointer(alpha_thre, density.device)
         tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), density.device)
+        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), density.device)
         _visibility_kernel[(programs + tail_programs(n_rows),)](
             density, *intervals(samples), pointer, out, n_rays, n_rows, programs, density.stride(0),
             float(early_stop_eps), number, **tile, TAIL=TAIL_BLOCK, num_warps=1,

@@ -33,6 +33,7 @@ from ._common import (
     tile_for,
     zero_tail,
 )
+from ._launch import cdiv, launchable
 from .composite import intervals, tile_weights
 
 SUM_BLOCK = 1024
@@ -158,7 +159,7 @@ def _colours(
     return tl.sum(b_red, 1), tl.sum(b_green, 1), tl.sum(b_blue, 1), tl.sum(b_opacity, 1), last
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _loss_kernel(
     p_raw, p_starts, p_ends, p_offsets, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad,
     n_rays, n_rows, ray_programs, strides, density_bias, early_stop_eps, delta,
@@ -224,7 +225,7 @@ def _finish_rays(
     return loss0 + loss1 + loss2, square0 + square1 + square2
 
 
-@triton.jit(do_not_specialize=["n_parts"])
+@launchable(do_not_specialize=["n_parts"])
 def _sum_kernel(p_parts, p_loss, p_mse, n_parts, BLOCK: tl.constexpr):
     b_loss = tl.zeros([BLOCK], tl.float32)
     b_mse = tl.zeros([BLOCK], tl.float32)
@@ -236,7 +237,7 @@ def _sum_kernel(p_parts, p_loss, p_mse, n_parts, BLOCK: tl.constexpr):
     tl.store(p_mse, tl.sum(b_mse, 0))
 
 
-@triton.jit
+@launchable
 def _scale_kernel(p_grad, p_arrived, p_scale, p_out, n, BLOCK: tl.constexpr):
     factor = tl.load(p_arrived).to(tl.float32)
     if p_scale is not None:
@@ -261,7 +262,7 @@ class _CompositeLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
         tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), device)
+        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
         grad = empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
         rgb = torch.empty(n_rays, 3, dtype=torch.float32, device=device)
         parts = torch.empty(2 * programs, dtype=torch.float32, device=device)
@@ -286,7 +287,7 @@ class _CompositeLoss(torch.autograd.Function):
         grad, scale = ctx.saved_tensors
         out = torch.empty_like(grad)
         if grad.numel():
-            _scale_kernel[(triton.cdiv(grad.numel(), SCALE_BLOCK),)](
+            _scale_kernel[(cdiv(grad.numel(), SCALE_BLOCK),)](
                 grad, arrived, scale, out, grad.numel(), BLOCK=SCALE_BLOCK
             )
         # raw, samples, background, target, rule, density_bias, early_stop_eps, scale

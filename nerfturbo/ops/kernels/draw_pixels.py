@@ -14,12 +14,13 @@ from torch import Tensor
 from ..draw_pixels import PixelPool
 from ..random import Stream
 from ._common import CompileCase, signed_word
+from ._launch import cdiv, launchable
 from .random import philox, unit_float
 
 BLOCK = 128
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
+@launchable(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
 def _draw_kernel(
     p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
     p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread,
@@ -110,7 +111,7 @@ def draw_pixels(
     if n_rays:
         n_images = pool.widths.shape[0]
         on_device = isinstance(step, Tensor)
-        _draw_kernel[(triton.cdiv(n_rays, BLOCK),)](
+        _draw_kernel[(cdiv(n_rays, BLOCK),)](
             pool.pixels,
             pool.offsets,
             pool.widths,

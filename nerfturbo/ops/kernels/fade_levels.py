@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from ..hash_encode import HashLayout
 from ._common import INTERPRETED, CompileCase, check_kernel_float, empty_in_layout_of
 from ._grid import level_constants, used_rows
+from ._launch import cdiv, launchable
 
 BLOCK, WARPS = 1024 if INTERPRETED else 256, 4
 
@@ -29,7 +30,7 @@ def _erf(x):
     return 1.0 - series * tl.exp(-x * x)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _fade_kernel(
     p_values, p_footprints, p_scales, p_out, p_used, n, strides,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
@@ -50,7 +51,7 @@ def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor 
     out, n = empty_in_layout_of(values), values.shape[0]
     if n:
         _, scales = level_constants(layout, values.device)
-        _fade_kernel[(triton.cdiv(n, BLOCK) * layout.n_levels,)](
+        _fade_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
             p_values=values, p_footprints=footprints, p_scales=scales, p_out=out, p_used=n_used, n=n,
             strides=(*values.stride(), *out.stride()), LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK,
             num_warps=WARPS,

@@ -23,6 +23,7 @@ from ..frame import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays
 from ..march import OccupancyBits
 from ._common import INTERPRETED, CompileCase, one_minus_exp, ray_programs, scalar_or_pointer
 from ._frame_walk import find_samples, load_live_rays
+from ._launch import cdiv, launchable, next_power_of_2
 from ._march import lattice, pop_lowest, summarize
 from .march import _box_arguments, _rule_arguments
 
@@ -37,12 +38,12 @@ AT_THROUGH, AT_STEP, AT_TAKEN = tl.constexpr(THROUGH), tl.constexpr(STEP), tl.co
 AT_DEPTH, AT_COLOR = tl.constexpr(DEPTH), tl.constexpr(COLOR)
 
 
-@triton.jit
+@launchable
 def _summary_kernel(p_bits, p_summary, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, WORDS: tl.constexpr):
     summarize(p_bits, p_summary, tl.program_id(0), LEVELS, RESOLUTION, WORDS)
 
 
-@triton.jit(do_not_specialize=["n_blocks"])
+@launchable(do_not_specialize=["n_blocks"])
 def _distance_kernel(p_in, p_out, n_blocks, STRIDE: tl.constexpr, SIDE: tl.constexpr, FAR: tl.constexpr,
                      FIRST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One axis of a distance in the maximum norm: min over j of max(|i - j|, value at j), at most FAR."""
@@ -96,7 +97,7 @@ def _clear_rows(p_positions, p_starts, p_ends, p_rays, first, rows, BLOCK: tl.co
             tl.store(p_positions + axis * rows.to(tl.int64) + row, nothing, mask=row < rows)
 
 
-@triton.jit(do_not_specialize=["rows", "n_rays"], do_not_specialize_on_alignment=UNALIGNED)
+@launchable(do_not_specialize=["rows", "n_rays"], do_not_specialize_on_alignment=UNALIGNED)
 def _next_kernel(
     p_origins, p_directions, p_state, p_queue, p_live, p_next_live, p_used, p_bits, p_distance,
     p_positions, p_starts, p_ends, p_rays, p_spans, rows, n_rays, rule, box, unit, limits,
@@ -190,7 +191,7 @@ def _absorb_rays(
     return through
 
 
-@triton.jit(do_not_specialize=["n_rays"], do_not_specialize_on_alignment=UNALIGNED)
+@launchable(do_not_specialize=["n_rays"], do_not_specialize_on_alignment=UNALIGNED)
 def _absorb_kernel(
     p_state, p_queue, p_next_queue, p_live, p_next_live, p_used, p_spans, p_starts, p_ends, p_density, p_rgb, p_weights,
     p_alpha_thre, n_rays, n_channels, strides, early_stop_eps, alpha_thre,
@@ -222,7 +223,7 @@ def _absorb_kernel(
             tl.store(p_next_queue + base + behind - 1, ray, mask=alive)
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _finish_kernel(
     p_state, p_background, p_rgb, p_opacity, p_depth, n_rays, n_channels, stride_ray, stride_channel,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -252,10 +253,10 @@ def summarize_grid(grid: OccupancyBits) -> Tensor | None:
     if resolution % 32:
         return None
     near, far = torch.empty(2, n_blocks, dtype=torch.int8, device=grid.bits.device)
-    words = triton.next_power_of_2(resolution // 32)
+    words = next_power_of_2(resolution // 32)
     _summary_kernel[(columns,)](grid.bits, near, LEVELS=grid.levels, RESOLUTION=resolution, WORDS=words, num_warps=1)
     for axis in range(3):
-        _distance_kernel[(triton.cdiv(n_blocks, DISTANCE_BLOCK),)](
+        _distance_kernel[(cdiv(n_blocks, DISTANCE_BLOCK),)](
             near, far, n_blocks, STRIDE=side**axis, SIDE=side, FAR=FAR, FIRST=axis == 0, BLOCK=DISTANCE_BLOCK
         )
         near, far = far, near
@@ -263,7 +264,7 @@ def summarize_grid(grid: OccupancyBits) -> Tensor | None:
 
 
 def _programs(live: LiveRays) -> int:
-    return max(1, ray_programs(triton.cdiv(live.state.shape[0], BLOCK), live.state.device))
+    return max(1, ray_programs(cdiv(live.state.shape[0], BLOCK), live.state.device))
 
 
 @torch.no_grad()
@@ -316,7 +317,7 @@ def finish_rays(live: LiveRays, background: Tensor | None) -> tuple[Tensor, Tens
         strides = (0, 0)
         if background is not None:
             strides = (0, background.stride(0)) if background.dim() == 1 else background.stride()
-        _finish_kernel[(triton.cdiv(n_rays, FINISH_BLOCK),)](
+        _finish_kernel[(cdiv(n_rays, FINISH_BLOCK),)](
             live.state, background, rgb, opacity, depth, n_rays, live.channels, *strides,
             COLUMNS=live.state.shape[1], BLOCK=FINISH_BLOCK, num_warps=4,
         )  # fmt: skip

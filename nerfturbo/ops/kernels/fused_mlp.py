@@ -18,7 +18,6 @@ import itertools
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -28,6 +27,7 @@ from .._sink import GradientSink, redirect_all, zero_tail
 from ..reference import fused_mlp as reference
 from ._common import CompileCase, check_kernel_float
 from ._grid import used_rows
+from ._launch import cdiv, launchable
 from ._mlp import (
     add_products,
     add_weight,
@@ -53,7 +53,7 @@ FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 SUMS_IN_REGISTERS = 8192  # numbers of weight gradient that one backward launch accumulates
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _forward_kernel(
     p_x, p_w0, p_w1, p_w2, p_last, p_y, p_used, n, stride_xn, stride_xc, stride_yn, stride_yc,
     HIDDEN: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, DL: tl.constexpr,
@@ -83,7 +83,7 @@ def _forward_kernel(
     zero_blocks(p_y, n_used, n, stride_yn, stride_yc, DY, PY, BLOCK, EVEN)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _backward_kernel(
     p_x, p_w0, p_w1, p_w2, p_last, p_dy, p_dx, p_g0, p_g1, p_g2, p_gl, p_used, p_found_inf, n,
     stride_xn, stride_xc, stride_yn, stride_yc, stride_dn, stride_dc,
@@ -176,7 +176,7 @@ def forward(x: Tensor, weights: list[Tensor], n_used: Tensor | None) -> Tensor:
         return y
     shape = _shape(x, weights)
     tile = _tile(n, max(v for k, v in shape.items() if k[0] == "P" and k != "PRECISION"))
-    programs = min(triton.cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
+    programs = min(cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
     _forward_kernel[(programs,)](
         p_x=x, **_pointers(weights, ("p_w0", "p_w1", "p_w2", "p_last")), p_y=y, p_used=n_used, n=n,
         stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=y.stride(0), stride_yc=y.stride(1),
@@ -212,7 +212,7 @@ def backward(
         return dx
     shape = _shape(x, weights)
     tile = _tile(n, max(v for k, v in shape.items() if k[0] == "P" and k != "PRECISION"))
-    programs = min(triton.cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
+    programs = min(cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
     groups = _groups(weights, [s is not None for s in sums])
     for group in groups:

@@ -27,6 +27,7 @@ from ..hash_encode import HashLayout
 from ._common import CompileCase, check_kernel_float
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
 from ._hash_backward import add_table_gradient
+from ._launch import cdiv, launchable
 
 BLOCK = 128
 WARPS = 4
@@ -46,7 +47,7 @@ def _blend_x(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
     return b_weight * b_pair.to(tl.float32), far[:, None] * b_lone.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _forward_kernel(
     p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_of,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
@@ -78,7 +79,7 @@ def _forward_kernel(
         tl.store(p_out + (i_level * F + f).to(tl.int64) * stride_of + i, value.to(p_out.dtype.element_ty), mask=m_row)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _backward_positions_kernel(
     p_positions, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_gn, stride_gf,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
@@ -121,7 +122,7 @@ def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used:
     out = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
-        _forward_kernel[(triton.cdiv(n, BLOCK) * layout.n_levels,)](
+        _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
             p_positions=positions, p_table=table, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
             stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=n,
             LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
@@ -136,7 +137,7 @@ def positions_gradient(
     out = torch.empty(3, n, dtype=torch.float32, device=positions.device)
     if n:
         levels, scales = level_constants(layout, table.device)
-        _backward_positions_kernel[(triton.cdiv(n, BLOCK),)](
+        _backward_positions_kernel[(cdiv(n, BLOCK),)](
             p_positions=positions, p_table=table, p_grad=grad, p_out=out, p_levels=levels, p_scales=scales,
             p_used=n_used, n=n, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
             stride_gn=grad.stride(0), stride_gf=grad.stride(1),

@@ -7,16 +7,16 @@ BLOCK new edges of any rays and halves its interval SEARCH times. Inputs fp16/bf
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ._common import INTERPRETED, CompileCase, check_kernel_float, spread_last
+from ._launch import cdiv, launchable
 
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_bins"])
+@launchable(do_not_specialize=["n_rays", "n_bins"])
 def _cumulate_kernel(p_edges, p_weights, p_cdf, n_rays, n_bins, strides, RAYS: tl.constexpr, STEPS: tl.constexpr):
     i_ray = (tl.program_id(0) * RAYS + tl.arange(0, RAYS)).to(tl.int64)[:, None]
     m_ray = i_ray < n_rays
@@ -41,7 +41,7 @@ def _cumulate_kernel(p_edges, p_weights, p_cdf, n_rays, n_bins, strides, RAYS: t
         before = spread_last(running, RAYS, STEPS)
 
 
-@triton.jit(do_not_specialize=["n_total", "n_bins", "n_edges", "search"])
+@launchable(do_not_specialize=["n_total", "n_bins", "n_edges", "search"])
 def _invert_kernel(p_edges, p_cdf, p_jitter, p_out, n_total, n_bins, n_edges, search, strides, BLOCK: tl.constexpr):
     i_out = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = i_out < n_total
@@ -79,11 +79,11 @@ def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter:
         return out
     cdf = torch.empty(n_rays, n_bins + 1, dtype=torch.float32, device=edges.device)
     rays = 32 if INTERPRETED else 1
-    _cumulate_kernel[(triton.cdiv(n_rays, rays),)](
+    _cumulate_kernel[(cdiv(n_rays, rays),)](
         edges, weights, cdf, n_rays, n_bins, (*edges.stride(), *weights.stride()), RAYS=rays, STEPS=32, num_warps=1
     )
     jitter_strides = (0, 0) if jitter is None else jitter.expand(n_rays, n_samples + 1).stride()
-    _invert_kernel[(triton.cdiv(out.numel(), BLOCK),)](
+    _invert_kernel[(cdiv(out.numel(), BLOCK),)](
         edges, cdf, jitter, out, out.numel(), n_bins, n_samples + 1, n_bins.bit_length(),
         (*edges.stride(), *jitter_strides), BLOCK=BLOCK,
     )  # fmt: skip

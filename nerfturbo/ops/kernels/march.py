@@ -22,6 +22,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..march import OccupancyBits, StepRule
 from ._common import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs
+from ._launch import cdiv, launchable, next_power_of_2
 from ._march import (
     COLUMNS,
     LANES,
@@ -43,7 +44,7 @@ STEPS = 256 if INTERPRETED else 32  # lattice steps of a segment, tested at once
 SKIP_EMPTY = not INTERPRETED  # summarising takes many programs; tests turn it on where they mean it
 
 
-@triton.jit(do_not_specialize=["n_rays", "ray_blocks"])
+@launchable(do_not_specialize=["n_rays", "ray_blocks"])
 def _prepare_kernel(
     p_origins, p_directions, p_jitter, p_limits, p_n_active, p_bits, p_rays, p_summary, n_rays, ray_blocks,
     strides, rule, box, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, WORDS: tl.constexpr,
@@ -63,7 +64,7 @@ def _prepare_kernel(
             summarize(p_bits, p_summary, block - ray_blocks, LEVELS, RESOLUTION, WORDS)
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _count_kernel(
     p_rays, p_bits, p_summary, p_n_active, p_counts, p_sums, n_rays, rule,
     GROUP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr,
@@ -128,7 +129,7 @@ def _write_ray(
         k += LANES * STEPS
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _write_kernel(
     p_rays, p_bits, p_summary, p_offsets, p_starts, p_ends, p_out_rays, n_rays, n_rows, ray_programs, rule,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
@@ -187,13 +188,13 @@ def _prepare(
     n_rays, device, blocks = origins.shape[0], origins.device, grid.resolution // 4
     rays = torch.empty(n_rays, COLUMNS.value, dtype=torch.float32, device=device)
     summary = torch.empty(grid.levels, blocks, blocks, blocks, dtype=torch.int8, device=device) if parts else None
-    ray_blocks = triton.cdiv(n_rays, PREPARED)
+    ray_blocks = cdiv(n_rays, PREPARED)
     _prepare_kernel[(ray_blocks + (grid.levels * blocks**2 if parts else 0),)](
         origins.detach(), directions.detach(), None if jitter is None else jitter.contiguous(),
         None if limits is None else limits.float().contiguous(), n_active, grid.bits, rays, summary, n_rays,
         ray_blocks, (*origins.stride(), *directions.stride()), _rule_arguments(rule), _box_arguments(grid),
         CONE=rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
-        WORDS=triton.next_power_of_2(max(1, grid.resolution // 32)), RAYS=PREPARED, **OPTIONS,
+        WORDS=next_power_of_2(max(1, grid.resolution // 32)), RAYS=PREPARED, **OPTIONS,
     )  # fmt: skip
     return rays, summary
 
@@ -221,7 +222,7 @@ def march(
         rays, summary = _prepare(
             origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
         )
-        _count_kernel[(ray_programs(triton.cdiv(n_rays, GROUP), device),)](
+        _count_kernel[(ray_programs(cdiv(n_rays, GROUP), device),)](
             rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
         )
     offsets, kept = fit_offsets(counts, sums, capacity)

@@ -31,6 +31,7 @@ from ..reference import ngp_field as reference
 from . import fused_mlp
 from ._common import CompileCase, check_kernel_float
 from ._grid import used_rows
+from ._launch import cdiv, launchable
 from ._mlp import (
     add_products,
     add_weight,
@@ -82,7 +83,7 @@ def _colour_hidden(b_s, b_y, W3a, W3b, W4, T: tl.constexpr, PRECISION: tl.conste
     return h1, relu_layer(h1, W4, T, PRECISION)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _forward_kernel(
     p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_features, p_raw, p_used, n,
     stride_xn, stride_xc, stride_c,
@@ -115,7 +116,7 @@ def _forward_kernel(
     zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _colour_backward_kernel(
     p_directions, p_rays, p_features, p_draw, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections, p_g3, p_g4, p_g5, p_used,
     p_found_inf, n, stride_c, stride_rn, stride_rc,
@@ -171,7 +172,7 @@ def _shape(x: Tensor, directions: Tensor, weights: NgpWeights) -> dict[str, Any]
 
 
 def _programs(n: int, per_processor: int, device: torch.device) -> int:
-    return min(triton.cdiv(n, BLOCK), per_processor * processors(device))
+    return min(cdiv(n, BLOCK), per_processor * processors(device))
 
 
 def forward(

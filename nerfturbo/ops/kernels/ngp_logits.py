@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from ..ngp_field import NgpWeights
 from . import hash_encode, ngp_field
 from ._common import CompileCase, check_kernel_float
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
+from ._launch import cdiv, launchable
 from ._mlp import (
     feature_major,
     fits,
@@ -39,7 +39,7 @@ BLOCK, WARPS, STAGES, PROGRAMS = 64, 4, 3, 4  # of the networks; programs per mu
 ENCODE_BLOCK, ENCODE_WARPS, ENCODE_PROGRAMS = 128, 4, 12
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _encode_kernel(
     p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
@@ -70,7 +70,7 @@ def _encode_kernel(
             tl.store(p, value.to(p_out.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _logits_kernel(
     p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_raw, p_used, n,
     LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
@@ -115,7 +115,7 @@ def _launch(
         return raw
     levels, scales = level_constants(layout, device)
     encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
-    tasks = triton.cdiv(n, ENCODE_BLOCK) * layout.n_levels
+    tasks = cdiv(n, ENCODE_BLOCK) * layout.n_levels
     # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
     _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
         p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
@@ -125,7 +125,7 @@ def _launch(
     widths = {"DS": directions.shape[1], "DF": weights.density_out.shape[0], "DH": weights.density_in.shape[0]}
     widths |= {"P" + name[1:]: padded(width) for name, width in widths.items()}
     w1, w2, w3, w4, w5 = weights
-    _logits_kernel[(min(triton.cdiv(n, BLOCK), PROGRAMS * processors(device)),)](
+    _logits_kernel[(min(cdiv(n, BLOCK), PROGRAMS * processors(device)),)](
         p_x=encoding, p_directions=directions, p_rays=ray_indices, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
         p_raw=raw, p_used=n_used, n=n, LEVELS=layout.n_levels,
         ROWS=max(16 // features, 1 << (layout.n_levels - 1).bit_length()), F=features, **widths,

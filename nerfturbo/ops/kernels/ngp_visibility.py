@@ -24,6 +24,7 @@ from ..ngp_visibility import MAX_LOGIT, NgpDensity
 from ..thinning import Thinning, thin_codes
 from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, scalar_or_pointer
 from ._grid import clamp_unit, level_constants
+from ._launch import cdiv, launchable
 from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, processors, relu_layer
 from ._ngp_density import ngp_density
 from .composite import composite, visibility
@@ -50,7 +51,7 @@ def _rows(ix, iy, iz, nodes, hash_mask):
     return tl.where(hash_mask >= 0, hashed, ix + nodes * (iy + nodes * iz))
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _list_kernel(p_offsets, p_counters, p_list, n_rays, LONG: tl.constexpr, BLOCK: tl.constexpr):
     """p_list (n_rays, 4) int32: ray, first sample and end of the rays that have any."""
     i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -156,7 +157,7 @@ def _thin(weight, row, p_offsets, p_phases, ray, thin):
     return tl.where(kept, halvings + 1, 0).to(tl.uint8)
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _visible_kernel(
     p_origins, p_directions, p_starts, p_ends, p_counters, p_list, p_table, p_levels, p_scales, p_w1, p_w2,
     p_alpha_thre, p_offsets, p_phases, p_keep, n_rays, box, limit, alpha_thre, thin, MAX_LOGIT: tl.constexpr,
@@ -219,13 +220,13 @@ def _launch(
     zeros = torch.zeros(HEADER + samples.capacity, dtype=torch.uint8, device=device)
     counters, keep = zeros[:HEADER].view(torch.int32), zeros[HEADER:]
     rays = torch.empty(n_rays, 4, dtype=torch.int32, device=device)
-    _list_kernel[(triton.cdiv(n_rays, LIST_BLOCK),)](
+    _list_kernel[(cdiv(n_rays, LIST_BLOCK),)](
         p_offsets=samples.offsets, p_counters=counters, p_list=rays, n_rays=n_rays, LONG=LONG, BLOCK=LIST_BLOCK,
         num_warps=4,
     )  # fmt: skip
     number, pointer = scalar_or_pointer(alpha_thre, device)
     levels, scales = level_constants(layout, device)
-    _visible_kernel[(min(triton.cdiv(n_rays, SLOTS), PROGRAMS * processors(device)),)](
+    _visible_kernel[(min(cdiv(n_rays, SLOTS), PROGRAMS * processors(device)),)](
         p_origins=origins, p_directions=directions, p_starts=samples.t_starts.contiguous(),
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
         p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer, p_offsets=samples.offsets,

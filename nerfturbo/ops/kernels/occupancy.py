@@ -11,17 +11,17 @@ threshold_bits  two launches: PARTS programs add up their share of the cells, th
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ._common import INTERPRETED, CompileCase, check_kernel_float
+from ._launch import cdiv, launchable
 
 BLOCK = 1024
 PARTS = 512
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _gather_kernel(p_density, p_cells, p_old, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -29,7 +29,7 @@ def _gather_kernel(p_density, p_cells, p_old, n, BLOCK: tl.constexpr):
     tl.store(p_old + i, tl.load(p_density + i_cell, mask=m, other=0.0), mask=m)
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _decay_kernel(p_density, p_cells, p_old, n, decay, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -38,7 +38,7 @@ def _decay_kernel(p_density, p_cells, p_old, n, decay, BLOCK: tl.constexpr):
     tl.store(p_density + i_cell, old * decay, mask=m & (old >= 0.0))
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _maximum_kernel(p_density_bits, p_cells, p_old, p_fresh, n, stride_fresh, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -51,7 +51,7 @@ def _maximum_kernel(p_density_bits, p_cells, p_old, p_fresh, n, stride_fresh, BL
     )
 
 
-@triton.jit(do_not_specialize=["n_cells"])
+@launchable(do_not_specialize=["n_cells"])
 def _sum_kernel(p_density, p_sums, p_counts, n_cells, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     b_sum = tl.zeros([BLOCK], tl.float32)
     b_count = tl.zeros([BLOCK], tl.int32)
@@ -65,7 +65,7 @@ def _sum_kernel(p_density, p_sums, p_counts, n_cells, PARTS: tl.constexpr, BLOCK
     tl.store(p_counts + tl.program_id(0), tl.sum(b_count, 0))
 
 
-@triton.jit(do_not_specialize=["n_words"])
+@launchable(do_not_specialize=["n_words"])
 def _bits_kernel(
     p_density, p_sums, p_counts, p_bits, p_mean, n_words, threshold, PARTS: tl.constexpr, WORDS: tl.constexpr
 ):
@@ -88,7 +88,7 @@ def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -
     n = cells.shape[0]
     if n == 0:
         return
-    cells, grid = cells.contiguous(), (triton.cdiv(n, BLOCK),)
+    cells, grid = cells.contiguous(), (cdiv(n, BLOCK),)
     old = torch.empty(n, dtype=torch.float32, device=density.device)
     _gather_kernel[grid](density, cells, old, n, BLOCK=BLOCK)
     _decay_kernel[grid](density, cells, old, n, decay, BLOCK=BLOCK)
@@ -104,7 +104,7 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
     parts = 8 if INTERPRETED else PARTS
     _sum_kernel[(parts,)](density, sums, counts, n_cells, PARTS=parts, BLOCK=BLOCK)
     words = BLOCK // 32
-    _bits_kernel[(max(1, triton.cdiv(n_words, words)),)](
+    _bits_kernel[(max(1, cdiv(n_words, words)),)](
         density, sums, counts, bits, mean, n_words, float(threshold), PARTS=parts, WORDS=words
     )
     return mean

@@ -28,12 +28,13 @@ from ._common import (
     tile_for,
     zero_tail,
 )
+from ._launch import cdiv, launchable, next_power_of_2
 from ._offsets import GROUP, empty_counts, fit_offsets
 
 CHANNELS = 4  # summed by one program; the grid's second axis takes the rest
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _sum_kernel(
     p_values, p_offsets, p_out, n_rays, n_channels, stride_row, stride_channel,
     CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
@@ -55,7 +56,7 @@ def _sum_kernel(
         tl.store(p_out + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], total, mask=m_out)
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _spread_kernel(
     p_grad_out, p_offsets, p_grad, n_rays, n_rows, ray_programs, n_channels, stride_out, stride_out_channel,
     stride_row, stride_channel, CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
@@ -80,7 +81,7 @@ def _spread_kernel(
             zero_tail(p_grad + channel * stride_channel, stride_row, ray_programs, n_used, n_rows, TAIL)
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _cumsum_kernel(
     p_values, p_offsets, p_out, n_rays, n_rows, ray_programs, stride,
     EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
@@ -106,7 +107,7 @@ def _cumsum_kernel(
         zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
-@triton.jit(do_not_specialize=["n_rays"])
+@launchable(do_not_specialize=["n_rays"])
 def _count_kernel(p_keep, p_offsets, p_counts, p_sums, n_rays, GROUP: tl.constexpr, STEPS: tl.constexpr):
     for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
         i_ray, m_ray, start, count = ray_tile(p_offsets, group, n_rays, GROUP)
@@ -128,7 +129,7 @@ def write_tail(p_starts, p_ends, p_rays, first_program, n_used, n_rows, TAIL: tl
     zero_tail(p_rays, 1, first_program, n_used, n_rows, TAIL)
 
 
-@triton.jit(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _compact_kernel(
     p_starts, p_ends, p_keep, p_offsets, p_new_starts, p_new_ends, p_new_rays, p_new_offsets, n_rays, n_rows,
     ray_programs, CODES: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
@@ -171,9 +172,9 @@ class _Sum(torch.autograd.Function):
         out = torch.empty(n_rays, n_channels, dtype=torch.float32, device=values.device)
         if out.numel():
             tile = tile_for(values.shape[0], n_rays)
-            channels = min(CHANNELS, triton.next_power_of_2(n_channels))
-            programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), values.device)
-            _sum_kernel[(programs, triton.cdiv(n_channels, channels))](
+            channels = min(CHANNELS, next_power_of_2(n_channels))
+            programs = ray_programs(cdiv(n_rays, tile["RAYS"]), values.device)
+            _sum_kernel[(programs, cdiv(n_channels, channels))](
                 values, offsets, out, n_rays, n_channels, *values.stride(), CHANNELS=channels, **tile, num_warps=1
             )
         ctx.save_for_backward(offsets)
@@ -188,9 +189,9 @@ class _Sum(torch.autograd.Function):
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
         if grad.numel():
             tile = tile_for(n_rows, n_rays)
-            programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), grad.device)
-            channels = min(CHANNELS, triton.next_power_of_2(n_channels))
-            _spread_kernel[(programs + tail_programs(n_rows), triton.cdiv(n_channels, channels))](
+            programs = ray_programs(cdiv(n_rays, tile["RAYS"]), grad.device)
+            channels = min(CHANNELS, next_power_of_2(n_channels))
+            _spread_kernel[(programs + tail_programs(n_rows), cdiv(n_channels, channels))](
                 grad_out, offsets, grad, n_rays, n_rows, programs, n_channels, *grad_out.stride(), *grad.stride(),
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
@@ -217,7 +218,7 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dty
     out = torch.empty(n_rows, dtype=dtype, device=values.device)
     if n_rows:
         tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), values.device)
+        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), values.device)
         _cumsum_kernel[(programs + tail_programs(n_rows),)](
             values, offsets, out, n_rays, n_rows, programs, values.stride(0),
             EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
@@ -249,14 +250,14 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
     tile = tile_for(samples.capacity, n_rays)
     counts, sums = empty_counts(n_rays, device)
     if n_rays:
-        _count_kernel[(ray_programs(triton.cdiv(n_rays, GROUP), device),)](
+        _count_kernel[(ray_programs(cdiv(n_rays, GROUP), device),)](
             marks, samples.offsets, counts, sums, n_rays, GROUP=GROUP, STEPS=tile["STEPS"], num_warps=1
         )
     offsets, kept = fit_offsets(counts, sums, capacity, samples.n_rays_kept)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, keep)
     if n_rows:
-        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), device)
+        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
         tail = 0 if capacity is None else tail_programs(n_rows)
         _compact_kernel[(programs + tail,)](
             samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, programs,

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ._common import CompileCase, signed_word
+from ._launch import cdiv, launchable
 
 BLOCK = 512
 
@@ -40,7 +41,7 @@ def _store(p_out, i_out, word, m_out, UNIFORM: tl.constexpr):
         tl.store(p_out + i_out, word.to(tl.int32, bitcast=True), mask=m_out)
 
 
-@triton.jit(do_not_specialize=["n", "first", "step", "stream", "seed_low", "seed_high"])
+@launchable(do_not_specialize=["n", "first", "step", "stream", "seed_low", "seed_high"])
 def _random_kernel(
     p_out, p_step, n, first, step, stream, seed_low, seed_high,
     COLUMNS: tl.constexpr, UNIFORM: tl.constexpr, BLOCK: tl.constexpr,
@@ -65,7 +66,7 @@ def _launch(
     n = out.shape[0]
     if n:
         on_device = isinstance(step, Tensor)
-        _random_kernel[(triton.cdiv(n, BLOCK),)](
+        _random_kernel[(cdiv(n, BLOCK),)](
             out,
             step if on_device else None,
             n,

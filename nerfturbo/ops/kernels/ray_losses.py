@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from ...types import PackedSamples
 from ..ray_losses import SURE, RayLossRule
 from ._common import CompileCase, check_kernel_float, ray_programs, ray_tile, sum_after, tile_for
+from ._launch import cdiv, launchable
 from .composite import tile_weights
 from .composite_loss import SCALE_BLOCK, SUM_BLOCK, _scale_kernel, _tile_rows
 
@@ -92,7 +93,7 @@ def _write_gradient(
         b_seen += tl.sum(weight * middle, 1)
 
 
-@triton.jit(do_not_specialize=["n_rays", "ray_programs"])
+@launchable(do_not_specialize=["n_rays", "ray_programs"])
 def _rays_kernel(
     p_logits, p_starts, p_ends, p_offsets, p_kept, p_scale, p_parts, p_grad, n_rays, ray_programs, strides, weights,
     density_bias, RAYS: tl.constexpr, STEPS: tl.constexpr,
@@ -132,7 +133,7 @@ def _rays_kernel(
     tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
 
 
-@triton.jit(do_not_specialize=["n_parts"])
+@launchable(do_not_specialize=["n_parts"])
 def _sum_kernel(p_parts, p_loss, n_parts, BLOCK: tl.constexpr):
     b_loss = tl.zeros([BLOCK], tl.float32)
     for first in range(0, n_parts, BLOCK):
@@ -148,7 +149,7 @@ class _RayLosses(torch.autograd.Function):
     ) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
         tile = tile_for(raw.shape[0], n_rays)
-        programs = ray_programs(triton.cdiv(n_rays, tile["RAYS"]), device)
+        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
         grad = torch.zeros_like(raw) if ctx.needs_input_grad[0] else None
         parts = torch.empty(programs, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)
@@ -170,7 +171,7 @@ class _RayLosses(torch.autograd.Function):
         grad, scale = ctx.saved_tensors
         out = torch.empty_like(grad)
         if grad.numel():
-            _scale_kernel[(triton.cdiv(grad.numel(), SCALE_BLOCK),)](
+            _scale_kernel[(cdiv(grad.numel(), SCALE_BLOCK),)](
                 grad, arrived, scale, out, grad.numel(), BLOCK=SCALE_BLOCK
             )
         return out, None, None, None, None  # raw, samples, rule, density_bias, scale

@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...types import Aabb, PackedSamples
 from ._common import CompileCase
+from ._launch import cdiv, launchable
 from .packed import packed_sum
 
 BLOCK = 512
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@launchable(do_not_specialize=["capacity"])
 def _positions_kernel(
     p_origins,
     p_directions,
@@ -58,7 +58,7 @@ def _launch(origins: Tensor, directions: Tensor, samples: PackedSamples, box: tu
     capacity = samples.capacity
     positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
     if capacity:
-        _positions_kernel[(triton.cdiv(capacity, BLOCK),)](
+        _positions_kernel[(cdiv(capacity, BLOCK),)](
             origins.contiguous(),
             directions.contiguous(),
             samples.t_starts,

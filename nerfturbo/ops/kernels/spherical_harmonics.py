@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ._common import CompileCase, check_kernel_float, empty_in_layout_of
+from ._launch import cdiv, launchable
 from .aabb import load_xyz
 
 BLOCK = 128
 
 
-@triton.jit
+@launchable
 def _forward_kernel(p_directions, p_out, n, stride_row, stride_axis, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -74,7 +75,7 @@ def _degree_4(p, x, y, z, m):
     return dx, dy, dz
 
 
-@triton.jit
+@launchable
 def _backward_kernel(
     p_directions, p_grad_out, p_grad, n, stride_row, stride_axis, stride_grad, stride_grad_axis,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
@@ -106,9 +107,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         n = directions.shape[0]
         out = torch.empty(n, degree * degree, dtype=torch.float32, device=directions.device)
         if n:
-            _forward_kernel[(triton.cdiv(n, BLOCK),)](
-                directions, out, n, *directions.stride(), DEGREE=degree, BLOCK=BLOCK
-            )
+            _forward_kernel[(cdiv(n, BLOCK),)](directions, out, n, *directions.stride(), DEGREE=degree, BLOCK=BLOCK)
         ctx.save_for_backward(directions)
         ctx.degree = degree
         return out
@@ -119,7 +118,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         (directions,) = ctx.saved_tensors
         grad, n = empty_in_layout_of(directions), directions.shape[0]
         if n:
-            _backward_kernel[(triton.cdiv(n, BLOCK),)](
+            _backward_kernel[(cdiv(n, BLOCK),)](
                 directions, grad_out.contiguous(), grad, n, *directions.stride(), *grad.stride(),
                 DEGREE=ctx.degree, BLOCK=BLOCK,
             )  # fmt: skip

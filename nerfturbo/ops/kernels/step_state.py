@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..step_state import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 from ._common import CompileCase
+from ._launch import launchable
 
 
-@triton.jit(do_not_specialize=["samples", "marched", "max_rays", "length"])
+@launchable(do_not_specialize=["samples", "marched", "max_rays", "length"])
 def _record_kernel(
     p_step, p_active, p_totals, p_ring,
     p_loss, p_mse, p_rays, p_samples, p_marched, p_found_inf, p_scale,

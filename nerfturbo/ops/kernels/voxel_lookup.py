@@ -25,6 +25,7 @@ from ..reference import voxel_lookup as reference
 from ..voxel_lookup import VoxelIndex, VoxelTables, blocks_per_axis
 from ._common import CompileCase, check_kernel_float
 from ._grid import clamp_unit, load_point, used_rows
+from ._launch import cdiv, launchable, next_power_of_2
 
 BLOCK, WARPS = 64, 4
 DENSITY_BLOCK = 256
@@ -89,7 +90,7 @@ def _spread_colors(red, green, blue, K: tl.constexpr, PC: tl.constexpr):
     return tl.where(channel < 3, value, 0.0)
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side"])
+@launchable(do_not_specialize=["n", "resolution", "side"])
 def _forward_kernel(
     p_positions, p_basis, p_rays, p_density, p_color, p_blocks, p_rows, p_out, p_used, n, resolution, side, empty,
     stride_xn, stride_xc, K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
@@ -117,7 +118,7 @@ def _forward_kernel(
     tl.store(p_out + 3 * n.to(tl.int64) + i, tl.where(m, density, 0.0), mask=m_row)
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side", "stride_xn", "stride_xc"])  # one binary for all who ask
+@launchable(do_not_specialize=["n", "resolution", "side", "stride_xn", "stride_xc"])  # one binary for all who ask
 def _density_kernel(
     p_positions, p_density, p_blocks, p_rows, p_out, p_used, n, resolution, side, empty, stride_xn, stride_xc,
     BLOCK: tl.constexpr,
@@ -136,7 +137,7 @@ def _density_kernel(
     tl.store(p_out + i, tl.where(m, density, 0.0), mask=i < n)
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side"])
+@launchable(do_not_specialize=["n", "resolution", "side"])
 def _backward_kernel(
     p_positions, p_basis, p_rays, p_grad, p_blocks, p_rows, p_ddensity, p_dcolor, p_found_inf, p_used,
     n, resolution, side, stride_xn, stride_xc, stride_gn, stride_gc,
@@ -167,7 +168,7 @@ def _backward_kernel(
         tl.atomic_add(p, w[:, None] * b_grad, mask=here[:, None] & (j < C)[None, :], sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side"])
+@launchable(do_not_specialize=["n", "resolution", "side"])
 def _inputs_kernel(
     p_positions, p_basis, p_rays, p_grad, p_density, p_color, p_blocks, p_rows, p_out, p_dbasis, p_used,
     n, resolution, side, empty, stride_xn, stride_xc, stride_gn, stride_gc,
@@ -211,7 +212,7 @@ def _inputs_kernel(
 
 
 def _shape(n_basis: int, color: Tensor) -> dict[str, int]:
-    return {"K": n_basis, "C": color.shape[1], "PC": triton.next_power_of_2(color.shape[1]), "BLOCK": BLOCK}
+    return {"K": n_basis, "C": color.shape[1], "PC": next_power_of_2(color.shape[1]), "BLOCK": BLOCK}
 
 
 def _structure(index: VoxelIndex) -> dict[str, Any]:
@@ -236,7 +237,7 @@ class _VoxelLookup(torch.autograd.Function):
         n, source = positions.shape[0], color if half is None else half
         out = torch.empty(4, n, dtype=torch.float32, device=positions.device)
         if n:
-            _forward_kernel[(triton.cdiv(n, BLOCK),)](
+            _forward_kernel[(cdiv(n, BLOCK),)](
                 p_positions=positions, p_basis=basis, p_rays=rays, p_density=density, p_color=source, p_out=out,
                 p_used=n_used, n=n, empty=index.empty, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
                 **_structure(index), **_shape(basis.shape[1], source), num_warps=WARPS,
@@ -271,7 +272,7 @@ def _add_table_gradients(ctx: Any, grad: Tensor, buffers: tuple[Tensor, ...]) ->
     positions, basis, _, source, rays, n_used = ctx.saved_tensors
     n = positions.shape[0]
     if n:
-        _backward_kernel[(triton.cdiv(n, BLOCK),)](
+        _backward_kernel[(cdiv(n, BLOCK),)](
             p_positions=positions, p_basis=basis, p_rays=rays, p_grad=grad, p_ddensity=buffers[0],
             p_dcolor=buffers[1], p_found_inf=None if ctx.sink is None else ctx.sink.found_inf, p_used=n_used, n=n,
             stride_xn=positions.stride(0), stride_xc=positions.stride(1),
@@ -287,7 +288,7 @@ def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.empty(3, n, dtype=torch.float32, device=positions.device)
     per_ray = torch.zeros(basis.shape, dtype=torch.float32, device=positions.device)
     if n:
-        _inputs_kernel[(triton.cdiv(n, BLOCK),)](
+        _inputs_kernel[(cdiv(n, BLOCK),)](
             p_positions=positions, p_basis=basis, p_rays=rays, p_grad=grad, p_density=density, p_color=source,
             p_out=wide, p_dbasis=per_ray if ctx.needs_input_grad[1] else None, p_used=n_used, n=n,
             empty=ctx.index.empty, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
@@ -325,7 +326,7 @@ def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_us
     positions, n = positions.float(), positions.shape[0]
     out = torch.empty(n, dtype=torch.float32, device=positions.device)
     if n:
-        _density_kernel[(triton.cdiv(n, DENSITY_BLOCK),)](
+        _density_kernel[(cdiv(n, DENSITY_BLOCK),)](
             p_positions=positions, p_density=density.contiguous(), p_out=out, p_used=n_used, n=n, empty=index.empty,
             stride_xn=positions.stride(0), stride_xc=positions.stride(1), **_structure(index),
             BLOCK=DENSITY_BLOCK, num_warps=WARPS,
@@ -339,7 +340,7 @@ def _case(kernel: Any, name: str, dtype: str, n_basis: int) -> CompileCase:
     pointers |= dict.fromkeys(["p_ddensity", "p_dcolor", "p_dbasis"], "*fp32") | {"p_color": f"*{dtype}"}
     pointers |= dict.fromkeys(["p_rays", "p_blocks", "p_rows", "p_used"], "*i32")
     numbers = dict.fromkeys(["n", "resolution", "side"], "i32") | {"empty": "fp32"}
-    constexprs = {"K": n_basis, "C": width, "PC": triton.next_power_of_2(width)}
+    constexprs = {"K": n_basis, "C": width, "PC": next_power_of_2(width)}
     constexprs |= {"BLOCK": DENSITY_BLOCK if kernel is _density_kernel else BLOCK}
     constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18}
     if kernel is _density_kernel:

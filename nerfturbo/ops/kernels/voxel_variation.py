@@ -19,6 +19,7 @@ from .._sink import GradientSink, redirect
 from ..reference import voxel_variation as reference
 from ..voxel_lookup import VoxelIndex, VoxelTables, blocks_per_axis
 from ._common import CompileCase, check_kernel_float
+from ._launch import cdiv, launchable, next_power_of_2
 from .voxel_lookup import node_row
 
 BLOCK, WARPS = 32, 4
@@ -50,7 +51,7 @@ def _rise(p_table, b_here, m, row, C: tl.constexpr, PC: tl.constexpr, CHANNELS: 
     return tl.where(m_there, b_there - b_here, 0.0)
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side"])
+@launchable(do_not_specialize=["n", "resolution", "side"])
 def _measure_kernel(
     p_table, p_chosen, p_nodes, p_blocks, p_rows, p_out, n, resolution, side, floor,
     C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
@@ -66,7 +67,7 @@ def _measure_kernel(
     tl.store(p_out + tl.program_id(0), tl.sum(tl.sum(tl.where(m_here, b_root, 0.0), 1), 0))
 
 
-@triton.jit(do_not_specialize=["n", "resolution", "side"])
+@launchable(do_not_specialize=["n", "resolution", "side"])
 def _spread_kernel(
     p_table, p_chosen, p_nodes, p_blocks, p_rows, p_factor, p_grad, n, resolution, side, floor,
     C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
@@ -95,7 +96,7 @@ def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, c
     return {
         "p_table": table, "p_chosen": chosen, "p_nodes": nodes, "p_blocks": index.blocks, "p_rows": index.rows,
         "n": chosen.shape[0], "resolution": index.resolution, "side": blocks_per_axis(index.resolution),
-        "floor": reference.FLOOR, "C": width, "PC": triton.next_power_of_2(width), "CHANNELS": channels,
+        "floor": reference.FLOOR, "C": width, "PC": next_power_of_2(width), "CHANNELS": channels,
         "BLOCK": BLOCK, "num_warps": WARPS,
     }  # fmt: skip
 
@@ -115,7 +116,7 @@ class _Variation(torch.autograd.Function):
         ctx.save_for_backward(density, color, nodes, chosen)
         ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
         m = chosen.shape[0]
-        programs = triton.cdiv(m, BLOCK)
+        programs = cdiv(m, BLOCK)
         values = []
         for table, channels in ((density, 1), (color, 3 * n_basis)):
             sums = torch.zeros(max(programs, 1), dtype=torch.float32, device=density.device)
@@ -135,7 +136,7 @@ class _Variation(torch.autograd.Function):
             if m:
                 factor = grad[i] / (m * channels)
                 arguments = _arguments(table, channels, ctx.index, nodes, chosen)
-                _spread_kernel[(triton.cdiv(m, BLOCK),)](p_factor=factor, p_grad=target, **arguments)
+                _spread_kernel[(cdiv(m, BLOCK),)](p_factor=factor, p_grad=target, **arguments)
             results.append(None if buffer is not None else target.to(table.dtype))
         return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
 
@@ -163,7 +164,7 @@ def _case(kernel: Any, name: str, width: int, channels: int) -> CompileCase:
     pointers |= {"p_chosen": "*i64"} | dict.fromkeys(["p_nodes", "p_blocks", "p_rows"], "*i32")
     numbers = dict.fromkeys(["n", "resolution", "side"], "i32") | {"floor": "fp32"}
     signature = {key: kind for key, kind in (pointers | numbers).items() if key in kernel.arg_names}
-    constexprs = {"C": width, "PC": triton.next_power_of_2(width), "CHANNELS": channels, "BLOCK": BLOCK}
+    constexprs = {"C": width, "PC": next_power_of_2(width), "CHANNELS": channels, "BLOCK": BLOCK}
     return CompileCase(kernel, signature, constexprs, WARPS, name=f"{name}-{width}")
 
 

@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ._common import CompileCase, check_kernel_float
+from ._launch import cdiv, launchable
 from ._mlp import processors
 
 ROWS, COLS, WARPS = 32, 128, 4
 ALIGN = 8
 
 
-@triton.jit(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"])
 def _mask_kernel(
     p_grad, p_hidden, p_out, p_bias, n, stride_g, stride_h, stride_o,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, MASK: tl.constexpr, PARTIAL: tl.constexpr,
@@ -61,10 +61,10 @@ def mask_and_sum(grad: Tensor, hidden: Tensor | None, bias: Tensor) -> Tensor:
     out = grad if hidden is None else torch.empty_like(grad, memory_format=torch.contiguous_format)
     if n == 0:
         return out
-    programs = min(triton.cdiv(n, ROWS), 4 * processors(grad.device))
+    programs = min(cdiv(n, ROWS), 4 * processors(grad.device))
     partial = torch.are_deterministic_algorithms_enabled()
     target = torch.empty(programs, width, device=bias.device) if partial else bias
-    _mask_kernel[(programs, triton.cdiv(width, COLS))](
+    _mask_kernel[(programs, cdiv(width, COLS))](
         p_grad=grad, p_hidden=hidden, p_out=None if hidden is None else out, p_bias=target, n=n,
         stride_g=grad.stride(0), stride_h=1 if hidden is None else hidden.stride(0), stride_o=out.stride(0),
         WIDTH=width, ROWS=ROWS, COLS=COLS, MASK=hidden is not None, PARTIAL=partial, num_warps=WARPS,
