@@ -1,11 +1,12 @@
 """nerfacc's example training loop over `nerfturbo.compat`, eager, without capture: milliseconds a step.
 
     python benchmarks/compat_step.py --device cuda --out benchmarks/results/compat_step.json
-    python benchmarks/compat_step.py --field tcnn --profile        # where a step's time goes
+    python benchmarks/compat_step.py --field tcnn --phases --profile        # where a step's time goes
 
 The loop is that of nerfacc's occupancy-grid example: sample with a density function, render, smooth L1, Adam, two
 chained schedules, and as many rays as keep `--samples` samples after pruning. Fields: `ours`, nerfturbo's InstantNGP;
-`tcnn`, the same networks out of `compat.tinycudann`. A run that has not learned the scene is not timed.
+`tcnn`, the same networks out of `compat.tinycudann`. A run that has not learned the scene is not timed. `--phases`
+times the parts of a step twice: what the host needs to hand them to the device, and with the device's work behind it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +79,13 @@ class Tcnn(nn.Module):
         return torch.sigmoid(rgb.float()), truncated_exp(features[:, 0])
 
 
+PHASES = ("draw", "grid", "sample", "render", "backward", "optimize")
+
+
 class Loop:
-    """One training run; `step` is what is timed."""
+    """One training run; `step` is what is timed. `mark` is told the name of each phase as it ends."""
+
+    mark: Callable[[str], None] = staticmethod(lambda name: None)
 
     def __init__(self, scene: Scene, field: nn.Module, device: str, samples: int, max_steps: int) -> None:
         self.sampler, self.device, self.samples = PixelSampler(scene, device), device, samples
@@ -101,7 +108,9 @@ class Loop:
         background = torch.rand(3, device=self.device)
         alpha = batch.rgba[:, 3:] if batch.rgba.shape[1] == 4 else torch.ones_like(batch.rgba[:, :1])
         pixels = batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
+        self.mark("draw")
         self.estimator.update_every_n_steps(self.index, lambda x: field.query_density(x) * STEP_SIZE, occ_thre=1e-2)
+        self.mark("grid")
 
         def positions(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
             d = directions[ray_indices]
@@ -114,6 +123,7 @@ class Loop:
             render_step_size=STEP_SIZE,
             stratified=True,
         )
+        self.mark("sample")
         rgb, _, _, _ = nerfacc.rendering(
             t_starts,
             t_ends,
@@ -123,11 +133,14 @@ class Loop:
             render_bkgd=background,
         )
         loss = nn.functional.smooth_l1_loss(rgb, pixels)
+        self.mark("render")
         self.optimizer.zero_grad()
         (loss * self.scale).backward()
+        self.mark("backward")
         self.optimizer.step()
         self.scheduler.step()
         field.after_step()
+        self.mark("optimize")
         self.n_samples, self.rgb, self.pixels, self.index = t_starts.shape[0], rgb.detach(), pixels, self.index + 1
         self.n_rays = max(64, min(1 << 18, int(self.n_rays * self.samples / max(self.n_samples, 1))))
 
@@ -167,6 +180,34 @@ def measure(loop: Loop, warm: int, timed: int) -> dict[str, float | int]:
     }
 
 
+def measure_phases(loop: Loop, steps: int = 64) -> dict[str, dict[str, float]]:
+    """Milliseconds a step of each phase: until its calls return, and until the device is done with them.
+
+    The sampling phase reads counts back, so that it waits for the device in both.
+    """
+    result = {}
+    for name, wait in (("host_ms", False), ("synchronized_ms", True)):
+        spent, last = dict.fromkeys(PHASES, 0.0), 0.0
+
+        def mark(phase: str, wait: bool = wait, spent: dict[str, float] = spent) -> None:
+            nonlocal last
+            if wait:
+                synchronize(loop.device)
+            now = time.perf_counter()
+            spent[phase] += now - last
+            last = now
+
+        loop.mark = mark
+        for _ in range(steps):
+            synchronize(loop.device)  # so that waiting for earlier work is nobody's time
+            last = time.perf_counter()
+            loop.step()
+        result[name] = {phase: round(seconds / steps * 1e3, 4) for phase, seconds in spent.items()}
+        result[name]["step"] = round(sum(spent.values()) / steps * 1e3, 4)
+    del loop.mark
+    return result
+
+
 def profile(loop: Loop) -> str:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
@@ -177,7 +218,8 @@ def profile(loop: Loop) -> str:
             loop.step()
         synchronize(loop.device)
     order = "cuda_time_total" if loop.device == "cuda" else "cpu_time_total"
-    return result.key_averages().table(sort_by=order, row_limit=45)
+    averages = result.key_averages()
+    return averages.table(sort_by=order, row_limit=45) + averages.table(sort_by="self_cpu_time_total", row_limit=45)
 
 
 def main() -> None:
@@ -189,6 +231,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=512)
     parser.add_argument("--timed", type=int, default=256)
     parser.add_argument("--resolution", type=int, default=400, help="of the built-in scene")
+    parser.add_argument("--phases", action="store_true", help="also time the parts of a step")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -197,7 +240,7 @@ def main() -> None:
         "ours": lambda: Ours(scene.aabb, half=False).to(options.device),
         "tcnn": lambda: Tcnn(scene.aabb),
     }
-    values = {}
+    values: dict[str, dict[str, Any]] = {}
     for name in makers if options.field == "both" else [options.field]:
         torch.manual_seed(0)
         field = makers[name]()
@@ -207,6 +250,9 @@ def main() -> None:
         loop = Loop(scene, field, options.device, options.samples, options.warm + options.timed)
         values[name] = measure(loop, options.warm, options.timed)
         print(name, {key: round(value, 3) for key, value in values[name].items()})
+        if options.phases:
+            values[name]["phases"] = measure_phases(loop)
+            print(values[name]["phases"])
         if options.profile:
             print(profile(loop))
     if options.out:
