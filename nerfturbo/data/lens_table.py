@@ -7,18 +7,20 @@ the lens is inverted for the drawn pixels alone.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .cameras import Cameras
+from .cameras import CameraModel, Cameras
 from .conventions import PIXEL_CENTER
 
 CPU_BYTES = 64 << 20  # of a table: small beside what a run takes anyway
 CUDA_BYTES, CUDA_SHARE = 2 << 30, 0.125  # at most, and of the free memory
 _PART = 1 << 18  # pixels at a time: bounds the memory of preparing
 _BYTES_PER_PIXEL = 12
+_REMEMBERED, _REMEMBERED_PIXELS = 4, 1 << 21  # lenses of pictures, for as many rays a pixel; and their size
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,42 @@ def make_lens_table(cameras: Cameras, offsets: Tensor, *, limit: int | None = No
     for lens, start in enumerate(starts.tolist()):
         camera = int((lens_of == lens).nonzero()[0])
         width, count = int(cameras.size[camera, 0]), int(sizes[lens])
-        for first in range(0, count, _PART):
-            pixel = torch.arange(first, min(first + _PART, count), device=cameras.device)
-            row = torch.div(pixel, width, rounding_mode="floor")
-            x, y = (pixel - row * width).float() + PIXEL_CENTER, row.float() + PIXEL_CENTER
-            found = cameras.local_directions(torch.full_like(pixel, camera), x, y)
-            directions[start + first : start + first + pixel.shape[0]] = found
+        _fill(directions[start : start + count], cameras, camera, width)
     return LensTable(directions, (starts[lens_of] - offsets[:-1].cpu()).to(cameras.device))
+
+
+def _fill(directions: Tensor, cameras: Cameras, camera: int, width: int) -> None:
+    """Write the directions (n, 3) of a camera's first n pixels, row after row."""
+    count = directions.shape[0]
+    for first in range(0, count, _PART):
+        pixel = torch.arange(first, min(first + _PART, count), device=cameras.device)
+        row = torch.div(pixel, width, rounding_mode="floor")
+        x, y = (pixel - row * width).float() + PIXEL_CENTER, row.float() + PIXEL_CENTER
+        directions[first : first + pixel.shape[0]] = cameras.local_directions(torch.full_like(pixel, camera), x, y)
+
+
+def picture_directions(cameras: Cameras, index: int, device: torch.device) -> Tensor | None:
+    """(height * width, 3) on a device: what the pixels of picture `index` look along in the camera's own axes.
+
+    The lenses of the last few pictures are remembered, so that frame after frame through one lens inverts it once.
+    None for pinholes, which need no table, and for pictures too large to keep one.
+    """
+    width, height = (int(side) for side in cameras.size[index])
+    if cameras.model == "pinhole" or cameras.distortion is None or width * height > _REMEMBERED_PIXELS:
+        return None
+    parts = (cameras.focal[index], cameras.center[index], cameras.distortion[index])
+    return _directions(cameras.model, width, height, tuple(torch.cat(parts).tolist()), device)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+@torch.no_grad()
+def _directions(model: CameraModel, width: int, height: int, lens: tuple[float, ...], device: torch.device) -> Tensor:
+    focal, center, distortion = torch.tensor([lens]).split([2, 2, len(lens) - 4], dim=1)
+    size = torch.tensor([[width, height]])
+    camera = Cameras(torch.eye(3, 4)[None], focal, center, size, model=model, distortion=distortion)
+    directions = torch.empty(width * height, 3, device=device)
+    _fill(directions, camera.to(device), 0, width)
+    return directions
 
 
 def _room(device: torch.device) -> int:

@@ -55,8 +55,12 @@ class HashDensity(nn.Module):
 
     def forward(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         """(n,) >= 0 for world positions (n, 3)."""
+        return self.unit_density(unit_positions(positions, self.aabb, self.contraction))
+
+    def unit_density(self, positions: Tensor) -> Tensor:
+        """(n,) >= 0 for positions (n, 3) in [0, 1]^3: the box, or with a contraction all of space."""
         encoding = hash_encode(
-            unit_positions(positions, self.aabb, self.contraction),
+            positions,
             self.encoding.table,
             self.encoding.layout,
             half=self.half_table,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..config import FieldConfig
 from ..errors import InputError
 from ..ops import GradientSink
-from ..ops.contraction import Contraction, fold, unit_positions
+from ..ops.contraction import Contraction, unit_positions
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
 from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
@@ -143,7 +143,8 @@ class InstantNGP(nn.Module):
         return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
 
     def _sample_positions(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        return fold(sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb), self.contraction)
+        space = {"aabb": self.aabb, "contraction": self.contraction}
+        return sample_positions(rays.origins, rays.directions, samples, **space)
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:

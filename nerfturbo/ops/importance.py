@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import InputError
-from ._checks import check_device, check_float, check_shape
+from ._checks import check_device, check_float, check_positive, check_shape
 from ._dispatch import implementation
 
 
-def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None = None) -> Tensor:
+def importance_sample(
+    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None = None, padding: float = 0.0
+) -> Tensor:
     """(n_rays, n_samples + 1) sorted edges of new intervals, drawn from the histogram (edges, weights).
 
     The cumulative weight, linear inside each bin, is inverted at u_i = (i + jitter) / (n_samples + 1). A ray whose
@@ -19,6 +21,7 @@ def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter:
         edges: (n_rays, n_bins + 1), non-decreasing along a ray.
         weights: (n_rays, n_bins), >= 0.
         jitter: (n_rays, 1) or (n_rays, n_samples + 1) in [0, 1); None is 0.5.
+        padding: added to every weight, so that no bin is given up.
 
     >>> import torch
     >>> importance_sample(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 1.0]]), 1).tolist()
@@ -35,4 +38,6 @@ def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter:
         raise InputError("edges", "at least one bin", str(tuple(edges.shape)))
     if jitter is not None and tuple(jitter.shape) not in ((edges.shape[0], 1), (edges.shape[0], n_samples + 1)):
         raise InputError("jitter", f"shape (n_rays, 1) or (n_rays, {n_samples + 1})", str(tuple(jitter.shape)))
-    return implementation("importance", "importance_sample", edges)(edges, weights, n_samples, jitter=jitter)
+    check_positive("padding", padding, zero=True)
+    sample = implementation("importance", "importance_sample", edges)
+    return sample(edges, weights, n_samples, jitter=jitter, padding=float(padding))

@@ -22,7 +22,7 @@ from .photos import PhotoCorrections
 from .render import field_functions
 
 Places = OccupancyGrid | RayEstimator  # what places samples
-PROPOSAL_BYTES = 160  # per sample of a proposal, roughly: position, encoding, weight
+PROPOSAL_BYTES = 96  # per sample of a proposal: places, position, encoding, density, weight, running sum
 PROPOSAL_SEEDS = 7919  # apart from those of the field
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras
 from ..data.conventions import PIXEL_CENTER
+from ..data.lens_table import picture_directions
 from ..errors import InputError
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
@@ -101,14 +102,18 @@ def render_view(
     """
     width, height = (int(side) for side in cameras.size[index])
     device = device_of(field, grid)
+    local = picture_directions(cameras, index, device)
     cameras = cameras.to(device)
     budget = _budget(field, grid, device, max_memory)
     x = torch.arange(width, device=device) + PIXEL_CENTER
 
     def render(first: int, rows: int) -> FinishedRays:
-        y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
         indices = torch.full((rows * width,), index, dtype=torch.int64, device=device)
-        rays = cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
+        if local is None:
+            y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
+            rays = cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
+        else:
+            rays = cameras.rays_along(indices, local[first * width : (first + rows) * width])
         if isinstance(grid, RayEstimator):
             return finish_part(field, rays, grid, background)
         order = strip_order(rows, width, device)

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ..config import GridConfig
 from ..errors import InputError
-from ..ops.contraction import Contraction, unfold, unit_positions
+from ..ops.contraction import Contraction, unfold
 from ..ops.occupancy import pack_bits
 from ..ops.packed import compact
 from ..ops.reference.march import is_occupied
+from ..ops.sample_positions import sample_positions
 from ..types import Aabb, PackedSamples, Rays
 from .estimator import DensityFn, SigmaFn
 from .occupancy_grid import CHUNK, CellTeam, OccupancyGrid
@@ -168,6 +169,7 @@ class ContractedGrid(RayEstimator):
         jitter = (draw or Draw()).jitter(rays, 1)[0]
         edges = even_edges(len(rays), self.n_samples, jitter, rays.device)
         lattice = packed(edges, self.span.distances(edges, rays), (), n_active)
-        folded = unit_positions(lattice.positions(rays), self.aabb, self.contraction)
+        space = {"aabb": self.aabb, "contraction": self.contraction}
+        folded = sample_positions(rays.origins, rays.directions, lattice, **space)
         keep = is_occupied(self.cells.occupancy, folded) & lattice.used & (lattice.t_ends > lattice.t_starts)
         return compact(lattice, keep, capacity=capacity)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.importance import importance_sample
+from ..ops.intervals import interval_weights
 from ..ops.packed import packed_cumsum
 
 ANNEAL_SLOPE = 10.0
@@ -33,15 +34,14 @@ def density_weights(density: Tensor, distances: Tensor) -> Tensor:
     >>> density_weights(torch.tensor([[0.0, 100.0]]), torch.tensor([[0.0, 1.0, 2.0]])).tolist()
     [[0.0, 1.0]]
     """
-    optical = density * (distances[:, 1:] - distances[:, :-1])
-    return torch.exp(-_running(optical, exclusive=True)) * -torch.expm1(-optical)
+    return interval_weights(density, distances)
 
 
-def _running(values: Tensor, *, exclusive: bool = False) -> Tensor:
+def _running(values: Tensor) -> Tensor:
     """The running sum along each ray (n_rays, n), the same bits in every run: torch's own is not, on a GPU."""
     n_rays, n = values.shape
     offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
-    return packed_cumsum(values.reshape(-1), offsets, exclusive=exclusive).view(n_rays, n)
+    return packed_cumsum(values.reshape(-1), offsets).view(n_rays, n)
 
 
 def annealing(step: int | Tensor, n_steps: int, *, slope: float = ANNEAL_SLOPE) -> Tensor | float:
@@ -65,10 +65,9 @@ def resample(
     edges: Tensor, weights: Tensor, n: int, *, power: Tensor | float = 1.0, jitter: Tensor | None = None
 ) -> Tensor:
     """(n_rays, n + 1) edges of n new intervals, drawn where the weights are; `power` as in `annealing`."""
-    wanted = weights.clamp(min=0.0)
     if isinstance(power, Tensor) or power != 1.0:
-        wanted = wanted.pow(power)
-    return importance_sample(edges, wanted + PADDING, n, jitter=jitter)
+        weights = weights.clamp(min=0.0).pow(power)
+    return importance_sample(edges, weights, n, jitter=jitter, padding=PADDING)
 
 
 def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..ops.intervals import Space
 from ..ops.random import Stream, random_uniform
 from ..types import Aabb, PackedSamples, Rays
-from .estimator import DensityFn, SigmaFn
+from .estimator import DensityFn, SigmaFn, UnitDensity
 from .histograms import Histogram, annealing, density_weights, interlevel_loss, resample
 from .spans import RaySpan
 
@@ -120,8 +121,9 @@ class RayEstimator(nn.Module):
         their graph. Not differentiable to the rays.
         """
         rays = Rays(rays.origins.detach(), rays.directions.detach(), rays.times, rays.camera_indices, rays.pixel_radii)
-        edges, stages = self._place(rays, draw or Draw(), self.span.limits(rays))
-        return packed(edges.detach(), self.span.distances(edges.detach(), rays), stages, n_active)
+        limits = self.span.limits(rays)
+        edges, stages = self._place(rays, draw or Draw(), limits)
+        return packed(edges.detach(), self.span.distances(edges.detach(), rays, limits), stages, n_active)
 
     def _place(self, rays: Rays, draw: Draw, limits: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Histogram, ...]]:
         """Edges (n_rays, n + 1) of the final samples, and the stages before them."""
@@ -157,12 +159,6 @@ def packed(edges: Tensor, distances: Tensor, stages: tuple[Histogram, ...], n_ac
     starts, ends = (torch.where(used, side, torch.zeros_like(side)) for side in (starts, ends))
     rays = torch.where(used, rays, torch.zeros_like(rays))
     return ProposedSamples(starts, ends, rays, torch.minimum(numbers, active) * n, active, edges, stages)
-
-
-def _positions(rays: Rays, distances: Tensor) -> Tensor:
-    """(n_rays * n, 3) between distances (n_rays, n + 1)."""
-    middle = (distances[:, 1:] + distances[:, :-1]) * 0.5
-    return (rays.origins[:, None, :] + rays.directions[:, None, :] * middle[..., None]).reshape(-1, 3)
 
 
 class ProposalEstimator(RayEstimator):
@@ -208,8 +204,11 @@ class ProposalEstimator(RayEstimator):
         edges = even_edges(len(rays), self.coarse_samples[0], jitter[0], rays.device)
         stages: list[Histogram] = []
         for index, density in enumerate(self._densities):
-            distances = self.span.distances(edges, rays, limits)
-            found = density(_positions(rays, distances))
+            # A density that knows its own space takes positions in it: they are made in one launch.
+            known = isinstance(density, UnitDensity)
+            space = Space(density.aabb, density.contraction) if known else Space()
+            distances, positions = self.span.intervals(edges, rays, limits, space)
+            found = density.unit_density(positions) if known else density(positions)
             if found.numel() != edges.shape[0] * (edges.shape[1] - 1):
                 raise InputError("density", "one value per position", str(tuple(found.shape)))
             weights = density_weights(found.view(edges.shape[0], -1).float(), distances)
@@ -267,8 +266,8 @@ class HierarchyEstimator(RayEstimator):
         n = self.coarse_samples
         jitter = draw.jitter(rays, 2)
         edges = even_edges(len(rays), n, jitter[0], rays.device)
-        distances = self.span.distances(edges, rays, limits)
-        positions, color = _positions(rays, distances), None
+        distances, positions = self.span.intervals(edges, rays, limits)
+        color = None
         times, cameras = (_repeated(value, n) for value in (rays.times, rays.camera_indices))
         if torch.is_grad_enabled():
             rgb, density = self.coarse(positions, rays.directions.repeat_interleave(n, 0), times, cameras)

@@ -9,7 +9,7 @@ from nerfturbo.data.batches import PixelSampler, pixel_centers
 from nerfturbo.data.cameras import CameraModel, Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.data.images import ImagePool
-from nerfturbo.data.lens_table import make_lens_table
+from nerfturbo.data.lens_table import make_lens_table, picture_directions
 from nerfturbo.data.scene import Scene
 from nerfturbo.types import Aabb
 
@@ -61,6 +61,21 @@ def test_batches_are_the_same_with_and_without(model: CameraModel, place: str) -
         assert torch.equal(a.rgba, b.rgba) and torch.equal(a.rays.origins, b.rays.origins)
         assert torch.allclose(a.rays.directions, b.rays.directions, rtol=0.0, atol=1e-6)
         assert torch.allclose(a.rays.pixel_radii, b.rays.pixel_radii)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", ["opencv", "fisheye"])
+def test_pictures_through_one_lens_invert_it_once(model: CameraModel) -> None:
+    cameras = scene_of(model).cameras
+    found = [picture_directions(cameras, index, torch.device("cpu")) for index in range(4)]
+    for index, directions in enumerate(found):
+        want, rays = cameras.image_rays(index), torch.full((SIZES[index][0] * SIZES[index][1],), index)
+        assert directions is not None
+        got = cameras.rays_along(rays, directions)
+        assert torch.allclose(got.directions, want.directions, rtol=0.0, atol=1e-6)
+        assert torch.equal(got.origins, want.origins)
+    assert found[0] is found[3] and found[0] is not found[2]
+    assert picture_directions(cameras.scaled(100.0), 0, torch.device("cpu")) is None  # too large to keep
+    assert picture_directions(scene_of("pinhole").cameras, 0, torch.device("cpu")) is None
 
 
 def test_pinholes_and_large_pictures_have_none() -> None:

@@ -20,9 +20,11 @@ def _histogram(n_rays: int, n_bins: int) -> tuple[torch.Tensor, torch.Tensor]:
     return edges, weights
 
 
-@pytest.mark.parametrize("columns", [None, 1, 33])
+@pytest.mark.parametrize(("columns", "padding"), [(None, 0.0), (1, 0.0), (33, 0.0), (1, 0.01)])
 @pytest.mark.parametrize("n_bins", [1, 13])
-def test_matches_reference(sized: tuple[Target, int], n_bins: int, columns: int | None, poisoned_empty: None):
+def test_matches_reference(
+    sized: tuple[Target, int], n_bins: int, columns: int | None, padding: float, poisoned_empty: None
+):
     target, n_rays = sized
     require(target, "importance")
     edges, weights = (t.to(target.device) for t in _histogram(n_rays, n_bins))
@@ -30,7 +32,7 @@ def test_matches_reference(sized: tuple[Target, int], n_bins: int, columns: int 
     results = []
     for backend in (target.backend, "reference"):
         with use_backend(backend):
-            results.append(importance_sample(edges, weights, 32, jitter=jitter))
+            results.append(importance_sample(edges, weights, 32, jitter=jitter, padding=padding))
     got, want = results
     assert got.dtype == want.dtype
     assert got.shape == want.shape
@@ -72,6 +74,13 @@ def test_flat_ray_is_sampled_evenly():
     torch.testing.assert_close(got, torch.tensor([[1.25, 1.75, 2.25, 2.75]]))
 
 
+def test_padding_is_a_weight_more():
+    edges, weights = _histogram(9, 6)
+    torch.testing.assert_close(
+        importance_sample(edges, weights, 12, padding=0.3), importance_sample(edges, weights + 0.3, 12)
+    )
+
+
 def test_float64_reference():
     edges, weights = (t.double() for t in _histogram(20, 9))
     with use_backend("reference"):
@@ -89,5 +98,7 @@ def test_errors_name_the_argument():
         importance_sample(edges, weights, 0)
     with pytest.raises(InputError, match="jitter: expected shape"):
         importance_sample(edges, weights, 4, jitter=torch.zeros(2, 4))
+    with pytest.raises(InputError, match="padding: expected a finite number"):
+        importance_sample(edges, weights, 4, padding=-1.0)
     with pytest.raises(InputError, match="edges: expected at least one bin"):
         importance_sample(torch.zeros(2, 1), torch.zeros(2, 0), 4)

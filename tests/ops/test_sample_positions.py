@@ -47,6 +47,22 @@ def test_matches_reference(sized: tuple[Target, int], aabb: Aabb | None, poisone
     compare(target, positions, inputs, ["origins", "directions"])
 
 
+@pytest.mark.parametrize("contraction", ["sphere", "cube"])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_contracts_as_the_reference(target: Target, contraction: str, differentiable: bool):
+    require(target, "sample_positions")
+    samples = make_samples(63, target.device)
+    inputs = {name: torch.randn(63, 3, generator=generator(i)) for i, name in enumerate(("origins", "directions"))}
+
+    def positions(origins: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        options = {"aabb": BOX, "contraction": contraction}
+        return sample_positions(origins, directions, samples, **options) * samples.used[:, None]
+
+    compare(target, positions, inputs, ["origins", "directions"] if differentiable else [])
+    with pytest.raises(InputError, match="aabb"):
+        sample_positions(inputs["origins"], inputs["directions"], make_samples(63, "cpu"), contraction="cube")
+
+
 def test_gradcheck():
     samples = make_samples(4, "cpu")
     origins, directions = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))

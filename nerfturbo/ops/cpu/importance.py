@@ -15,18 +15,18 @@ CHUNK = 512
 
 
 @jit(exact=True)
-def _invert(first, last, edges, weights, jitter, out):
+def _invert(first, last, edges, weights, jitter, padding, out):
     """jitter is (n_rays, 1) or (n_rays, n_out)."""
     n_bins, n_out = weights.shape[1], out.shape[1]
     cdf = np.empty(n_bins + 1, np.float32)
     for ray in range(first, last):
         total = np.float32(0.0)
         for b in range(n_bins):
-            total += weights[ray, b]
+            total += weights[ray, b] + padding
         running = np.float64(0.0)
         cdf[0] = np.float32(0.0)
         for b in range(n_bins):
-            running += weights[ray, b] if total > 0.0 else edges[ray, b + 1] - edges[ray, b]
+            running += weights[ray, b] + padding if total > 0.0 else edges[ray, b + 1] - edges[ray, b]
             cdf[b + 1] = running
         right, previous = 1, np.float32(0.0)
         for i in range(n_out):
@@ -45,10 +45,12 @@ def _invert(first, last, edges, weights, jitter, out):
 
 
 @torch.no_grad()
-def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None) -> Tensor:
+def importance_sample(
+    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
+) -> Tensor:
     n_rays = edges.shape[0]
     shift = torch.full((n_rays, 1), 0.5) if jitter is None else jitter
     out = torch.empty(n_rays, n_samples + 1)
     histogram = (array(as_float32("edges", edges)), array(as_float32("weights", weights)))
-    launch(_invert, n_rays, CHUNK, *histogram, array(as_float32("jitter", shift)), out.numpy())
+    launch(_invert, n_rays, CHUNK, *histogram, array(as_float32("jitter", shift)), np.float32(padding), out.numpy())
     return out

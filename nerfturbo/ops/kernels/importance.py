@@ -17,14 +17,17 @@ BLOCK = 256
 
 
 @launchable(do_not_specialize=["n_rays", "n_bins"])
-def _cumulate_kernel(p_edges, p_weights, p_cdf, n_rays, n_bins, strides, RAYS: tl.constexpr, STEPS: tl.constexpr):
+def _cumulate_kernel(
+    p_edges, p_weights, p_cdf, n_rays, n_bins, padding, strides, RAYS: tl.constexpr, STEPS: tl.constexpr
+):
     i_ray = (tl.program_id(0) * RAYS + tl.arange(0, RAYS)).to(tl.int64)[:, None]
     m_ray = i_ray < n_rays
     total = tl.zeros([RAYS, STEPS], tl.float32)
     for k in range(0, n_bins, STEPS):
         i_bin = k + tl.arange(0, STEPS)[None, :]
         p = p_weights + i_ray * strides[2] + i_bin * strides[3]
-        total += tl.load(p, mask=m_ray & (i_bin < n_bins), other=0.0).to(tl.float32)
+        m = m_ray & (i_bin < n_bins)
+        total += tl.where(m, tl.load(p, mask=m, other=0.0).to(tl.float32) + padding, 0.0)
     use_weights = tl.sum(total, 1)[:, None] > 0.0
     p_cdf += i_ray * (n_bins + 1)
     tl.store(p_cdf, tl.zeros([RAYS, 1], tl.float32), mask=m_ray)
@@ -36,6 +39,7 @@ def _cumulate_kernel(p_edges, p_weights, p_cdf, n_rays, n_bins, strides, RAYS: t
         low = tl.load(p_edge, mask=m, other=0.0).to(tl.float32)
         high = tl.load(p_edge + strides[1], mask=m, other=0.0).to(tl.float32)
         weight = tl.load(p_weights + i_ray * strides[2] + i_bin * strides[3], mask=m, other=0.0).to(tl.float32)
+        weight = tl.where(m, weight + padding, 0.0)
         running = before + tl.cumsum(tl.where(use_weights, weight, high - low), 1)
         tl.store(p_cdf + 1 + i_bin, running, mask=m)
         before = spread_last(running, RAYS, STEPS)
@@ -71,7 +75,9 @@ def _invert_kernel(p_edges, p_cdf, p_jitter, p_out, n_total, n_bins, n_edges, se
 
 
 @torch.no_grad()
-def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None) -> Tensor:
+def importance_sample(
+    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
+) -> Tensor:
     check_kernel_float(edges=edges, weights=weights, jitter=jitter)
     n_rays, n_bins = weights.shape
     out = torch.empty(n_rays, n_samples + 1, dtype=torch.float32, device=edges.device)
@@ -80,8 +86,9 @@ def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter:
     cdf = torch.empty(n_rays, n_bins + 1, dtype=torch.float32, device=edges.device)
     rays = 32 if INTERPRETED else 1
     _cumulate_kernel[(cdiv(n_rays, rays),)](
-        edges, weights, cdf, n_rays, n_bins, (*edges.stride(), *weights.stride()), RAYS=rays, STEPS=32, num_warps=1
-    )
+        edges, weights, cdf, n_rays, n_bins, padding, (*edges.stride(), *weights.stride()), RAYS=rays, STEPS=32,
+        num_warps=1,
+    )  # fmt: skip
     jitter_strides = (0, 0) if jitter is None else jitter.expand(n_rays, n_samples + 1).stride()
     _invert_kernel[(cdiv(out.numel(), BLOCK),)](
         edges, cdf, jitter, out, out.numel(), n_bins, n_samples + 1, n_bins.bit_length(),
@@ -94,7 +101,7 @@ COMPILE_CASES = [
     CompileCase(
         _cumulate_kernel,
         {"p_edges": "*fp32", "p_weights": "*fp32", "p_cdf": "*fp32", "n_rays": "i32", "n_bins": "i32"}
-        | {"strides": ("i32",) * 4},
+        | {"padding": "fp32", "strides": ("i32",) * 4},
         {"RAYS": 1, "STEPS": 32},
     ),
     CompileCase(

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...types import Aabb, PackedSamples
+from ..contraction import Contraction
 from ._common import CompileCase
+from ._contraction import FOLDS, fold_unit
 from ._launch import cdiv, launchable
 from .packed import packed_sum
 
@@ -37,6 +39,7 @@ def _positions_kernel(
     scale_x,
     scale_y,
     scale_z,
+    FOLD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     i_sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -45,16 +48,20 @@ def _positions_kernel(
         tl.load(p_starts + i_sample, mask=m_sample, other=0.0) + tl.load(p_ends + i_sample, mask=m_sample, other=0.0)
     )
     i_ray = tl.load(p_rays + i_sample, mask=m_sample, other=0) * 3
-    for axis in tl.static_range(3):
-        low = low_x if axis == 0 else (low_y if axis == 1 else low_z)
-        scale = scale_x if axis == 0 else (scale_y if axis == 1 else scale_z)
-        b_origin = tl.load(p_origins + i_ray + axis, mask=m_sample, other=0.0)
-        b_direction = tl.load(p_directions + i_ray + axis, mask=m_sample, other=0.0)
-        b_position = (b_origin + b_middle * b_direction - low) * scale
-        tl.store(p_positions + axis * capacity.to(tl.int64) + i_sample, b_position, mask=m_sample)
+    p_o, p_d = p_origins + i_ray, p_directions + i_ray
+    x = tl.load(p_o, mask=m_sample, other=0.0) + b_middle * tl.load(p_d, mask=m_sample, other=0.0)
+    y = tl.load(p_o + 1, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 1, mask=m_sample, other=0.0)
+    z = tl.load(p_o + 2, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 2, mask=m_sample, other=0.0)
+    x, y, z = fold_unit((x - low_x) * scale_x, (y - low_y) * scale_y, (z - low_z) * scale_z, FOLD)
+    p = p_positions + i_sample
+    tl.store(p, x, mask=m_sample)
+    tl.store(p + capacity.to(tl.int64), y, mask=m_sample)
+    tl.store(p + 2 * capacity.to(tl.int64), z, mask=m_sample)
 
 
-def _launch(origins: Tensor, directions: Tensor, samples: PackedSamples, box: tuple[float, ...]) -> Tensor:
+def _launch(
+    origins: Tensor, directions: Tensor, samples: PackedSamples, box: tuple[float, ...], contraction: str
+) -> Tensor:
     capacity = samples.capacity
     positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
     if capacity:
@@ -67,6 +74,7 @@ def _launch(origins: Tensor, directions: Tensor, samples: PackedSamples, box: tu
             positions,
             capacity,
             *box,
+            FOLD=FOLDS[contraction],
             BLOCK=BLOCK,
         )
     return positions.t()
@@ -75,10 +83,15 @@ def _launch(origins: Tensor, directions: Tensor, samples: PackedSamples, box: tu
 class _SamplePositions(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, origins: Tensor, directions: Tensor, samples: PackedSamples, box: tuple[float, ...]
+        ctx: Any,
+        origins: Tensor,
+        directions: Tensor,
+        samples: PackedSamples,
+        box: tuple[float, ...],
+        contraction: str,
     ) -> Tensor:
         ctx.samples, ctx.box = samples, box
-        return _launch(origins, directions, samples, box)
+        return _launch(origins, directions, samples, box, contraction)
 
     @staticmethod
     @once_differentiable
@@ -91,14 +104,18 @@ class _SamplePositions(torch.autograd.Function):
             packed_sum(along.contiguous(), samples.offsets),
             None,  # samples
             None,  # box
+            None,  # contraction: there is none where gradients are asked for
         )
 
 
-def sample_positions(origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None) -> Tensor:
+def sample_positions(
+    origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None, contraction: Contraction = "none"
+) -> Tensor:
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
     box = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
-    return _SamplePositions.apply(origins.float(), directions.float(), samples, box)  # type: ignore[no-any-return]
+    rays = origins.float(), directions.float()
+    return _SamplePositions.apply(*rays, samples, box, contraction)  # type: ignore[no-any-return]
 
 
 _FLOATS = dict.fromkeys(("low_x", "low_y", "low_z", "scale_x", "scale_y", "scale_z"), "fp32")
@@ -107,7 +124,9 @@ COMPILE_CASES = [
     CompileCase(
         _positions_kernel,
         {**_POINTERS, "p_rays": "*i32", "capacity": "i32", **_FLOATS},
-        {"BLOCK": BLOCK},
+        {"FOLD": fold, "BLOCK": BLOCK},
         num_warps=4,
+        name=contraction,
     )
+    for contraction, fold in FOLDS.items()
 ]

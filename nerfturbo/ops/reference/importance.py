@@ -9,8 +9,10 @@ from .packed import widen
 
 
 @torch.no_grad()
-def importance_sample(edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None) -> Tensor:
-    edges, weights = widen(edges), widen(weights)
+def importance_sample(
+    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
+) -> Tensor:
+    edges, weights = widen(edges), widen(weights) + padding
     total = weights.sum(-1, keepdim=True)
     lengths = edges[:, 1:] - edges[:, :-1]
     weights = torch.where(total > 0.0, weights, lengths)
