@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +18,7 @@ from .mlp import draw_uniform
 POSITION_FREQUENCIES = 10
 DIRECTION_FREQUENCIES = 4
 PIECES, SMALLEST_PIECE = 8, 2048  # of a batch that is computed again in the backward
+LARGEST_PIECE = 1 << 15  # points, where a piece is all that memory has to hold: enough to keep a GPU busy
 
 
 class VanillaNeRF(nn.Module):
@@ -68,11 +71,9 @@ class VanillaNeRF(nn.Module):
         return frequency_encode(self._place(positions), POSITION_FREQUENCIES)
 
     def _trunk(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        encoded = self._encode(positions, times)
         skip = self.skip if self.skip > 0 else None
-        return self._layers(
-            encoded, [layer for layer in self.trunk if isinstance(layer, nn.Linear)], skip=skip, relu_last=True
-        )
+        layers = [layer for layer in self.trunk if isinstance(layer, nn.Linear)]
+        return self._layers(self._encode(positions, times), layers, skip=skip, relu_last=True)
 
     def _layers(
         self, inputs: Tensor, layers: list[nn.Linear], *, skip: int | None = None, relu_last: bool = False
@@ -86,7 +87,11 @@ class VanillaNeRF(nn.Module):
         return torch.nn.functional.softplus((logits if logits.dtype == torch.float64 else logits.float()) - 1.0)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        return self._density(self._trunk(positions, times))
+        if torch.is_grad_enabled():
+            return self._density(self._trunk(positions, times))
+        # The grid asks for hundreds of thousands of points at once: their layers would outweigh a training step's.
+        pieces = _pieces(-(-positions.shape[0] // LARGEST_PIECE), positions, times)
+        return torch.cat([self._density(self._trunk(*piece)) for piece in pieces])
 
     def forward(
         self,
@@ -98,9 +103,8 @@ class VanillaNeRF(nn.Module):
         if not self.config.checkpointing or not torch.is_grad_enabled():
             return self._evaluate(positions, directions, times)
         # Piece by piece, keeping the inputs alone: the backward computes a piece once more, and only one at a time.
-        n_pieces = max(1, min(PIECES, positions.shape[0] // SMALLEST_PIECE))
-        moments = [None] * n_pieces if times is None else times.tensor_split(n_pieces)
-        pieces = zip(positions.tensor_split(n_pieces), directions.tensor_split(n_pieces), moments, strict=True)
+        n = positions.shape[0]
+        pieces = _pieces(max(-(-n // LARGEST_PIECE), min(PIECES, n // SMALLEST_PIECE)), positions, directions, times)
         done = [checkpoint(self._evaluate, *p, use_reentrant=False, preserve_rng_state=False) for p in pieces]
         rgb, density = zip(*done, strict=True)
         return torch.cat(rgb), torch.cat(density)
@@ -114,3 +118,9 @@ class VanillaNeRF(nn.Module):
         features = self._layers(hidden, [self.feature_head])
         encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
         return self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
+
+
+def _pieces(n_pieces: int, *tensors: Tensor | None) -> list[tuple[Any, ...]]:
+    """All tensors cut into as many pieces (at least one), which go together; None stays None."""
+    n_pieces = max(1, n_pieces)
+    return list(zip(*([None] * n_pieces if t is None else t.tensor_split(n_pieces) for t in tensors), strict=True))

@@ -9,12 +9,14 @@ import torch
 
 from nerfturbo.config import Config, FieldConfig
 from nerfturbo.data.coarse import shrunken
-from nerfturbo.fields import VanillaNeRF
+from nerfturbo.fields import VanillaNeRF, vanilla
+from nerfturbo.fields.vanilla import SMALLEST_PIECE
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.occupancy import unpack_bits
 from nerfturbo.training import Trainer
 from nerfturbo.types import Aabb
 
+from ..peak import PeakBytes
 from ..tiny import ball_scene, tiny_config
 
 
@@ -87,3 +89,34 @@ def test_checkpointing_changes_no_gradient_and_keeps_less() -> None:
     for one, two in zip(gradients[False], gradients[True], strict=True):
         assert one is not None and two is not None and torch.equal(one, two)
     assert kept[True] < 0.5 * kept[False]
+
+
+def test_checkpointing_holds_one_piece_of_the_layers_at_a_time() -> None:
+    peaks, gradients = {}, {}
+    positions = torch.rand(8 * SMALLEST_PIECE, 3)
+    directions = torch.nn.functional.normalize(torch.randn(len(positions), 3), dim=-1)
+    for checkpointing in (False, True):
+        field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=64, depth=8, checkpointing=checkpointing))
+        with PeakBytes() as peak:
+            rgb, density = field(positions, directions)
+            (rgb.mean() + density.mean()).backward()
+        peaks[checkpointing] = peak.n_bytes
+        gradients[checkpointing] = [parameter.grad for parameter in field.parameters()]
+    for one, two in zip(gradients[False], gradients[True], strict=True):
+        assert one is not None and two is not None
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6 * float(one.abs().max()))
+    assert peaks[True] < 0.25 * peaks[False]
+
+
+def test_the_grid_asks_the_original_field_for_few_points_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cells at once took more memory than training did, with checkpointing or without."""
+    field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=64, depth=8))
+    positions, peaks, found = torch.rand(8000, 3), [], []
+    for largest in (1 << 15, 1000):
+        monkeypatch.setattr(vanilla, "LARGEST_PIECE", largest)
+        with torch.no_grad(), PeakBytes() as peak:
+            found.append(field.density(positions))
+        peaks.append(peak.n_bytes)
+    assert field.density(positions[:0]).shape == (0,)
+    torch.testing.assert_close(found[1], found[0])
+    assert peaks[1] < 0.2 * peaks[0]
