@@ -3,8 +3,8 @@
     python benchmarks/checkpointing.py DATA --budget 4 --output benchmarks/h200_checkpointing.json
     python benchmarks/checkpointing.py builtin:toybox --device cpu --downscale 2 --batch 4096 --budget 1   # to try it
 
-Batches double, from `--batch` on, until training runs out of `--budget` GB: on a GPU the allocator is told to refuse
-more than that, on a CPU the growth of the process counts. Milliseconds a step are those of training as it runs (on a
+Batches double, from `--batch` on, until training runs out of `--budget` GB, or at 8 times what fitted without: on a GPU
+the allocator is told to refuse more than that, on a CPU the growth of the process counts. Milliseconds a step are those of training as it runs (on a
 GPU a recorded graph), memory is its peak beside the pictures.
 """
 
@@ -73,7 +73,7 @@ def main() -> None:
     rows, limit = [], {}
     for checkpointing in (False, True):
         batch, baseline = args.batch, resident_bytes()
-        while batch <= LARGEST_BATCH:
+        while batch <= min(LARGEST_BATCH, 8 * limit.get(False, LARGEST_BATCH)):
             config = replace(with_batch(base, batch), field=replace(base.field, checkpointing=checkpointing))
             rows.append(trial(config, scene, device, budget, baseline))
             print(rows[-1], flush=True)
