@@ -4,8 +4,8 @@
     python benchmarks/checkpointing.py builtin:toybox --device cpu --downscale 2 --batch 4096 --budget 1   # to try it
 
 Batches double, from `--batch` on, until training runs out of `--budget` GB, or at 8 times what fitted without: on a GPU
-the allocator is told to refuse more than that, on a CPU the growth of the process counts. Milliseconds a step are those of training as it runs (on a
-GPU a recorded graph), memory is its peak beside the pictures.
+the allocator is told to refuse more than that, on a CPU the growth of the process counts. Milliseconds a step are those
+of training as it runs (on a GPU a recorded graph), memory is its peak beside the pictures.
 """
 
 from __future__ import annotations
