@@ -55,6 +55,11 @@ class VanillaNeRF(nn.Module):
         self.color_head = nn.Linear(width // 2, 3)
         self._initialise(torch.Generator().manual_seed(seed))
 
+    @property
+    def bytes_per_sample(self) -> int:
+        """Of rendering, an estimate: a layer's inputs and outputs with the skip, and the encoded position in fp32."""
+        return 768 + 5 * self.config.width * (4 if self.compute_dtype is None else 2)
+
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
         for module in self.modules():

@@ -61,17 +61,21 @@ class _Cost(NamedTuple):
 # On a CPU the samples of a round should stay in its caches; on a GPU a round should fill the device several times.
 _COSTS = {"cpu": _Cost(1 << 26, Budget(1 << 16, 1 << 17)), "cuda": _Cost(1 << 28, Budget(1 << 20, 1 << 21))}
 LEAST = Budget(1 << 10, 1 << 13)
+MORE_MEMORY = 4  # times as much on a GPU where a round or a part is many launches, which cost the same for any size
 
 
-def default_memory(device: torch.device) -> int:
+def default_memory(device: torch.device, *, many_launches: bool = False) -> int:
     """Bytes that rendering takes unless told otherwise."""
-    return _COSTS.get(device.type, _COSTS["cuda"]).memory
+    memory = _COSTS.get(device.type, _COSTS["cuda"]).memory
+    return memory * MORE_MEMORY if many_launches and device.type != "cpu" else memory
 
 
 def render_budget(field: Field, device: torch.device, max_memory: int | None = None, *, half: bool = False) -> Budget:
-    """Rays and samples that fit into `max_memory` bytes (None: 256 MiB on a GPU, 64 MiB on a CPU)."""
+    """Rays and samples that fit into `max_memory` bytes (None: 256 MiB on a GPU, 1 GiB there for fields that are no
+    hash grid and no voxels, 64 MiB on a CPU)."""
     cost = _COSTS.get(device.type, _COSTS["cuda"])
-    memory = cost.memory if max_memory is None else max_memory
+    few = isinstance(field, InstantNGP | VoxelGrid)
+    memory = default_memory(device, many_launches=not few) if max_memory is None else max_memory
     if memory < 1:
         raise InputError("max_memory", "a number of bytes > 0", str(memory))
     rays = min(cost.most.rays, memory // 2 // BYTES_PER_RAY)
