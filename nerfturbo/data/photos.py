@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .images import decode_image
-from .picture_files import HEIF_ENDINGS, open_picture
+from .picture_files import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, open_picture
 
 if TYPE_CHECKING:
     from PIL import Image
 
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", *HEIF_ENDINGS)
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts", ".m2ts")
-_UNREAD_ENDINGS = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2")
 _SUBFOLDERS = ("images", "input", "photos", "rgb")
 # What every build of COLMAP reads as we do; MPO is a JPEG file with more behind it, as phones write.
 _KEPT_FORMATS = {"JPEG": ("RGB", "L"), "MPO": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L")}
@@ -56,6 +55,13 @@ def find_photos(folder: Path) -> list[Path]:
         if found:
             return found
     return []
+
+
+def find_raw(folder: Path) -> list[str]:
+    """Endings of the raw files that cameras left in a folder without photos; none is an empty list."""
+    places = [place for place in (folder, *(folder / name for name in _SUBFOLDERS)) if place.is_dir()]
+    endings = {path.suffix.lower() for place in places for path in place.iterdir() if not path.name.startswith(".")}
+    return sorted(endings.intersection(RAW_ENDINGS))
 
 
 def require_photos(folder: Path) -> list[Path]:
@@ -103,9 +109,9 @@ def _is_photo(path: Path) -> bool:
 def _what_else(folder: Path) -> tuple[str, str]:
     """(what was found, hint) of a folder without photos."""
     endings = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file()} - {""})
-    unread = [ending for ending in endings if ending in _UNREAD_ENDINGS]
-    if unread:
-        return f"{', '.join(unread)} files", "convert them to JPEG, in the highest quality, at full size"
+    raw = find_raw(folder)
+    if raw:
+        return f"{', '.join(raw)} files", CONVERT_RAW
     videos = sorted(path.name for path in folder.iterdir() if is_video(path))
     if videos:
         return f"the video {videos[0]}", f"name the file itself: {folder / videos[0]}"

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 HEIF_ENDINGS = (".heic", ".heif", ".hif")
+# What cameras write before they make a picture of it: most are TIFF files, of which Pillow would show the thumbnail.
+RAW_ENDINGS = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".gpr", ".iiq", ".kdc", ".mos", ".mrw", ".nef"),
+    *(".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
+)
+CONVERT_RAW = "convert them to JPEG, in the highest quality, at full size"
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
 _LARGE = 178_956_970  # pixels: Pillow's limit
@@ -29,6 +35,8 @@ def open_picture(path: Path) -> Image.Image:
     """A picture with its header read; it is decoded when it is used. Where that fails, the error says why."""
     from PIL import UnidentifiedImageError
 
+    if path.suffix.lower() in RAW_ENDINGS and path.is_file():
+        raise InputError(str(path), "a picture that can be read here", "a camera's raw file", CONVERT_RAW)
     if path.suffix.lower() in HEIF_ENDINGS or _kind(path) == "HEIC":  # phones also name them .jpg
         _register_heif()
     try:

@@ -17,7 +17,8 @@ from .conventions import PIXEL_CENTER
 from .documents import paths_outside
 from .images import ImagePool
 from .ndc import in_ndc
-from .photos import VIDEO_ENDINGS
+from .photos import VIDEO_ENDINGS, find_raw
+from .picture_files import CONVERT_RAW
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -147,6 +148,8 @@ def load_scene(
         if ndc and scene.cameras.ndc is None:
             raise InputError("ndc", "a capture with depths, whose cameras look one way", f"a {found.name} scene")
         return scene
+    if raw := find_raw(folder):
+        raise InputError(str(folder), "a scene in a known format", f"{', '.join(raw)} files", CONVERT_RAW)
     looked_for = "; ".join(f"{scene_format.name}: {scene_format.looked_for}" for scene_format in FORMATS)
     raise InputError(str(folder), "a scene in a known format", "none of them", f"looked for {looked_for}")
 

@@ -15,6 +15,7 @@ from PIL import Image, features
 from nerfturbo.data import picture_files
 from nerfturbo.data.images import decode_image, image_size, load_images
 from nerfturbo.data.photos import copy_photos, find_photos
+from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
 
 
@@ -98,3 +99,18 @@ def test_files_of_several_pictures_stay_as_they_are(tmp_path: Path) -> None:
     photos = copy_photos([tmp_path / "a.jpg"], tmp_path / "out", lambda text: None, lambda share: None)
     assert photos[0].name == "a.jpg" and (tmp_path / "out" / "a.jpg").samefile(tmp_path / "a.jpg")
     assert decode_image(tmp_path / "a.jpg").shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("name", ["IMG_1.CR2", "DSC_1.NEF", "a.dng"])
+def test_raw_files_are_named_not_read_as_their_thumbnails(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    ramp(16, 12).save(folder / name, "TIFF")  # as such files begin
+    with pytest.raises(InputError, match="a camera's raw file; convert them to JPEG"):
+        decode_image(folder / name)
+    ending = Path(name).suffix.lower()
+    for source in (folder, tmp_path):
+        with pytest.raises(InputError, match=rf"\{ending} files; convert them to JPEG"):
+            load_scene(source)
+    ramp().save(folder / "IMG_1.JPG")  # cameras write both: the picture is taken
+    assert [path.name for path in find_photos(folder)] == ["IMG_1.JPG"]
