@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..config import Config, SamplingConfig
+from ..config import Config
 from ..data.keypoints import has_keypoints
 from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import protocol
+from ..training.initialise import ZOO_PREFIX
+from ..training.precision import resolve_precision
+from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .memory import peak_memory
 from .plot import Bars, bar_chart
+from .precision import kinds_for
 from .record import Record, machine
 
 BASELINE = "as configured"
@@ -35,6 +40,11 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("finer steps in pictures", "render", {"eval_refine": 2}),
     ("four rays a pixel in pictures", "render", {"eval_rays": 2}),
 )
+# A view is scored evenly through the run, or as often in its first eighth as in all that follows.
+VALIDATION: tuple[tuple[str, tuple[float, ...]], ...] = (
+    ("+ a view scored 16 times, evenly", tuple(k / 16 for k in range(1, 17))),
+    ("+ a view scored 8 times, early more often", (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)),
+)
 OF_GRIDS = ("anti_alias", "thin", "eval_refine")  # steps along a grid; not under a contraction
 Report = Callable[["AblationRow"], None]
 
@@ -45,6 +55,9 @@ class Case:
 
     name: str
     config: Config
+    init_from: str | None = None
+    init_parts: tuple[str, ...] = ()
+    validate: tuple[float, ...] = ()  # shares of the run after which a test view is scored, the clock running
 
 
 @dataclass(frozen=True)
@@ -74,9 +87,9 @@ def _sampling_cases(config: Config) -> list[Case]:
     return [Case(f"{kinds[kind]} (sampling)", _changed(config, "sampling", kind=kind)) for kind in others]
 
 
-def _folding_cases(sampling: SamplingConfig) -> list[tuple[str, dict[str, Any]]]:
+def _folding_cases(config: Config) -> list[Case]:
     """What belongs to proposals and to folded space, where a config has them."""
-    cases: list[tuple[str, dict[str, Any]]] = []
+    sampling, cases = config.sampling, list[tuple[str, dict[str, Any]]]()
     if sampling.kind == "proposal":
         cases += [("no distortion of proposals", {"distortion": 0.0}), ("no annealing", {"anneal_steps": 0})]
     if sampling.contraction != "none":
@@ -84,68 +97,137 @@ def _folding_cases(sampling: SamplingConfig) -> list[tuple[str, dict[str, Any]]]
         cases.append((f"contraction to a {other}", {"contraction": other}))
     if sampling.near_gradient > 0.0:
         cases.append(("near gradients as they are", {"near_gradient": 0.0}))
+    return [Case(name, _changed(config, "sampling", **values)) for name, values in cases]
+
+
+def ablation_cases(config: Config, device: torch.device, init_from: str | None = None) -> list[Case]:
+    """The baseline, each technique off that is on, each on that is off, and the combinations worth knowing.
+
+    Pretrained initialisation begins from `init_from`: a run, a safetensors file or zoo:NAME; unless given, from the
+    entry of the zoo that fits the preset, where there is one.
+    """
+    groups = (_sampling_cases, _march_cases, _data_cases, _optim_cases, _folding_cases, _photo_cases, _quality_cases)
+    cases = [Case(BASELINE, config)]
+    cases += [case for group in groups for case in group(config) if case.config != config]
+    cases += [case for case in _device_cases(config, device) if case.config != config]
+    cases += _start_cases(config, init_from)
+    cases += [Case(name, config, validate=shares) for name, shares in VALIDATION]
+    return cases + [case for case in _combinations(config) if case.config != config]
+
+
+def _march_cases(config: Config) -> list[Case]:
+    """What decides where along a ray the field is asked."""
+    no_grid = _changed(config, "grid", enabled=False)
+    cases = [
+        Case("no occupancy grid", no_grid),
+        Case("no visibility pass", _changed(config, "render", prune=False)),
+        Case("no grid, no visibility pass", _changed(no_grid, "render", prune=False)),
+        Case("no early stop", _changed(config, "render", early_stop_eps=0.0)),
+    ]
+    is_on = config.render.alpha_thre > 0.0
+    name = "no alpha threshold" if is_on else "+ alpha threshold 0.01"
+    return [*cases, Case(name, _changed(config, "render", alpha_thre=0.0 if is_on else 0.01))]
+
+
+def _data_cases(config: Config) -> list[Case]:
+    """Which pixels a step sees, how they come to it, and in what portions."""
+    train = config.train
+    background = "white" if train.background == "random" else "random"
+    draw = ("error", "error-guided") if train.draw == "uniform" else ("uniform", "uniform")
+    coarse = ("no coarse pictures", 0.0) if train.coarse_fraction > 0.0 else ("+ coarse pictures first (20%)", 0.2)
+    half = {"batch_samples": train.batch_samples // 2, "max_rays": train.max_rays // 2}
+    return [
+        Case(f"{background} background", _changed(config, "train", background=background)),
+        Case(f"{draw[1]} draws", _changed(config, "train", draw=draw[0])),
+        Case("pixels fetched from host memory", _changed(config, "data", pixels="host")),
+        Case(coarse[0], _changed(config, "train", coarse_fraction=coarse[1])),
+        Case("+ accumulation, 2 half batches", _changed(config, "train", accumulate=2 * train.accumulate, **half)),
+    ]
+
+
+def _optim_cases(config: Config) -> list[Case]:
+    """Schedules, means and clipping; recomputed activations, where the field has them."""
+    mean = ("no running mean", 0.0) if config.optim.ema_decay > 0.0 else ("+ running mean 0.95", 0.95)
+    cases = [
+        Case("no warm-up", _changed(config, "optim", warmup_steps=0)),
+        Case("constant learning rate", _changed(config, "optim", schedule="constant")),
+        Case("cosine schedule", _changed(config, "optim", schedule="cosine")),
+        Case("multistep schedule", _changed(config, "optim", schedule="multistep")),
+        Case(mean[0], _changed(config, "optim", ema_decay=mean[1])),
+        Case("+ clipping at 1", _changed(config, "optim", clip_norm=1.0)),
+    ]
+    if config.field.kind == "vanilla":
+        cases.append(Case("+ gradient checkpointing", _changed(config, "field", checkpointing=True)))
     return cases
 
 
-def ablation_cases(config: Config, device: torch.device) -> list[Case]:
-    """The baseline, each technique off that is on, each on that is off, and the combinations worth knowing."""
-    train, optim, render, field = config.train, config.optim, config.render, config.field
-    cases = [Case(BASELINE, config)]
+def _device_cases(config: Config, device: torch.device) -> list[Case]:
+    """Precisions other than the config's, and the step without its graph."""
+    own = resolve_precision(config.train.precision, device)
+    names = dict.fromkeys(kind.precision for kind in kinds_for(device))
+    cases = [Case(name, _changed(config, "train", precision=name)) for name in names if name != own]
+    return [*cases, Case("no CUDA graph", _changed(config, "train", capture=False))] if device.type == "cuda" else cases
 
-    def add(name: str, changed: Config) -> None:
-        if changed != config:
-            cases.append(Case(name, changed))
 
-    cases += _sampling_cases(config)
-    no_grid = _changed(config, "grid", enabled=False)
-    add("no occupancy grid", no_grid)
-    add("no visibility pass", _changed(config, "render", prune=False))
-    add("no grid, no visibility pass", _changed(no_grid, "render", prune=False))
-    add("no early stop", _changed(config, "render", early_stop_eps=0.0))
-    if render.alpha_thre > 0.0:
-        add("no alpha threshold", _changed(config, "render", alpha_thre=0.0))
-    else:
-        add("+ alpha threshold 0.01", _changed(config, "render", alpha_thre=0.01))
-    other_draw = "error" if train.draw == "uniform" else "uniform"
-    background = "white" if train.background == "random" else "random"
-    add(f"{background} background", _changed(config, "train", background=background))
-    add(
-        "error-guided draws" if train.draw == "uniform" else "uniform draws", _changed(config, "train", draw=other_draw)
-    )
-    add("pixels fetched from host memory", _changed(config, "data", pixels="host"))
-    add("no warm-up", _changed(config, "optim", warmup_steps=0))
-    add("constant learning rate", _changed(config, "optim", schedule="constant"))
-    add("cosine schedule", _changed(config, "optim", schedule="cosine"))
-    if device.type == "cuda":
-        add("fp32", _changed(config, "train", precision="fp32"))
-        add("no CUDA graph", _changed(config, "train", capture=False))
-    for name, values in _folding_cases(config.sampling):
-        add(name, _changed(config, "sampling", **values))
-    if field.kind == "vanilla":
-        add("+ gradient checkpointing", _changed(config, "field", checkpointing=True))
-    coarse = _changed(config, "train", coarse_fraction=0.0 if train.coarse_fraction > 0.0 else 0.2)
-    add("no coarse pictures" if train.coarse_fraction > 0.0 else "+ coarse pictures first (20%)", coarse)
-    half = {"batch_samples": train.batch_samples // 2, "max_rays": train.max_rays // 2}
-    add("+ accumulation, 2 half batches", _changed(config, "train", accumulate=2 * train.accumulate, **half))
-    mean = _changed(config, "optim", ema_decay=0.0 if optim.ema_decay > 0.0 else 0.95)
-    add("no running mean" if optim.ema_decay > 0.0 else "+ running mean 0.95", mean)
-    add("+ clipping at 1", _changed(config, "optim", clip_norm=1.0))
-    add("+ poses refined", _changed(config, "cameras", refine=True))
-    add("+ poses and focal length refined", _changed(config, "cameras", refine=True, focal=True))
-    add("+ exposure per photo", _changed(config, "photo", exposure=True))
-    if field.kind == "ngp":
-        add("+ appearance, 8 numbers per photo", _changed(config, "photo", appearance=8))
+def _photo_cases(config: Config) -> list[Case]:
+    """What is learned about the pictures themselves."""
+    cases = [
+        Case("+ poses refined", _changed(config, "cameras", refine=True)),
+        Case("+ poses and focal length refined", _changed(config, "cameras", refine=True, focal=True)),
+        Case("+ exposure per photo", _changed(config, "photo", exposure=True)),
+    ]
+    if config.field.kind == "ngp":
+        cases.append(Case("+ appearance, 8 numbers per photo", _changed(config, "photo", appearance=8)))
     if has_keypoints(config.data.source):
-        add("+ depth of COLMAP's points", _changed(config, "photo", depth_weight=DEPTH_WEIGHT))
+        cases.append(Case("+ depth of COLMAP's points", _changed(config, "photo", depth_weight=DEPTH_WEIGHT)))
+    return cases
+
+
+def _quality_cases(config: Config) -> list[Case]:
+    cases = []
     for name, stage, values in QUALITY:
-        if ("anti_alias" in values and field.kind != "ngp") or (
+        if ("anti_alias" in values and config.field.kind != "ngp") or (
             config.sampling.kind != "grid" and not values.keys().isdisjoint(OF_GRIDS)
         ):
             continue
         current, plain = getattr(config, stage), getattr(Config(), stage)
         is_on = any(getattr(current, key) != getattr(plain, key) for key in values)
         off = {key: getattr(plain, key) for key in values}
-        add(f"no {name}" if is_on else f"+ {name}", _changed(config, stage, **(off if is_on else values)))
+        cases.append(
+            Case(f"no {name}" if is_on else f"+ {name}", _changed(config, stage, **(off if is_on else values)))
+        )
+    return cases
+
+
+def _start_cases(config: Config, init_from: str | None) -> list[Case]:
+    """Begun from a trained field, whole and by its networks alone."""
+    source = f"{ZOO_PREFIX}toybox-cpu" if init_from is None and config.preset == "ngp-cpu" else init_from
+    if source is None:
+        return []
+    shown = source if source.startswith(ZOO_PREFIX) else Path(source).name
+    cases = [Case(f"+ begun from {shown}", config, init_from=source)]
+    if config.field.kind == "ngp":
+        networks = ("density_net", "color_net")
+        cases.append(Case(f"+ begun from the networks of {shown}", config, init_from=source, init_parts=networks))
+    return cases
+
+
+def _combinations(config: Config) -> list[Case]:
+    """Several things at once, where they may add up."""
+    plain = _changed(config, "grid", enabled=False)
+    plain = _changed(plain, "render", prune=False, early_stop_eps=0.0, alpha_thre=0.0)
+    plain = _changed(plain, "optim", warmup_steps=0, schedule="constant", ema_decay=0.0)
+    early = _changed(config, "train", coarse_fraction=0.2, draw="error")
+    smooth = _changed(config, "optim", ema_decay=config.optim.ema_decay or 0.95)
+    smooth = _changed(smooth, "train", pixel_spread=1.0)
+    cases = [
+        Case("plain: nothing skipped, one rate", _changed(plain, "train", background="white")),
+        Case("+ coarse pictures and error-guided draws", early),
+        Case("+ running mean and rays all over the pixel", smooth),
+    ]
+    if config.sampling.kind == "grid":
+        finer = _changed(config, "render", eval_refine=2, eval_rays=2)
+        cases.append(Case("+ finer steps and four rays a pixel in pictures", finer))
     return cases
 
 
@@ -164,9 +246,9 @@ def run_ablation(
     Trainer(warm, scenes[0], device=device).fit()  # the first training of a process is slower than the others
     views = choose_views(len(scenes[1]), eval_views)
     for case in cases:
-        config = _changed(case.config, "train", steps=steps, time_limit=None)
+        timed = replace(case, config=_changed(case.config, "train", steps=steps, time_limit=None))
         try:
-            row = _row(case.name, config, scenes, device, views)
+            row = _row(timed, scenes, views, device)
         except (RuntimeError, MemoryError, InputError) as error:  # the other cases are still worth knowing
             if case is cases[0]:
                 raise
@@ -178,11 +260,16 @@ def run_ablation(
     return rows
 
 
-def _row(name: str, config: Config, scenes: tuple[Scene, Scene], device: torch.device, views: list[int]) -> AblationRow:
+def _row(case: Case, scenes: tuple[Scene, Scene], views: list[int], device: torch.device) -> AblationRow:
+    config, name = case.config, case.name
     if device.type == "cpu":  # a GPU's kernels compile before its clock starts
         Trainer(_changed(config, "train", steps=min(2, config.train.steps)), scenes[0], device=device).fit()
     with peak_memory(device) as peak:
         trainer = Trainer(config, scenes[0], device=device)
+        if case.init_from is not None:
+            trainer.initialise(case.init_from, case.init_parts)
+        if case.validate:
+            trainer.callbacks.append(_Validation(scenes[1], config.train.steps, case.validate))
         summary = trainer.fit()
     with trainer.optimizer.averaged():
         score = evaluate(trainer.model.eval(), scenes[1], views=views)
@@ -199,6 +286,21 @@ def _row(name: str, config: Config, scenes: tuple[Scene, Scene], device: torch.d
     )
 
 
+class _Validation:
+    """Scores one test view at shares of the run, while the clock of training runs on."""
+
+    def __init__(self, scene: Scene, steps: int, shares: Sequence[float]) -> None:
+        self._scene, self._due = scene, [max(1, round(share * steps)) for share in shares]
+
+    def __call__(self, trainer: Trainer, record: StepRecord) -> None:
+        if not self._due or trainer.step < self._due[0]:
+            return
+        while self._due and self._due[0] <= trainer.step:  # a GPU makes many steps at once
+            self._due.pop(0)
+        with trainer.optimizer.averaged():
+            evaluate(trainer.model, self._scene, views=[len(self._scene) // 2], with_ssim=False)
+
+
 def ablation_record(
     rows: Sequence[AblationRow], config: Config, scene: Scene, *, device: str, eval_views: int | None
 ) -> Record:
@@ -213,7 +315,8 @@ def ablation_record(
     }
     text = (
         "every case trains the same number of steps from the same seed; one thing differs from the first row; seconds "
-        "are of training alone; memory is the peak of the device, on GPUs alone"
+        "are of training alone, with the views scored on the way where a row says so; memory is the peak of the "
+        "device, on GPUs alone"
     )
     return Record(f"{scene.name}: what each technique buys", text, config.train.seed, values, machine=machine(device))
 

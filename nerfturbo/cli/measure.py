@@ -31,6 +31,9 @@ class AblationArgs(TrainingArgs):
     """Only the techniques whose name has one of these words in it, beside the baseline."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
+    init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Where pretrained initialisation begins: a run, a safetensors file, zoo:NAME; the zoo's field that fits unless
+    given."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-ablation.json")
     """Where the result is written; a plot lies beside it, as .svg."""
 
@@ -49,7 +52,7 @@ def ablation(argv: Sequence[str]) -> int:
 
     check_writable(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
-    cases = ablation_cases(config, torch.device(device))
+    cases = ablation_cases(config, torch.device(device), args.init_from)
     if args.only:
         cases = [c for c in cases if c.name == BASELINE or any(word in c.name for word in args.only)]
         if len(cases) == 1:
