@@ -7,9 +7,11 @@ in each interval. Places are the normalised ones of `spans`, so that near and fa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..ops.importance import importance_sample
 from ..ops.intervals import interval_weights
@@ -79,11 +81,39 @@ def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tens
     >>> outer_weights(torch.tensor([[0.5, 1.5, 2.0]]), key, torch.tensor([[1.0, 2.0, 7.0]])).tolist()
     [[3.0, 2.0]]
     """
-    running = torch.nn.functional.pad(_running(key_weights), (1, 0))
     last = key_weights.shape[-1]
     keys, low, high = (value.detach().contiguous() for value in (key_edges, edges[:, :-1], edges[:, 1:]))
     first = (torch.searchsorted(keys, low, right=True) - 1).clamp(0, last)
     end = torch.searchsorted(keys, high, right=False).clamp(0, last)
+    return _RangeSums.apply(key_weights, first, end)
+
+
+class _RangeSums(torch.autograd.Function):
+    """Sums of values[first_i : end_i] along each ray, where first and end never fall.
+
+    A value belongs to consecutive ranges, so its gradient is a sum over a range as well: no scattering, whose order of
+    additions would differ from run to run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, first: Tensor, end: Tensor) -> Tensor:
+        ctx.save_for_backward(first, end)
+        ctx.n = values.shape[-1]
+        return _range_sums(values, first, end)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        first, end = ctx.saved_tensors
+        places = torch.arange(ctx.n, device=first.device).expand(first.shape[0], -1).contiguous()
+        begin = torch.searchsorted(end, places, right=True)  # the first range that ends behind the value
+        beyond = torch.searchsorted(first, places, right=True)  # the first that begins behind it
+        return _range_sums(grad, begin, beyond), None, None  # values, first, end
+
+
+def _range_sums(values: Tensor, first: Tensor, end: Tensor) -> Tensor:
+    """(n_rays, m) sums of values (n_rays, n) from first to before end (n_rays, m), in 0 to n; 0 where end < first."""
+    running = torch.nn.functional.pad(_running(values), (1, 0))
     return running.gather(-1, torch.maximum(first, end)) - running.gather(-1, first)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,40 @@ def test_lightning_has_the_same_curve(name):
     assert isinstance(module.model, NerfModel)
     assert isinstance(module.model.proposer, RayEstimator)
     assert isinstance(module.model.proposer, ContractedGrid) == (name == "contracted")
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def bits(config: Config, device: str = "cpu") -> dict[str, torch.Tensor]:
+    trainer = Trainer(fitted_config(config, open_scene())[0], open_scene(), device=device)
+    trainer.fit()
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["proposal", "hierarchy", "uniform", "contracted"])
+def test_deterministic_mode_repeats_itself(name: str, deterministic: None):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = (bits(tiny(name, steps=12)) for _ in range(2))
+    finally:
+        torch.set_num_threads(before)
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["proposal", "contracted"])  # cuBLAS of the hierarchy's networks has no such mode
+def test_on_a_gpu_deterministic_steps_are_equal_to_the_bit(name: str, deterministic: None):
+    recorded, again, eager = (bits(tiny(name, steps=64, capture=c), "cuda") for c in (True, True, False))
+    for key, value in recorded.items():
+        assert torch.equal(value, again[key]), key
+        assert torch.equal(value, eager[key]), key
 
 
 @pytest.mark.gpu
