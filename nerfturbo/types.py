@@ -193,11 +193,19 @@ class Aabb:
 
     def normalize(self, positions: Tensor) -> Tensor:
         """Map the box to [0, 1]^3."""
-        low, high = self.tensor(positions.device, positions.dtype)
-        return (positions - low) / (high - low)
+        low, size = _box_parts(self, positions.device, positions.dtype)
+        return (positions - low) / size
 
 
 @functools.lru_cache(maxsize=256)
 def _box_tensor(aabb: Aabb, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Kept, because copying numbers to a device is not possible while a CUDA graph is recorded."""
     return torch.tensor([aabb.low, aabb.high], device=device, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _box_parts(aabb: Aabb, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Low corner and size; of use to autograd also where the first to ask was not training."""
+    with torch.inference_mode(False):
+        low, high = torch.tensor([aabb.low, aabb.high], dtype=dtype)
+        return low.to(device), (high - low).to(device)

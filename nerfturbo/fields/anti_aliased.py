@@ -19,7 +19,7 @@ from ..ops.ngp_field import NgpWeights, ngp_field
 from ..ops.sample_positions import sample_positions
 from ..ops.thinning import Thinning, visible_codes
 from ..types import Aabb, PackedSamples, Rays
-from .activations import truncated_exp
+from .activations import activated, truncated_exp
 from .ngp import InstantNGP
 
 
@@ -82,9 +82,8 @@ class AntiAliasedNGP(InstantNGP):
     ) -> tuple[Tensor, Tensor]:
         faded = self._faded(self.aabb.normalize(positions), self.footprint.expand(positions.shape[0]))
         angular = self.ray_features(directions, camera_indices).to(faded.dtype)
-        rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
-        logits = ngp_field(faded, angular, rows, self.weights, sink=self.weight_sink)
-        return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+        logits = ngp_field(faded, angular, None, self.weights, sink=self.weight_sink)
+        return activated(logits)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)

@@ -37,5 +37,11 @@ class FusedMlp(nn.Module):
             bound = math.sqrt(6.0 / (fan_in + fan_out))
             self.weights.append(nn.Parameter(draw_uniform(fan_out, fan_in, bound=bound, generator=generator)))
 
+    @property
+    def matrices(self) -> list[Tensor]:
+        """The weights, without what reading each out of a list of parameters costs."""
+        own = self.weights._parameters
+        return list(own.values()) if len(own) == len(self.weights) else list(self.weights)  # type: ignore[arg-type]
+
     def forward(self, inputs: Tensor, n_used: Tensor | None = None) -> Tensor:
-        return fused_mlp(inputs, list(self.weights), sink=self.sink, n_used=n_used)
+        return fused_mlp(inputs, self.matrices, sink=self.sink, n_used=n_used)

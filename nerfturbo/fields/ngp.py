@@ -19,7 +19,7 @@ from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.thinning import Thinning, visible_codes
 from ..types import Aabb, PackedSamples, Rays
-from .activations import truncated_exp
+from .activations import activated, truncated_exp
 from .hash_grid import HashGrid
 from .mlp import FusedMlp
 
@@ -91,7 +91,7 @@ class InstantNGP(nn.Module):
     @property
     def weights(self) -> NgpWeights:
         """The five matrices of both networks."""
-        return NgpWeights(*self.density_net.weights, *self.color_net.weights)
+        return NgpWeights(*self.density_net.matrices, *self.color_net.matrices)
 
     @property
     def faded_weights(self) -> NgpWeights:
@@ -127,7 +127,7 @@ class InstantNGP(nn.Module):
         unit = unit_positions(positions, self.aabb, self.contraction)
         if not torch.is_grad_enabled() and unit.dtype != torch.float64:
             return truncated_exp(self._density_logits(unit))
-        return truncated_exp(fused_mlp(self._encode(unit), list(self.density_net.weights))[:, 0])
+        return truncated_exp(fused_mlp(self._encode(unit), self.density_net.matrices)[:, 0])
 
     def forward(
         self,
@@ -137,10 +137,9 @@ class InstantNGP(nn.Module):
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         encoding = self._encode(unit_positions(positions, self.aabb, self.contraction))
-        angular = self.ray_features(directions, camera_indices).to(encoding.dtype)
-        rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
-        logits = ngp_field(encoding, angular, rows, self.weights, sink=self.weight_sink)
-        return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+        angular = self.ray_features(directions, camera_indices)
+        logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
+        return activated(logits)
 
     def _sample_positions(self, rays: Rays, samples: PackedSamples) -> Tensor:
         space = {"aabb": self.aabb, "contraction": self.contraction}

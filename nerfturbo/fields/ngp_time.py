@@ -29,7 +29,7 @@ from ..ops.random import Stream, random_uniform
 from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
-from .activations import truncated_exp
+from .activations import activated, truncated_exp
 from .dynamic import from_the_start, times_of
 from .hash_grid import HashGrid
 from .mlp import FusedMlp
@@ -166,9 +166,8 @@ class DynamicNGP(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
         angular = spherical_harmonics(directions, self.config.sh_degree).to(encoded.dtype)
-        rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
-        logits = ngp_field(encoded, angular, rows, self.weights, sink=self.weight_sink)
-        return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+        logits = ngp_field(encoded, angular, None, self.weights, sink=self.weight_sink)
+        return activated(logits)
 
     def _encode_samples(self, rays: Rays, samples: PackedSamples) -> Tensor:
         unit = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)

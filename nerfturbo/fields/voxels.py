@@ -24,7 +24,7 @@ from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxel_lookup import MAX_RESOLUTION, VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
 from ..ops.voxel_variation import voxel_variation
 from ..types import Aabb, PackedSamples, Rays
-from .activations import truncated_exp
+from .activations import activated, truncated_exp
 from .field import Carry, field_part
 from .voxel_structure import (
     VoxelStructure,
@@ -185,7 +185,7 @@ class VoxelGrid(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         rays = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         logits = self.logits(self.aabb.normalize(positions), self.basis(directions), rays)
-        return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+        return activated(logits)
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:

@@ -14,11 +14,13 @@ def check_shape(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
     """`shape` holds numbers that must match and names for free dimensions."""
     if not isinstance(value, Tensor):
         raise InputError(name, "a torch.Tensor", type(value).__name__)
-    fits = value.dim() == len(shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
-    )
-    if fits:
-        return
+    found = value.shape
+    if len(found) == len(shape):  # a loop, for this runs several times per op
+        for have, want in zip(found, shape, strict=True):
+            if have != want and not isinstance(want, str):
+                break
+        else:
+            return
     wanted = "(" + ", ".join(str(part) for part in shape) + ("," if len(shape) == 1 else "") + ")"
     hint = ""
     if value.dim() == len(shape) + 1 and value.shape[-1] == 1:
@@ -40,10 +42,19 @@ def check_int(name: str, value: Tensor, *dtypes: torch.dtype) -> None:
 
 def check_device(**tensors: Tensor | None) -> None:
     """All given tensors must be on one device."""
+    common = None
+    for value in tensors.values():
+        if value is not None:
+            device = value.device
+            if common is None:
+                common = device
+            elif device != common:
+                break
+    else:
+        return
     devices = {name: value.device for name, value in tensors.items() if value is not None}
-    if len(set(devices.values())) > 1:
-        got = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise InputError(" and ".join(devices), "one device", got, "move them with .to(device)")
+    got = ", ".join(f"{name} on {device}" for name, device in devices.items())
+    raise InputError(" and ".join(devices), "one device", got, "move them with .to(device)")
 
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:

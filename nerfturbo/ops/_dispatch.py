@@ -35,7 +35,10 @@ def _check(name: str, origin: str) -> str:
 def current_backend() -> str:
     """The choice in force here: `use_backend`, else NERFTURBO_BACKEND, else "auto"."""
     chosen = _choice.get()
-    return chosen if chosen is not None else _check(os.environ.get("NERFTURBO_BACKEND", "auto"), "NERFTURBO_BACKEND")
+    if chosen is not None:
+        return chosen
+    # Most often nothing is set, and asking for what is not there costs more than looking whether it is.
+    return _check(os.environ["NERFTURBO_BACKEND"], "NERFTURBO_BACKEND") if "NERFTURBO_BACKEND" in os.environ else "auto"
 
 
 @contextmanager
@@ -69,7 +72,6 @@ def _warn_reference(device: str) -> None:
 def resolve(tensor: Tensor) -> str:
     """The backend that runs for this tensor: "reference", "cpu" or "triton"."""
     choice, device = current_backend(), tensor.device.type
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if choice == "auto":
         if tensor.dtype.itemsize == 8 and tensor.is_floating_point():
             return "reference"  # float64 is for checking; only the reference carries it
@@ -85,7 +87,7 @@ def resolve(tensor: Tensor) -> str:
         raise BackendError("backend 'cpu' needs numba, which is not installed; pip install numba")
     if choice == "triton" and not available("triton"):
         raise BackendError("backend 'triton' needs triton, which is not installed; pip install triton")
-    if choice == "triton" and device != "cuda" and not interpreted:
+    if choice == "triton" and device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise BackendError(
             f"backend 'triton' needs CUDA tensors, got one on {tensor.device}; "
             "set TRITON_INTERPRET=1 before the first import to run the kernels on a CPU, slowly"
@@ -96,6 +98,12 @@ def resolve(tensor: Tensor) -> str:
 def implementation(op: str, function: str, tensor: Tensor) -> Callable[..., Any]:
     """The backend's function for `ops/<op>.py`: same name, same signature, same result in every backend."""
     return _load(_PACKAGES[resolve(tensor)], op, function)
+
+
+def optimized(op: str, function: str, tensor: Tensor) -> Callable[..., Any] | None:
+    """`implementation`, or None where the reference runs: it leaves sinks and counts to its caller."""
+    backend = resolve(tensor)
+    return None if backend == "reference" else _load(_PACKAGES[backend], op, function)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation, resolve
+from ._dispatch import implementation, optimized
 from ._sink import GradientSink, check_count, redirect_all, zero_tail
 
 
@@ -37,7 +37,8 @@ def fused_mlp(
         width = weight.shape[0]
     if sink is not None:
         sink.check([f"weights[{index}]" for index in range(len(weights))], weights)
-    mlp = implementation("fused_mlp", "fused_mlp", inputs)
-    if resolve(inputs) != "reference":
+    mlp = optimized("fused_mlp", "fused_mlp", inputs)
+    if mlp is not None:
         return mlp(inputs, list(weights), sink=sink, n_used=n_used)
+    mlp = implementation("fused_mlp", "fused_mlp", inputs)
     return zero_tail(mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation, resolve
+from ._dispatch import implementation, optimized
 from ._sink import GradientSink, check_count, redirect, zero_tail
 
 PRIMES = (1, 2654435761, 805459861)
@@ -122,9 +122,10 @@ def hash_encode(
         check_float("half", half)
     if sink is not None:
         sink.check(["table"], [table])
-    encode = implementation("hash_encode", "hash_encode", positions)
-    if resolve(positions) != "reference":
+    encode = optimized("hash_encode", "hash_encode", positions)
+    if encode is not None:
         return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
+    encode = implementation("hash_encode", "hash_encode", positions)
     buffer, found_inf = (None, None) if sink is None else (sink.buffers[0], sink.found_inf)
     values = redirect(table, half, buffer, found_inf)
     return zero_tail(encode(zero_tail(positions, n_used), values, layout), n_used)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_int, check_shape
-from ._dispatch import implementation, resolve
+from ._dispatch import implementation, optimized
 from ._sink import GradientSink, check_count, redirect_all, zero_tail
 from .hash_encode import HashLayout
 
@@ -35,7 +35,7 @@ class NgpWeights(NamedTuple):
 def ngp_field(
     encoding: Tensor,
     directions: Tensor,
-    ray_indices: Tensor,
+    ray_indices: Tensor | None,
     weights: NgpWeights,
     *,
     sink: GradientSink | None = None,
@@ -44,10 +44,10 @@ def ngp_field(
     """(n, 4) fp32 logits: three of colour, one of density.
 
     `encoding` (n, encoding) of the samples' positions, fp16 or bf16 for speed; `directions` (n_rays, directions), the
-    encoded view directions, one row per ray; `ray_indices` (n,) int32 says which row is a sample's. Differentiable
-    to encoding, directions and weights. A `sink` with five buffers takes the weights' gradients in place of
-    autograd. `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no
-    gradient; their ray index must be a valid one.
+    encoded view directions, one row per ray; `ray_indices` (n,) int32 says which row is a sample's (None: every sample
+    has its own). Differentiable to encoding, directions and weights. A `sink` with five buffers takes the weights'
+    gradients in place of autograd. `n_used`, a count on the device, says how many rows count: the others come out as
+    zero and receive no gradient; their ray index must be a valid one.
 
     >>> weights = NgpWeights(*(torch.ones(s) for s in ((2, 3), (2, 2), (2, 4), (2, 2), (3, 2))))
     >>> ngp_field(torch.ones(1, 3), torch.ones(1, 2), torch.zeros(1, dtype=torch.int32), weights).tolist()
@@ -55,10 +55,13 @@ def ngp_field(
     """
     check_shape("encoding", encoding, ("n", "encoding"))
     check_float("encoding", encoding)
-    check_shape("directions", directions, ("n_rays", "directions"))
     check_float("directions", directions)
-    check_shape("ray_indices", ray_indices, (encoding.shape[0],))
-    check_int("ray_indices", ray_indices, torch.int32)
+    if ray_indices is None:
+        check_shape("directions", directions, (encoding.shape[0], "directions"))
+    else:
+        check_shape("directions", directions, ("n_rays", "directions"))
+        check_shape("ray_indices", ray_indices, (encoding.shape[0],))
+        check_int("ray_indices", ray_indices, torch.int32)
     check_count(n_used, encoding.device)
     weights = NgpWeights(*weights)
     _check_weights(weights, encoding.shape[1], directions.shape[1])
@@ -67,9 +70,10 @@ def ngp_field(
         raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
     if sink is not None:
         sink.check(NgpWeights._fields, weights)
-    field = implementation("ngp_field", "ngp_field", encoding)
-    if resolve(encoding) != "reference":
+    field = optimized("ngp_field", "ngp_field", encoding)
+    if field is not None:
         return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
+    field = implementation("ngp_field", "ngp_field", encoding)
     own = NgpWeights(*redirect_all(weights, sink))
     return zero_tail(field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
 
@@ -102,10 +106,11 @@ def ngp_density(
     check_shape("weights[0]", density_in, ("hidden", layout.n_outputs))
     check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
     check_device(positions=positions, table=table, density_in=density_in, density_out=density_out)
-    density = implementation("ngp_field", "ngp_density", positions)
+    density = optimized("ngp_field", "ngp_density", positions)
     with torch.no_grad():
-        if resolve(positions) != "reference":
+        if density is not None:
             return density(positions, table, layout, weights, n_used=n_used)
+        density = implementation("ngp_field", "ngp_density", positions)
         return zero_tail(density(zero_tail(positions, n_used), table, layout, weights), n_used)
 
 

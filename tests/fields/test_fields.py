@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.config import FieldConfig
 from nerfturbo.fields import Field, InstantNGP, VanillaNeRF
-from nerfturbo.fields.activations import truncated_exp
+from nerfturbo.fields.activations import activated, truncated_exp
 from nerfturbo.fields.encodings import frequency_encode
 from nerfturbo.types import Aabb
 
@@ -66,6 +66,32 @@ def test_colour_depends_on_direction_density_does_not(field: InstantNGP | Vanill
     first, second = field(positions, directions), field(positions, -directions)
     assert not torch.allclose(first[0], second[0])
     assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_activated_logits_are_sigmoid_and_truncated_exp(dtype: torch.dtype, by_column: bool):
+    logits = torch.randn(7, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[0, 3] = 30.0  # saturated
+    logits = logits.t().contiguous().t() if by_column else logits
+    plain, fused = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    want = torch.sigmoid(plain[:, :3]), truncated_exp(plain[:, 3])
+    got = activated(fused)
+    for mine, theirs in zip(got, want, strict=True):
+        assert torch.equal(mine, theirs)
+    for values in (want, got):
+        (values[0].float().square().sum() + values[1].sum()).backward()
+    assert plain.grad is not None and fused.grad is not None
+    torch.testing.assert_close(fused.grad, plain.grad, rtol=1e-6, atol=0.0)
+    with torch.no_grad():
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(activated(logits), want, strict=True))
+
+
+def test_activated_logits_have_second_derivatives_and_may_go_unused():
+    logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(activated, (logits,)) and torch.autograd.gradgradcheck(activated, (logits,))
+    activated(logits)[1].sum().backward()
+    assert logits.grad is not None and (logits.grad[:, :3] == 0.0).all() and (logits.grad[:, 3] > 0.0).all()
 
 
 def test_truncated_exp_saturates_but_still_learns():

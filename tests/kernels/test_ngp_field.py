@@ -45,7 +45,7 @@ def run(
     backend: str,
     encoding: Tensor,
     directions: Tensor,
-    rays: Tensor,
+    rays: Tensor | None,
     weights: NgpWeights,
     rows: Tensor | None = None,
     **options: object,
@@ -74,6 +74,21 @@ def test_matches_reference(
     device = kernel_device if backend == "triton" else torch.device("cpu")
     inputs, weights = make_inputs(widths, n, device), make_weights(widths, device)
     compare(run(backend, *inputs, weights), run("reference", *inputs, weights), 1e-5)
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("widths", "n"), [(PLAIN, 128), (ODD, 77), (ODD, 0)])
+def test_without_rays_every_sample_has_its_own_direction(
+    kernel_device: torch.device, backend: str, widths: tuple[int, int, int, int], n: int
+) -> None:
+    device = kernel_device if backend == "triton" else torch.device("cpu")
+    encoding, _, _ = make_inputs(widths, n, device)
+    directions, weights = torch.randn(n, widths[1], generator=generator(8)).to(device), make_weights(widths, device)
+    rows = torch.arange(n, dtype=torch.int32, device=device)
+    want = run("reference", encoding, directions, rows, weights)
+    compare(run(backend, encoding, directions, None, weights), want, 1e-5)
+    compare(run("reference", encoding, directions, None, weights), want, 1e-6)
 
 
 def test_half_encoding_trains_fp32_weights(kernel_device: torch.device) -> None:
@@ -115,6 +130,8 @@ def test_a_sink_takes_the_weights_gradients(kernel_device: torch.device, backend
 def test_deterministic_mode_matches_reference(kernel_device: torch.device) -> None:
     inputs, weights = make_inputs(PLAIN, 192, kernel_device), make_weights(PLAIN, kernel_device)
     compare(run("triton", *inputs, weights), run("reference", *inputs, weights), 1e-5)
+    own = inputs[0][: inputs[1].shape[0]], inputs[1], None
+    compare(run("triton", *own, weights), run("reference", *own, weights), 1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

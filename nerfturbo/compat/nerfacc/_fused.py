@@ -57,9 +57,12 @@ def composite_density(
 ) -> tuple[Tensor, Tensor, Tensor, Extras]:
     """Colours, opacities, sums of w t_mid, and the extras of `rendering`."""
     samples = _packed(t_starts, t_ends, ray_indices, n_rays)
-    density = sigmas.reshape(-1)
-    out = composite(density, rgbs.reshape(samples.capacity, rgbs.shape[-1]), samples)
-    shape = t_starts.shape
+    if ray_indices is None:  # batched
+        out = composite(sigmas.reshape(-1), rgbs.reshape(samples.capacity, rgbs.shape[-1]), samples)
+        weights = out.weights.view(t_starts.shape)
+    else:
+        out = composite(sigmas, rgbs, samples)
+        weights = out.weights
 
     def alphas() -> Tensor:
         return -torch.expm1(-sigmas * (t_ends - t_starts))
@@ -71,15 +74,15 @@ def composite_density(
         return render_transmittance_from_density(t_starts, t_ends, sigmas, **indices)[0]
 
     lazy: dict[str, Callable[[], Tensor]] = {"alphas": alphas, "trans": trans}
-    extras = Extras(weights=out.weights.view(shape), **lazy, sigmas=sigmas, rgbs=rgbs)
+    extras = Extras(weights=weights, **lazy, sigmas=sigmas, rgbs=rgbs)
     return out.rgb, out.opacity[:, None], out.depth[:, None], extras
 
 
 def _packed(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor | None, n_rays: int | None) -> PackedSamples:
-    starts, ends = t_starts.detach().reshape(-1).float(), t_ends.detach().reshape(-1).float()
     if ray_indices is not None:
         narrow = remembered(ray_indices, "narrow", lambda: ray_indices.to(torch.int32))
-        return PackedSamples(starts, ends, narrow, offsets_of_indices(ray_indices, n_rays))
+        return PackedSamples(t_starts.float(), t_ends.float(), narrow, offsets_of_indices(ray_indices, n_rays))
+    starts, ends = t_starts.reshape(-1).float(), t_ends.reshape(-1).float()
     rays, per_ray = t_starts.shape
     each = torch.arange(rays + 1, dtype=torch.int32, device=t_starts.device)
     indices = each[:-1, None].expand(rays, per_ray).reshape(-1)

@@ -205,12 +205,14 @@ class _NgpField(torch.autograd.Function):
 def ngp_field(
     encoding: Tensor,
     directions: Tensor,
-    ray_indices: Tensor,
+    ray_indices: Tensor | None,
     weights: NgpWeights,
     *,
     sink: GradientSink | None = None,
     n_used: Tensor | None = None,
 ) -> Tensor:
+    if ray_indices is None:
+        ray_indices = torch.arange(encoding.shape[0], dtype=torch.int32)
     used = encoding.shape[0] if n_used is None else min(int(n_used), encoding.shape[0])
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (encoding, directions, *weights))
     return _NgpField.apply(encoding, directions, ray_indices, used, sink, differentiable, *weights)

@@ -7,6 +7,7 @@ starting one costs more than a short ray. Programs behind those of the rays writ
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +53,13 @@ def tile_for(n_rows: int, n_rays: int) -> dict[str, int]:
 
 def ray_programs(n_tiles: int, device: torch.device) -> int:
     """How many programs share the tiles: those that the device holds; a few for the interpreter."""
-    if device.type != "cuda":
-        return min(n_tiles, 2)
-    return min(n_tiles, PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count)
+    return min(n_tiles, PROGRAMS * processors(device) if device.type == "cuda" else 2)
+
+
+@functools.lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; a few programs for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def tail_programs(n_rows: int) -> int:

@@ -14,16 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
 
 def padded(width: int) -> int:
     """The smallest width a tensor core takes that holds `width` columns."""
     return max(16, 1 << (width - 1).bit_length())
-
-
-@functools.lru_cache(maxsize=16)
-def processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU; a few programs for the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @functools.lru_cache(maxsize=16)
@@ -43,18 +39,22 @@ def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device) ->
     """
     if device.type != "cuda":
         return True
-    generation, shared = _capability(device)
-    if generation < 8 or (dtype == torch.float32 and fp32_precision() == "ieee"):
+    exact = dtype == torch.float32 and fp32_precision() == "ieee"
+    return not exact and _fits(tuple(w.shape for w in weights), dtype, *_capability(device))
+
+
+@functools.lru_cache(maxsize=64)
+def _fits(shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, generation: int, shared: int) -> bool:
+    if generation < 8:
         return False
-    size = sum(padded(w.shape[0]) * padded(w.shape[1]) for w in weights) * dtype.itemsize
+    size = sum(padded(outputs) * padded(inputs) for outputs, inputs in shapes) * dtype.itemsize
     factor = 1.7 if generation >= 9 and dtype != torch.float32 else 3.0
     return factor * size + 24 * 1024 <= shared
 
 
 def operand_type(dtype: torch.dtype, device: torch.device) -> tl.dtype:
     """What tensor cores multiply. The interpreter cannot multiply bf16, so there it is fp32."""
-    names = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-    return tl.float32 if device.type != "cuda" and dtype == torch.bfloat16 else names[dtype]
+    return tl.float32 if device.type != "cuda" and dtype == torch.bfloat16 else _OPERANDS[dtype]
 
 
 def fp32_precision() -> str:

@@ -298,7 +298,10 @@ def composite(
 
 
 def intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
-    return samples.t_starts.detach().contiguous(), samples.t_ends.detach().contiguous(), samples.offsets
+    starts, ends = samples.t_starts, samples.t_ends
+    if starts.requires_grad or ends.requires_grad:
+        starts, ends = starts.detach(), ends.detach()
+    return starts.contiguous(), ends.contiguous(), samples.offsets
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ docs/ops/mlp.md.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
 from ..reference import fused_mlp as reference
-from ._common import CompileCase, check_kernel_float
+from ._common import CompileCase, check_kernel_float, processors
 from ._grid import used_rows
 from ._launch import cdiv, launchable
 from ._mlp import (
@@ -39,7 +40,6 @@ from ._mlp import (
     load_weight,
     operand_type,
     padded,
-    processors,
     relu_backward,
     relu_layer,
     store_tile,
@@ -148,15 +148,19 @@ def _backward_kernel(
 
 def _shape(x: Tensor, weights: list[Tensor]) -> dict[str, Any]:
     """Constexprs of both kernels: HIDDEN layers, the widths D and their padded P."""
-    widths = [x.shape[1], *(w.shape[0] for w in weights)]
-    hidden = len(weights) - 1
+    widths = _widths((x.shape[1], *(w.shape[0] for w in weights)))
+    return widths | {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
+
+
+@functools.lru_cache(maxsize=64)
+def _widths(widths: tuple[int, ...]) -> dict[str, Any]:
+    hidden = len(widths) - 2
     result: dict[str, Any] = {"HIDDEN": hidden}
     names = ["D0", "D1", "D2", "D3"]
     for index, name in enumerate(names):
         result[name] = widths[index] if index <= hidden else 1
     result |= {"DL": widths[hidden], "DY": widths[-1]}
-    result |= {"P" + name[1:]: padded(width) for name, width in result.items() if name.startswith("D")}
-    return result | {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
+    return result | {"P" + name[1:]: padded(width) for name, width in result.items() if name.startswith("D")}
 
 
 def _pointers(weights: list[Tensor], names: tuple[str, str, str, str]) -> dict[str, Tensor | None]:

@@ -192,9 +192,12 @@ def hash_encode(
     n_used: Tensor | None = None,
 ) -> Tensor:
     check_kernel_float(positions=positions, table=table, half=half)
+    positions, table = positions.float(), table.contiguous()
     if half is not None:
         half = half.detach().contiguous()
-    return _HashEncode.apply(positions.float(), table.contiguous(), half, layout, sink, n_used)
+    if not torch.is_grad_enabled():  # looking ahead, many times: without what autograd costs
+        return encode_forward(positions, table if half is None else half, layout, n_used)
+    return _HashEncode.apply(positions, table, half, layout, sink, n_used)
 
 
 _POINTERS = {"p_positions": "*fp32", "p_levels": "*i32", "p_scales": "*fp32", "p_used": "*i32", "n": "i32"}

@@ -190,7 +190,7 @@ def _prepare(
     summary = torch.empty(grid.levels, blocks, blocks, blocks, dtype=torch.int8, device=device) if parts else None
     ray_blocks = cdiv(n_rays, PREPARED)
     _prepare_kernel[(ray_blocks + (grid.levels * blocks**2 if parts else 0),)](
-        origins.detach(), directions.detach(), None if jitter is None else jitter.contiguous(),
+        origins, directions, None if jitter is None else jitter.contiguous(),
         None if limits is None else limits.float().contiguous(), n_active, grid.bits, rays, summary, n_rays,
         ray_blocks, (*origins.stride(), *directions.stride()), _rule_arguments(rule), _box_arguments(grid),
         CONE=rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,

@@ -16,6 +16,8 @@ docs/ops/mlp.md.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from .._sink import GradientSink, redirect_all, zero_tail
 from ..ngp_field import NgpWeights
 from ..reference import ngp_field as reference
 from . import fused_mlp
-from ._common import CompileCase, check_kernel_float
+from ._common import CompileCase, check_kernel_float, processors
 from ._grid import used_rows
 from ._launch import cdiv, launchable
 from ._mlp import (
@@ -43,7 +45,6 @@ from ._mlp import (
     load_weight,
     operand_type,
     padded,
-    processors,
     relu_backward,
     relu_layer,
     store_tile,
@@ -62,8 +63,10 @@ FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 def _load_directions(
     p_directions, p_rays, i, n, DS: tl.constexpr, PS: tl.constexpr, EVEN: tl.constexpr, T: tl.constexpr
 ):
-    """[BLOCK, PS]: the direction's encoding of each sample's ray."""
-    if EVEN:
+    """[BLOCK, PS]: the direction's encoding of each sample's ray; without rays, of the sample."""
+    if p_rays is None:
+        ray = tl.minimum(i, n - 1)
+    elif EVEN:
         ray = tl.load(p_rays + i)
     else:
         ray = tl.load(p_rays + i, mask=i < n, other=0)
@@ -163,12 +166,16 @@ def _colour_backward_kernel(
     add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
 
 
+@functools.lru_cache(maxsize=64)
+def _widths(encoding: int, directions: int, features: int, hidden: int) -> dict[str, int]:
+    widths = {"DE": encoding, "DS": directions, "DF": features, "DH": hidden}
+    return widths | {"P" + name[1:]: padded(width) for name, width in widths.items()}
+
+
 def _shape(x: Tensor, directions: Tensor, weights: NgpWeights) -> dict[str, Any]:
-    widths = {"DE": x.shape[1], "DS": directions.shape[1], "DF": weights.density_out.shape[0]}
-    widths["DH"] = weights.density_in.shape[0]
-    result: dict[str, Any] = widths | {"P" + name[1:]: padded(width) for name, width in widths.items()}
-    result |= {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
-    return result | {"BLOCK": BLOCK, "EVEN": x.shape[0] % BLOCK == 0}
+    widths = _widths(x.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
+    operands = {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
+    return widths | operands | {"BLOCK": BLOCK, "EVEN": x.shape[0] % BLOCK == 0}
 
 
 def _programs(n: int, per_processor: int, device: torch.device) -> int:
@@ -176,7 +183,7 @@ def _programs(n: int, per_processor: int, device: torch.device) -> int:
 
 
 def forward(
-    x: Tensor, directions: Tensor, rays: Tensor, weights: NgpWeights, n_used: Tensor | None, keep: bool
+    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, n_used: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     """raw (n, 4) and, if kept, the density network's output (n, features)."""
     n = x.shape[0]
@@ -194,7 +201,7 @@ def forward(
 
 
 def colour_backward(
-    x: Tensor, directions: Tensor, rays: Tensor, weights: NgpWeights, features: Tensor, draw: Tensor,
+    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, features: Tensor, draw: Tensor,
     n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None, found_inf: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Gradient of the density network's output; weight gradients added to the last three of `sums`."""
@@ -218,9 +225,18 @@ def colour_backward(
     return dfeatures
 
 
-def _directions_gradient(directions: Tensor, rays: Tensor, n_used: Tensor | None) -> Tensor:
-    rows = rays.shape[0] if torch.are_deterministic_algorithms_enabled() else directions.shape[0]
+def _directions_gradient(directions: Tensor, rays: Tensor | None) -> Tensor:
+    rows = directions.shape[0]
+    if rays is not None and torch.are_deterministic_algorithms_enabled():
+        rows = rays.shape[0]
     return torch.zeros(rows, directions.shape[1], dtype=torch.float32, device=directions.device)
+
+
+def _zeros_like_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """fp32 zeros of these shapes by one fill, each from an aligned address on."""
+    sizes = [-(-t.numel() // 32) * 32 for t in tensors]
+    parts = torch.zeros(sum(sizes), dtype=torch.float32, device=tensors[0].device).split(sizes)
+    return [part[: t.numel()].view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
 class _NgpField(torch.autograd.Function):
@@ -229,7 +245,7 @@ class _NgpField(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         directions: Tensor,
-        rays: Tensor,
+        rays: Tensor | None,
         sink: GradientSink | None,
         n_used: Tensor | None,
         *weights: Tensor,
@@ -243,13 +259,10 @@ class _NgpField(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
         x, directions, rays, features, n_used, *weights = ctx.saved_tensors
-        if ctx.sink is None:
-            sums = [torch.zeros(w.shape, dtype=torch.float32, device=w.device) for w in weights]
-        else:
-            sums = list(ctx.sink.buffers)
+        sums = _zeros_like_all(weights) if ctx.sink is None else list(ctx.sink.buffers)
         found_inf = None if ctx.sink is None else ctx.sink.found_inf
         dx = torch.zeros_like(x) if x.shape[0] == 0 else None
-        ddirections = _directions_gradient(directions, rays, n_used) if ctx.needs_input_grad[1] else None
+        ddirections = _directions_gradient(directions, rays) if ctx.needs_input_grad[1] else None
         if x.shape[0]:
             dfeatures = colour_backward(
                 x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections, found_inf
@@ -258,7 +271,7 @@ class _NgpField(torch.autograd.Function):
                 x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2], found_inf=found_inf
             )
         if ddirections is not None:
-            if torch.are_deterministic_algorithms_enabled():
+            if rays is not None and torch.are_deterministic_algorithms_enabled():
                 total = torch.zeros(directions.shape, dtype=torch.float32, device=directions.device)
                 ddirections = total.index_add_(0, rays.long(), ddirections)
             ddirections = ddirections.to(directions.dtype)
@@ -269,32 +282,27 @@ class _NgpField(torch.autograd.Function):
 def ngp_field(
     encoding: Tensor,
     directions: Tensor,
-    ray_indices: Tensor,
+    ray_indices: Tensor | None,
     weights: NgpWeights,
     *,
     sink: GradientSink | None = None,
     n_used: Tensor | None = None,
 ) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
-    for name, width in _shape(encoding, directions, weights).items():
-        if name in ("DE", "DS", "DF", "DH") and width > 64:
-            raise InputError("weights", "widths up to 64 on the Triton backend", str(width), "use ops.fused_mlp")
+    widths = (encoding.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
+    if max(widths) > 64:
+        raise InputError("weights", "widths up to 64 on the Triton backend", str(max(widths)), "use ops.fused_mlp")
     if not fits(weights, encoding.dtype, encoding.device):
         own = NgpWeights(*redirect_all(weights, sink))
         return zero_tail(reference.ngp_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
-    own = [w.contiguous() for w in weights]
-    return _NgpField.apply(encoding, directions.contiguous(), ray_indices.contiguous(), sink, n_used, *own)
+    rays = None if ray_indices is None else ray_indices.contiguous()
+    return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
 
 
-def _cases(dtype: str, operand: Any) -> list[CompileCase]:
-    pointers = {
-        "p_x": dtype,
-        "p_directions": "fp32",
-        "p_rays": "i32",
-        "p_features": dtype,
-        "p_raw": "fp32",
-        "p_used": "i32",
-    }
+def _cases(dtype: str, operand: Any, *, rays: bool = True) -> list[CompileCase]:
+    pointers = {"p_x": dtype, "p_directions": "fp32", "p_features": dtype, "p_raw": "fp32", "p_used": "i32"}
+    if rays:
+        pointers["p_rays"] = "i32"
     pointers |= {
         "p_found_inf": "fp32",
         "p_draw": "fp32",
@@ -305,15 +313,19 @@ def _cases(dtype: str, operand: Any) -> list[CompileCase]:
     signature["n"] = "i32"
     widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}
     constexprs = widths | {"T": operand, "PRECISION": "tf32", "BLOCK": BLOCK, "EVEN": True, "PARTIAL": False}
-    constexprs |= {"stride_xn": 1, "stride_rn": 1, "p_ddirections": None}
+    constexprs |= {"stride_xn": 1, "stride_rn": 1, "p_ddirections": None} | ({} if rays else {"p_rays": None})
     constexprs |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
-    result = []
+    result, own = [], "" if rays else "-own"
     for kind, kernel in (("forward", _forward_kernel), ("colour-backward", _colour_backward_kernel)):
         has = set(kernel.arg_names)
         chosen = {k: v for k, v in signature.items() if k in has}
         constant = {k: v for k, v in constexprs.items() if k in has}
-        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, 64, f"{kind}-{dtype}"))
+        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, 64, f"{kind}-{dtype}{own}"))
     return result
 
 
-TENSOR_CORE_CASES = [*_cases("fp16", tl.float16), *_cases("bf16", tl.bfloat16)]
+TENSOR_CORE_CASES = [
+    *_cases("fp16", tl.float16),
+    *_cases("fp16", tl.float16, rays=False),
+    *_cases("bf16", tl.bfloat16),
+]

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..hash_encode import HashLayout
 from ..ngp_field import NgpWeights
 from . import hash_encode, ngp_field
-from ._common import CompileCase, check_kernel_float
+from ._common import CompileCase, check_kernel_float, processors
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
 from ._launch import cdiv, launchable
 from ._mlp import (
@@ -29,7 +29,6 @@ from ._mlp import (
     load_weight,
     operand_type,
     padded,
-    processors,
     relu_layer,
     store_tile,
 )

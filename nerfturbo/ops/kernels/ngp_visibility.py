@@ -22,10 +22,10 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..ngp_visibility import MAX_LOGIT, NgpDensity
 from ..thinning import Thinning, thin_codes
-from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, scalar_or_pointer
+from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, processors, scalar_or_pointer
 from ._grid import clamp_unit, level_constants
 from ._launch import cdiv, launchable
-from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, processors, relu_layer
+from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, relu_layer
 from ._ngp_density import ngp_density
 from .composite import composite, visibility
 from .sample_positions import sample_positions

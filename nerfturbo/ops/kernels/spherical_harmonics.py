@@ -101,16 +101,20 @@ def _backward_kernel(
     tl.store(row + 2 * stride_grad_axis, dz, mask=m)
 
 
+def _forward(directions: Tensor, degree: int) -> Tensor:
+    n = directions.shape[0]
+    out = torch.empty(n, degree * degree, dtype=torch.float32, device=directions.device)
+    if n:
+        _forward_kernel[(cdiv(n, BLOCK),)](directions, out, n, *directions.stride(), DEGREE=degree, BLOCK=BLOCK)
+    return out
+
+
 class _SphericalHarmonics(torch.autograd.Function):
     @staticmethod
     def forward(ctx, directions: Tensor, degree: int) -> Tensor:
-        n = directions.shape[0]
-        out = torch.empty(n, degree * degree, dtype=torch.float32, device=directions.device)
-        if n:
-            _forward_kernel[(cdiv(n, BLOCK),)](directions, out, n, *directions.stride(), DEGREE=degree, BLOCK=BLOCK)
         ctx.save_for_backward(directions)
         ctx.degree = degree
-        return out
+        return _forward(directions, degree)
 
     @staticmethod
     @once_differentiable
@@ -127,6 +131,8 @@ class _SphericalHarmonics(torch.autograd.Function):
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     check_kernel_float(directions=directions)
+    if not directions.requires_grad or not torch.is_grad_enabled():
+        return _forward(directions, degree)
     return _SphericalHarmonics.apply(directions, degree)
 
 

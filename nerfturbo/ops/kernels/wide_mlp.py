@@ -20,9 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._common import CompileCase, check_kernel_float
+from ._common import CompileCase, check_kernel_float, processors
 from ._launch import cdiv, launchable
-from ._mlp import processors
 
 ROWS, COLS, WARPS = 32, 128, 4
 ALIGN = 8

@@ -11,11 +11,13 @@ from .fused_mlp import fused_mlp
 from .hash_encode import hash_encode
 
 
-def ngp_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor, weights: NgpWeights) -> Tensor:
+def ngp_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
     work = torch.promote_types(encoding.dtype, torch.float32)
     density_in, density_out, colour_in, colour_mid, colour_out = (w.to(work) for w in weights)
     features = fused_mlp(encoding.to(work), [density_in, density_out])
-    inputs = torch.cat([directions.to(work)[ray_indices.long()], features], dim=-1)
+    directions = directions.to(work)
+    own = directions if ray_indices is None else directions[ray_indices.long()]
+    inputs = torch.cat([own, features], dim=-1)
     return torch.cat([fused_mlp(inputs, [colour_in, colour_mid, colour_out]), features[:, :1]], dim=-1)
 
 

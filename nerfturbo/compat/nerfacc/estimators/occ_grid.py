@@ -139,8 +139,13 @@ class OccGridEstimator(AbstractEstimator):
         box = nested_box(self.aabbs)
         if box is None:
             return None
-        bits = remembered(self.binaries, "bits", lambda: pack_bits(self.binaries.reshape(-1)))
-        return OccupancyBits(bits, box, resolution, self.levels)
+
+        def make() -> OccupancyBits:
+            bits = remembered(self.binaries, "bits", lambda: pack_bits(self.binaries.reshape(-1)))
+            return OccupancyBits(bits, box, resolution, self.levels)
+
+        found = remembered(self.binaries, "occupancy", make)
+        return found if found.aabb is box else make()
 
     def _prune(
         self,
