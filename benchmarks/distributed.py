@@ -31,8 +31,10 @@ from nerfturbo.bench.trainers import run_trainers_benchmark
 from nerfturbo.config import Config
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
+from nerfturbo.ops.step_state import COLUMNS
 from nerfturbo.presets import preset
 from nerfturbo.training.distributed import BACKEND_VARIABLE, ProcessTeam, Team, join_team
+from nerfturbo.training.graph import DeviceStep
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
 
@@ -52,29 +54,39 @@ def config_for(args: argparse.Namespace, *, steps: int) -> Config:
     return replace(config, train=replace(config.train, steps=steps))
 
 
-def parity_config(args: argparse.Namespace, world: int) -> Config:
+def parity_config(args: argparse.Namespace, world: int, *, steps: int) -> Config:
     """A fixed number of rays, and room for all of their samples: then one process and two see the same batch."""
-    config = config_for(args, steps=8 if args.quick else 40)
+    config = config_for(args, steps=steps)
     rays = (128 if args.quick else 4096) // world
     train = replace(config.train, precision="fp32", initial_rays=rays, max_rays=rays, batch_samples=rays * 1024)
     return replace(config, train=replace(train, marched_per_trained=1))
 
 
 def train_for_parity(args: argparse.Namespace, team: Team) -> dict[str, Any]:
+    """The first gradients, which are the first moments after one step; then loss and samples of every step, as the grid
+    is learned in any training (a graph's steps are read from its ring)."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    moments, losses = [], []
+    scene = scene_for(args)[0]
+    first = Trainer(parity_config(args, team.world, steps=1), scene, device=args.device, team=team)
+    first.fit()
+    first.stepper.finish()
+    moments = torch.cat([buffer.state.first for buffer in first.optimizer.buffers]).cpu().clone()
+    rows: list[tuple[float, float]] = []
 
     def look(trainer: Trainer, record: StepRecord) -> None:
-        trainer.stepper.finish()
-        losses.append(record.loss)
-        if not moments:
-            moments.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]).cpu().clone())
+        rows.append((record.loss, record.n_samples))
 
-    config = replace(parity_config(args, team.world), grid=replace(config_for(args, steps=1).grid, update_every=1))
-    trainer = Trainer(config, scene_for(args)[0], device=args.device, callbacks=[look], team=team)
+    steps = 8 if args.quick else 50
+    trainer = Trainer(
+        parity_config(args, team.world, steps=steps), scene, device=args.device, callbacks=[look], team=team
+    )
     trainer.fit()
+    trainer.stepper.finish()
+    if isinstance(trainer.stepper, DeviceStep):
+        columns = [COLUMNS.index("loss"), COLUMNS.index("n_samples")]
+        rows = [(loss, n) for loss, n in trainer.stepper.state.ring[:steps, columns].tolist()]
     state = {name: value.cpu() for name, value in trainer.model.state_dict().items()}
-    return {"moments": moments[0], "losses": losses, "state": state}
+    return {"moments": moments, "losses": [row[0] for row in rows], "counts": [row[1] for row in rows], "state": state}
 
 
 def time_steps(args: argparse.Namespace, team: Team) -> dict[str, Any]:
@@ -132,6 +144,9 @@ def parity(args: argparse.Namespace) -> dict[str, Any]:
         "first_gradient_relative_error": float((truth - found).norm() / truth.norm()),
         "loss_curve_relative_error": max(curve),
         "first_ten_losses_relative_error": max(curve[:10]),
+        "first_step_with_other_samples": next(
+            (step for step, (a, b) in enumerate(zip(one["counts"], two[0]["counts"], strict=True)) if a != b), None
+        ),
         "ranks_equal_to_the_bit": equal,
         "steps": len(curve),
     }

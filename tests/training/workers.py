@@ -191,10 +191,10 @@ def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:
         def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
             losses.append(float(pl_module.last.loss))
 
-    config = config_for(team.world, steps=20)
+    config = config_for(team.world)
     module = NerfModule(config, stages=Stages(draw=draw_double, split=uneven) if double else None)
     trainer = pl.Trainer(
-        max_steps=20,
+        max_steps=config.train.steps,
         accelerator="cpu",
         devices=team.world,
         strategy="auto" if team.alone else "ddp",
