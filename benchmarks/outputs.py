@@ -24,6 +24,8 @@ from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.surface import score_surface, surface_points
 from nerfturbo.cli.common import load_run, open_views
 from nerfturbo.data.scene import BUILTIN_PREFIX
+from nerfturbo.errors import InputError
+from nerfturbo.evaluation.machine import peak_gpu_memory_bytes
 from nerfturbo.evaluation.paths import orbit_path
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.export.mesh import MeshSettings, extract_mesh
@@ -39,7 +41,7 @@ PROTOCOL = (
 )
 
 
-def video(opened, cameras, folder: Path, n_frames: int, size: int) -> dict[str, float | int]:
+def video(opened, cameras, folder: Path, n_frames: int, size: int) -> dict[str, float | int | None]:
     path = orbit_path(cameras, opened.model.bounds.aabb.center, n_frames)
     path = path.resized(torch.full_like(path.size, size))
     maker = FrameMaker(opened.model, path, Look())
@@ -63,6 +65,7 @@ def video(opened, cameras, folder: Path, n_frames: int, size: int) -> dict[str, 
         "first_frame_seconds": first,
         "rendered_seconds": min(rendered),
         "with_encoding_seconds": min(encoded),
+        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(opened.model.device),
     }
 
 
@@ -70,7 +73,7 @@ def export(run: str, kind: str, out: Path, device: str, *flags: str) -> dict:
     command = [sys.executable, "-m", "nerfturbo", "export", kind, run, str(out), "--json", "--device", device, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        return {"error": done.stderr.strip().splitlines()[-1]}
+        return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
     return {name: value for name, value in json.loads(done.stdout).items() if name != "file"}
 
 
@@ -122,7 +125,10 @@ def main() -> None:
     source = opened.config.data.source
     truth = args.truth or (source.removeprefix(BUILTIN_PREFIX) if source.startswith(BUILTIN_PREFIX) else None)
     if truth is not None:
-        values["surface"] = surface(opened, train.cameras, args.resolution, truth)
+        try:
+            values["surface"] = surface(opened, train.cameras, args.resolution, truth)
+        except InputError as error:  # too little training for a surface must not cost the other results
+            values["surface"] = {"error": str(error)}
     record = Record(
         what="a video of a trained run, its exports, and its mesh against the exact surface",
         protocol=PROTOCOL,
