@@ -27,6 +27,8 @@ class TrainersArgs(TrainingArgs):
     """Runs of each loop, in turn; the median counts."""
     eval_views: Annotated[int, tyro.conf.arg(metavar="N")] = 4
     """Test views that the result of each loop is scored on."""
+    loops: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME...")] = ()
+    """Which loops, all against the first: plain, native, native-eager, lightning, lightning-captured, fabric."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-trainers.json")
     """Where the result is written; the plot goes beside it, as .svg."""
 
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if importlib.util.find_spec("lightning") is None:
         raise InputError("bench trainers", "lightning", "it is not installed", "pip install 'nerfturbo[lightning]'")
     from ..bench.record import write_json
-    from ..bench.trainers import LABELS, draw_bars, run_trainers_benchmark, trainers_record
+    from ..bench.trainers import LABELS, choose_loops, draw_bars, run_trainers_benchmark, trainers_record
     from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_writable
     from .progress import showing
@@ -47,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
     from .warm import warm_up
 
     check_writable(args.output)
-    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    device, loops = resolve_device(args.device), [name.replace("-", " ") for name in args.loops]
+    choose_loops(device, loops)  # a wrong name is found before anything runs
+    config = _config(args.settings, start, args.scene, args.downscale)
     with showing() as display:
         display.phase(f"opening {args.scene}")
         scenes = open_scenes(args.scene, args.downscale)
@@ -56,10 +60,13 @@ def main(argv: Sequence[str]) -> int:
         warm_up(config, scenes[0], device, display)
         display.phase("training")
         options = {"device": device, "rounds": args.rounds, "eval_views": args.eval_views}
-        timings = run_trainers_benchmark(config, scenes, report=display.note, **options)
+        timings = run_trainers_benchmark(config, scenes, loops=loops, report=display.note, **options)
     write_json(args.output, trainers_record(timings, config, scenes[0], **options))
     draw_bars(args.output.with_suffix(".svg"), timings, f"{scenes[0].name} on {device}: milliseconds a step")
-    table = _table("one training, five loops", "loop", "ms a step", "to plain", "PSNR", "seconds", "lines", "gate")
+    first = f"to {timings[0].loop}"
+    table = _table(
+        f"one training, {len(timings)} loops", "loop", "ms a step", first, "PSNR", "seconds", "lines", "gate"
+    )
     for timing in timings:
         row = ["-"] * 4
         if timing.step_ms is not None and timing.ratio is not None:
