@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,51 +21,21 @@ from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits
 from ..ops.packed import compact, packed_cumsum, packed_sum
 from ..ops.random import Stream, random_uniform
 from ..ops.spherical_harmonics import spherical_harmonics
-from ..types import Aabb, PackedSamples
+from .op_case import BOX, OpCase, packed_samples, some_samples, unit_vectors
+from .op_cases_methods import MAKERS
 
-BOX = Aabb.cube(1.0)
 _WEIGHTS = NgpWeights._fields
-
-
-@dataclass(frozen=True)
-class OpCase:
-    """One call to check and to time. `inputs` are the tensors; those in `wanted` also get gradients."""
-
-    op: str
-    size: str  # in words
-    function: Callable[..., Any]  # called with inputs by name
-    inputs: dict[str, Tensor]
-    wanted: tuple[str, ...] = ()
-    tolerance: float = 1e-4  # of the largest value, for values and gradients
-    outliers: float = 0.0  # share of values that may differ: those that rounding moves across a border
 
 
 def op_cases(device: torch.device, *, seed: int, quick: bool) -> Iterator[OpCase]:
     """Every op at its size in a training step; a sixteenth of it for a quick look."""
     draw = torch.Generator().manual_seed(seed)
     small = 16 if quick else 1
-    makers = (_randomness, _rays, _packed, _compositing, _encoding, _networks, _field, _grid, _optimizer)
-    for make in makers:
+    own = (_randomness, _rays, _packed, _compositing, _encoding, _networks, _field, _grid, _optimizer)
+    for make in (*own, *MAKERS):
         for case in make(draw, small):
             inputs = {name: value.to(device) for name, value in case.inputs.items()}
             yield replace(case, inputs=inputs)
-
-
-def _unit(draw: torch.Generator, n: int) -> Tensor:
-    return torch.nn.functional.normalize(torch.randn(n, 3, generator=draw), dim=-1)
-
-
-def _samples(draw: torch.Generator, n_rays: int, n: int) -> dict[str, Tensor]:
-    """About n samples on n_rays rays."""
-    counts = torch.randint(0, 2 * n // n_rays + 1, (n_rays,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    rays = torch.repeat_interleave(torch.arange(n_rays), counts)
-    starts = (torch.arange(rays.shape[0]) - offsets[rays]).float() * 0.01
-    return {"t_starts": starts, "t_ends": starts + 0.01, "ray_indices": rays.int(), "offsets": offsets.int()}
-
-
-def _packed_samples(inputs: dict[str, Tensor]) -> PackedSamples:
-    return PackedSamples(inputs["t_starts"], inputs["t_ends"], inputs["ray_indices"], inputs["offsets"])
 
 
 def _randomness(draw: torch.Generator, small: int) -> Iterator[OpCase]:
@@ -80,7 +49,7 @@ def _randomness(draw: torch.Generator, small: int) -> Iterator[OpCase]:
 
 def _rays(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     n, resolution = 4096 // small, 128
-    origins = 3.0 * _unit(draw, n)
+    origins = 3.0 * unit_vectors(draw, n)
     directions = torch.nn.functional.normalize(0.7 * torch.randn(n, 3, generator=draw) - origins, dim=-1)
     rays = {"origins": origins, "directions": directions}
     yield OpCase("aabb", f"{n:,} rays", lambda origins, directions: ray_aabb(origins, directions, BOX), rays)
@@ -102,14 +71,14 @@ def _rays(draw: torch.Generator, small: int) -> Iterator[OpCase]:
 
 def _packed(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     n_rays, n = 8192 // small, 131072 // small
-    samples = _samples(draw, n_rays, n)
+    samples = some_samples(draw, n_rays, n)
     values = {"values": torch.randn(samples["t_starts"].shape[0], generator=draw), "offsets": samples["offsets"]}
     size = f"{samples['t_starts'].shape[0]:,} samples, {n_rays:,} rays"
     yield OpCase("packed_sum", size, packed_sum, values, ("values",))
     yield OpCase("packed_cumsum", size, packed_cumsum, values, ("values",))
 
     def function(keep: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
-        out = compact(_packed_samples(inputs), keep)
+        out = compact(packed_samples(inputs), keep)
         return out.t_starts, out.t_ends, out.ray_indices, out.offsets
 
     keep = torch.rand(samples["t_starts"].shape[0], generator=draw) < 0.3
@@ -118,18 +87,18 @@ def _packed(draw: torch.Generator, small: int) -> Iterator[OpCase]:
 
 def _compositing(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     n_rays, n = 8192 // small, 131072 // small
-    samples = _samples(draw, n_rays, n)
+    samples = some_samples(draw, n_rays, n)
     n = samples["t_starts"].shape[0]
     size = f"{n:,} samples, {n_rays:,} rays"
 
     def function(density: Tensor, rgb: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
-        return composite(density, rgb, _packed_samples(inputs), early_stop_eps=1e-4)
+        return composite(density, rgb, packed_samples(inputs), early_stop_eps=1e-4)
 
     density, rgb = 60.0 * torch.rand(n, generator=draw) ** 4, torch.rand(n, 3, generator=draw)
     yield OpCase("composite", size, function, samples | {"density": density, "rgb": rgb}, ("density", "rgb"))
 
     def look(density: Tensor, **inputs: Tensor) -> Tensor:
-        return visibility(density, _packed_samples(inputs), early_stop_eps=1e-3).float()
+        return visibility(density, packed_samples(inputs), early_stop_eps=1e-3).float()
 
     yield OpCase("visibility", size, look, samples | {"density": density}, outliers=1e-4)
 
@@ -163,7 +132,7 @@ def _encoding(draw: torch.Generator, small: int) -> Iterator[OpCase]:
         outliers=1e-2,
         **encode,
     )
-    directions = {"directions": _unit(draw, n)}
+    directions = {"directions": unit_vectors(draw, n)}
     yield OpCase("spherical_harmonics", f"{n:,} directions", spherical_harmonics, directions, ("directions",))
 
 
@@ -212,11 +181,11 @@ def _field(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     }
     yield OpCase("ngp_density", f"{n:,} points, 2^17 entries, width 64", density, inputs, tolerance=5e-3)
 
-    samples = _samples(draw, 8192 // small, 131072 // small)
+    samples = some_samples(draw, 8192 // small, 131072 // small)
     n, n_rays = samples["t_starts"].shape[0], samples["offsets"].shape[0] - 1
 
     def loss(raw: Tensor, background: Tensor, target: Tensor, **inputs: Tensor) -> Tensor:
-        return composite_loss(raw, _packed_samples(inputs), background, target).loss
+        return composite_loss(raw, packed_samples(inputs), background, target).loss
 
     pictures = {"background": torch.rand(n_rays, 3, generator=draw), "target": torch.rand(n_rays, 4, generator=draw)}
     raw = {"raw": torch.randn(4, n, generator=draw).t() * 2.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from nerfturbo.bench.op_cases import op_cases
 from nerfturbo.bench.ops import render_table, run_ops_benchmark, write_timings
 from nerfturbo.bench.record import Record, command, commit, machine, write_json
 from nerfturbo.errors import InputError
+from nerfturbo.ops import _dispatch
 from nerfturbo.ops.cpu import packed
 
 CHOSEN = ["packed_sum", "compact"]
@@ -51,10 +53,21 @@ def test_a_backend_that_raises_is_reported(monkeypatch: pytest.MonkeyPatch):
     assert wrong.gate == "RuntimeError: broken"
 
 
-def test_every_case_passes_its_gate():
-    """At a sixteenth of the size, on inputs of another seed."""
+def test_every_op_has_a_case_that_passes_its_gate(monkeypatch: pytest.MonkeyPatch):
+    """At a sixteenth of the size, on inputs of another seed. Every function that a backend implements is called."""
+    called, load = set(), _dispatch._load
+
+    def spy(package: str, op: str, function: str) -> object:
+        called.add((op, function))
+        return load(package, op, function)
+
+    monkeypatch.setattr(_dispatch, "_load", spy)
     for case in op_cases(torch.device("cpu"), seed=3, quick=True):
         assert bench._gate(case, "cpu") == "passed", f"{case.op}, {case.size}"
+    contracts = "".join(path.read_text() for path in Path(_dispatch.__file__).parent.glob("*.py"))
+    known = set(re.findall(r'implementation\("(\w+)", "(\w+)"', contracts))
+    assert len(known) > 35
+    assert known - called == set()
 
 
 def test_file_says_how_the_numbers_came_about(tmp_path: Path):
