@@ -171,7 +171,10 @@ class NerfModule(pl.LightningModule):
         dtype = torch.get_default_dtype()  # float64 under Trainer(precision="64-true")
         torch.set_default_dtype(torch.float32)
         try:
-            self.engine = Trainer(self.config, scene, device=device, stages=self._stages, team=self._team(device))
+            with torch.device(
+                "cpu"
+            ):  # Lightning makes its own device the default here; the trainer places things itself
+                self.engine = Trainer(self.config, scene, device=device, stages=self._stages, team=self._team(device))
         finally:
             torch.set_default_dtype(dtype)
         self.model = self.engine.model

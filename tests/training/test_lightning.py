@@ -79,6 +79,26 @@ def test_the_loss_curve_is_that_of_the_native_trainer() -> None:
     assert same(module.model, trainer.model)
 
 
+@pytest.mark.parametrize("kind", ["ngp", "vanilla", "factor", "voxels"])
+def test_a_default_device_of_lightning_s_moves_nothing(kind: str) -> None:
+    """It makes its device the default while the model is built; "meta" stands for a GPU that nothing can be read from."""
+
+    class Elsewhere(NerfModule):
+        def configure_model(self) -> None:
+            with torch.device("meta"):
+                super().configure_model()
+
+    config = tiny_config(steps=2)
+    config = replace(config, field=replace(config.field, kind=kind))
+    config = replace(config, voxels=replace(config.voxels, resolutions=(16,), subdivide_at=()))
+    module = Elsewhere(config)
+    fit(module, max_steps=2)
+    assert module.model is not None and module.step == 2
+    tensors = [*module.model.parameters(), *module.model.buffers()]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert same(module.model, native(config)[0].model, 1e-4)
+
+
 def test_captured_steps_are_the_native_trainer_and_count_as_steps() -> None:
     config = tiny_config(steps=40)
     seen: list[int] = []
