@@ -1,6 +1,6 @@
 """report.html: everything about a run on one page that needs no other file and asks nothing of the network.
 
-The page is `report_page.html` with its style, its script and one JSON object inside; pictures are data URIs.
+The page: `report_page.html` in `page_frame.html`, with style, script and one JSON object inside; pictures as data URIs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ def write_report(run: RunFolder) -> None:
 
 
 def render_page(data: dict[str, Any], name: str = "report_page") -> str:
-    """The page with its data inside: NAME.html with NAME.js, the shared charts and the shared style."""
-    folder = files("nerfturbo.evaluation")
-    page = (folder / f"{name}.html").read_text(encoding="utf-8")
+    """The page with its data inside: NAME.html and NAME.js in the frame, the charts and the style of all pages."""
+
+    def part(*names: str) -> str:
+        return "".join((files("nerfturbo.evaluation") / file).read_text(encoding="utf-8") for file in names)
+
+    page = part("page_frame.html")
     # "<" is escaped so that no text of the data can end the script element it stands in.
     blob = json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c")
     parts = {
-        "/*STYLE*/": (folder / "report_page.css").read_text(encoding="utf-8"),
-        "/*SCRIPT*/": "".join((folder / file).read_text(encoding="utf-8") for file in ("page_charts.js", f"{name}.js")),
+        "<!--BODY-->\n": part(f"{name}.html"),
+        "  <!--CHARTS-->\n": part("page_charts.html"),
+        "/*STYLE*/": part("page.css"),
+        "/*SCRIPT*/": part("page_charts.js", f"{name}.js"),
         "/*DATA*/": blob,
     }
     for mark, text in parts.items():
