@@ -25,7 +25,15 @@ from .nerfacc._rays import remember
 from .nerfacc.volrend import render_transmittance_from_alpha as _trans_from_alpha
 from .nerfacc.volrend import render_transmittance_from_density as _trans_from_density
 from .nerfacc.volrend import render_visibility_from_alpha
-from .nerfacc_packed import ColorFn, SampleFn, accumulate_along_rays, drop_invisible, unpack_info
+from .nerfacc_packed import (
+    ColorFn,
+    SampleFn,
+    accumulate_along_rays,
+    colors_and_values,
+    drop_invisible,
+    sum_pixels,
+    unpack_info,
+)
 
 __all__ = [
     "ContractionType",
@@ -93,20 +101,12 @@ def rendering(
     function = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
     if function is None:
         raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
-    rgbs, values = function(t_starts, t_ends, ray_indices)
-    if values.shape != t_starts.shape:
-        raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
+    rgbs, values = colors_and_values(function, t_starts, t_ends, ray_indices)
     if rgb_sigma_fn is not None:
         weights = render_weight_from_density(t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays)
     else:
         weights = render_weight_from_alpha(values, ray_indices=ray_indices, n_rays=n_rays)
-    flat = weights[:, 0]
-    colors = accumulate_along_rays(flat, ray_indices, rgbs, n_rays)
-    opacities = accumulate_along_rays(flat, ray_indices, None, n_rays)
-    depths = accumulate_along_rays(flat, ray_indices, (t_starts + t_ends) * 0.5, n_rays)
-    if render_bkgd is not None:
-        colors = colors + render_bkgd * (1.0 - opacities)
-    return colors, opacities, depths
+    return sum_pixels(weights[:, 0], ray_indices, rgbs, (t_starts + t_ends) * 0.5, n_rays, render_bkgd)
 
 
 def render_transmittance_from_density(

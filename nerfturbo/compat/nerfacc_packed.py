@@ -138,18 +138,33 @@ def rendering(
     if function is None or callable(packed_info):
         raise InputError("rgb_sigma_fn", "packed_info first, and one function of colours", "another order of arguments")
     n_rays, indices = packed_info.shape[0], unpack_info(packed_info, t_starts.shape[0])
-    rgbs, values = function(t_starts, t_ends, indices)
-    if values.shape != t_starts.shape:
-        raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
+    rgbs, values = colors_and_values(function, t_starts, t_ends, indices)
     if rgb_sigma_fn is not None:
         weights = render_weight_from_density(packed_info, t_starts, t_ends, values, early_stop_eps, alpha_thre)
     else:
         weights = render_weight_from_alpha(packed_info, values, early_stop_eps, alpha_thre)
-    colors = accumulate_along_rays(weights, indices, rgbs, n_rays)
-    opacities = accumulate_along_rays(weights, indices, None, n_rays)
-    depths = accumulate_along_rays(weights, indices, (t_starts + t_ends) * 0.5, n_rays)
-    if render_bkgd is not None:
-        colors = colors + render_bkgd * (1.0 - opacities)
+    return sum_pixels(weights, indices, rgbs, (t_starts + t_ends) * 0.5, n_rays, render_bkgd)
+
+
+def colors_and_values(
+    function: ColorFn, t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What a user's function says of the samples: colours, and densities or opacities (n_samples, 1)."""
+    rgbs, values = function(t_starts, t_ends, ray_indices)
+    if values.shape != t_starts.shape:
+        raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
+    return rgbs, values
+
+
+def sum_pixels(
+    weights: Tensor, ray_indices: Tensor, rgbs: Tensor, middles: Tensor, n_rays: int, background: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Colours (n_rays, channels), opacities and depths (n_rays, 1) of weights (n_samples,)."""
+    colors = accumulate_along_rays(weights, ray_indices, rgbs, n_rays)
+    opacities = accumulate_along_rays(weights, ray_indices, None, n_rays)
+    depths = accumulate_along_rays(weights, ray_indices, middles, n_rays)
+    if background is not None:
+        colors = colors + background * (1.0 - opacities)
     return colors, opacities, depths
 
 
