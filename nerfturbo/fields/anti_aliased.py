@@ -16,7 +16,6 @@ from ..ops.frame import NextSamples
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import hash_encode
 from ..ops.ngp_field import NgpWeights, ngp_field
-from ..ops.sample_positions import sample_positions
 from ..ops.thinning import Thinning, visible_codes
 from ..types import Aabb, PackedSamples, Rays
 from .activations import activated, truncated_exp
@@ -86,7 +85,7 @@ class AntiAliasedNGP(InstantNGP):
         return activated(logits)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
+        positions = self._sample_positions(rays, samples)
         footprints = self.footprints(rays, samples.ray_indices, samples.t_starts, samples.t_ends)
         return self._faded(positions, footprints, samples.n_samples)
 
@@ -107,14 +106,6 @@ class AntiAliasedNGP(InstantNGP):
     ) -> Tensor:
         options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
         return visible_codes(self.sample_density(rays, samples), samples, **options)
-
-    def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        faded = self._sample_encoding(rays, samples)
-        angular = self.ray_features(rays.directions, rays.camera_indices)
-        if not angular.requires_grad:  # as in Instant-NGP
-            angular = angular.to(faded.dtype)
-        weights, used = self.weights, samples.n_samples
-        return ngp_field(faded, angular, samples.ray_indices, weights, sink=self.weight_sink, n_used=used)
 
     @torch.no_grad()
     def logits_at(self, samples: NextSamples, rays: Rays, angular: Tensor, table: Tensor) -> Tensor:

@@ -166,9 +166,11 @@ class InstantNGP(nn.Module):
         field = NgpDensity(self.aabb, table, self.encoding.layout, self.faded_weights[:2])
         return ngp_visibility(rays.origins, rays.directions, samples, field, **options)
 
+    def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        return self._encode(self._sample_positions(rays, samples), samples.n_samples)
+
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        positions = self._sample_positions(rays, samples)
-        encoding = self._encode(positions, samples.n_samples)
+        encoding = self._sample_encoding(rays, samples)
         angular = self.ray_features(rays.directions, rays.camera_indices)
         if not angular.requires_grad:  # gradients are summed over a ray's samples: too much for half precision
             angular = angular.to(encoding.dtype)
