@@ -81,7 +81,7 @@ def test_the_loss_curve_is_that_of_the_native_trainer() -> None:
 
 @pytest.mark.parametrize("kind", ["ngp", "vanilla", "factor", "voxels"])
 def test_a_default_device_of_lightning_s_moves_nothing(kind: str) -> None:
-    """It makes its device the default while the model is built; "meta" stands for a GPU that nothing can be read from."""
+    """It makes its own device the default while the model is built; "meta" stands for a GPU here."""
 
     class Elsewhere(NerfModule):
         def configure_model(self) -> None:
