@@ -86,7 +86,7 @@ class LivePage:
         self._ndc = facts.train.cameras.ndc
         self._lock = threading.Lock()
         self._clients: dict[int, _Client] = {}
-        self._share, self._panel_due = TimeShare(), 0.0
+        self._share, self._panel_share = TimeShare(), TimeShare()
         self._panel = Panel(self._server, facts, self.wishes, self._look_again)
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
@@ -146,10 +146,10 @@ class LivePage:
         While training, pictures take at most the share of the time that the panel says, and less while nothing moves.
         """
         now = time.monotonic()
-        if now >= self._panel_due and self._clients:
+        if self._panel_share.ready(now) and self._clients:
             self._panel.renew(model, step, records or [])
-            took = time.monotonic() - now
-            self._panel_due = now + max(PANEL_SECONDS, took / PANEL_PART)
+            done = time.monotonic()
+            self._panel_share.spent(done - now, PANEL_PART, done, least=PANEL_SECONDS)
         if not self._share.ready(now):
             return False
         client = self._next_client(step)

@@ -51,9 +51,9 @@ class TimeShare:
     def ready(self, now: float) -> bool:
         return now >= self._next
 
-    def spent(self, seconds: float, share: float, now: float) -> None:
-        """Work of `seconds` ended at `now`: wait until it makes up no more than `share` of the time."""
-        self._next = now + seconds * (1.0 / max(share, 1e-3) - 1.0)
+    def spent(self, seconds: float, share: float, now: float, *, least: float = 0.0) -> None:
+        """Work of `seconds` ended at `now`: wait until it is no more than `share` of the time, and at least `least`."""
+        self._next = now + max(least, seconds * (1.0 / max(share, 1e-3) - 1.0))
 
 
 class Painter:
