@@ -51,6 +51,8 @@ class GridConfig:
     """A cell is occupied above this optical thickness (density x step)."""
     moments: int = 0
     """Scenes that move: random times at which an update looks at a cell, 1 to 4; the densest counts. 0: it is still."""
+    hide_unseen: bool = False
+    """At the end of training, empty the cells that no training picture shows: under a table, inside a body."""
 
 
 @dataclass(frozen=True)

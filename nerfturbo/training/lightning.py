@@ -262,8 +262,12 @@ class NerfModule(pl.LightningModule):
             self.engine.begin()
 
     def on_fit_end(self) -> None:
-        if self.captured and self.engine is not None:
+        if self.engine is None:
+            return
+        if self.captured:
             self.engine.end()
+        elif not self.trainer.interrupted:
+            self.engine.hide_unseen()
 
     def cpu(self) -> NerfModule:
         """Lightning ends with this on every module; a captured one stays where its graphs and buffers are."""

@@ -28,6 +28,7 @@ from ..sampling.visible_cells import Frusta
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
 from .distributed import Team
 from .graph import DeviceStep
+from .hidden import hide_unseen
 from .initialise import Initialised, initialise
 from .interchange import unpacked
 from .optim import Optimizer, learning_rate
@@ -134,6 +135,7 @@ class Trainer:
         if scene.grid_levels > 1 and config.grid.levels == 1 and config.sampling.contraction == "none":
             _LOG.warning("%s has no end, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
         self.unseen_fraction = mark_unseen_cells(self.model, scene)
+        self.hidden_fraction = 0.0  # of the occupied cells, emptied at the end
 
     @classmethod
     def for_scene(
@@ -235,9 +237,17 @@ class Trainer:
         return "steps" if self.step >= self.config.train.steps else "time limit"
 
     def end(self, stopped_by: Stop = "steps") -> TrainSummary:
-        """Wait for what is queued and stop the clock."""
+        """Wait for what is queued, empty what no picture shows where the config says so, and stop the clock."""
+        if stopped_by != "interrupted" and self.step > 0:  # what is resumed goes on as if never interrupted
+            self.stepper.finish()
+            self.hide_unseen()
         self._pause()
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
+
+    def hide_unseen(self) -> None:
+        """Empty the cells that no picture shows, where the config says so."""
+        if self.config.grid.hide_unseen and self.config.grid.enabled and self.model.proposer is None:
+            self.hidden_fraction = hide_unseen(self.model, self.sampler)
 
     @torch.no_grad()
     def _begin_together(self) -> None:

@@ -1,0 +1,59 @@
+"""What no picture shows: at the end of training the grid gives up the cells that lie behind what the pictures show.
+
+A field is free to put anything where no training pixel can tell, under a table, inside a body: a grid that was learned
+from the field keeps it, and a new view from there shows it. So random training pixels are marched once more, and cells
+count as shown where some ray still carries light and meets something, and next to such cells. All others become empty.
+No training picture changes by it. Further training brings back whatever the field holds there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..data.batches import PixelSampler
+from ..ops.composite import visibility
+from ..ops.occupancy import pack_bits, unpack_bits
+from ..rendering.model import NerfModel
+from ..rendering.render import field_functions, ray_marching
+from ..sampling.from_geometry import cells_with_points, grown
+
+LIGHT = 0.02  # of a ray's light must still be there where it shows a cell
+ALPHA = 0.005  # and the sample at least so opaque
+RAYS = {"cpu": 1 << 18, "cuda": 1 << 22}
+RAYS_AT_ONCE = 1 << 14
+FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
+
+
+@torch.no_grad()
+def shown_cells(model: NerfModel, sampler: PixelSampler, *, n_rays: int, at_once: int) -> Tensor:
+    """(levels, resolution, resolution, resolution) bool: cells that some of `n_rays` random training pixels show."""
+    grid, settings = model.grid, model.training_settings
+    levels, r = grid.config.levels, grid.config.resolution
+    shown = torch.zeros(levels, r, r, r, dtype=torch.bool, device=model.device)
+    for draw in range(-(-n_rays // at_once)):
+        rays = sampler.draw(FIRST_DRAW + draw, at_once).rays
+        rays = rays if model.photos is None else model.photos.rays(rays)
+        near, far = settings.near_plane, settings.far_plane
+        samples = ray_marching(rays, grid, near_plane=near, far_plane=far, cone_angle=settings.cone_angle)
+        sigma_fn, _ = field_functions(model.field, rays)
+        density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+        keep = visibility(density, samples, early_stop_eps=LIGHT, alpha_thre=ALPHA)[: int(samples.n_samples)]
+        ray, middle = samples.ray_indices, (samples.t_starts + samples.t_ends) * 0.5
+        ray, middle = (value[: keep.shape[0]][keep] for value in (ray.long(), middle))
+        shown |= cells_with_points(rays.origins[ray] + rays.directions[ray] * middle[:, None], grid.aabb, r, levels)
+    return shown
+
+
+@torch.no_grad()
+def hide_unseen(model: NerfModel, sampler: PixelSampler) -> float:
+    """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones."""
+    kind, grid = model.device.type, model.grid
+    pixels = int(sampler.scene.cameras.size.long().prod(-1).sum())
+    n_rays, at_once = min(RAYS.get(kind, RAYS["cpu"]), 2 * pixels), RAYS_AT_ONCE if kind == "cpu" else 4 * RAYS_AT_ONCE
+    shown = grown(shown_cells(model, sampler, n_rays=n_rays, at_once=min(at_once, n_rays)), 1).reshape(-1)
+    occupied = unpack_bits(grid.bits).bool()
+    hidden = occupied & ~shown
+    grid.thickness[hidden] = 0.0
+    grid.bits.copy_(pack_bits(occupied & shown))
+    return float(hidden.sum() / occupied.sum().clamp(min=1))

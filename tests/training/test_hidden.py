@@ -1,0 +1,84 @@
+"""What no picture shows is emptied, and no picture changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nerfturbo.data.batches import PixelSampler
+from nerfturbo.ops import use_backend
+from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training import Trainer
+from nerfturbo.training.hidden import hide_unseen, shown_cells
+
+from ..tiny import ball_scene, tiny_config
+
+
+class BallAndCore(torch.nn.Module):
+    """An opaque shell between radii 0.3 and 0.5, and something inside it that nobody sees."""
+
+    def density(self, positions: Tensor, *_: Tensor) -> Tensor:
+        radius = positions.norm(dim=-1)
+        return 400.0 * ((radius < 0.5) & (radius > 0.3) | (radius < 0.15)).to(positions.dtype)
+
+    def forward(self, positions: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        return positions.abs().clamp(max=1.0), self.density(positions)
+
+
+def learned_model() -> tuple[NerfModel, PixelSampler]:
+    scene, config = ball_scene(), tiny_config()
+    config = replace(config, grid=replace(config.grid, resolution=32))
+    model = NerfModel(config, SceneBounds.of(scene))
+    model.field = BallAndCore()
+    model.grid.update(0, model.field.density, all_cells=True)
+    return model, PixelSampler(scene, torch.device("cpu"), 0)
+
+
+def test_the_inside_of_a_body_is_emptied_and_no_picture_changes() -> None:
+    with use_backend("reference"):
+        model, sampler = learned_model()
+        before = model.render_image(ball_scene().cameras, 0)
+        radius = model.grid.cell_positions(torch.arange(model.grid.n_cells)).norm(dim=-1)
+        held = unpack_bits(model.grid.bits).bool()
+        assert held[radius < 0.12].all()
+        share = hide_unseen(model, sampler)
+        kept = unpack_bits(model.grid.bits).bool()
+        after = model.render_image(ball_scene().cameras, 0)
+    assert not kept[radius < 0.2].any(), "nobody sees the core"
+    assert not (kept & ~held).any(), "nothing appears"
+    assert (model.grid.thickness[held & ~kept] == 0.0).all()
+    assert abs(share - float((held & ~kept).sum() / held.sum())) < 1e-6
+    assert 0.0 < share < 0.9
+    torch.testing.assert_close(after.rgb, before.rgb, atol=2e-3, rtol=0.0)
+    torch.testing.assert_close(after.opacity, before.opacity, atol=2e-3, rtol=0.0)
+
+
+def test_only_cells_with_light_and_substance_count_as_shown() -> None:
+    with use_backend("reference"):
+        model, sampler = learned_model()
+        shown = shown_cells(model, sampler, n_rays=1 << 13, at_once=1 << 12).reshape(-1)
+    radius = model.grid.cell_positions(torch.arange(model.grid.n_cells)).norm(dim=-1)
+    assert shown.any() and not shown[radius > 0.6].any() and not shown[radius < 0.28].any()
+
+
+def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None:
+    config = tiny_config()
+    config = replace(config, grid=replace(config.grid, hide_unseen=True))
+    ended, stopped = Trainer(config, ball_scene()), Trainer(config, ball_scene())
+    with use_backend("reference"):
+        for trainer in (ended, stopped):
+            trainer.begin()
+            for _ in range(3):
+                trainer.advance()
+        bits = stopped.model.grid.bits.clone()
+        stopped.end("interrupted")
+        assert torch.equal(stopped.model.grid.bits, bits), "resuming must go on as if never interrupted"
+        assert torch.equal(ended.model.grid.bits, bits)
+        ended.end("steps")
+    fewer = unpack_bits(ended.model.grid.bits).bool() <= unpack_bits(bits).bool()
+    assert fewer.all()
+    kept = float(unpack_bits(ended.model.grid.bits).sum() / unpack_bits(bits).sum())
+    assert abs(ended.hidden_fraction - (1.0 - kept)) < 1e-6
