@@ -138,6 +138,7 @@ def show(result: RenderBenchmark) -> None:
     gate = result.gate
     print(
         f"gate: {gate.verdict}; {gate.views} views, frames {gate.psnr_frames:.3f} dB, plain {gate.psnr_plain:.3f} dB,"
+        f" evaluation {gate.psnr_evaluation:.3f} dB,"
     )
     print(f"      at most {gate.largest_difference:.4f} dB apart, {gate.stray_pixels:.4%} of the pixels differ")
     for t in result.timings:

@@ -22,11 +22,12 @@ _PRESETS: dict[str, Config] = {
     "ngp": Config(
         preset="ngp",
         field=FieldConfig(n_levels=8, n_features=4, max_resolution=1024),
-        render=RenderConfig(steps_per_diagonal=1536),
+        render=RenderConfig(steps_per_diagonal=1536, eval_refine=2),
         optim=OptimConfig(
             hold_fraction=0.2,
             final_lr_fraction=0.05,
             weight_decay=0.0,
+            table_decay=0.01,
             skip_untouched=False,
             ema_decay=0.999,
             ema_every=16,
@@ -125,13 +126,13 @@ _PRESETS |= {
     "dynamic": replace(
         _PRESETS["ngp"],
         preset="dynamic",
-        grid=GridConfig(moments=2),
+        grid=GridConfig(moments=2, hide_unseen=True),
         field=replace(_PRESETS["ngp"].field, kind="ngp-time"),
     ),
     "dynamic-cpu": replace(
         _PRESETS["ngp-cpu"],
         preset="dynamic-cpu",
-        grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9),
+        grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9, hide_unseen=True),
         field=replace(_PRESETS["ngp-cpu"].field, kind="ngp-time"),
         motion=MotionConfig(n_levels=4, log2_entries=14, max_resolution=64),
         render=replace(
@@ -142,7 +143,7 @@ _PRESETS |= {
         kind: replace(
             _PRESETS["vanilla"],
             preset=kind,
-            grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
+            grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97, hide_unseen=True),
             field=replace(_PRESETS["vanilla"].field, kind=kind),
         )
         for kind in ("tnerf", "dnerf")
@@ -155,8 +156,7 @@ _PRESETS["quality"] = replace(
     _PRESETS["ngp"],
     preset="quality",
     field=replace(_PRESETS["ngp"].field, n_levels=12),
-    render=replace(_PRESETS["ngp"].render, eval_refine=2),
-    optim=replace(_PRESETS["ngp"].optim, table_decay=0.1),
+    render=replace(_PRESETS["ngp"].render, eval_rays=2),
     train=TrainConfig(steps=50_000),
 )
 
