@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..types import PackedSamples
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation
+from ._dispatch import implementation, resolve
 
 
 class Composited(NamedTuple):
@@ -48,16 +49,40 @@ def composite(
     >>> round(out.opacity.item(), 4)  # 1 - exp(-2)
     0.8647
     """
-    check_shape("density", density, (samples.capacity,))
-    check_shape("rgb", rgb, (samples.capacity, "channels"))
-    check_float("density", density)
-    check_float("rgb", rgb)
-    check_device(density=density, rgb=rgb, t_starts=samples.t_starts)
+    _check(density, rgb, samples)
     return Composited(
         *implementation("composite", "composite", density)(
             density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
         )
     )
+
+
+def composite_pixels(
+    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None = None
+) -> Composited:
+    """`composite` as a picture shows it: rgb + (1 - opacity) * background, and the mean depth, divided by opacity.
+
+    `background` is (channels,) or (n_rays, channels). Differentiable to density, rgb and background. Opacities below
+    fp32's epsilon divide as that.
+
+    >>> import torch
+    >>> samples = PackedSamples.from_counts(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([2.0]))
+    >>> out = composite_pixels(torch.tensor([2.0]), torch.zeros(1, 3), samples, torch.ones(3))
+    >>> round(out.rgb[0, 0].item(), 4), round(out.depth.item(), 4)  # exp(-2), the sample's middle
+    (0.1353, 1.5)
+    """
+    if background is not None:
+        shape = (rgb.shape[-1],) if background.dim() == 1 else (samples.n_rays, rgb.shape[-1])
+        check_shape("background", background, shape)
+        check_device(rgb=rgb, background=background)
+    if resolve(density) == "triton":
+        _check(density, rgb, samples)
+        return Composited(*implementation("composite", "composite_pixels", density)(density, rgb, samples, background))
+    out = composite(density, rgb, samples)
+    depth = out.depth / out.opacity.clamp_min(torch.finfo(torch.float32).eps)
+    if background is None:
+        return out._replace(depth=depth)
+    return out._replace(rgb=out.rgb + background * (1.0 - out.opacity[:, None]), depth=depth)
 
 
 def visibility(
@@ -74,3 +99,11 @@ def visibility(
     return implementation("composite", "visibility", density)(
         density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
     )
+
+
+def _check(density: Tensor, rgb: Tensor, samples: PackedSamples) -> None:
+    check_shape("density", density, (samples.capacity,))
+    check_shape("rgb", rgb, (samples.capacity, "channels"))
+    check_float("density", density)
+    check_float("rgb", rgb)
+    check_device(density=density, rgb=rgb, t_starts=samples.t_starts)

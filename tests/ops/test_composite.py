@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import compact, composite, use_backend, visibility
+from nerfturbo.ops.composite import composite_pixels
 from nerfturbo.types import PackedSamples
 
 from .cases import (
@@ -97,6 +98,51 @@ def test_non_contiguous_inputs_and_expanded_gradients(target: Target):
         return out.rgb.mean() + out.opacity.mean() + out.depth.sum() + out.weights.sum()
 
     compare(target, function, {"field": field}, ["field"])
+
+
+@pytest.mark.parametrize("behind", ["nothing", "one", "each", "strided"])
+def test_pixels_match_the_formula(sized: tuple[Target, int], behind: str, poisoned_empty: None):
+    """Over no background, one, one per ray: values, and gradients to field and background through every result."""
+    target, n_rays = sized
+    require(target, "composite")
+    samples = make_samples(n_rays, tail=13)
+    inputs = _inputs(samples)
+    inputs["density"] = 1.0 + inputs["density"] * 0.1  # neither opacities nor what they leave lose their digits
+    draw = generator(9)
+    backgrounds = {"one": torch.rand(3, generator=draw), "each": torch.rand(n_rays, 3, generator=draw)}
+    backgrounds["strided"] = torch.rand(3, n_rays, generator=draw).t()
+    if behind != "nothing":
+        inputs["background"] = backgrounds[behind]
+    samples = samples_to(samples, target.device)
+
+    def function(density: Tensor, rgb: Tensor, background: Tensor | None = None):
+        return composite_pixels(density, rgb, samples, background)
+
+    compare(target, function, inputs, list(inputs), names=OUTPUTS)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_gradient_of_each_output_of_pixels_alone(target: Target, output: str):
+    require(target, "composite")
+    samples = make_samples(target.pick(60, 8), tail=4)
+    inputs = _inputs(samples) | {"background": torch.rand(3, generator=generator(9))}
+    inputs["density"] = 1.0 + inputs["density"] * 0.1
+    samples = samples_to(samples, target.device)
+    wanted = ["density", "rgb", "background"] if output == "rgb" else ["density"]
+    compare(
+        target,
+        lambda density, rgb, background: getattr(composite_pixels(density, rgb, samples, background), output),
+        inputs,
+        wanted,
+        names=[output],
+    )
+
+
+def test_a_background_of_another_shape_is_named():
+    samples = make_samples(5)
+    for wrong in (torch.rand(2), torch.rand(4, 3), torch.rand(1, 5, 3)):
+        with pytest.raises(InputError, match="background"):
+            composite_pixels(**_inputs(samples), samples=samples, background=wrong)
 
 
 @pytest.mark.parametrize("n_rays", [0, 5])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops import composite
+from ...ops.composite import composite_pixels
 from ...types import PackedSamples
 from ._rays import offsets_of_indices, remembered
 
@@ -53,16 +53,26 @@ def can_fuse(t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, *, flat: bool) ->
 
 
 def composite_density(
-    t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, rgbs: Tensor, ray_indices: Tensor | None, n_rays: int | None
+    t_starts: Tensor,
+    t_ends: Tensor,
+    sigmas: Tensor,
+    rgbs: Tensor,
+    ray_indices: Tensor | None,
+    n_rays: int | None,
+    background: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Extras]:
-    """Colours, opacities, sums of w t_mid, and the extras of `rendering`."""
+    """Colours over the background, opacities, mean distances, and the extras of `rendering`."""
     samples = _packed(t_starts, t_ends, ray_indices, n_rays)
+    behind = background if _is_plain(background, samples.n_rays, rgbs.shape[-1]) else None
     if ray_indices is None:  # batched
-        out = composite(sigmas.reshape(-1), rgbs.reshape(samples.capacity, rgbs.shape[-1]), samples)
+        out = composite_pixels(sigmas.reshape(-1), rgbs.reshape(samples.capacity, rgbs.shape[-1]), samples, behind)
         weights = out.weights.view(t_starts.shape)
     else:
-        out = composite(sigmas, rgbs, samples)
+        out = composite_pixels(sigmas, rgbs, samples, behind)
         weights = out.weights
+    colors, opacities = out.rgb, out.opacity[:, None]
+    if background is not None and behind is None:
+        colors = colors + background * (1.0 - opacities)
 
     def alphas() -> Tensor:
         return -torch.expm1(-sigmas * (t_ends - t_starts))
@@ -75,7 +85,14 @@ def composite_density(
 
     lazy: dict[str, Callable[[], Tensor]] = {"alphas": alphas, "trans": trans}
     extras = Extras(weights=weights, **lazy, sigmas=sigmas, rgbs=rgbs)
-    return out.rgb, out.opacity[:, None], out.depth[:, None], extras
+    return colors, opacities, out.depth[:, None], extras
+
+
+def _is_plain(background: Any, n_rays: int, channels: int) -> bool:
+    """Whether the kernel takes it: nerfacc takes whatever broadcasts."""
+    if not isinstance(background, Tensor) or background.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    return background.shape in ((channels,), (n_rays, channels))
 
 
 def _packed(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor | None, n_rays: int | None) -> PackedSamples:

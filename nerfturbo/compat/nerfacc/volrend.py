@@ -44,20 +44,19 @@ def rendering(
     field = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
     rgbs, values = _evaluate(field, t_starts, t_ends, ray_indices, render_bkgd)
     if rgb_sigma_fn is not None and can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
-        colors, opacities, moments, extras = composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays)
+        return composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays, render_bkgd)
+    if rgb_sigma_fn is not None:
+        weights, trans, alphas = render_weight_from_density(
+            t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays
+        )
+        extras = Extras(weights=weights, alphas=alphas, trans=trans, sigmas=values, rgbs=rgbs)
     else:
-        if rgb_sigma_fn is not None:
-            weights, trans, alphas = render_weight_from_density(
-                t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays
-            )
-            extras = Extras(weights=weights, alphas=alphas, trans=trans, sigmas=values, rgbs=rgbs)
-        else:
-            weights, trans = render_weight_from_alpha(values, ray_indices=ray_indices, n_rays=n_rays)
-            extras = Extras(weights=weights, trans=trans, rgbs=rgbs, alphas=values)
-        middle = ((t_starts + t_ends) * 0.5)[..., None]
-        colors = accumulate_along_rays(weights, rgbs, ray_indices, n_rays)
-        opacities = accumulate_along_rays(weights, None, ray_indices, n_rays)
-        moments = accumulate_along_rays(weights, middle, ray_indices, n_rays)
+        weights, trans = render_weight_from_alpha(values, ray_indices=ray_indices, n_rays=n_rays)
+        extras = Extras(weights=weights, trans=trans, rgbs=rgbs, alphas=values)
+    middle = ((t_starts + t_ends) * 0.5)[..., None]
+    colors = accumulate_along_rays(weights, rgbs, ray_indices, n_rays)
+    opacities = accumulate_along_rays(weights, None, ray_indices, n_rays)
+    moments = accumulate_along_rays(weights, middle, ray_indices, n_rays)
     depths = moments / opacities.clamp_min(torch.finfo(opacities.dtype).eps)
     if render_bkgd is not None:
         colors = colors + render_bkgd * (1.0 - opacities)

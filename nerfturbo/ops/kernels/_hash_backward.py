@@ -167,6 +167,11 @@ def _launch(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=64)
+def _coarse_levels(layout: HashLayout) -> int:
+    return sum(level.scale <= RUN_SCALE for level in layout.levels)
+
+
 def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Tensor]:
     """The power of two that makes gradients integers, and its inverse (NaN where the gradient is not finite)."""
     largest = zero_tail(grad, n_used).abs().amax().float()
@@ -191,7 +196,7 @@ def add_table_gradient(
         raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
     if positions.shape[0] == 0:
         return
-    n_coarse = sum(level.scale <= RUN_SCALE for level in layout.levels)
+    n_coarse = _coarse_levels(layout)
     sums, scale, inverse = buffer, None, None
     if torch.are_deterministic_algorithms_enabled():
         scale, inverse = _fixed_point_scale(grad, n_used)

@@ -8,6 +8,7 @@ dtypes: table fp16, bf16 or fp32 sets the operand type; weights, sums and the re
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..hash_encode import HashLayout
@@ -32,4 +33,4 @@ def ngp_density(
     density_in, density_out = (w.contiguous() for w in weights)
     check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
     encoding = hash_encode(positions, table, layout, n_used=n_used)
-    return mlp_forward(encoding, [density_in, density_out[:1]], n_used)[:, 0].float()
+    return mlp_forward(encoding, [density_in, density_out[:1]], n_used, dtype=torch.float32)[:, 0]

@@ -6,11 +6,14 @@ repeat the scan. The backward recomputes what the forward knew: with g_i = dL/dw
 
     dL/ddensity_i = length_i * (T_i * (1 - alpha_i) * g_i - sum_{j > i} w_j g_j),    dL/drgb_i = w_i * dL/drgb
 
-(docs/ops/composite.md). Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the inputs' dtype and layout,
+(docs/ops/composite.md). A background b adds (1 - opacity) * b to a ray's colour, so that each colour above counts as
+rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the inputs' dtype and layout,
 zero in the tail. No atomics.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -38,6 +41,7 @@ from ._common import (
 from ._launch import cdiv, launchable, next_power_of_2
 
 CHANNELS = 4  # composited by one forward program
+LEAST_OPACITY = tl.constexpr(torch.finfo(torch.float32).eps)  # that a mean depth is divided by
 
 
 @triton.jit
@@ -77,9 +81,10 @@ def _threshold(alpha_thre, p_alpha_thre):
 
 @launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _forward_kernel(
-    p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_out_rgb, p_out_opacity, p_out_depth, p_out_weights,
+    p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_background,
+    p_out_rgb, p_out_opacity, p_out_depth, p_out_weights,
     n_rays, n_rows, ray_programs, n_channels, strides, early_stop_eps, alpha_thre,
-    CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
+    CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     is_first = tl.program_id(1) == 0
     if tl.program_id(0) < ray_programs:
@@ -107,9 +112,16 @@ def _forward_kernel(
                     value = tl.load(p_channel, mask=lit & (channel < n_channels), other=0.0).to(tl.float32)
                     part = tl.sum(weight * value, 1)
                     rgb += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
-            tl.store(p_out_opacity + i_ray, tl.sum(b_opacity, 1), mask=m_ray & is_first)
-            tl.store(p_out_depth + i_ray, tl.sum(b_depth, 1), mask=m_ray & is_first)
+            opacity = tl.sum(b_opacity, 1)
+            depth = tl.sum(b_depth, 1)
+            if MEAN:
+                depth = depth / tl.maximum(opacity, LEAST_OPACITY)
+            tl.store(p_out_opacity + i_ray, opacity, mask=m_ray & is_first)
+            tl.store(p_out_depth + i_ray, depth, mask=m_ray & is_first)
             m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
+            if p_background is not None:
+                p_behind = p_background + i_ray.to(tl.int64)[:, None] * strides[3] + i_channel[None, :] * strides[4]
+                rgb += (1.0 - opacity)[:, None] * tl.load(p_behind, mask=m_out, other=0.0).to(tl.float32)
             tl.store(p_out_rgb + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], rgb, mask=m_out)
     elif is_first:
         zero_tail(p_out_weights, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
@@ -117,8 +129,8 @@ def _forward_kernel(
 
 @triton.jit
 def _weight_gradient(
-    p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out, i_ray, m_ray, row, m, lit, weight, middle,
-    strides, N_CHANNELS: tl.constexpr,
+    p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out, i_ray, m_ray, row, m, lit,
+    weight, middle, strides, N_CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dL/dw of a tile; with `p_out`, also writes the gradient of the colours, channel after channel."""
     g = tl.zeros_like(weight)
@@ -127,7 +139,11 @@ def _weight_gradient(
             p_ray = p_grad_rgb + i_ray.to(tl.int64) * strides[3] + c * strides[4]
             grad = tl.load(p_ray, mask=m_ray, other=0.0).to(tl.float32)[:, None]
             p_channel = p_rgb + row.to(tl.int64) * strides[1] + c * strides[2]
-            g += grad * tl.load(p_channel, mask=lit, other=0.0).to(tl.float32)
+            value = tl.load(p_channel, mask=lit, other=0.0).to(tl.float32)
+            if p_background is not None:
+                p_behind = p_background + i_ray.to(tl.int64) * strides[11] + c * strides[12]
+                value -= tl.load(p_behind, mask=m_ray, other=0.0).to(tl.float32)[:, None]
+            g += grad * value
             if p_out is not None:
                 tl.store(p_out + row.to(tl.int64) * strides[8] + c * strides[9], weight * grad, mask=m)
     if p_grad_opacity is not None:
@@ -141,7 +157,7 @@ def _weight_gradient(
 
 @triton.jit
 def _ray_total(
-    p_density, p_rgb, p_starts, p_ends, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
+    p_density, p_rgb, p_starts, p_ends, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
     i_ray, m_ray, start, count, longest, strides, early_stop_eps, alpha_thre,
     N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -155,8 +171,8 @@ def _ray_total(
             p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
         )
         g = _weight_gradient(
-            p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m, lit,
-            weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+            p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m,
+            lit, weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
         )  # fmt: skip
         total += tl.sum(weight * g, 1)
     return total
@@ -164,7 +180,7 @@ def _ray_total(
 
 @launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _backward_kernel(
-    p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre,
+    p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_background,
     p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_density, p_out_rgb,
     n_rays, n_rows, ray_programs, strides, early_stop_eps, alpha_thre,
     N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
@@ -177,7 +193,8 @@ def _backward_kernel(
             total = tl.zeros([RAYS], tl.float32)  # a ray of one tile does not need it
             if longest > STEPS:
                 total = _ray_total(
-                    p_density, p_rgb, p_starts, p_ends, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
+                    p_density, p_rgb, p_starts, p_ends, p_background,
+                    p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
                     i_ray, m_ray, start, count, longest, strides, early_stop_eps, alpha_thre, N_CHANNELS, RAYS, STEPS,
                 )  # fmt: skip
             seen = tl.zeros([RAYS], tl.float32)  # added up like the total, so that nothing is left behind the last tile
@@ -189,8 +206,8 @@ def _backward_kernel(
                     p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
                 )
                 g = _weight_gradient(
-                    p_rgb, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb, i_ray, m_ray, row, m,
-                    lit, weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+                    p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb,
+                    i_ray, m_ray, row, m, lit, weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
                 )  # fmt: skip
                 if p_out_density is not None:
                     b_wg = weight * g
@@ -241,6 +258,8 @@ class _Composite(torch.autograd.Function):
         offsets: Tensor,
         early_stop_eps: float,
         alpha_thre: float | Tensor,
+        background: Tensor | None,
+        mean: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
         out_rgb = torch.empty(n_rays, n_channels, dtype=torch.float32, device=rgb.device)
@@ -254,11 +273,12 @@ class _Composite(torch.autograd.Function):
         if n_rays or n_rows:
             grid = (programs + tail_programs(n_rows), max(1, cdiv(n_channels, channels)))
             _forward_kernel[grid](
-                density, rgb, t_starts, t_ends, offsets, pointer, out_rgb, opacity, depth, weights, n_rays, n_rows,
-                programs, n_channels, (density.stride(0), *rgb.stride()), early_stop_eps, number,
-                CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+                density, rgb, t_starts, t_ends, offsets, pointer, background, out_rgb, opacity, depth, weights,
+                n_rays, n_rows, programs, n_channels, (density.stride(0), *rgb.stride(), *_ray_strides(background)),
+                early_stop_eps, number, CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, MEAN=mean, num_warps=1,
             )  # fmt: skip
-        ctx.save_for_backward(density, rgb, t_starts, t_ends, offsets, pointer)
+        results = (opacity, depth) if mean else (opacity, None)
+        ctx.save_for_backward(density, rgb, t_starts, t_ends, offsets, pointer, background, *results)
         ctx.thresholds = (early_stop_eps, number)
         ctx.set_materialize_grads(False)
         return out_rgb, opacity, depth, weights
@@ -266,8 +286,10 @@ class _Composite(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        density, rgb, t_starts, t_ends, offsets, pointer = ctx.saved_tensors
+        density, rgb, t_starts, t_ends, offsets, pointer, background, opacity, mean_depth = ctx.saved_tensors
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
+        if mean_depth is not None and grads[2] is not None:
+            grads = _through_mean(grads, opacity, mean_depth)
         wants_density, wants_rgb = ctx.needs_input_grad[0], ctx.needs_input_grad[1] and grads[0] is not None
         grad_density = empty_in_layout_of(density) if wants_density else None
         grad_rgb = empty_in_layout_of(rgb) if wants_rgb else None
@@ -277,24 +299,52 @@ class _Composite(torch.autograd.Function):
             strides = (
                 density.stride(0), *rgb.stride(), *_strides(grads[0], 2), *_strides(grads[1], 1),
                 *_strides(grads[2], 1), *_strides(grads[3], 1), *_strides(grad_rgb, 2), *_strides(grad_density, 1),
+                *_ray_strides(background),
             )  # fmt: skip
             _backward_kernel[(programs + tail_programs(n_rows),)](
-                density, rgb, t_starts, t_ends, offsets, pointer, *grads, grad_density, grad_rgb, n_rays, n_rows,
-                programs, strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+                density, rgb, t_starts, t_ends, offsets, pointer, background, *grads, grad_density, grad_rgb, n_rays,
+                n_rows, programs, strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
-        # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre
-        return grad_density, grad_rgb, None, None, None, None, None
+        grad_background = None
+        if ctx.needs_input_grad[7] and grads[0] is not None:
+            grad_background = grads[0] * (1.0 - opacity)[:, None]
+            grad_background = grad_background.sum(0) if background.dim() == 1 else grad_background
+        # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
+        return grad_density, grad_rgb, None, None, None, None, None, grad_background, None
 
 
 def _strides(tensor: Tensor | None, n: int) -> tuple[int, ...]:
     return (0,) * n if tensor is None else tensor.stride()
 
 
+def _ray_strides(background: Tensor | None) -> tuple[int, ...]:
+    """From ray to ray and from channel to channel, for one background or one per ray."""
+    if background is None:
+        return 0, 0
+    return background.stride() if background.dim() == 2 else (0, background.stride(0))
+
+
+def _through_mean(grads: Sequence[Tensor | None], opacity: Tensor, mean: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of opacity and sum from that of their quotient, the mean depth."""
+    grad_rgb, grad_opacity, grad_mean, grad_weights = grads
+    assert grad_mean is not None
+    grad_sum = grad_mean / opacity.clamp_min(LEAST_OPACITY.value)
+    extra = torch.where(opacity > LEAST_OPACITY.value, -grad_sum * mean, torch.zeros_like(mean))
+    return grad_rgb, extra if grad_opacity is None else grad_opacity + extra, grad_sum, grad_weights
+
+
+def composite_pixels(
+    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_kernel_float(density=density, rgb=rgb, background=background)
+    return _Composite.apply(density, rgb, *intervals(samples), 0.0, 0.0, background, True)
+
+
 def composite(
     density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_kernel_float(density=density, rgb=rgb)
-    return _Composite.apply(density, rgb, *intervals(samples), float(early_stop_eps), alpha_thre)
+    return _Composite.apply(density, rgb, *intervals(samples), float(early_stop_eps), alpha_thre, None, False)
 
 
 def intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
@@ -304,7 +354,6 @@ def intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
     return starts.contiguous(), ends.contiguous(), samples.offsets
 
 
-@torch.no_grad()
 def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor) -> Tensor:
     check_kernel_float(density=density)
     n_rays, n_rows = samples.n_rays, samples.capacity
@@ -324,16 +373,16 @@ def _cases() -> list[CompileCase]:
     sizes = dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
     thresholds = {"early_stop_eps": "fp32", "alpha_thre": "fp32"}
     samples = {"p_starts": "*fp32", "p_ends": "*fp32", "p_offsets": "*i32", "p_alpha_thre": "*fp32"}
-    inputs = {"p_density": "*fp16", "p_rgb": "*fp16", **samples}
+    inputs = {"p_density": "*fp16", "p_rgb": "*fp16", "p_background": "*fp32", **samples}
     outputs = dict.fromkeys(("p_out_rgb", "p_out_opacity", "p_out_depth", "p_out_weights"), "*fp32")
     grads = dict.fromkeys(("p_grad_rgb", "p_grad_opacity", "p_grad_depth", "p_grad_weights"), "*fp32")
-    grads |= {"p_out_density": "*fp16", "p_out_rgb": "*fp16", "strides": ("i32",) * 11}
+    grads |= {"p_out_density": "*fp16", "p_out_rgb": "*fp16", "strides": ("i32",) * 13}
     cases = []
     for rays, steps in ((4, 8), (1, 32)):
         tile = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}
         name = f"{rays}x{steps}"
-        forward = inputs | outputs | sizes | {"n_channels": "i32", "strides": ("i32",) * 3} | thresholds
-        cases.append(CompileCase(_forward_kernel, forward, {"CHANNELS": CHANNELS, **tile}, name=name))
+        forward = inputs | outputs | sizes | {"n_channels": "i32", "strides": ("i32",) * 5} | thresholds
+        cases.append(CompileCase(_forward_kernel, forward, {"CHANNELS": CHANNELS, "MEAN": True, **tile}, name=name))
         backward = inputs | grads | sizes | thresholds
         cases.append(CompileCase(_backward_kernel, backward, {"N_CHANNELS": 3, **tile}, name=name))
         test = {"p_density": "*fp16", **samples, "p_out": "*u8", **sizes, "stride": "i32", **thresholds}

@@ -278,7 +278,8 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     _next_kernel[(_programs(live),)](
         live.origins, live.directions, live.state, live.places[side], counts[side:], counts[1 - side :], counts[2:],
         grid.bits, live.summary, floats, floats[3], floats[4], ray_indices, spans, rows, n_rays,
-        _rule_arguments(live.rule), _box_arguments(grid), unit, (limits.least, limits.most, limits.growth),
+        _rule_arguments(live.rule), _box_arguments(grid.aabb, grid.resolution, grid.levels), unit,
+        (limits.least, limits.most, limits.growth),
         COLUMNS=live.state.shape[1], CONE=live.rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
         SKIP=live.summary is not None, WINDOW=WINDOW, WALKED=float(WALKED), BLOCK=BLOCK,
         num_warps=1, enable_fp_fusion=False,

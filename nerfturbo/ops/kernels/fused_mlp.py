@@ -173,9 +173,12 @@ def _tile(n: int, widest: int) -> dict[str, Any]:
     return {"BLOCK": BLOCK, "EVEN": n % BLOCK == 0, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
 
 
-def forward(x: Tensor, weights: list[Tensor], n_used: Tensor | None) -> Tensor:
+def forward(
+    x: Tensor, weights: list[Tensor], n_used: Tensor | None, *, dtype: torch.dtype | None = None
+) -> Tensor:  # fmt: skip
+    """(n, outputs) in the type of x, or in another: sums are fp32 whatever it is."""
     n = x.shape[0]
-    y = feature_major(n, weights[-1].shape[0], x.dtype, x.device)
+    y = feature_major(n, weights[-1].shape[0], dtype or x.dtype, x.device)
     if n == 0:
         return y
     shape = _shape(x, weights)

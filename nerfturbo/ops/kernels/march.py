@@ -12,6 +12,7 @@ comparison. See docs/ops/march.md.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import PackedSamples
+from ...types import Aabb, PackedSamples
 from ..march import OccupancyBits, StepRule
 from ._common import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs
 from ._launch import cdiv, launchable, next_power_of_2
@@ -156,19 +157,25 @@ def _rule_arguments(rule: StepRule) -> tuple[float, ...]:
     return (rule.near, rule.far, rule.step_size, t_c, u_c, math.log1p(rule.cone_angle))
 
 
-def _box_arguments(grid: OccupancyBits) -> tuple[float, ...]:
+@functools.lru_cache(maxsize=64)
+def _box_arguments(aabb: Aabb, resolution: int, levels: int) -> tuple[float, ...]:
     """Low and high of the outermost level, the centre, and cells of the innermost level per unit of length."""
-    outer = grid.aabb.scaled(2.0 ** (grid.levels - 1))
-    return (*outer.low, *outer.high, *grid.aabb.center, *(grid.resolution / size for size in grid.aabb.size))
+    outer = aabb.scaled(2.0 ** (levels - 1))
+    return (*outer.low, *outer.high, *aabb.center, *(resolution / size for size in aabb.size))
 
 
 def _parts(grid: OccupancyBits, rule: StepRule) -> int:
     """In how many parts a segment asks the summary, so many that each fits its margin; 0: skipping does not pay."""
     if not SKIP_EMPTY or grid.resolution % 32:
         return 0
-    segment = STEPS * rule.step_size * grid.resolution / min(grid.aabb.size)  # in cells
+    return _fitting_parts(STEPS * rule.step_size * grid.resolution, grid.aabb, rule.cone_angle > 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _fitting_parts(cells: float, aabb: Aabb, cone: bool) -> int:
+    segment = cells / min(aabb.size)  # in cells
     fitting = [parts for parts in (1, 2, 4) if segment / parts <= LONGEST_PART]
-    if rule.cone_angle > 0.0:
+    if cone:
         fitting = fitting[-1:]  # steps grow: the finest parts fit for longest
     return fitting[0] if fitting else 0
 
@@ -192,14 +199,14 @@ def _prepare(
     _prepare_kernel[(ray_blocks + (grid.levels * blocks**2 if parts else 0),)](
         origins, directions, None if jitter is None else jitter.contiguous(),
         None if limits is None else limits.float().contiguous(), n_active, grid.bits, rays, summary, n_rays,
-        ray_blocks, (*origins.stride(), *directions.stride()), _rule_arguments(rule), _box_arguments(grid),
+        ray_blocks, (*origins.stride(), *directions.stride()), _rule_arguments(rule),
+        _box_arguments(grid.aabb, grid.resolution, grid.levels),
         CONE=rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
         WORDS=next_power_of_2(max(1, grid.resolution // 32)), RAYS=PREPARED, **OPTIONS,
     )  # fmt: skip
     return rays, summary
 
 
-@torch.no_grad()
 def march(
     origins: Tensor,
     directions: Tensor,

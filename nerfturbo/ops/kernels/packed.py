@@ -243,7 +243,6 @@ def empty_samples(n_rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return t_starts, torch.empty_like(t_starts), torch.empty(n_rows, dtype=torch.int32, device=like.device)
 
 
-@torch.no_grad()
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
     check_kernel_float(t_starts=samples.t_starts)
     n_rays, device, marks = samples.n_rays, keep.device, keep.contiguous().view(torch.uint8)

@@ -175,7 +175,6 @@ class OccGridEstimator(AbstractEstimator):
             )
         return compact(samples, keep)
 
-    @torch.no_grad()
     def update_every_n_steps(
         self,
         step: int,
