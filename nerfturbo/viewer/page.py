@@ -29,8 +29,8 @@ from .panel import Panel, SceneFacts
 if TYPE_CHECKING:
     import viser
 
-MOVING_SECONDS = 0.6  # a camera counts as moving for this long after its last message
-IDLE_PART = 0.4  # of the page's share of the time, while no camera moves
+REST_SECONDS = 0.3  # a camera rests, and its picture is refined, this long after its last message
+IDLE_PART = 0.4  # of the page's share of the time, for pictures that refine or renew what is seen already
 JPEG_QUALITY = 85
 PANEL_SECONDS = 1.5  # between renewals of numbers, curves and cells, at least
 PANEL_PART = 0.02  # of the time that they may take
@@ -86,7 +86,8 @@ class LivePage:
         self._ndc = facts.train.cameras.ndc
         self._lock = threading.Lock()
         self._clients: dict[int, _Client] = {}
-        self._share, self._panel_share = TimeShare(), TimeShare()
+        # Pictures of new views do not wait for what was spent on refining old ones: a camera is followed at once.
+        self._shares, self._panel_share = {True: TimeShare(), False: TimeShare()}, TimeShare()
         self._panel = Panel(self._server, facts, self.wishes, self._look_again)
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
@@ -143,17 +144,20 @@ class LivePage:
     def tick(self, model: NerfModel, step: int, *, training: bool, records: list[dict[str, Any]] | None = None) -> bool:
         """Paint at most one picture, if one is due; returns whether anything was done.
 
-        While training, pictures take at most the share of the time that the panel says, and less while nothing moves.
+        While training, pictures of new views take at most the share of the time that the panel says, and those that
+        refine them a part of it.
         """
         now = time.monotonic()
         if self._panel_share.ready(now) and self._clients:
             self._panel.renew(model, step, records or [])
             done = time.monotonic()
             self._panel_share.spent(done - now, PANEL_PART, done, least=PANEL_SECONDS)
-        if not self._share.ready(now):
-            return False
         client = self._next_client(step)
         if client is None:
+            return False
+        is_new = client.painter.is_new
+        moving = not is_new and now - client.moved < REST_SECONDS  # it will be elsewhere before this view is finer
+        if moving or (training and not self._shares[is_new].ready(now)):
             return False
         client.painter.largest = self._panel.largest
         begun = time.monotonic()
@@ -162,21 +166,20 @@ class LivePage:
             with contextlib.suppress(Exception):  # a client that has just gone must not end training
                 client.handle.scene.set_background_image(picture.numpy(), format="jpeg", jpeg_quality=JPEG_QUALITY)
                 self.frames_sent += 1
-        done = time.monotonic()
-        moving = done - client.moved < MOVING_SECONDS
-        share = 1.0 if not training else self._panel.share * (1.0 if moving else IDLE_PART)
-        self._share.spent(done - begun, share, done)
+        if training:
+            done, part = time.monotonic(), 1.0 if is_new else IDLE_PART
+            self._shares[is_new].spent(done - begun, part * self._panel.share, done)
         return True
 
     def _next_client(self, step: int) -> _Client | None:
-        """The client whose camera moved last, of those that wait for a picture."""
+        """Of the clients that wait for a picture: one that sees nothing of its view yet, whose camera moved last."""
         with self._lock:
             for client in self._clients.values():
                 if client.fresh and client.view is not None:
                     client.painter.look(client.view, moving=client.moving)
                     client.fresh = client.moving = False
             waiting = [client for client in self._clients.values() if client.painter.wants(step)]
-            return max(waiting, key=lambda client: client.moved, default=None)
+            return max(waiting, key=lambda client: (client.painter.is_new, client.moved), default=None)
 
     @property
     def n_clients(self) -> int:

@@ -62,6 +62,7 @@ class Painter:
     def __init__(self, largest: int = 640, ndc: Ndc | None = None) -> None:
         self.largest, self._ndc = largest, ndc
         self._view: View | None = None
+        self.is_new = False  # nothing of the view was painted yet
         self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
         self._depths: tuple[float, float] | None = None
@@ -69,7 +70,7 @@ class Painter:
 
     def look(self, view: View, *, moving: bool) -> None:
         """The client looks elsewhere, or at something else."""
-        self._view, self._finished_at = view, None
+        self._view, self._finished_at, self.is_new = view, None, True
         if moving or not self._pixels:
             self._pixels = 0
 
@@ -88,7 +89,7 @@ class Painter:
         wanted = most if self._pixels == 0 else min(most, 4.0 * self._pixels)
         full = self.largest**2 / max(view.aspect, 1.0 / view.aspect)
         pixels = min(full, max(LEAST_PIXELS, wanted))
-        begun = time.perf_counter()
+        self.is_new, begun = False, time.perf_counter()
         picture = self._render(model, view, pixels, step)
         seconds = max(time.perf_counter() - begun, 1e-4)
         self._rate = min(pixels / seconds, 0.5 * (self._rate + pixels / seconds))  # slower at once, faster with care

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -51,6 +53,31 @@ def test_every_channel_and_a_crop(model: NerfModel) -> None:
         assert painter.paint(model, 0, training=True) is not None
         painter.look(replace(VIEW, crop=Aabb.cube(0.2, (50.0, 0.0, 0.0))), moving=False)
         assert painter.paint(model, 0, training=True) is None
+
+
+def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: NerfModel) -> None:
+    from nerfturbo.viewer.page import LivePage, _Client
+    from nerfturbo.viewer.panel import SceneFacts
+
+    scene, now = ball_scene(), time.monotonic()
+    page = LivePage(SceneFacts("ball", scene, scene, scene.aabb, Path("paths"), True))
+    client = _Client(MagicMock(), Painter(largest=24), view=VIEW, fresh=True, moving=True)
+    page._clients = {0: client}
+    try:
+        with use_backend("reference"):
+            assert page.tick(model, 0, training=True) and not client.painter.is_new
+            page._shares[False].spent(100.0, 0.1, now)  # a fine picture on a slow machine
+            assert not page.tick(model, 1, training=True)  # it is not renewed for a long time,
+            client.view, client.fresh = replace(VIEW, channel="opacity"), True
+            page._shares[True] = TimeShare()
+            assert page.tick(model, 2, training=True)  # but another view is seen at once;
+            client.moved = time.monotonic()
+            assert not page.tick(model, 3, training=False)  # nothing is refined while the camera moves,
+            client.moved = 0.0
+            assert page.tick(model, 3, training=False)  # and a paused training gives all its time
+        assert page.frames_sent == 3
+    finally:
+        page.close()
 
 
 @pytest.mark.parametrize(("least", "part"), [(0.0, 0.2), (0.5, 0.2), (2.7, 0.1)])
