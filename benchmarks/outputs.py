@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -86,7 +87,8 @@ def surface(opened, cameras, resolution: int, name: str) -> dict:
     return {"scene": name, "voxel": voxel} | asdict(score_surface(mesh, name, seen, truth, voxel=voxel))
 
 
-def video_and_exports(opened, cameras, args: argparse.Namespace) -> dict:
+def video_and_exports(opened, cameras, args: argparse.Namespace) -> Iterator[dict]:
+    """Part by part, so that a benchmark that is cut keeps what was done."""
     mesh_flags = ("--resolution", str(args.resolution))
     wanted = {
         "mesh": ("mesh", "a.glb", *mesh_flags),
@@ -96,14 +98,17 @@ def video_and_exports(opened, cameras, args: argparse.Namespace) -> dict:
         "onnx": ("onnx", "e.onnx"),
     }
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        return {
-            "video": video(opened, cameras, folder, args.frames, args.size),
-            "exports": {
-                key: export(args.run, kind, folder / file, args.device, *flags)
-                for key, (kind, file, *flags) in wanted.items()
-            },
-        }
+        folder, exports = Path(name), {}
+        yield {"video": video(opened, cameras, folder, args.frames, args.size)}
+        for key, (kind, file, *flags) in wanted.items():
+            exports[key] = export(args.run, kind, folder / file, args.device, *flags)
+            yield {"exports": exports}
+
+
+def keep(values: dict, opened, args: argparse.Namespace) -> None:
+    what = "a video of a trained run, its exports, and its mesh against the exact surface"
+    seed = opened.config.train.seed
+    write_json(args.output, Record(what, PROTOCOL, seed, values, machine=machine(args.device)))
 
 
 def main() -> None:
@@ -120,8 +125,9 @@ def main() -> None:
     opened = load_run(args.run, args.device)
     train, test = open_views(opened.config)
     values: dict = {"scene": train.name, "steps": opened.state.step}
-    if not args.surface_only:
-        values |= video_and_exports(opened, test.cameras, args)
+    for part in () if args.surface_only else video_and_exports(opened, test.cameras, args):
+        values |= part
+        keep(values, opened, args)
     source = opened.config.data.source
     truth = args.truth or (source.removeprefix(BUILTIN_PREFIX) if source.startswith(BUILTIN_PREFIX) else None)
     if truth is not None:
@@ -129,15 +135,8 @@ def main() -> None:
             values["surface"] = surface(opened, train.cameras, args.resolution, truth)
         except InputError as error:  # too little training for a surface must not cost the other results
             values["surface"] = {"error": str(error)}
-    record = Record(
-        what="a video of a trained run, its exports, and its mesh against the exact surface",
-        protocol=PROTOCOL,
-        seed=opened.config.train.seed,
-        values=values,
-        machine=machine(args.device),
-    )
     print(json.dumps(values, indent=1))
-    write_json(args.output, record)
+    keep(values, opened, args)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def path_sheet(model: NerfModel, scene: Scene, n_frames: int) -> torch.Tensor:
     scale = min(1.0, SHEET_HEIGHT / int(path.size[0, 1]))
     path = path.scaled(scale)
     frames = [model.render_image(path, index).rgb.cpu() for index in range(n_frames)]
-    return torch.cat([torch.cat(frames[i : i + 6], dim=1) for i in range(0, n_frames - n_frames % 6, 6)])
+    blank = [torch.ones_like(frames[0])] * (-n_frames % 6)
+    return torch.cat([torch.cat([*frames, *blank][i : i + 6], dim=1) for i in range(0, n_frames, 6)])
 
 
 def small(picture: torch.Tensor) -> torch.Tensor:

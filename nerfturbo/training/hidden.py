@@ -18,8 +18,8 @@ from ..rendering.model import NerfModel
 from ..rendering.render import field_functions, ray_marching
 from ..sampling.from_geometry import cells_with_points, grown
 
-LIGHT = 0.02  # of a ray's light must still be there where it shows a cell
-ALPHA = 0.005  # and the sample at least so opaque
+LIGHT = 0.1  # of a ray's light must still be there where it shows a cell
+ALPHA = 0.01  # and the sample at least so opaque
 RAYS = {"cpu": 1 << 18, "cuda": 1 << 22}
 RAYS_AT_ONCE = 1 << 14
 FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes

@@ -51,6 +51,8 @@ def test_fresh_memory_is_zero_inside_and_as_ever_after() -> None:
     with zeroed_memory():
         for fresh in (torch.empty(3), torch.empty_like(torch.ones(3)), torch.ones(1).new_empty(3)):
             assert torch.equal(fresh, torch.zeros(3))
+        wanting = torch.empty(3, requires_grad=True)  # as torch's checkpoints ask for it
+        assert torch.equal(wanting, torch.zeros(3)) and wanting.requires_grad and wanting.is_leaf
     assert originals == (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
 

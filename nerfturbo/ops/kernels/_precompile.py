@@ -28,7 +28,12 @@ def zeroed_memory() -> Iterator[None]:
     """Inside, fresh memory is zero."""
 
     def zeroing(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda *args, **kwargs: original(*args, **kwargs).zero_()
+        def fresh(*args: Any, **kwargs: Any) -> torch.Tensor:
+            memory = original(*args, **kwargs)
+            with torch.no_grad():  # one that wants a gradient, as torch's checkpoints make it, may be zeroed too
+                return memory.zero_()
+
+        return fresh
 
     with ExitStack() as stack:
         for owner, name in _EMPTY:
