@@ -22,7 +22,6 @@ from ..data.images import composite_over
 from ..data.scene import Scene
 from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections
-from ..rendering.render import render_rays
 
 ALIGN_STEPS = 200
 ALIGN_RAYS = 2048
@@ -121,7 +120,7 @@ def aligned_to(
         for step in range(steps):
             batch = sampler.draw(step, n_rays)
             rays = replace(photos.rays(batch.rays), camera_indices=None)  # which are not those of training
-            rgb = render_rays(model.field, rays, model.grid, settings=model.settings, background=white).rgb
+            rgb = model.render_rays(rays, white).rgb
             loss = torch.nn.functional.huber_loss(rgb, composite_over(batch.rgba, white), delta=0.1)
             adam.zero_grad()
             loss.backward()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nerfturbo.config import SamplingConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.metrics import psnr
 from nerfturbo.export.web.bake import BakeSettings, bake, score
@@ -19,14 +20,14 @@ from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
 from nerfturbo.export.web.pack import Chunk, pack
 from nerfturbo.export.web.page import PageFacts, bundle, write_page
 from nerfturbo.export.web.reference import render_page, trace
-from nerfturbo.export.web.teacher import SeenCells, close_holes
+from nerfturbo.export.web.teacher import SeenCells, as_covered, close_holes
 from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import StepRule, march
-from nerfturbo.rendering.model import NerfModel
+from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb
 
-from ..tiny import ball_scene
+from ..tiny import ball_scene, tiny_config
 from .test_exports import Toybox, make_model
 from .web_scene import RADIUS, density, make_baked, make_cameras
 
@@ -88,7 +89,7 @@ def test_holes_in_a_sheet_are_closed_and_nothing_else_grows() -> None:
     inner = (sheet % 21 > 4) & (sheet % 21 < 16) & (sheet // 21 % 21 > 4) & (sheet // 21 % 21 < 16)
     hole = inner & (torch.rand(sheet.shape[0], generator=torch.Generator().manual_seed(0)) < 0.25)
     kept = sheet[~hole]
-    closed = close_holes(SeenCells(kept, torch.ones(kept.shape[0])), lattice)
+    closed = close_holes(SeenCells(kept, torch.ones(kept.shape[0]), torch.zeros(kept.shape[0])), lattice)
     assert bool(torch.isin(kept, closed.keys).all()) and int(hole.sum()) > 40
     assert float(torch.isin(sheet[hole], closed.keys).float().mean()) > 0.9
     assert int((~torch.isin(closed.keys, sheet)).sum()) == 0 and bool((closed.keys.diff() > 0).all())
@@ -213,6 +214,50 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
     assert "<title>a &lt;b&gt; &amp; &lt;/script&gt;</title>" in text and "a <b>" not in text
     assert "http:" not in text and "https:" not in text
     assert not [line for line in bundle().splitlines() if line.startswith(("import ", "export "))]
+
+
+class Garden(Shiny):
+    """The ball, and round about, far outside the box, a wall coloured by where it is."""
+
+    def distance(self, positions: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(positions.norm(dim=-1) - RADIUS, 7.0 - positions.norm(dim=-1))
+
+
+def test_a_contracted_scene_is_baked_to_its_end() -> None:
+    config = replace(
+        tiny_config(), sampling=SamplingConfig(kind="uniform", contraction="cube", n_samples=128, far=20.0)
+    )
+    garden = NerfModel(config, SceneBounds(Aabb.cube(1.2), 0.05, 8.0))
+    garden.field = Garden()
+    scene, test = ball_scene(n_views=8, size=32), ball_scene("test", n_views=1, size=32)
+    with use_backend("cpu"):
+        settings = BakeSettings(2_000_000, tune_seconds=600.0, n_rays=1 << 12, tune_steps=12)
+        result = bake(garden, scene.cameras, settings)
+        found = score(garden, result.baked, test)
+        page = render_page(result.baked, test.cameras, 0)
+    lattice = result.baked.blocks.lattice
+    assert 3 <= lattice.levels <= 5  # to the wall, not to the end of space
+    assert float(page.opacity.min()) > 0.9 and 8.0 < float(page.depth[0, 0]) < 12.0  # the wall behind the ball
+    assert found.against_field > 24.0
+
+
+def test_cells_are_as_fine_as_the_rays_that_looked_allow() -> None:
+    lattice = Lattice((0.0, 0.0, 0.0), 0.01, (20, 20, 20), levels=4)
+    draw = torch.Generator().manual_seed(0)
+
+    def looked(n: int) -> tuple[Lattice, float]:
+        points = torch.rand(n, 3, generator=draw) * torch.tensor([1.0, 1.0, 0.01]) - 0.5  # a sheet in level 0
+        keys, where = lattice.cell_keys(points).unique(return_inverse=True)
+        light, even = torch.zeros(2, keys.shape[0])
+        light.index_add_(0, where, torch.ones(n))
+        even.index_add_(0, where, (torch.arange(n) % 2 == 0).float())
+        found, seen = as_covered(SeenCells(keys, light, even), lattice)
+        assert float(seen.light.sum()) == pytest.approx(n)
+        return found, seen.coverage
+
+    (few, sparse), (many, dense) = looked(3000), looked(300_000)
+    assert many == replace(lattice, levels=1) and few.levels == 1  # the outer levels hold nothing
+    assert few.voxel > 1.9 * lattice.voxel and min(sparse, dense) > 0.9
 
 
 def test_an_empty_field_is_refused(model: NerfModel) -> None:

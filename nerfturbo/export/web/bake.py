@@ -25,7 +25,7 @@ from .lattice import Lattice, SparseBlocks
 from .pack import Chunk, pack
 from .reference import render_page
 from .shading import N_BASE
-from .teacher import SeenCells, ask_field, close_holes, on_coarser, pixel_rays, pixel_size
+from .teacher import SeenCells, as_covered, ask_field, close_holes, on_coarser, pixel_rays, pixel_size
 from .tune import TuneSettings, tune
 
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
@@ -121,6 +121,7 @@ def bake(
     n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
     options = {"time": settings.time, "seed": settings.seed, "seconds": pace.look_seconds}
     pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
+    finest, cells = as_covered(cells, finest)
     start = timed("look", start)
     say("asking the field")
     limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds

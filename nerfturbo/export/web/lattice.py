@@ -195,7 +195,7 @@ class SparseBlocks:
 
     def skips(self) -> Tensor:
         """(levels, z, y, x) uint8: 0 for a block that exists, else d: no block of this level exists nearer than d along
-        any axis, so that a ray may leap to the border of that cube. It must not leap into a finer level."""
+        any axis, so that a ray may leap to the border of that cube. It must not leap into another level."""
         return torch.stack([_distances(full) for full in self.slots >= 0])
 
 

@@ -2,7 +2,7 @@
 
 A ray walks from the near plane through the levels. Where it comes into a block it reads what is there: of one that
 exists it takes a filtered sample every half cell until its border; else it leaps over the cube of blocks that are known
-to be empty, but not into a finer level.
+to be empty, but not into another level.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class _Blocks:
         block = torch.minimum(block.clamp_min(0), block.new_tensor(lattice.blocks) - 1)
         where = (level, block[:, 2], block[:, 1], block[:, 0])
         slot, skip = baked.blocks.slots[where].long(), baked.skips[where].float().clamp_min(1.0)
-        border = torch.where(d > 0.0, block + skip[:, None], block - skip[:, None] + 1.0) * CELLS
+        ahead, behind = block + skip[:, None], block - skip[:, None] + 1.0
+        # What is known to be empty is so within this level: a leap ends where a coarser one begins.
+        border = torch.where(d > 0.0, torch.minimum(ahead, ahead.new_tensor(lattice.blocks)), behind.clamp_min(0.0))
+        border *= CELLS
         end = now + ((border - place) * lattice.voxel * scale[:, None] / d).amin(-1).clamp_min(0.0)
         if lattice.levels > 1:
             enter, leave = box_span(origins[rays], d, lattice, (scale * 0.5)[:, None])

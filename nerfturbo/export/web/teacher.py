@@ -23,6 +23,8 @@ NEIGHBOURS = 12  # cells of the 26 around one that make it a hole rather than a 
 CLOSING = 3  # cells a hole may reach in
 SLAB = 1 << 26  # cells looked at in one go
 LEAST_RAYS = 1 << 15
+COVERED = 0.9  # of the light: below, cells are made coarser by this factor each time, in all by at most that
+COARSER, COARSEST = 1.2, 4.0
 Progress = Callable[[float], None]
 
 
@@ -52,6 +54,14 @@ class SeenCells:
 
     keys: Tensor  # (n,) int64, each once
     light: Tensor  # (n,) float32
+    even: Tensor  # (n,) float32: that of every other ray alone
+
+    @property
+    def coverage(self) -> float:
+        """How much of the light of the other rays ends in cells that these rays saw: with too few rays for the cells
+        there are holes between them."""
+        others = (self.light - self.even).clamp_min(0.0)
+        return float(others[self.even > 0.0].sum() / others.sum().clamp_min(1e-9))
 
 
 def pixel_rays(cameras: Cameras, views: Tensor, pixels: Tensor, time: float | None) -> Rays:
@@ -102,7 +112,7 @@ def ask_field(
         index, weight = samples.ray_indices[seen].long(), out.weights[seen]
         for share_of_step in (0.0, 0.5, 1.0):  # a sample may be longer than a cell
             t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
-            gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight)
+            gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight, weight * (index % 2 == 0))
         spent, done = clock.perf_counter() - started, first + chunk
         if progress is not None:
             progress(min(1.0, max(done / n_rays, spent / seconds)))
@@ -117,32 +127,32 @@ def ask_field(
 
 
 class _Cells:
-    """Cells and their light, gathered bit by bit."""
+    """Cells and their light, of all rays and of every other one, gathered bit by bit."""
 
     def __init__(self, lattice: Lattice, device: torch.device) -> None:
         self.lattice = lattice
         self.keys = torch.zeros(0, dtype=torch.int64, device=device)
-        self.light = torch.zeros(0, device=device)
+        self.light = torch.zeros(0, 2, device=device)
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._n_waiting = 0
 
-    def add(self, positions: Tensor, weight: Tensor) -> None:
+    def add(self, positions: Tensor, light: Tensor, even: Tensor) -> None:
         inside = self.lattice.level_of(positions) < self.lattice.levels
         inside = inside.nonzero()[:, 0]
-        self._waiting.append((self.lattice.cell_keys(positions[inside]), weight[inside]))
+        self._waiting.append((self.lattice.cell_keys(positions[inside]), torch.stack([light, even], dim=1)[inside]))
         self._n_waiting += inside.shape[0]
         if self._n_waiting > 1 << 24:
             self._merge()
 
     def cells(self) -> SeenCells:
         self._merge()
-        return SeenCells(self.keys, self.light)
+        return SeenCells(self.keys, *self.light.unbind(1))
 
     def _merge(self) -> None:
         keys = torch.cat([self.keys, *(one for one, _ in self._waiting)])
         light = torch.cat([self.light, *(one for _, one in self._waiting)])
         self.keys, where = torch.unique(keys, return_inverse=True)
-        self.light = torch.zeros(self.keys.shape[0], device=keys.device).index_add_(0, where, light)
+        self.light = torch.zeros(self.keys.shape[0], 2, device=keys.device).index_add_(0, where, light)
         self._waiting, self._n_waiting = [], 0
 
 
@@ -153,8 +163,20 @@ def on_coarser(cells: SeenCells, lattice: Lattice, coarser: Lattice) -> SeenCell
     unit = (cell + 0.5) * lattice.voxel - torch.tensor(lattice.half, device=device)
     centers = torch.tensor(lattice.center, device=device) + unit * torch.pow(2.0, level.float())[:, None]
     gathered = _Cells(coarser, device)
-    gathered.add(centers, cells.light)
+    gathered.add(centers, cells.light, cells.even)
     return gathered.cells()
+
+
+def as_covered(cells: SeenCells, lattice: Lattice) -> tuple[Lattice, SeenCells]:
+    """The lattice as fine as the rays that looked allow: coarser until hardly any light falls between the cells they
+    saw, and without the outer levels to which none comes."""
+    found, seen = lattice, cells
+    while seen.coverage < COVERED and found.voxel < COARSEST * lattice.voxel:
+        found = Lattice.around(lattice.box, found.voxel * COARSER, lattice.levels)
+        seen = on_coarser(cells, lattice, found)
+    nx, ny, nz = found.cells
+    levels = 1 + int(seen.keys[-1]) // (nx * ny * nz)  # keys rise level by level
+    return replace(found, levels=levels), seen
 
 
 def close_holes(cells: SeenCells, lattice: Lattice) -> SeenCells:
@@ -163,7 +185,7 @@ def close_holes(cells: SeenCells, lattice: Lattice) -> SeenCells:
     A cell on top of a flat sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others.
     """
     nx, ny, nz = lattice.cells
-    keys, light, device = cells.keys, cells.light, cells.keys.device
+    keys, light, even, device = cells.keys, cells.light, cells.even, cells.keys.device
     slab = max(1, SLAB // (nx * ny))
     for _ in range(CLOSING):
         found = []
@@ -185,8 +207,9 @@ def close_holes(cells: SeenCells, lattice: Lattice) -> SeenCells:
         if not found:
             break
         keys, order = torch.cat([keys, *found]).sort()
-        light = torch.cat([light, light.new_zeros(keys.shape[0] - light.shape[0])])[order]
-    return SeenCells(keys, light)
+        nothing = light.new_zeros(keys.shape[0] - light.shape[0])
+        light, even = (torch.cat([part, nothing])[order] for part in (light, even))
+    return SeenCells(keys, light, even)
 
 
 def _with_neighbours(values: Tensor, axis: int) -> Tensor:

@@ -84,9 +84,9 @@ void main() {
       vec3 place = ((position - center) / scale + extent) / VOXEL;
       ivec3 block = clamp(ivec3(floor(place / CELLS)), ivec3(0), counts - 1);
       uvec4 entry = texelFetch(blocks, ivec3(block.xy, block.z + level * counts.z), 0);
-      // To the border of the block, or of the cube of blocks that are known to be empty; but not into a finer level.
+      // To the border of the block, or of the cube of blocks that are known to be empty; but not into another level.
       float skip = max(float(entry.w), 1.0);
-      vec3 ahead = vec3(block) + skip, behind = vec3(block) - skip + 1.0;
+      vec3 ahead = min(vec3(block) + skip, vec3(counts)), behind = max(vec3(block) - skip + 1.0, 0.0);
       vec3 border = mix(behind, ahead, greaterThan(safe, vec3(0.0))) * CELLS;
       float end = t + max(least((border - place) * VOXEL * scale * inverse), 0.0);
       if (level > 0) {
