@@ -14,6 +14,7 @@ from ..ops.contraction import Contraction, unit_positions
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
 from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from ..ops.ngp_query import ngp_query
 from ..ops.ngp_visibility import NgpDensity, ngp_visibility
 from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
@@ -136,8 +137,12 @@ class InstantNGP(nn.Module):
         times: Tensor | None = None,
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        encoding = self._encode(unit_positions(positions, self.aabb, self.contraction))
+        unit = unit_positions(positions, self.aabb, self.contraction)
         angular = self.ray_features(directions, camera_indices)
+        if self.level_weights is None and self.table_sink is None and self.weight_sink is None:
+            grid = self.encoding
+            return ngp_query(unit, angular, grid.table, grid.layout, self.weights, half=self.half_table)
+        encoding = self._encode(unit)
         logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
         return activated(logits)
 

@@ -21,6 +21,8 @@ from ._dispatch import implementation, optimized
 from ._sink import GradientSink, check_count, redirect_all, zero_tail
 from .hash_encode import HashLayout
 
+MAX_LOGIT = 15.0  # density = exp(min(y_0, 15)), so that it stays finite
+
 
 class NgpWeights(NamedTuple):
     """The five matrices, each (outputs, inputs) as in torch.nn.Linear; fp32 masters or halves."""
@@ -64,7 +66,7 @@ def ngp_field(
         check_int("ray_indices", ray_indices, torch.int32)
     check_count(n_used, encoding.device)
     weights = NgpWeights(*weights)
-    _check_weights(weights, encoding.shape[1], directions.shape[1])
+    check_weights(weights, encoding.shape[1], directions.shape[1])
     check_device(encoding=encoding, directions=directions, ray_indices=ray_indices, **weights._asdict())
     if directions.shape[0] == 0 and encoding.shape[0] > 0:
         raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
@@ -114,7 +116,8 @@ def ngp_density(
         return zero_tail(density(zero_tail(positions, n_used), table, layout, weights), n_used)
 
 
-def _check_weights(weights: NgpWeights, encoding: int, directions: int) -> None:
+def check_weights(weights: NgpWeights, encoding: int, directions: int) -> None:
+    """That the matrices fit each other, an encoding and directions of these widths."""
     check_shape("density_in", weights.density_in, ("hidden", encoding))
     hidden = weights.density_in.shape[0]
     check_shape("density_out", weights.density_out, ("features", hidden))

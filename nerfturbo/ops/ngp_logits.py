@@ -10,7 +10,7 @@ from ._checks import check_device, check_float, check_int, check_shape
 from ._dispatch import implementation
 from ._sink import check_count
 from .hash_encode import HashLayout
-from .ngp_field import NgpWeights, _check_weights
+from .ngp_field import NgpWeights, check_weights
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
@@ -54,7 +54,7 @@ def ngp_logits(
     check_float("table", table)
     check_count(n_used, positions.device)
     weights = NgpWeights(*weights)
-    _check_weights(weights, layout.n_outputs, directions.shape[1])
+    check_weights(weights, layout.n_outputs, directions.shape[1])
     check_device(positions=positions, directions=directions, ray_indices=ray_indices, table=table, **weights._asdict())
     if directions.shape[0] == 0 and n > 0:
         raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")

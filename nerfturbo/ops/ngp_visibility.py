@@ -20,8 +20,6 @@ from ._dispatch import implementation
 from .hash_encode import HashLayout
 from .thinning import Thinning
 
-MAX_LOGIT = 15.0  # as fields.activations.truncated_exp clamps
-
 
 @dataclass(frozen=True)
 class NgpDensity:

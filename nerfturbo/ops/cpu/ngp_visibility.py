@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
-from ..ngp_visibility import MAX_LOGIT, NgpDensity
+from ..ngp_field import MAX_LOGIT
+from ..ngp_visibility import NgpDensity
 from ..thinning import GOLDEN, HALVINGS, Thinning
 from ._launch import array, as_float32, jit, launch
 from .ngp_field import ngp_density

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
+from ..ngp_field import MAX_LOGIT as _MAX_LOGIT
 from ..ngp_field import NgpWeights
 from ..reference import ngp_field as reference
 from . import fused_mlp
@@ -56,6 +57,7 @@ from ._ngp_density import ngp_density
 __all__ = ["ngp_density", "ngp_field"]
 
 BLOCK, WARPS, STAGES = 64, 4, 3
+MAX_LOGIT = tl.constexpr(_MAX_LOGIT)
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 
 
@@ -92,7 +94,7 @@ def _forward_kernel(
     stride_xn, stride_xc, stride_c,
     DE: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
     PE: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
-    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, ACTIVATED: tl.constexpr,
 ):  # fmt: skip
     n_used = used_rows(p_used, n)
     ALL: tl.constexpr = EVEN and p_used is None
@@ -113,16 +115,19 @@ def _forward_kernel(
         b_c = keep_rows(tl.dot(h2, W5, input_precision=PRECISION), m, ALL)
         if p_features is not None:
             store_tile(p_features, b_y, i, n, 1, stride_c, DF, PF, EVEN)
-        store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
         logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
+        if ACTIVATED:
+            b_c = 1.0 / (1.0 + tl.exp(-b_c))
+            logit = tl.exp(tl.where(logit > MAX_LOGIT, MAX_LOGIT, logit))
+        store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
         tl.store(p_raw + 3 * tl.cast(stride_c, tl.int64) + i, logit, mask=i < n)
     zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
 
 
 @launchable(do_not_specialize=["n"])
 def _colour_backward_kernel(
-    p_directions, p_rays, p_features, p_draw, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections, p_g3, p_g4, p_g5, p_used,
-    p_found_inf, n, stride_c, stride_rn, stride_rc,
+    p_directions, p_rays, p_features, p_draw, p_dlogit, p_values, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections,
+    p_g3, p_g4, p_g5, p_used, p_found_inf, n, stride_c, stride_rn, stride_rc, stride_ln,
     DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
@@ -141,9 +146,14 @@ def _colour_backward_kernel(
         m = i < n_used
         ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
         b_y = keep_rows(load_tile(p_features, i, n, 1, stride_c, DF, PF, EVEN, T), m, ALL)
-        b_d = keep_rows(load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, T), m, ALL)
-        p_logit = p_draw + i.to(tl.int64) * stride_rn + 3 * tl.cast(stride_rc, tl.int64)
-        dlogit = tl.load(p_logit, mask=m, other=0.0).to(tl.float32)
+        dlogit = tl.load(p_dlogit + i.to(tl.int64) * stride_ln, mask=m, other=0.0).to(tl.float32)
+        if p_values is None:
+            b_d = keep_rows(load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, T), m, ALL)
+        else:  # gradients of colours and densities, which were stored
+            b_rgb = load_tile(p_values, i, n, 1, stride_c, 3, 16, EVEN, tl.float32)
+            b_d = load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, tl.float32)
+            b_d = keep_rows((b_d * b_rgb * (1.0 - b_rgb)).to(T), m, ALL)
+            dlogit *= tl.load(p_values + 3 * tl.cast(stride_c, tl.int64) + i, mask=m, other=0.0)
         h1, h2 = _colour_hidden(b_s, b_y, W3a, W3b, W4, T, PRECISION)
         G5 = add_products(G5, h2, b_d, PH, 16, PRECISION)
         b_d = relu_backward(h2, b_d, W5, T, PRECISION)
@@ -183,9 +193,10 @@ def _programs(n: int, per_processor: int, device: torch.device) -> int:
 
 
 def forward(
-    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, n_used: Tensor | None, keep: bool
-) -> tuple[Tensor, Tensor | None]:
-    """raw (n, 4) and, if kept, the density network's output (n, features)."""
+    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, n_used: Tensor | None, keep: bool,
+    *, activated: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """raw (n, 4), or colours and densities, and, if kept, the density network's output (n, features)."""
     n = x.shape[0]
     raw = feature_major(n, 4, torch.float32, x.device)
     features = feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
@@ -195,7 +206,7 @@ def forward(
             p_x=x, p_directions=directions, p_rays=rays, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
             p_features=features, p_raw=raw, p_used=n_used, n=n,
             stride_xn=x.stride(0), stride_xc=x.stride(1), stride_c=n,
-            **_shape(x, directions, weights), num_warps=WARPS, num_stages=STAGES,
+            **_shape(x, directions, weights), ACTIVATED=activated, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return raw, features
 
@@ -203,8 +214,13 @@ def forward(
 def colour_backward(
     x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, features: Tensor, draw: Tensor,
     n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None, found_inf: Tensor | None = None,
+    *, dlogit: Tensor | None = None, values: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Gradient of the density network's output; weight gradients added to the last three of `sums`."""
+    """Gradient of the density network's output; weight gradients added to the last three of `sums`.
+
+    `draw` is the gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities.
+    """
+    dlogit = draw[:, 3] if dlogit is None else dlogit
     n = features.shape[0]
     dfeatures = torch.empty_strided(features.shape, features.stride(), dtype=features.dtype, device=features.device)
     programs = _programs(n, BACKWARD_PROGRAMS, features.device)
@@ -213,10 +229,11 @@ def colour_backward(
     shape = _shape(x, directions, weights)
     del shape["DE"], shape["PE"]
     _colour_backward_kernel[(programs,)](
-        p_directions=directions, p_rays=rays, p_features=features, p_draw=draw,
+        p_directions=directions, p_rays=rays, p_features=features, p_draw=draw, p_dlogit=dlogit, p_values=values,
         p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
         p_dfeatures=dfeatures, p_ddirections=ddirections, p_g3=targets[0], p_g4=targets[1], p_g5=targets[2],
         p_used=n_used, p_found_inf=found_inf, n=n, stride_c=n, stride_rn=draw.stride(0), stride_rc=draw.stride(1),
+        stride_ln=dlogit.stride(0),
         **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if partial:
@@ -232,11 +249,17 @@ def _directions_gradient(directions: Tensor, rays: Tensor | None) -> Tensor:
     return torch.zeros(rows, directions.shape[1], dtype=torch.float32, device=directions.device)
 
 
-def _zeros_like_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """fp32 zeros of these shapes by one fill, each from an aligned address on."""
-    sizes = [-(-t.numel() // 32) * 32 for t in tensors]
-    parts = torch.zeros(sum(sizes), dtype=torch.float32, device=tensors[0].device).split(sizes)
-    return [part[: t.numel()].view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+def zero_sums(weights: Sequence[Tensor]) -> list[Tensor]:
+    """fp32 zeros of the matrices' shapes by one fill, each from an aligned address on."""
+    begins = [0]
+    for weight in weights:
+        begins.append(begins[-1] + cdiv(weight.numel(), 32) * 32)
+    zeros = torch.zeros(begins[-1], dtype=torch.float32, device=weights[0].device)
+    return [zeros.as_strided(w.shape, (w.shape[1], 1), at) for w, at in zip(weights, begins[:-1], strict=True)]
+
+
+def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor]:
+    return [s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
 
 
 class _NgpField(torch.autograd.Function):
@@ -259,7 +282,7 @@ class _NgpField(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
         x, directions, rays, features, n_used, *weights = ctx.saved_tensors
-        sums = _zeros_like_all(weights) if ctx.sink is None else list(ctx.sink.buffers)
+        sums = zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
         found_inf = None if ctx.sink is None else ctx.sink.found_inf
         dx = torch.zeros_like(x) if x.shape[0] == 0 else None
         ddirections = _directions_gradient(directions, rays) if ctx.needs_input_grad[1] else None
@@ -275,8 +298,14 @@ class _NgpField(torch.autograd.Function):
                 total = torch.zeros(directions.shape, dtype=torch.float32, device=directions.device)
                 ddirections = total.index_add_(0, rays.long(), ddirections)
             ddirections = ddirections.to(directions.dtype)
-        grads = [None] * 5 if ctx.sink is not None else [s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
+        grads = [None] * 5 if ctx.sink is not None else in_types_of(weights, sums)
         return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
+
+
+def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
+    widest = max(encoding, directions, weights.density_out.shape[0], weights.density_in.shape[0])
+    if widest > 64:
+        raise InputError("weights", "widths up to 64 on the Triton backend", str(widest), "use ops.fused_mlp")
 
 
 def ngp_field(
@@ -289,9 +318,7 @@ def ngp_field(
     n_used: Tensor | None = None,
 ) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
-    widths = (encoding.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
-    if max(widths) > 64:
-        raise InputError("weights", "widths up to 64 on the Triton backend", str(max(widths)), "use ops.fused_mlp")
+    check_widths(encoding.shape[1], directions.shape[1], weights)
     if not fits(weights, encoding.dtype, encoding.device):
         own = NgpWeights(*redirect_all(weights, sink))
         return zero_tail(reference.ngp_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
@@ -301,11 +328,11 @@ def ngp_field(
 
 def _cases(dtype: str, operand: Any, *, rays: bool = True) -> list[CompileCase]:
     pointers = {"p_x": dtype, "p_directions": "fp32", "p_features": dtype, "p_raw": "fp32", "p_used": "i32"}
-    if rays:
-        pointers["p_rays"] = "i32"
+    pointers |= {"p_rays": "i32"} if rays else {"p_values": "fp32"}
     pointers |= {
         "p_found_inf": "fp32",
         "p_draw": "fp32",
+        "p_dlogit": "fp32",
         "p_dfeatures": dtype,
         **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)},
     }
@@ -313,7 +340,8 @@ def _cases(dtype: str, operand: Any, *, rays: bool = True) -> list[CompileCase]:
     signature["n"] = "i32"
     widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}
     constexprs = widths | {"T": operand, "PRECISION": "tf32", "BLOCK": BLOCK, "EVEN": True, "PARTIAL": False}
-    constexprs |= {"stride_xn": 1, "stride_rn": 1, "p_ddirections": None} | ({} if rays else {"p_rays": None})
+    constexprs |= {"stride_xn": 1, "stride_rn": 1, "stride_ln": 1, "p_ddirections": None, "ACTIVATED": not rays}
+    constexprs |= {"p_values": None} if rays else {"p_rays": None}
     constexprs |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
     result, own = [], "" if rays else "-own"
     for kind, kernel in (("forward", _forward_kernel), ("colour-backward", _colour_backward_kernel)):

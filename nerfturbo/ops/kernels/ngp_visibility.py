@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import PackedSamples
-from ..ngp_visibility import MAX_LOGIT, NgpDensity
+from ..ngp_field import MAX_LOGIT
+from ..ngp_visibility import NgpDensity
 from ..thinning import Thinning, thin_codes
 from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, processors, scalar_or_pointer
 from ._grid import clamp_unit, level_constants

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from .._sink import zero_tail
-from ..ngp_visibility import MAX_LOGIT, NgpDensity
+from ..ngp_field import MAX_LOGIT
+from ..ngp_visibility import NgpDensity
 from ..thinning import Thinning, thin_codes
 from .composite import composite, visibility
 from .ngp_field import ngp_density
