@@ -87,7 +87,7 @@ def rendered_sheet(model: NerfModel, test: Scene, views: list[int]) -> torch.Ten
 
 
 def path_sheet(model: NerfModel, scene: Scene, n_frames: int) -> torch.Tensor:
-    """Frames of a flight through the training cameras, in rows of six."""
+    """Frames of a flight through the training cameras, in rows of six, or one row of fewer."""
     path = interpolated_path(scene.cameras, n_frames)
     scale = min(1.0, SHEET_HEIGHT / int(path.size[0, 1]))
     path = path.scaled(scale)
