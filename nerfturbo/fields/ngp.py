@@ -13,7 +13,7 @@ from ..ops import GradientSink
 from ..ops.contraction import Contraction, unit_positions
 from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
-from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from ..ops.ngp_field import NgpWeights, ngp_densities, ngp_density, ngp_field
 from ..ops.ngp_query import ngp_query
 from ..ops.ngp_visibility import NgpDensity, ngp_visibility
 from ..ops.sample_positions import sample_positions
@@ -127,7 +127,8 @@ class InstantNGP(nn.Module):
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = unit_positions(positions, self.aabb, self.contraction)
         if not torch.is_grad_enabled() and unit.dtype != torch.float64:
-            return truncated_exp(self._density_logits(unit))
+            table = self.encoding.table if self.half_table is None else self.half_table
+            return ngp_densities(unit, table, self.encoding.layout, self.faded_weights[:2])
         return truncated_exp(fused_mlp(self._encode(unit), self.density_net.matrices)[:, 0])
 
     def forward(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_int, check_shape
-from ._dispatch import implementation, optimized
+from ._dispatch import implementation, optimized, resolve
 from ._sink import GradientSink, check_count, redirect_all, zero_tail
 from .hash_encode import HashLayout
 
@@ -99,21 +99,42 @@ def ngp_density(
     >>> ngp_density(torch.rand(1, 3), table, layout, (torch.ones(3, 4), torch.ones(2, 3))).round().tolist()
     [12.0]
     """
-    check_shape("positions", positions, ("n", 3))
-    check_float("positions", positions)
-    check_shape("table", table, (layout.n_entries, layout.n_features))
-    check_float("table", table)
+    _check_look_up(positions, table, layout, weights)
     check_count(n_used, positions.device)
-    density_in, density_out = weights
-    check_shape("weights[0]", density_in, ("hidden", layout.n_outputs))
-    check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
-    check_device(positions=positions, table=table, density_in=density_in, density_out=density_out)
     density = optimized("ngp_field", "ngp_density", positions)
     with torch.no_grad():
         if density is not None:
             return density(positions, table, layout, weights, n_used=n_used)
         density = implementation("ngp_field", "ngp_density", positions)
         return zero_tail(density(zero_tail(positions, n_used), table, layout, weights), n_used)
+
+
+def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
+    """(n,) fp32 densities, exp(min(logit, 15)) of `ngp_density`; no gradient.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> ngp_densities(torch.rand(1, 3), torch.ones(layout.n_entries, 2), layout, (torch.zeros(3, 4), torch.ones(2, 3)))
+    tensor([1.])
+    """
+    if resolve(positions) != "triton":
+        return ngp_density(positions, table, layout, weights).clamp(max=MAX_LOGIT).exp()
+    _check_look_up(positions, table, layout, weights)
+    densities = implementation("ngp_field", "ngp_densities", positions)
+    if not torch.is_grad_enabled():
+        return densities(positions, table, layout, weights)
+    with torch.no_grad():
+        return densities(positions, table, layout, weights)
+
+
+def _check_look_up(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> None:
+    check_shape("positions", positions, ("n", 3))
+    check_float("positions", positions)
+    check_shape("table", table, (layout.n_entries, layout.n_features))
+    check_float("table", table)
+    density_in, density_out = weights
+    check_shape("weights[0]", density_in, ("hidden", layout.n_outputs))
+    check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
+    check_device(positions=positions, table=table, density_in=density_in, density_out=density_out)
 
 
 def check_weights(weights: NgpWeights, encoding: int, directions: int) -> None:

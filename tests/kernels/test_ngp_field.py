@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, HashLayout, use_backend
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from nerfturbo.ops.ngp_field import NgpWeights, ngp_densities, ngp_density, ngp_field
 
 from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, generator, steady_rows
 
@@ -155,6 +155,10 @@ def test_density_matches_reference(
         assert_close("logit", got, want, 1e-5)
     with use_backend(backend):  # type: ignore[arg-type]
         assert ngp_density(positions[:0], table, layout, weights).shape == (0,)
+        scale = 20.0 / ngp_density(positions, table, layout, weights).abs().max()  # the largest saturate
+        steep = weights[0], weights[1] * scale
+        logits = ngp_density(positions, table, layout, steep)
+        assert_close("densities", ngp_densities(positions, table, layout, steep), logits.clamp(max=15.0).exp(), 1e-5)
 
 
 def test_wrong_weights_are_named(kernel_device: torch.device) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -61,6 +62,12 @@ def fp32_precision() -> str:
     """How fp32 operands are multiplied: as torch's own matmul would."""
     # `allow_tf32`, the older name, raises once somebody has used this one.
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def operands(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """T and PRECISION of a kernel that multiplies this type; only fp32 has a choice, and asking torch for it costs."""
+    precision = fp32_precision() if dtype == torch.float32 or device.type != "cuda" else "tf32"
+    return {"T": operand_type(dtype, device), "PRECISION": precision}
 
 
 def feature_major(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..hash_encode import HashLayout
+from ..ngp_field import MAX_LOGIT
 from ..reference import fused_mlp as reference
 from ._common import check_kernel_float
 from ._mlp import fits
@@ -26,11 +27,17 @@ def ngp_density(
     weights: tuple[Tensor, Tensor],
     *,
     n_used: Tensor | None = None,
+    exponential: bool = False,
 ) -> Tensor:
-    if not fits(weights, table.dtype, positions.device):
-        encoding = hash_encode(positions, table, layout, n_used=n_used)
-        return reference.fused_mlp(encoding, [weights[0], weights[1][:1]])[:, 0].float()
-    density_in, density_out = (w.contiguous() for w in weights)
+    density_in, density_out = weights[0].contiguous(), weights[1].contiguous()
     check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
     encoding = hash_encode(positions, table, layout, n_used=n_used)
-    return mlp_forward(encoding, [density_in, density_out[:1]], n_used, dtype=torch.float32)[:, 0]
+    own = [density_in, density_out[:1]]
+    if not fits(weights, table.dtype, positions.device):
+        logits = reference.fused_mlp(encoding, own)[:, 0].float()
+        return logits.clamp(max=MAX_LOGIT).exp() if exponential else logits
+    return mlp_forward(encoding, own, n_used, dtype=torch.float32, exponential=exponential)[:, 0]
+
+
+def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
+    return ngp_density(positions, table, layout, weights, exponential=True)

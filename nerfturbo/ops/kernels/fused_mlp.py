@@ -34,11 +34,10 @@ from ._mlp import (
     add_weight,
     feature_major,
     fits,
-    fp32_precision,
     keep_rows,
     load_tile,
     load_weight,
-    operand_type,
+    operands,
     padded,
     relu_backward,
     relu_layer,
@@ -48,6 +47,7 @@ from ._mlp import (
 )
 
 MAX_LAYERS, MAX_WIDTH = 4, 128
+MAX_LOGIT = tl.constexpr(15.0)
 BLOCK, STAGES = 64, 3
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 SUMS_IN_REGISTERS = 8192  # numbers of weight gradient that one backward launch accumulates
@@ -59,6 +59,7 @@ def _forward_kernel(
     HIDDEN: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, DL: tl.constexpr,
     DY: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr, PL: tl.constexpr,
     PY: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
 ):  # fmt: skip
     n_used = used_rows(p_used, n)
     ALL: tl.constexpr = EVEN and p_used is None
@@ -78,7 +79,10 @@ def _forward_kernel(
             b = relu_layer(b, W1, T, PRECISION)
         if HIDDEN > 2:
             b = relu_layer(b, W2, T, PRECISION)
-        b_y = keep_rows(tl.dot(b, WL, input_precision=PRECISION), i < n_used, ALL)
+        b_y = tl.dot(b, WL, input_precision=PRECISION)
+        if EXPONENTIAL:
+            b_y = tl.exp(tl.where(b_y > MAX_LOGIT, MAX_LOGIT, b_y))
+        b_y = keep_rows(b_y, i < n_used, ALL)
         store_tile(p_y, b_y, i, n, stride_yn, stride_yc, DY, PY, EVEN)
     zero_blocks(p_y, n_used, n, stride_yn, stride_yc, DY, PY, BLOCK, EVEN)
 
@@ -148,8 +152,7 @@ def _backward_kernel(
 
 def _shape(x: Tensor, weights: list[Tensor]) -> dict[str, Any]:
     """Constexprs of both kernels: HIDDEN layers, the widths D and their padded P."""
-    widths = _widths((x.shape[1], *(w.shape[0] for w in weights)))
-    return widths | {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
+    return _widths((x.shape[1], *(w.shape[0] for w in weights))) | operands(x.dtype, x.device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -164,30 +167,32 @@ def _widths(widths: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _pointers(weights: list[Tensor], names: tuple[str, str, str, str]) -> dict[str, Tensor | None]:
-    hidden = weights[:-1]
-    found: dict[str, Tensor | None] = {name: hidden[k] if k < len(hidden) else None for k, name in enumerate(names[:3])}
-    return found | {names[3]: weights[-1]}
+    *hidden, last = weights
+    first, second, third = (*hidden, None, None, None)[:3]
+    return {names[0]: first, names[1]: second, names[2]: third, names[3]: last}
 
 
-def _tile(n: int, widest: int) -> dict[str, Any]:
+def _tile(n: int, shape: dict[str, Any]) -> dict[str, Any]:
+    widest = max(shape["P0"], shape["P1"], shape["P2"], shape["P3"], shape["PL"], shape["PY"])
     return {"BLOCK": BLOCK, "EVEN": n % BLOCK == 0, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
 
 
 def forward(
-    x: Tensor, weights: list[Tensor], n_used: Tensor | None, *, dtype: torch.dtype | None = None
+    x: Tensor, weights: list[Tensor], n_used: Tensor | None, *, dtype: torch.dtype | None = None,
+    exponential: bool = False,
 ) -> Tensor:  # fmt: skip
-    """(n, outputs) in the type of x, or in another: sums are fp32 whatever it is."""
+    """(n, outputs) in the type of x, or in another: sums are fp32 whatever it is. `exponential`: exp(min(y, 15))."""
     n = x.shape[0]
     y = feature_major(n, weights[-1].shape[0], dtype or x.dtype, x.device)
     if n == 0:
         return y
     shape = _shape(x, weights)
-    tile = _tile(n, max(v for k, v in shape.items() if k[0] == "P" and k != "PRECISION"))
+    tile = _tile(n, shape)
     programs = min(cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
     _forward_kernel[(programs,)](
         p_x=x, **_pointers(weights, ("p_w0", "p_w1", "p_w2", "p_last")), p_y=y, p_used=n_used, n=n,
         stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=y.stride(0), stride_yc=y.stride(1),
-        **shape, **tile,
+        **shape, **tile, EXPONENTIAL=exponential,
     )  # fmt: skip
     return y
 
@@ -218,7 +223,7 @@ def backward(
     if n == 0:
         return dx
     shape = _shape(x, weights)
-    tile = _tile(n, max(v for k, v in shape.items() if k[0] == "P" and k != "PRECISION"))
+    tile = _tile(n, shape)
     programs = min(cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
     groups = _groups(weights, [s is not None for s in sums])
@@ -291,7 +296,7 @@ def _cases(dtype: str, operand: Any, widths: tuple[int, ...], **tile: Any) -> li
     pointers = {f"p_{kind}{k}": "*fp32" for kind in "wg" for k in range(hidden)} | {"p_last": "*fp32", "p_gl": "*fp32"}
     signature = {"p_x": f"*{dtype}", "p_y": f"*{dtype}", "p_dy": f"*{dtype}", "p_dx": f"*{dtype}", "p_used": "*i32"}
     signature |= {"p_found_inf": "*fp32", "n": "i32", **pointers}
-    constexprs = {**shape, **absent, "BLOCK": 64, "EVEN": True, "PARTIAL": False}
+    constexprs = {**shape, **absent, "BLOCK": 64, "EVEN": True, "PARTIAL": False, "EXPONENTIAL": False}
     constexprs |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
     name = f"{dtype}-{'-'.join(map(str, widths))}"
     result = []

@@ -40,11 +40,10 @@ from ._mlp import (
     add_weight,
     feature_major,
     fits,
-    fp32_precision,
     keep_rows,
     load_tile,
     load_weight,
-    operand_type,
+    operands,
     padded,
     relu_backward,
     relu_layer,
@@ -52,9 +51,9 @@ from ._mlp import (
     zero_blocks,
     zero_sum,
 )
-from ._ngp_density import ngp_density
+from ._ngp_density import ngp_densities, ngp_density
 
-__all__ = ["ngp_density", "ngp_field"]
+__all__ = ["ngp_densities", "ngp_density", "ngp_field"]
 
 BLOCK, WARPS, STAGES = 64, 4, 3
 MAX_LOGIT = tl.constexpr(_MAX_LOGIT)
@@ -184,8 +183,7 @@ def _widths(encoding: int, directions: int, features: int, hidden: int) -> dict[
 
 def _shape(x: Tensor, directions: Tensor, weights: NgpWeights) -> dict[str, Any]:
     widths = _widths(x.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
-    operands = {"T": operand_type(x.dtype, x.device), "PRECISION": fp32_precision()}
-    return widths | operands | {"BLOCK": BLOCK, "EVEN": x.shape[0] % BLOCK == 0}
+    return widths | operands(x.dtype, x.device) | {"BLOCK": BLOCK, "EVEN": x.shape[0] % BLOCK == 0}
 
 
 def _programs(n: int, per_processor: int, device: torch.device) -> int:
