@@ -275,8 +275,9 @@ def test_every_switch_has_its_row() -> None:
     rows = {case.name: case.config for case in ablation_cases(config, cpu)}
     assert rows["no finer steps in pictures"].render.eval_refine == 1
     assert rows["no decay of hash levels"].optim.table_decay == 0.0
+    assert rows["no four rays a pixel in pictures"].render.eval_rays == 1
     for name, stage, values in QUALITY:
-        if name not in ("finer steps in pictures", "decay of hash levels"):
+        if name not in ("finer steps in pictures", "decay of hash levels", "four rays a pixel in pictures"):
             assert {key: getattr(getattr(rows[f"+ {name}"], stage), key) for key in values} == values
             assert replace(rows[f"+ {name}"], **{stage: getattr(config, stage)}) == config  # and nothing else changed
     proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
