@@ -92,7 +92,7 @@ def train(
         last[:] = [record]
         if len(taken) < len(marks) - 1 and trainer.train_seconds >= marks[len(taken)]:
             seconds = trainer.train_seconds
-            with trainer.clock_stopped(), trainer.optimizer.averaged():
+            with trainer.clock_stopped(), trainer.as_finished():
                 score = evaluate(trainer.model, scenes[1], views=views, with_ssim=False)
             taken.append({"seconds": seconds, "step": trainer.step, "psnr": score.psnr})
 

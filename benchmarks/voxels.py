@@ -71,7 +71,7 @@ class Watch:
             self.score(trainer)
 
     def score(self, trainer: Trainer) -> None:
-        with trainer.clock_stopped(), trainer.optimizer.averaged():
+        with trainer.clock_stopped(), trainer.as_finished():
             self.read_memory()
             psnr = evaluate(trainer.model, self.test, views=self.views, with_ssim=False).psnr
             self.scores.append({"seconds": round(trainer.train_seconds, 3), "step": trainer.step, "psnr": psnr})

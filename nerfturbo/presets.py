@@ -21,6 +21,7 @@ from .errors import InputError
 _PRESETS: dict[str, Config] = {
     "ngp": Config(
         preset="ngp",
+        grid=GridConfig(hide_unseen=True),
         field=FieldConfig(n_levels=8, n_features=4, max_resolution=1024),
         render=RenderConfig(steps_per_diagonal=1536, eval_refine=2),
         optim=OptimConfig(
@@ -35,7 +36,7 @@ _PRESETS: dict[str, Config] = {
     ),
     "ngp-cpu": Config(
         preset="ngp-cpu",
-        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8),
+        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8, hide_unseen=True),
         field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512, width=32),
         render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
         optim=OptimConfig(lr=2e-2, weight_decay=0.0, skip_untouched=False),
@@ -43,7 +44,7 @@ _PRESETS: dict[str, Config] = {
     ),
     "vanilla": Config(
         preset="vanilla",
-        grid=GridConfig(resolution=96),
+        grid=GridConfig(resolution=96, hide_unseen=True),
         render=RenderConfig(prune=False),
         field=FieldConfig(kind="vanilla", width=256, depth=8),
         optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
@@ -51,13 +52,14 @@ _PRESETS: dict[str, Config] = {
     ),
     "factor": Config(
         preset="factor",
+        grid=GridConfig(hide_unseen=True),
         field=FieldConfig(kind="factor"),
         optim=OptimConfig(lr=2e-2, weight_decay=0.0, final_lr_fraction=0.05, eps=1e-8),
         train=TrainConfig(batch_samples=1 << 17, max_rays=1 << 15, initial_rays=2048),
     ),
     "factor-cpu": Config(
         preset="factor-cpu",
-        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8),
+        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8, hide_unseen=True),
         field=FieldConfig(kind="factor", width=32),
         factor=FactorConfig(resolutions=(64, 128), refine_at=(0.2,), density_components=4, color_components=8),
         render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
@@ -66,12 +68,13 @@ _PRESETS: dict[str, Config] = {
     ),
     "voxels": Config(
         preset="voxels",
+        grid=GridConfig(hide_unseen=True),
         field=FieldConfig(kind="voxels", sh_degree=3),
         optim=OptimConfig(lr=2e-2, weight_decay=0.0, final_lr_fraction=0.05),
     ),
     "voxels-cpu": Config(
         preset="voxels-cpu",
-        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8),
+        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8, hide_unseen=True),
         field=FieldConfig(kind="voxels", sh_degree=2),
         voxels=VoxelConfig(resolutions=(32, 64, 128), subdivide_at=(0.08, 0.3), prune_rays=1 << 16, max_nodes=400_000),
         render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
@@ -132,7 +135,7 @@ _PRESETS |= {
     "dynamic-cpu": replace(
         _PRESETS["ngp-cpu"],
         preset="dynamic-cpu",
-        grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9, hide_unseen=True),
+        grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9),
         field=replace(_PRESETS["ngp-cpu"].field, kind="ngp-time"),
         motion=MotionConfig(n_levels=4, log2_entries=14, max_resolution=64),
         render=replace(
@@ -143,7 +146,7 @@ _PRESETS |= {
         kind: replace(
             _PRESETS["vanilla"],
             preset=kind,
-            grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97, hide_unseen=True),
+            grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
             field=replace(_PRESETS["vanilla"].field, kind=kind),
         )
         for kind in ("tnerf", "dnerf")

@@ -69,7 +69,7 @@ def run_scene_benchmark(
 
     def score(trainer: Trainer) -> None:
         mark, seconds = wanted[len(taken)], trainer.train_seconds
-        with trainer.optimizer.averaged():
+        with trainer.as_finished():
             result = evaluate(trainer.model, test_scene, views=views, with_ssim=mark == wanted[-1])
         taken.append(Mark(mark, seconds, trainer.step, result.psnr, result.ssim))
         if report is not None:

@@ -251,6 +251,11 @@ class OccupancyGrid(nn.Module):
             self.bits.copy_(torch.where(collapsed, pack_bits(visible), self.bits))
 
     @torch.no_grad()
+    def recall(self, *, guard: bool = False) -> None:
+        """Occupied again is what was learned, whatever was hidden since."""
+        self._rebuild(guard=guard)
+
+    @torch.no_grad()
     def mark_invisible(
         self, camera_to_world: Tensor, focal: Tensor, center: Tensor, size: Tensor, near: float
     ) -> float:

@@ -3,10 +3,13 @@
 A field is free to put anything where no training pixel can tell, under a table, inside a body: a grid that was learned
 from the field keeps it, and a new view from there shows it. So random training pixels are marched once more, and cells
 count as shown where some ray still carries light and meets something, and next to such cells. All others become empty.
-No training picture changes by it. Further training brings back whatever the field holds there.
+No training picture changes by it. What the grid has learned stays in `thickness`: training that goes on begins from it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,8 +23,8 @@ from ..sampling.from_geometry import cells_with_points, grown
 
 LIGHT = 0.1  # of a ray's light must still be there where it shows a cell
 ALPHA = 0.01  # and the sample at least so opaque
-RAYS = {"cpu": 1 << 18, "cuda": 1 << 22}
-RAYS_AT_ONCE = 1 << 14
+RAYS = {"cpu": 1 << 17, "cuda": 1 << 22}
+RAYS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
 FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
 
 
@@ -45,15 +48,41 @@ def shown_cells(model: NerfModel, sampler: PixelSampler, *, n_rays: int, at_once
     return shown
 
 
+def hides(model: NerfModel) -> bool:
+    """Whether the config asks for it, and a grid decides what is rendered."""
+    return model.config.grid.hide_unseen and model.config.grid.enabled and model.proposer is None
+
+
+def _rays_at_once(model: NerfModel) -> int:
+    return min(RAYS_AT_ONCE.get(model.device.type, RAYS_AT_ONCE["cpu"]), model.config.train.max_rays)
+
+
 @torch.no_grad()
 def hide_unseen(model: NerfModel, sampler: PixelSampler) -> float:
     """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones."""
-    kind, grid = model.device.type, model.grid
-    pixels = int(sampler.scene.cameras.size.long().prod(-1).sum())
-    n_rays, at_once = min(RAYS.get(kind, RAYS["cpu"]), 2 * pixels), RAYS_AT_ONCE if kind == "cpu" else 4 * RAYS_AT_ONCE
-    shown = grown(shown_cells(model, sampler, n_rays=n_rays, at_once=min(at_once, n_rays)), 1).reshape(-1)
-    occupied = unpack_bits(grid.bits).bool()
-    hidden = occupied & ~shown
-    grid.thickness[hidden] = 0.0
+    grid, pixels = model.grid, int(sampler.scene.cameras.size.long().prod(-1).sum())
+    n_rays = min(RAYS.get(model.device.type, RAYS["cpu"]), 2 * pixels)
+    shown = shown_cells(model, sampler, n_rays=n_rays, at_once=min(_rays_at_once(model), n_rays))
+    shown, occupied = grown(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
     grid.bits.copy_(pack_bits(occupied & shown))
-    return float(hidden.sum() / occupied.sum().clamp(min=1))
+    return 1.0 - float((occupied & shown).sum() / occupied.sum().clamp(min=1))
+
+
+@contextmanager
+def unseen_hidden(model: NerfModel, sampler: PixelSampler) -> Iterator[None]:
+    """Inside, the grid is as it would be if training ended here."""
+    if not hides(model):
+        yield
+        return
+    before = model.grid.bits.clone()
+    hide_unseen(model, sampler)
+    try:
+        yield
+    finally:
+        model.grid.bits.copy_(before)
+
+
+def rehearse_hiding(model: NerfModel, sampler: PixelSampler) -> None:
+    """Compile what the end of training runs, before the clock starts: nothing is changed."""
+    if hides(model) and model.device.type != "cpu":
+        shown_cells(model, sampler, n_rays=1, at_once=_rays_at_once(model))

@@ -28,7 +28,7 @@ from ..sampling.visible_cells import Frusta
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
 from .distributed import Team
 from .graph import DeviceStep
-from .hidden import hide_unseen
+from .hidden import hide_unseen, hides, rehearse_hiding, unseen_hidden
 from .initialise import Initialised, initialise
 from .interchange import unpacked
 from .optim import Optimizer, learning_rate
@@ -190,6 +190,12 @@ class Trainer:
         self.should_stop, self._stop_reason = True, reason
 
     @contextmanager
+    def as_finished(self) -> Iterator[None]:
+        """Inside, the model is as it would be if training ended here: mean weights, and nothing that was never seen."""
+        with self.optimizer.averaged(), unseen_hidden(self.model, self.sampler):
+            yield
+
+    @contextmanager
     def clock_stopped(self) -> Iterator[None]:
         """Evaluation, previews and saves inside this block do not count as training time."""
         self._pause()
@@ -220,6 +226,9 @@ class Trainer:
         """Compile, record, agree with the other ranks; then start the clock."""
         self._begin_together()
         rehearse(self.model, self.scene.cameras)
+        rehearse_hiding(self.model, self.sampler)
+        if hides(self.model) and self.step > 0:  # training goes on with all that was learned
+            self.model.grid.recall(guard=self.step < self.config.grid.warmup_steps)
         self.stepper.prepare()
         self._started = time.perf_counter()
 
@@ -246,7 +255,7 @@ class Trainer:
 
     def hide_unseen(self) -> None:
         """Empty the cells that no picture shows, where the config says so."""
-        if self.config.grid.hide_unseen and self.config.grid.enabled and self.model.proposer is None:
+        if hides(self.model):
             self.hidden_fraction = hide_unseen(self.model, self.sampler)
 
     @torch.no_grad()
