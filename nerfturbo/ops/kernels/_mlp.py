@@ -72,7 +72,7 @@ def operands(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 def feature_major(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Fresh (n, columns) whose memory is (columns, n)."""
-    return torch.empty(columns, n, dtype=dtype, device=device).t()
+    return torch.empty_strided((n, columns), (1, max(n, 1)), dtype=dtype, device=device)
 
 
 @triton.jit

@@ -119,7 +119,7 @@ def _backward_positions_kernel(
 
 def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
     n = positions.shape[0]
-    out = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=table.device)
+    out = torch.empty_strided((n, layout.n_outputs), (1, max(n, 1)), dtype=table.dtype, device=table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
         _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
@@ -127,7 +127,7 @@ def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used:
             stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=n,
             LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
-    return out.t()
+    return out
 
 
 def positions_gradient(

@@ -92,7 +92,8 @@ class OccGridEstimator(AbstractEstimator):
         """
         if sigma_fn is not None and alpha_fn is not None:
             raise InputError("sigma_fn and alpha_fn", "one of them", "both")
-        rays_o, rays_d = rays_o.detach(), rays_d.detach()
+        if rays_o.requires_grad or rays_d.requires_grad:
+            rays_o, rays_d = rays_o.detach(), rays_d.detach()
         samples = self._march(
             rays_o, rays_d, near_plane, far_plane, t_min, t_max, render_step_size, stratified, cone_angle
         )
