@@ -20,7 +20,7 @@ from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
 from nerfturbo.export.web.pack import Chunk, pack
 from nerfturbo.export.web.page import PageFacts, bundle, write_page
 from nerfturbo.export.web.reference import render_page, trace
-from nerfturbo.export.web.teacher import SeenCells, as_covered, close_holes
+from nerfturbo.export.web.teacher import SeenCells, as_covered, close_holes, coverage
 from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import StepRule, march
@@ -253,7 +253,7 @@ def test_cells_are_as_fine_as_the_rays_that_looked_allow() -> None:
         even.index_add_(0, where, (torch.arange(n) % 2 == 0).float())
         found, seen = as_covered(SeenCells(keys, light, even), lattice)
         assert float(seen.light.sum()) == pytest.approx(n)
-        return found, seen.coverage
+        return found, coverage(seen, found)
 
     (few, sparse), (many, dense) = looked(3000), looked(300_000)
     assert many == replace(lattice, levels=1) and few.levels == 1  # the outer levels hold nothing

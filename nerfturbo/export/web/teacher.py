@@ -23,7 +23,7 @@ NEIGHBOURS = 12  # cells of the 26 around one that make it a hole rather than a 
 CLOSING = 3  # cells a hole may reach in
 SLAB = 1 << 26  # cells looked at in one go
 LEAST_RAYS = 1 << 15
-COVERED = 0.9  # of the light: below, cells are made coarser by this factor each time, in all by at most that
+COVERED = 0.97  # of the light: below, cells are made coarser by this factor each time, in all by at most that
 COARSER, COARSEST = 1.2, 4.0
 Progress = Callable[[float], None]
 
@@ -55,13 +55,6 @@ class SeenCells:
     keys: Tensor  # (n,) int64, each once
     light: Tensor  # (n,) float32
     even: Tensor  # (n,) float32: that of every other ray alone
-
-    @property
-    def coverage(self) -> float:
-        """How much of the light of the other rays ends in cells that these rays saw: with too few rays for the cells
-        there are holes between them."""
-        others = (self.light - self.even).clamp_min(0.0)
-        return float(others[self.even > 0.0].sum() / others.sum().clamp_min(1e-9))
 
 
 def pixel_rays(cameras: Cameras, views: Tensor, pixels: Tensor, time: float | None) -> Rays:
@@ -167,11 +160,20 @@ def on_coarser(cells: SeenCells, lattice: Lattice, coarser: Lattice) -> SeenCell
     return gathered.cells()
 
 
+def coverage(cells: SeenCells, lattice: Lattice) -> float:
+    """How much of the light of every other ray ends in cells that the rest saw, holes closed: with too few rays for the
+    cells there are more holes than that."""
+    saw = cells.even > 0.0
+    closed = close_holes(SeenCells(cells.keys[saw], cells.even[saw], cells.even[saw]), lattice).keys
+    others = (cells.light - cells.even).clamp_min(0.0)
+    return float(others[torch.isin(cells.keys, closed)].sum() / others.sum().clamp_min(1e-9))
+
+
 def as_covered(cells: SeenCells, lattice: Lattice) -> tuple[Lattice, SeenCells]:
     """The lattice as fine as the rays that looked allow: coarser until hardly any light falls between the cells they
     saw, and without the outer levels to which none comes."""
     found, seen = lattice, cells
-    while seen.coverage < COVERED and found.voxel < COARSEST * lattice.voxel:
+    while coverage(seen, found) < COVERED and found.voxel < COARSEST * lattice.voxel:
         found = Lattice.around(lattice.box, found.voxel * COARSER, lattice.levels)
         seen = on_coarser(cells, lattice, found)
     nx, ny, nz = found.cells
