@@ -13,6 +13,7 @@ import torch
 from nerfturbo.config import Config, GridConfig, SamplingConfig
 from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import UNBOUNDED_PRESETS, fitted_config
+from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.ops import use_backend
@@ -125,6 +126,16 @@ def test_a_run_goes_on_where_it_stopped_and_renders_the_same(tmp_path: Path):
     torch.testing.assert_close(tight.rgb, expected)
     rays = test.cameras.image_rays(0)
     torch.testing.assert_close(loaded.render_rays(rays, torch.ones(3)).rgb.clamp(0, 1).view(16, 16, 3), expected)
+
+
+def test_poses_are_fitted_through_the_proposals():
+    model, test = trained(tiny("proposal", steps=100)).model, open_scene("test", n_views=2)
+    poses = test.cameras.camera_to_world.clone()
+    poses[:, :, 3] += torch.tensor([0.06, -0.05, 0.04])
+    moved = replace(test, cameras=replace(test.cameras, camera_to_world=poses))
+    found = aligned_to(model, moved, steps=20, n_rays=256)
+    true, before, after = (evaluate(model, scene, with_ssim=False).psnr for scene in (test, moved, found))
+    assert true > before + 1.0 and after > before + 0.5 * (true - before)
 
 
 def test_frames_and_crops(tmp_path: Path):
