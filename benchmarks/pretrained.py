@@ -28,7 +28,7 @@ from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene, Split
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
-from nerfturbo.training.initialise import save_field
+from nerfturbo.training.initialise import KEEP, save_field
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
 
@@ -77,7 +77,7 @@ def train(
 
     trainer = Trainer(config, scenes[0], device=args.device, callbacks=[follow])
     if source is not None:
-        trainer.initialise(source)
+        trainer.initialise(source, keep=args.keep)
     score(trainer)
     trainer.fit()
     return trainer, points
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--targets", type=float, nargs="+", default=[24.0, 26.0, 28.0, 30.0])
     parser.add_argument("--scenes", nargs="+", choices=("edited", "chess"), default=["edited", "chess"])
     parser.add_argument("--source", help="begin from this run, file or zoo:NAME instead of training the first field")
+    parser.add_argument("--keep", type=float, default=KEEP, help="of the features, as --init-keep")
     parser.add_argument("--zoo", type=Path, help="also write the first field as one file")
     parser.add_argument("--output", type=Path, default=Path("pretrained.json"))
     args = parser.parse_args()
@@ -121,7 +122,7 @@ def main() -> None:
         return builtin_scene(name, "train", **made), builtin_scene(name, "test", **made)
 
     path = args.zoo or args.output.with_suffix(".safetensors")
-    values: dict[str, Any] = {"source": args.source}
+    values: dict[str, Any] = {"source": args.source, "keep": args.keep}
     if args.source is None:
         first, points = train(config, pair("toybox"), args, None)
         with first.optimizer.averaged():

@@ -15,7 +15,7 @@ from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import protocol
-from ..training.initialise import ZOO_PREFIX
+from ..training.initialise import KEEP, ZOO_PREFIX
 from ..training.precision import resolve_precision
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
@@ -267,7 +267,7 @@ def _row(case: Case, scenes: tuple[Scene, Scene], views: list[int], device: torc
     with peak_memory(device) as peak:
         trainer = Trainer(config, scenes[0], device=device)
         if case.init_from is not None:
-            trainer.initialise(case.init_from, case.init_parts)
+            trainer.initialise(case.init_from, case.init_parts, keep=KEEP)
         if case.validate:
             trainer.callbacks.append(_Validation(scenes[1], config.train.steps, case.validate))
         summary = trainer.fit()

@@ -114,7 +114,7 @@ def _run(plan: Plan, display: Display) -> int:
 def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
     """The run's folder, with the trainer where it goes on from: another field, a checkpoint, or nothing."""
     if plan.args.init_from is not None:
-        taken = trainer.initialise(plan.args.init_from, plan.args.init_parts)
+        taken = trainer.initialise(plan.args.init_from, plan.args.init_parts, keep=plan.args.init_keep)
         display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
     if plan.run is not None:
         trainer.resume(latest_checkpoint(plan.run.path))

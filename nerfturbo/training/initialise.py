@@ -3,6 +3,10 @@
 A source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
 an entry of the zoo that comes with the package, as zoo:NAME.
 Optimizer, schedule and step begin anew: only what the field knows is taken over.
+
+`keep` scales the features of its hash tables. Trained features are large, so that a step moves them by little, and
+empty space is so empty that no gradient fills it again; scaled down, everything is thinner and paler in its place, and
+what is different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and Adams 2020).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, InputError
+from ..fields.hash_grid import HashGrid
 from ..ops.occupancy import pack_bits
 from ..rendering.model import NerfModel
 from ..sampling.occupancy_grid import OccupancyGrid
@@ -22,6 +27,7 @@ from .checkpoint import latest_checkpoint, read_state
 
 LOG = logging.getLogger("nerfturbo")
 GRID = "grid"
+KEEP = 0.6  # of the features, for a scene that is not quite the same: docs/checkpoints.md has the measurements
 ZOO, ZOO_PREFIX = Path(__file__).parents[1] / "zoo", "zoo:"
 
 
@@ -48,11 +54,14 @@ def part_names(model: NerfModel) -> list[str]:
     return [*dict(model.field.named_children()), GRID]
 
 
-def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()) -> Initialised:
+def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> Initialised:
     """Copy parts of a trained model in place, all of them unless named; nothing is changed where one does not fit.
 
+    `keep`, in (0, 1], is what the features of hash tables are multiplied by: 1 takes them as they are.
     Call it before an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards.
     """
+    if not 0.0 < keep <= 1.0:
+        raise InputError("keep", "a number above 0, at most 1", f"{keep:g}", "1 takes the features as they are")
     path, tensors = _read(_located(str(source)))
     known = part_names(model)
     for name in parts:
@@ -67,8 +76,9 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     grid = _fitting_grid(path, model.grid, tensors, demanded=GRID in parts) if GRID in chosen else None
     _say_bounds(path, model)
     with torch.no_grad():
+        tables = {f"field.{name}.table" for name, part in model.field.named_modules() if isinstance(part, HashGrid)}
         for name, value in own.items():
-            value.copy_(tensors[name])
+            value.copy_(tensors[name] * keep if name in tables else tensors[name])
         if grid is not None:
             _take_grid(model.grid, grid)
     n_parameters = sum(value.numel() for value in own.values())

@@ -322,9 +322,9 @@ class Trainer:
         )
         return save_checkpoint(folder, state, self.model, self.optimizer, keep=keep)
 
-    def initialise(self, source: Path | str, parts: tuple[str, ...] = ()) -> Initialised:
+    def initialise(self, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> Initialised:
         """Begin from a trained field, or parts of it; see `nerfturbo.training.initialise`."""
-        taken = initialise(self.model, source, parts)
+        taken = initialise(self.model, source, parts, keep=keep)
         self.optimizer.adopt_values()
         return taken
 

@@ -65,6 +65,19 @@ def test_a_part_changes_nothing_else(trained: Trainer, tmp_path: Path) -> None:
         assert torch.equal(one, two)
 
 
+def test_features_are_scaled_and_nothing_else(trained: Trainer, tmp_path: Path) -> None:
+    checkpoint, other, whole = trained.save(tmp_path), fresh(), fresh()
+    other.initialise(checkpoint, keep=0.5)
+    whole.initialise(checkpoint)
+    for (name, one), two in zip(whole.model.state_dict().items(), other.model.state_dict().values(), strict=True):
+        assert torch.equal(two, 0.5 * one if name == "field.encoding.table" else one), name
+    before = other.model.field.encoding.table.clone()
+    for keep in (0.0, 1.5):
+        with pytest.raises(InputError, match="keep: expected a number above 0"):
+            other.initialise(checkpoint, keep=keep)
+    assert torch.equal(other.model.field.encoding.table, before)
+
+
 def test_one_file_holds_field_and_grid_in_half_precision(trained: Trainer, tmp_path: Path) -> None:
     path = save_field(trained.model, tmp_path / "ball.safetensors")
     other = fresh()
