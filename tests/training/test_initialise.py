@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nerfturbo.cli.train import TrainArgs
 from nerfturbo.config import Config
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.errors import CheckpointError, InputError
@@ -16,7 +17,7 @@ from nerfturbo.ops import use_backend
 from nerfturbo.ops.occupancy import unpack_bits
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
-from nerfturbo.training.initialise import ZOO, part_names, save_field, zoo_names
+from nerfturbo.training.initialise import KEEP, ZOO, part_names, save_field, zoo_names
 
 from ..tiny import ball_scene, tiny_config
 
@@ -76,6 +77,7 @@ def test_features_are_scaled_and_nothing_else(trained: Trainer, tmp_path: Path) 
         with pytest.raises(InputError, match="keep: expected a number above 0"):
             other.initialise(checkpoint, keep=keep)
     assert torch.equal(other.model.field.encoding.table, before)
+    assert TrainArgs.init_keep == KEEP
 
 
 def test_one_file_holds_field_and_grid_in_half_precision(trained: Trainer, tmp_path: Path) -> None:
