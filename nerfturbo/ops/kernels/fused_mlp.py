@@ -197,14 +197,15 @@ def forward(
     return y
 
 
-def _groups(weights: list[Tensor], wanted: list[bool]) -> list[list[int]]:
+@functools.lru_cache(maxsize=64)
+def _groups(shapes: tuple[tuple[int, int], ...], wanted: tuple[bool, ...]) -> list[list[int]]:
     """Layers whose weight gradients share a launch: as many as fit into registers, from the last layer down."""
     groups: list[list[int]] = [[]]
     room = SUMS_IN_REGISTERS
-    for index in reversed(range(len(weights))):
+    for index in reversed(range(len(shapes))):
         if not wanted[index]:
             continue
-        size = padded(weights[index].shape[0]) * padded(weights[index].shape[1])
+        size = padded(shapes[index][0]) * padded(shapes[index][1])
         if groups[-1] and size > room:
             groups.append([])
             room = SUMS_IN_REGISTERS
@@ -226,7 +227,7 @@ def backward(
     tile = _tile(n, shape)
     programs = min(cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
-    groups = _groups(weights, [s is not None for s in sums])
+    groups = _groups(tuple(w.shape for w in weights), tuple(s is not None for s in sums))
     for group in groups:
         last = group is groups[-1]  # the launch that goes down to the first layer also gives dx
         targets = [

@@ -13,7 +13,7 @@ from ....ops import compact, march, visibility
 from ....ops.march import OccupancyBits, StepRule
 from ....ops.occupancy import decay_and_max, pack_bits
 from ....types import PackedSamples
-from .._rays import packed_info_of, remember, remembered
+from .._rays import packed_info_of, recall, remember, remembered, version_of
 from .._traverse import Grids, Planes, nested_box, traverse
 from ..grid import _enlarge_aabb
 from ..volrend import render_visibility_from_alpha
@@ -133,6 +133,9 @@ class OccGridEstimator(AbstractEstimator):
 
     def _occupancy(self) -> OccupancyBits | None:
         """The grid as the marching kernel takes it, made again when it has changed; None if it does not fit."""
+        known = recall(self.binaries, "occupancy")
+        if known is not None and known[0] is self.aabbs and known[1] == version_of(self.aabbs):
+            return known[2]
         sizes = set(self.binaries.shape[1:])
         resolution = self.binaries.shape[1]
         if len(sizes) > 1 or resolution % 4 or self.levels > 16:
@@ -140,13 +143,10 @@ class OccGridEstimator(AbstractEstimator):
         box = nested_box(self.aabbs)
         if box is None:
             return None
-
-        def make() -> OccupancyBits:
-            bits = remembered(self.binaries, "bits", lambda: pack_bits(self.binaries.reshape(-1)))
-            return OccupancyBits(bits, box, resolution, self.levels)
-
-        found = remembered(self.binaries, "occupancy", make)
-        return found if found.aabb is box else make()
+        bits = remembered(self.binaries, "bits", lambda: pack_bits(self.binaries.reshape(-1)))
+        found = OccupancyBits(bits, box, resolution, self.levels)
+        remember(self.binaries, "occupancy", (self.aabbs, version_of(self.aabbs), found))
+        return found
 
     def _prune(
         self,
