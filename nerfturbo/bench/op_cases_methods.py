@@ -11,14 +11,16 @@ from ..fields.voxel_structure import build_structure, node_keys, split_nodes
 from ..ops.adam import check_gradients, finish_step
 from ..ops.camera_rays import camera_rays
 from ..ops.choose_pixels import PixelMask, choose_pixels, pack_words
+from ..ops.composite import composite_pixels
 from ..ops.draw_pixels import PixelPool, draw_pixels
 from ..ops.fade_levels import fade_levels
 from ..ops.frame import absorb_samples, finish_rays, next_samples, start_rays
 from ..ops.hash_encode import HashLayout
 from ..ops.intervals import Space, Spacing, interval_weights, place_intervals
 from ..ops.march import OccupancyBits, StepRule
-from ..ops.ngp_field import NgpWeights
+from ..ops.ngp_field import NgpWeights, ngp_densities
 from ..ops.ngp_logits import ngp_logits, skips_unused
+from ..ops.ngp_query import ngp_query
 from ..ops.ngp_visibility import NgpDensity, ngp_visibility
 from ..ops.occupancy import pack_bits
 from ..ops.random import Stream, random_bits
@@ -106,6 +108,13 @@ def samples(draw: torch.Generator, small: int) -> Iterator[OpCase]:
         rule = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
         return ray_losses(raw, packed_samples(inputs), rule)
 
+    def pixels(density: Tensor, rgb: Tensor, background: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
+        return composite_pixels(density, rgb, packed_samples(inputs), background)
+
+    field = {"density": 60.0 * torch.rand(n, generator=draw) ** 4, "rgb": torch.rand(n, 3, generator=draw)}
+    shown = packed | field | {"background": torch.rand(3, generator=draw)}
+    yield OpCase("composite_pixels", size, pixels, shown, ("density", "rgb"), tolerance=1e-3)
+
     raw = {"raw": torch.randn(4, n, generator=draw).t() * 2.0}
     yield OpCase("ray_losses", size, losses, packed | raw, ("raw",), tolerance=1e-3)
 
@@ -155,6 +164,20 @@ def fields(draw: torch.Generator, small: int) -> Iterator[OpCase]:
 
     yield OpCase("ngp_logits", f"{n:,} points", logits, points | encoded | table | weights, tolerance=5e-3)
 
+    def query(positions: Tensor, directions: Tensor, table: Tensor, **w: Tensor) -> tuple[Tensor, Tensor]:
+        return ngp_query(positions, directions, table, layout, NgpWeights(**w))
+
+    place, learned = {"positions": points["positions"]}, ("table", *NgpWeights._fields)
+    seen = {"directions": torch.randn(n, 16, generator=draw)}
+    small_table = {"table": 0.1 * table["table"]}  # densities that stay within fp32's digits of each other
+    yield OpCase("ngp_query", f"{n:,} points", query, place | seen | small_table | weights, learned, tolerance=5e-3)
+
+    def densities(positions: Tensor, table: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return ngp_densities(positions, table, layout, (first, second))
+
+    network = {"first": weights["density_in"], "second": weights["density_out"]}
+    yield OpCase("ngp_densities", f"{n:,} points", densities, place | small_table | network, tolerance=5e-3)
+
     def visible(
         origins: Tensor,
         directions: Tensor,
@@ -176,7 +199,7 @@ def fields(draw: torch.Generator, small: int) -> Iterator[OpCase]:
         "phases": torch.randint(-(1 << 31), 1 << 31, (n_rays,), generator=draw),
     }
     rays |= {"directions": -rays["origins"] / 1.4, "phases": rays["phases"].int()}
-    network = {"first": weights["density_in"], "second": 2.0 * weights["density_out"]}
+    network["second"] = 2.0 * network["second"]
     size = f"{n:,} samples, {n_rays:,} rays, flags and thinning"
     yield OpCase("ngp_visibility", size, visible, packed | rays | table | network, outliers=2e-3)
 

@@ -62,12 +62,14 @@ def test_every_op_has_a_case_that_passes_its_gate(monkeypatch: pytest.MonkeyPatc
         return load(package, op, function)
 
     monkeypatch.setattr(_dispatch, "_load", spy)
-    for case in op_cases(torch.device("cpu"), seed=3, quick=True):
+    cases = list(op_cases(torch.device("cpu"), seed=3, quick=True))
+    for case in cases:
         assert bench._gate(case, "cpu") == "passed", f"{case.op}, {case.size}"
     contracts = "".join(path.read_text() for path in Path(_dispatch.__file__).parent.glob("*.py"))
     known = set(re.findall(r'implementation\("(\w+)", "(\w+)"', contracts))
     assert len(known) > 35
-    assert known - called == set()
+    on_gpus = {case.op for case in cases}  # what has kernels alone, and elsewhere is made of other ops
+    assert {(op, function) for op, function in known - called if function not in on_gpus} == set()
 
 
 def test_file_says_how_the_numbers_came_about(tmp_path: Path):
