@@ -85,6 +85,8 @@ def run_scene_benchmark(
 
     trainer = Trainer(config, train_scene, device=device, callbacks=[at_marks])
     summary = trainer.fit()
+    if summary.stopped_by == "interrupted":  # a mark that was not reached has no score
+        raise KeyboardInterrupt
     while len(taken) < len(wanted):
         score(trainer)
     return SceneRun(

@@ -147,9 +147,8 @@ def scene(argv: Sequence[str]) -> int:
             run = run_scene_benchmark(
                 seeded, scenes, args.marks, device=device, eval_views=args.eval_views, report=report
             )
-            runs.append(run)
-    record = scene_record(runs, config, scenes[1], device=device, eval_views=args.eval_views)
-    write_json(args.output, record)
+            runs.append(run)  # kept seed by seed: one that is interrupted does not take the others with it
+            write_json(args.output, scene_record(runs, config, scenes[1], device=device, eval_views=args.eval_views))
     curves = [
         Curve(f"seed {run.seed}", [mark.seconds for mark in run.marks], [mark.psnr for mark in run.marks])
         for run in runs

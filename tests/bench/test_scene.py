@@ -47,6 +47,21 @@ def test_marks_are_taken_with_the_clock_stopped(monkeypatch: pytest.MonkeyPatch)
     assert values["baselines"]["constant_psnr"] > 0.0
 
 
+def test_an_interrupted_run_has_no_marks_that_it_did_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.Trainer.advance
+
+    def interrupted(trainer, *args):  # type: ignore[no-untyped-def]
+        if trainer.step >= 2:
+            raise KeyboardInterrupt
+        return real(trainer, *args)
+
+    monkeypatch.setattr(module.Trainer, "advance", interrupted)
+    seen: list[Mark] = []
+    with use_backend("reference"), pytest.raises(KeyboardInterrupt):
+        run_scene_benchmark(tiny_config(), (ball_scene(), ball_scene("test")), [100.0], report=seen.append)
+    assert seen == []
+
+
 def test_marks_must_be_positive() -> None:
     for marks in ([], [0.0], [-1.0, 2.0]):
         with pytest.raises(InputError, match="marks"):
