@@ -138,6 +138,7 @@ _PRESETS |= {
         grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9),
         field=replace(_PRESETS["ngp-cpu"].field, kind="ngp-time"),
         motion=MotionConfig(n_levels=4, log2_entries=14, max_resolution=64),
+        optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.01),
         render=replace(
             _PRESETS["ngp-cpu"].render, alpha_thre=0.0
         ),  # what is thin at first must not be skipped for good

@@ -22,9 +22,10 @@ from ..rendering.render import field_functions, ray_marching
 from ..sampling.from_geometry import cells_with_points, grown
 
 LIGHT = 0.1  # of a ray's light must still be there where it shows a cell
-ALPHA = 0.01  # and the sample at least so opaque
-RAYS = {"cpu": 1 << 17, "cuda": 1 << 22}
-RAYS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
+ALPHA = 0.01  # and the sample at least so opaque, or half as much as the mean of a grid that is all thin
+RAYS = {"cpu": 1 << 17, "cuda": 1 << 21}
+RAYS_AT_ONCE = 1 << 13  # of a field that has learned, a few hundred thousand samples: less than a step holds
+REHEARSED = 256  # rays through a grid that is still full
 FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
 
 
@@ -32,6 +33,7 @@ FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
 def shown_cells(model: NerfModel, sampler: PixelSampler, *, n_rays: int, at_once: int) -> Tensor:
     """(levels, resolution, resolution, resolution) bool: cells that some of `n_rays` random training pixels show."""
     grid, settings = model.grid, model.training_settings
+    limits = {"early_stop_eps": LIGHT, "alpha_thre": grid.alpha_threshold(ALPHA)}
     levels, r = grid.config.levels, grid.config.resolution
     shown = torch.zeros(levels, r, r, r, dtype=torch.bool, device=model.device)
     for draw in range(-(-n_rays // at_once)):
@@ -41,7 +43,7 @@ def shown_cells(model: NerfModel, sampler: PixelSampler, *, n_rays: int, at_once
         samples = ray_marching(rays, grid, near_plane=near, far_plane=far, cone_angle=settings.cone_angle)
         sigma_fn, _ = field_functions(model.field, rays)
         density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
-        keep = visibility(density, samples, early_stop_eps=LIGHT, alpha_thre=ALPHA)[: int(samples.n_samples)]
+        keep = visibility(density, samples, **limits)[: int(samples.n_samples)]
         ray, middle = samples.ray_indices, (samples.t_starts + samples.t_ends) * 0.5
         ray, middle = (value[: keep.shape[0]][keep] for value in (ray.long(), middle))
         shown |= cells_with_points(rays.origins[ray] + rays.directions[ray] * middle[:, None], grid.aabb, r, levels)
@@ -53,16 +55,12 @@ def hides(model: NerfModel) -> bool:
     return model.config.grid.hide_unseen and model.config.grid.enabled and model.proposer is None
 
 
-def _rays_at_once(model: NerfModel) -> int:
-    return min(RAYS_AT_ONCE.get(model.device.type, RAYS_AT_ONCE["cpu"]), model.config.train.max_rays)
-
-
 @torch.no_grad()
 def hide_unseen(model: NerfModel, sampler: PixelSampler) -> float:
     """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones."""
     grid, pixels = model.grid, int(sampler.scene.cameras.size.long().prod(-1).sum())
     n_rays = min(RAYS.get(model.device.type, RAYS["cpu"]), 2 * pixels)
-    shown = shown_cells(model, sampler, n_rays=n_rays, at_once=min(_rays_at_once(model), n_rays))
+    shown = shown_cells(model, sampler, n_rays=n_rays, at_once=min(RAYS_AT_ONCE, n_rays))
     shown, occupied = grown(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
     grid.bits.copy_(pack_bits(occupied & shown))
     return 1.0 - float((occupied & shown).sum() / occupied.sum().clamp(min=1))
@@ -85,4 +83,4 @@ def unseen_hidden(model: NerfModel, sampler: PixelSampler) -> Iterator[None]:
 def rehearse_hiding(model: NerfModel, sampler: PixelSampler) -> None:
     """Compile what the end of training runs, before the clock starts: nothing is changed."""
     if hides(model) and model.device.type != "cpu":
-        shown_cells(model, sampler, n_rays=1, at_once=_rays_at_once(model))
+        shown_cells(model, sampler, n_rays=REHEARSED, at_once=REHEARSED)

@@ -20,19 +20,22 @@ from ..tiny import ball_scene, tiny_config
 class BallAndCore(torch.nn.Module):
     """An opaque shell between radii 0.3 and 0.5, and something inside it that nobody sees."""
 
+    strength = 400.0
+
     def density(self, positions: Tensor, *_: Tensor) -> Tensor:
         radius = positions.norm(dim=-1)
-        return 400.0 * ((radius < 0.5) & (radius > 0.3) | (radius < 0.15)).to(positions.dtype)
+        return self.strength * ((radius < 0.5) & (radius > 0.3) | (radius < 0.15)).to(positions.dtype)
 
     def forward(self, positions: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         return positions.abs().clamp(max=1.0), self.density(positions)
 
 
-def learned_model() -> tuple[NerfModel, PixelSampler]:
+def learned_model(strength: float = 400.0) -> tuple[NerfModel, PixelSampler]:
     scene, config = ball_scene(), tiny_config()
     config = replace(config, grid=replace(config.grid, resolution=32))
     model = NerfModel(config, SceneBounds.of(scene))
     model.field = BallAndCore()
+    model.field.strength = strength
     model.grid.update(0, model.field.density, all_cells=True)
     return model, PixelSampler(scene, torch.device("cpu"), 0)
 
@@ -63,6 +66,18 @@ def test_only_cells_with_light_and_substance_count_as_shown() -> None:
         shown = shown_cells(model, sampler, n_rays=1 << 13, at_once=1 << 12).reshape(-1)
     radius = model.grid.cell_positions(torch.arange(model.grid.n_cells)).norm(dim=-1)
     assert shown.any() and not shown[radius > 0.6].any() and not shown[radius < 0.28].any()
+
+
+def test_a_fog_that_all_rays_pass_stays() -> None:
+    step_size = NerfModel(tiny_config(), SceneBounds.of(ball_scene())).grid.step_size
+    with use_backend("reference"):
+        model, sampler = learned_model(strength=4e-3 / step_size)
+        assert 0.0 < float(model.grid.thickness.max()) < 0.01, "no sample is as opaque as 1%"
+        before = model.render_image(ball_scene().cameras, 0).opacity
+        assert hide_unseen(model, sampler) < 0.02, "the few cells that none of so few rays met"
+        after = model.render_image(ball_scene().cameras, 0).opacity
+    assert float(before.max()) > 5e-3
+    torch.testing.assert_close(after, before, atol=5e-4, rtol=0.0)
 
 
 def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None:
