@@ -113,6 +113,7 @@ class PixelSampler:
         if self._pool is None:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)
+            batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
         else:
             indices = None if chosen is None else chosen.indices
             drawn = draw_pixels(
@@ -131,8 +132,8 @@ class PixelSampler:
             if self._widening is not None:
                 radii = (self._widening[drawn.image_indices] * drawn.directions).sum(-1)
             rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices, radii)
-            batch = PixelBatch(rays if cameras.ndc is None else cameras.ndc.bend_rays(rays), drawn.rgba)
-        batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
+            rays = rays if cameras.ndc is None else cameras.ndc.bend_rays(rays)
+            batch = PixelBatch(rays, drawn.rgba, rays_per_pixel=self.rays_per_pixel, first=first)
         if chosen is None or guide is None:
             return batch
         return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)
