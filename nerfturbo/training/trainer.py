@@ -228,7 +228,8 @@ class Trainer:
         rehearse(self.model, self.scene.cameras)
         rehearse_hiding(self.model, self.sampler)
         if hides(self.model) and self.step > 0:  # training goes on with all that was learned
-            self.model.grid.recall(guard=self.step < self.config.grid.warmup_steps)
+            grid = self.config.grid
+            self.model.grid.recall(guard=self.step <= grid.warmup_steps + grid.update_every)
         self.stepper.prepare()
         self._started = time.perf_counter()
 
