@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..types import PackedSamples
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation, resolve
+from ._dispatch import implementation
 
 
 class Composited(NamedTuple):
@@ -75,14 +75,17 @@ def composite_pixels(
         shape = (rgb.shape[-1],) if background.dim() == 1 else (samples.n_rays, rgb.shape[-1])
         check_shape("background", background, shape)
         check_device(rgb=rgb, background=background)
-    if resolve(density) == "triton":
-        _check(density, rgb, samples)
-        return Composited(*implementation("composite", "composite_pixels", density)(density, rgb, samples, background))
-    out = composite(density, rgb, samples)
-    depth = out.depth / out.opacity.clamp_min(torch.finfo(torch.float32).eps)
-    if background is None:
-        return out._replace(depth=depth)
-    return out._replace(rgb=out.rgb + background * (1.0 - out.opacity[:, None]), depth=depth)
+    _check(density, rgb, samples)
+    return Composited(*implementation("composite", "composite_pixels", density)(density, rgb, samples, background))
+
+
+def as_pixels(
+    rgb: Tensor, opacity: Tensor, depth: Tensor, weights: Tensor, background: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four results of `composite` as `composite_pixels` gives them: what backends without a kernel for it do."""
+    if background is not None:
+        rgb = rgb + background * (1.0 - opacity[:, None])
+    return rgb, opacity, depth / opacity.clamp_min(torch.finfo(torch.float32).eps), weights
 
 
 def visibility(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ._checks import check_device, check_float, check_int, check_shape
-from ._dispatch import implementation, optimized, resolve
+from ._dispatch import implementation, optimized
 from ._sink import GradientSink, check_count, redirect_all, zero_tail
 from .hash_encode import HashLayout
 
@@ -117,8 +117,6 @@ def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights:
     >>> ngp_densities(torch.rand(1, 3), torch.ones(layout.n_entries, 2), layout, (torch.zeros(3, 4), torch.ones(2, 3)))
     tensor([1.])
     """
-    if resolve(positions) != "triton":
-        return ngp_density(positions, table, layout, weights).clamp(max=MAX_LOGIT).exp()
     _check_look_up(positions, table, layout, weights)
     densities = implementation("ngp_field", "ngp_densities", positions)
     if not torch.is_grad_enabled():

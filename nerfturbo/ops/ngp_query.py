@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ._checks import check_device, check_float, check_shape
-from ._dispatch import implementation, resolve
-from .hash_encode import HashLayout, hash_encode
-from .ngp_field import MAX_LOGIT, NgpWeights, check_weights, ngp_field
+from ._dispatch import implementation
+from .hash_encode import HashLayout
+from .ngp_field import MAX_LOGIT, NgpWeights, check_weights
 
 
 class _Activate(torch.autograd.Function):
@@ -69,8 +69,6 @@ def ngp_query(
     >>> rgb.mean().item(), density.tolist()
     (0.5, [1.0, 1.0, 1.0, 1.0, 1.0])
     """
-    if resolve(positions) != "triton":
-        return activate(ngp_field(hash_encode(positions, table, layout, half=half), directions, None, weights))
     check_shape("positions", positions, ("n", 3))
     check_float("positions", positions)
     check_shape("directions", directions, (positions.shape[0], "directions"))

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
+from ..composite import as_pixels
 from ._launch import array, as_float32, jit, launch
 
 CHUNK = 256  # rays
@@ -127,6 +128,12 @@ def composite(
     density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _Composite.apply(density, rgb, samples, early_stop_eps, float(alpha_thre))
+
+
+def composite_pixels(
+    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from .._sink import GradientSink
 from ..hash_encode import HashLayout
-from ..ngp_field import NgpWeights
+from ..ngp_field import MAX_LOGIT, NgpWeights
 from ._launch import array, as_float32, jit, launch, scratch
 from ._layers import (
     ALL,
@@ -262,3 +262,7 @@ def ngp_density(
     points, rows = as_float32("positions", positions)[:used], as_float32("table", table)
     density_logits(points, rows, layout, pack_layers([weights[0], weights[1][:1]]), out[:used])
     return out
+
+
+def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
+    return ngp_density(positions, table, layout, weights).clamp_(max=MAX_LOGIT).exp_()

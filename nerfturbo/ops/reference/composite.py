@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
+from ..composite import as_pixels
 from .packed import packed_cumsum, packed_sum, row_rays, widen
 
 
@@ -40,6 +41,12 @@ def composite(
         packed_sum(weights * middle, samples.offsets),
         weights,
     )
+
+
+def composite_pixels(
+    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..hash_encode import HashLayout
-from ..ngp_field import NgpWeights
+from ..ngp_field import MAX_LOGIT, NgpWeights
 from .fused_mlp import fused_mlp
 from .hash_encode import hash_encode
 
@@ -26,3 +26,7 @@ def ngp_density(positions: Tensor, table: Tensor, layout: HashLayout, weights: t
     work = torch.promote_types(encoding.dtype, torch.float32)
     density_in, density_out = (w.to(work) for w in weights)
     return fused_mlp(encoding.to(work), [density_in, density_out[:1]])[:, 0]
+
+
+def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
+    return ngp_density(positions, table, layout, weights).clamp(max=MAX_LOGIT).exp()
