@@ -1,21 +1,7 @@
-"""Instant-NGP point by point by this backend's encoding and networks: what one node would save is small on a CPU."""
+"""Instant-NGP point by point: the reference's composition, whose encoding and networks are this backend's own."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from ..reference.ngp_query import ngp_query
 
-from ..hash_encode import HashLayout, hash_encode
-from ..ngp_field import NgpWeights, ngp_field
-from ..ngp_query import activate
-
-
-def ngp_query(
-    positions: Tensor,
-    directions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    *,
-    half: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    return activate(ngp_field(hash_encode(positions, table, layout, half=half), directions, None, weights))
+__all__ = ["ngp_query"]
