@@ -163,8 +163,18 @@ def supersampled(render: Callable[[tuple[float, float]], RenderedImage], n: int)
 def _in_parts(render: Callable[[int, int], FinishedRays], height: int, width: int, n_rays: int) -> RenderedImage:
     """The picture from its parts: `render(first row, rows)` for as many rows at a time as the rays allow."""
     band = max(1, rows_at_once(height, width, n_rays))
-    parts = [render(first, min(band, height - first)) for first in range(0, max(height, 1), band)]
-    rgb, opacity, depth = (torch.cat(column) if len(parts) > 1 else column[0] for column in zip(*parts, strict=True))
+    whole: FinishedRays | None = None
+    for first in range(0, max(height, 1), band):
+        part = render(first, min(band, height - first))
+        if band >= height:
+            whole = part
+            break
+        if whole is None:  # one picture and one part at any moment, however many parts there are
+            whole = FinishedRays(*(column.new_empty(height * width, *column.shape[1:]) for column in part))
+        for column, piece in zip(whole, part, strict=True):
+            column[first * width : first * width + len(piece)] = piece
+    assert whole is not None
+    rgb, opacity, depth = whole
     return RenderedImage(rgb.view(height, width, rgb.shape[1]), opacity.view(height, width), depth.view(height, width))
 
 

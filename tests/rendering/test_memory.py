@@ -1,0 +1,43 @@
+"""Memory of a picture is set by its budget, not by its size: an 8K frame takes more rounds, not more room."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nerfturbo.rendering.image import render_view
+
+from ..peak import PeakBytes
+from .test_image import make_camera, make_field, make_grid
+
+BUDGET = 1 << 21
+PICTURE_BYTES = 5 * 4  # of a pixel: colour, opacity, depth
+
+
+def in_flight(width: int, height: int) -> int:
+    """The most that was held at any moment beside the picture itself."""
+    cameras = make_camera(width, height)
+    with PeakBytes() as peak:
+        image = render_view(make_field(), make_grid(0.2), cameras, 0, background=torch.ones(3), max_memory=BUDGET)
+    assert image.rgb.shape == (height, width, 3) and 0.05 < float(image.opacity.mean()) < 0.95
+    return peak.n_bytes - width * height * PICTURE_BYTES
+
+
+def test_a_larger_picture_takes_no_more_room():
+    small, large = in_flight(240, 180), in_flight(640, 480)
+    assert large <= 1.25 * small  # parts are whole strips of rows, so a budget is not always full
+    assert large <= 1.1 * BUDGET
+
+
+@pytest.mark.gpu
+def test_an_8k_frame_on_a_gpu():
+    field, grid = make_field("cuda"), make_grid(0.2, device="cuda")
+    cameras = make_camera(7680, 4320).to("cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    background = torch.ones(3, device="cuda")
+    image = render_view(field, grid, cameras, 0, background=background, max_memory=1 << 28)
+    assert image.rgb.shape == (4320, 7680, 3) and bool(image.rgb.isfinite().all())
+    extra = torch.cuda.max_memory_allocated() - before - 7680 * 4320 * PICTURE_BYTES
+    assert extra <= 2 << 28
