@@ -128,5 +128,6 @@ def _run_once(config: Config, scene: Scene, device: str) -> None:
     stepper = TrainingStep(model, PixelSampler(scene, device, config.train.seed), Optimizer(model, config.optim))
     record = stepper.advance(0, 1)
     model.grid.update(record.step, model.field.density, all_cells=False)
-    rays = scene.cameras.image_rays(0)[slice(0, 64)].to(device)
+    some = torch.arange(64.0, device=device)
+    rays = scene.cameras.to(device).rays(torch.zeros(64, dtype=torch.int64, device=device), some, some)
     render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=model.settings)

@@ -14,16 +14,14 @@ from ..errors import InputError
 from ..ops.choose_pixels import ChosenPixels, PixelGuide, PixelMask, choose_pixels, pack_words
 from ..ops.draw_pixels import PixelPool, draw_pixels, drawn_offsets
 from ..types import Rays
-from .cameras import PIXEL_RADIUS, Cameras
-from .conventions import PIXEL_CENTER
+from .cameras import PIXEL_RADIUS
 from .error_map import ErrorMap
-from .lens_table import make_lens_table
+from .lens_table import all_valid, make_lens_table, pixel_centers, pixels_at_once
 from .prefetch import DeviceFeed, HostPixels, Prefetcher
 from .scene import Scene
 
 PixelPlace = Literal["auto", "device", "host"]
 DEVICE_SHARE = 0.5  # of a device's free memory: the largest pool that `auto` moves there
-_PART = 1 << 18  # pixels looked at at a time, whole words of a mask: bounds the memory of preparing
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class PixelSampler:
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
             raise InputError("guided", "pictures that the device holds", "pictures in host memory", hint)
         self.scene = replace(scene, cameras=scene.cameras.to(device)) if self.on_host else scene.to(device)
-        mask = drawable_mask(scene)
+        mask = drawable_mask(scene, self.device)
         self._mask = None if mask is None else mask.to(self.device)
         images, cameras = self.scene.images, self.scene.cameras
         self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
@@ -210,35 +208,19 @@ def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto"
     return True, f"{size:.2f} GiB of pixels stay in host memory ({why}); each step's colours are fetched ahead"
 
 
-def drawable_mask(scene: Scene) -> PixelMask | None:
-    """The pixels that count and that a ray leads to; None where that is all of them."""
+def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> PixelMask | None:
+    """The pixels that count and that a ray leads to, which the device finds out; None where that is all of them."""
     mask, cameras, n_pixels = scene.images.mask, scene.cameras, scene.images.n_pixels
-    if cameras.model == "pinhole" or _corners_are_valid(cameras):
+    if all_valid(cameras):
         return mask
-    offsets, widths = scene.images.offsets, scene.images.sizes[:, 0].contiguous()
-    parts = []
-    for start in range(0, n_pixels, _PART):
-        pixel = torch.arange(start, min(start + _PART, n_pixels), device=cameras.device)
+    cameras, offsets = cameras.to(device), scene.images.offsets.to(device)
+    widths, parts, step = scene.images.sizes[:, 0].contiguous().to(device), [], pixels_at_once(cameras.device)
+    for start in range(0, n_pixels, step):
+        pixel = torch.arange(start, min(start + step, n_pixels), device=cameras.device)
         parts.append(pack_words(cameras.is_valid(*pixel_centers(offsets, widths, pixel))))
-    words = torch.cat(parts)
+    words = torch.cat(parts).to(scene.images.offsets.device)
     try:
         return PixelMask.of_words(words if mask is None else words & mask.words)
     except InputError:
         expected = "coefficients that leave pixels to train on"
         raise InputError("distortion", expected, "a lens that folds over at once") from None
-
-
-def pixel_centers(offsets: Tensor, widths: Tensor, pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Picture, x and y of pixels (m,) of a pool."""
-    image = torch.searchsorted(offsets, pixel, right=True) - 1
-    local, width = pixel - offsets[image], widths[image]
-    row = torch.div(local, width, rounding_mode="floor")
-    return image, (local - row * width).float() + PIXEL_CENTER, row.float() + PIXEL_CENTER
-
-
-def _corners_are_valid(cameras: Cameras) -> bool:
-    """Lenses are valid from their centre outwards, so the corners of the pictures decide for all of them."""
-    index = torch.arange(len(cameras), device=cameras.device).repeat_interleave(4)
-    sides = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], device=cameras.device)
-    corners = sides.repeat(len(cameras), 1) * cameras.size[index]
-    return bool(cameras.is_valid(index, corners[:, 0], corners[:, 1]).all())

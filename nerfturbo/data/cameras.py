@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from .conventions import PIXEL_CENTER, world_to_camera
 from .distortion import (
     distort_fisheye,
     distort_opencv,
+    fisheye_limit,
     is_valid_fisheye,
     is_valid_opencv,
+    opencv_limit,
     undistort_fisheye,
     undistort_opencv,
 )
@@ -39,6 +42,8 @@ from .lens_models import (
     is_valid_fov,
     is_valid_rad_tan_prism,
     is_valid_thin_prism,
+    rad_tan_prism_limit,
+    thin_prism_limit,
     undistort_fov,
     undistort_rad_tan_prism,
     undistort_thin_prism,
@@ -172,7 +177,17 @@ class Cameras:
         points, coefficients = self._plane(camera_indices, x, y)
         if coefficients is None:
             return torch.ones_like(x, dtype=torch.bool)
-        return _IS_VALID[self.model](points, coefficients)
+        if self._limits is None:
+            return _IS_VALID[self.model](points, coefficients)
+        return _ENDS[self.model][1](points, coefficients, self._limits[camera_indices])
+
+    @functools.cached_property
+    def _limits(self) -> Tensor | None:
+        """(n,): where each lens folds over; None for models that know by a formula."""
+        if self.distortion is None or self.model not in _ENDS:
+            return None
+        lenses, lens_of = torch.unique(self.distortion.detach(), dim=0, return_inverse=True)
+        return _ENDS[self.model][0](lenses)[lens_of]
 
     def _plane(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """Points on the image plane at depth 1, still distorted, and their coefficients."""
@@ -295,7 +310,7 @@ def _onto(distort: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tens
     return project
 
 
-# A model is an entry in all three. Image-plane points (m, 2), y down, coefficients (m, 8) -> OpenGL directions (m, 3):
+# A model is an entry in all three, the third in two kinds. Image-plane points, coefficients -> OpenGL directions:
 _UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "pinhole": _unproject_pinhole,
     "opencv": _unproject_opencv,
@@ -321,14 +336,18 @@ _PROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 }
 # Distorted image-plane points (m, 2), coefficients -> whether a ray leads there:
 _IS_VALID: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "opencv": is_valid_opencv,
-    "fisheye": is_valid_fisheye,
     "fov": is_valid_fov,
-    "thin_prism": is_valid_thin_prism,
-    "rad_tan_prism": is_valid_rad_tan_prism,
     "division": is_valid_division,
     "eucm": is_valid_eucm,
     "equirectangular": is_valid_sphere,
+}
+# The same for lenses that fold over: coefficients (n, 8) of cameras -> where, searched for once; and points,
+# coefficients and that of each point -> whether a ray leads there.
+_ENDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "opencv": (opencv_limit, is_valid_opencv),
+    "fisheye": (fisheye_limit, is_valid_fisheye),
+    "thin_prism": (thin_prism_limit, is_valid_thin_prism),
+    "rad_tan_prism": (rad_tan_prism_limit, is_valid_rad_tan_prism),
 }
 
 

@@ -9,7 +9,8 @@ Fisheye, with the angle t to the optical axis and coefficients k1 k2 k3 k4 (four
 
     r_d = t (1 + k1 t^2 + k2 t^4 + k3 t^6 + k4 t^8)
 
-The ways back have no formula; Newton's method takes a fixed number of steps, so that nothing waits for the device.
+The ways back have no formula; Newton's method takes a fixed number of steps, so that nothing waits for the device
+(fewer on a CPU, where it costs nothing to see that all points have arrived).
 Both models fold over at some radius, beyond which a pixel belongs to no ray: `is_valid_opencv` and `is_valid_fisheye`
 tell which pixels those are.
 """
@@ -39,27 +40,39 @@ def undistort_opencv(points: Tensor, coefficients: Tensor) -> Tensor:
     """The inverse of `distort_opencv`; meaningless where `is_valid_opencv` says no, but always finite."""
     current = points
     for _ in range(NEWTON_STEPS):
-        current = current - _newton_step(points, current, coefficients)
+        step = _newton_step(points, current, coefficients)
+        current = current - step
+        if has_arrived(step):
+            break
     return current
 
 
-def is_valid_opencv(points: Tensor, coefficients: Tensor) -> Tensor:
-    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
+def has_arrived(step: Tensor) -> bool:
+    """Whether no further Newton step would move any point: each is about the square of the one before. Never asked of
+    a GPU, which would have to be waited for."""
+    if step.device.type != "cpu":
+        return False
+    return step.numel() == 0 or float(step.detach().abs().amax()) < 0.1 * torch.finfo(step.dtype).eps ** 0.5
+
+
+def is_valid_opencv(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over; `limits` (m,) are those
+    of `opencv_limit`."""
     found = undistort_opencv(points, coefficients)
     again, (xx, xy, yx, yy) = _distort_with_jacobian(found, coefficients)
     residual = (again - points).abs().amax(-1)
-    unfolded = found.norm(dim=-1) < opencv_limit(coefficients)
+    unfolded = found.norm(dim=-1) < limits
     return (residual < _RESIDUAL * (1.0 + points.abs().amax(-1))) & (xx * yy - xy * yx > 0.0) & unfolded
 
 
 def opencv_limit(coefficients: Tensor) -> Tensor:
-    """(m,): the undistorted radius at which the radial part stops growing; 16 (86 degrees) where it never does."""
+    """(n,): the undistorted radius at which the radial part of n lenses stops growing; 16 (86 degrees) where it never
+    does. A search for each row: meant for cameras, not for rays."""
     radius = torch.linspace(0.0, _SEARCH_RADIUS, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
-    unique, inverse = torch.unique(coefficients.detach().double(), dim=0, return_inverse=True)
-    scale, slope = _radial_scale((radius * radius)[None, :], unique[:, None, :])
+    scale, slope = _radial_scale((radius * radius)[None, :], coefficients.detach().double()[:, None, :])
     growing = scale + 2.0 * slope * (radius * radius)[None, :] > 0.0  # d (r a(r^2)) / dr
     first_fold = torch.cat([growing, torch.zeros_like(growing[:, :1])], dim=1).int().argmin(dim=1)
-    return radius[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)[inverse]
+    return radius[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)
 
 
 def distort_fisheye(directions: Tensor, coefficients: Tensor) -> Tensor:
@@ -79,22 +92,22 @@ def undistort_fisheye(points: Tensor, coefficients: Tensor) -> Tensor:
     return torch.cat([points * across[:, None], torch.cos(angle)[:, None]], dim=-1)
 
 
-def is_valid_fisheye(points: Tensor, coefficients: Tensor) -> Tensor:
-    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
+def is_valid_fisheye(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over; `limits` (m,) are those
+    of `fisheye_limit`."""
     radius = torch.linalg.vector_norm(points, dim=-1)
     angle = _fisheye_angle(radius, coefficients)
     again, slope = _fisheye_radius(angle, coefficients)
     close = (again - radius).abs() < _RESIDUAL * (1.0 + radius)
-    return close & (slope > 0.0) & (angle < fisheye_limit(coefficients))
+    return close & (slope > 0.0) & (angle < limits)
 
 
 def fisheye_limit(coefficients: Tensor) -> Tensor:
-    """(m,): the angle at which the radius stops growing; pi where it never does."""
+    """(n,): the angle at which the radius of n lenses stops growing; pi where it never does."""
     angle = torch.linspace(0.0, math.pi, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
-    unique, inverse = torch.unique(coefficients.detach().double(), dim=0, return_inverse=True)
-    growing = _fisheye_radius(angle[None, :], unique[:, None, :])[1] > 0.0
+    growing = _fisheye_radius(angle[None, :], coefficients.detach().double()[:, None, :])[1] > 0.0
     first_fold = torch.cat([growing, torch.zeros_like(growing[:, :1])], dim=1).int().argmin(dim=1)
-    return angle[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)[inverse]
+    return angle[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)
 
 
 def _radial_scale(r2: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,4 +166,6 @@ def _fisheye_angle(radius: Tensor, coefficients: Tensor) -> Tensor:
         value, slope = _fisheye_radius(angle, coefficients)
         step = (value - radius) / torch.where(slope.abs() < 1e-4, torch.full_like(slope, 1e-4), slope)
         angle = (angle - step.clamp(-0.5, 0.5)).clamp(0.0, math.pi)
+        if has_arrived(step):
+            break
     return angle

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .distortion import NEWTON_STEPS
+from .distortion import NEWTON_STEPS, has_arrived
 
 _TINY = 1e-12
 _FLAT = 1e-4  # an angle w below which the FOV model is a pinhole
@@ -73,9 +73,15 @@ def undistort_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
     return _from_angles(_solve(_prism_with_jacobian, points, coefficients))
 
 
-def is_valid_thin_prism(points: Tensor, coefficients: Tensor) -> Tensor:
-    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
-    return _is_valid(_prism_with_jacobian, points, coefficients, (0, 1, 4, 5))
+def is_valid_thin_prism(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over; `limits` (m,) are those
+    of `thin_prism_limit`."""
+    return _is_valid(_prism_with_jacobian, points, coefficients, limits)
+
+
+def thin_prism_limit(coefficients: Tensor) -> Tensor:
+    """(n,): the angle at which the radial part of n lenses stops growing; pi where it never does."""
+    return _limit(coefficients, (0, 1, 4, 5))
 
 
 def distort_rad_tan_prism(directions: Tensor, coefficients: Tensor) -> Tensor:
@@ -88,9 +94,15 @@ def undistort_rad_tan_prism(points: Tensor, coefficients: Tensor) -> Tensor:
     return _from_angles(_solve(_rad_tan_with_jacobian, points, coefficients))
 
 
-def is_valid_rad_tan_prism(points: Tensor, coefficients: Tensor) -> Tensor:
-    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over."""
-    return _is_valid(_rad_tan_with_jacobian, points, coefficients, (0, 1, 2, 3, 4, 5))
+def is_valid_rad_tan_prism(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
+    """(m,) bool: whether a ray leads to the distorted point, before the lens model folds over; `limits` (m,) are those
+    of `rad_tan_prism_limit`."""
+    return _is_valid(_rad_tan_with_jacobian, points, coefficients, limits)
+
+
+def rad_tan_prism_limit(coefficients: Tensor) -> Tensor:
+    """(n,): the angle at which the radial part of n lenses stops growing; pi where it never does."""
+    return _limit(coefficients, (0, 1, 2, 3, 4, 5))
 
 
 _Jacobian = tuple[Tensor, Tensor, Tensor, Tensor]  # xx xy yx yy
@@ -158,24 +170,26 @@ def _solve(model: _Model, points: Tensor, coefficients: Tensor) -> Tensor:
         determinant = torch.where(determinant.abs() < 1e-4, torch.full_like(determinant, 1e-4), determinant)
         step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1) / determinant[:, None]
         current = (current - step.clamp(-0.5, 0.5)).clamp(-math.pi, math.pi)
+        if has_arrived(step):
+            break
     return current
 
 
-def _is_valid(model: _Model, points: Tensor, coefficients: Tensor, radial: Sequence[int]) -> Tensor:
+def _is_valid(model: _Model, points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
     plane = _solve(model, points, coefficients)
     again, (xx, xy, yx, yy) = model(plane, coefficients)
     residual = (again - points).abs().amax(-1)
-    unfolded = torch.linalg.vector_norm(plane, dim=-1) < _limit(coefficients, radial)
+    unfolded = torch.linalg.vector_norm(plane, dim=-1) < limits
     return (residual < _RESIDUAL * (1.0 + points.abs().amax(-1))) & (xx * yy - xy * yx > 0.0) & unfolded
 
 
 def _limit(coefficients: Tensor, radial: Sequence[int]) -> Tensor:
-    """(m,): the angle at which the radial part stops growing; pi where it never does. `radial`: where its k stand."""
+    """(n,): the angle at which the radial part stops growing; pi where it never does. `radial`: where its k stand."""
     angle = torch.linspace(0.0, math.pi, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
-    unique, inverse = torch.unique(coefficients.detach().double(), dim=0, return_inverse=True)
+    rows = coefficients.detach().double()
     t2, slope = (angle * angle)[None, :], torch.zeros_like(angle)[None, :]
     for power, column in reversed(list(enumerate(radial, 1))):
-        slope = t2 * (slope + (2.0 * power + 1.0) * unique[:, column : column + 1])
+        slope = t2 * (slope + (2.0 * power + 1.0) * rows[:, column : column + 1])
     growing = 1.0 + slope > 0.0  # d (t R(t^2)) / dt
     first_fold = torch.cat([growing, torch.zeros_like(growing[:, :1])], dim=1).int().argmin(dim=1)
-    return angle[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)[inverse]
+    return angle[first_fold.clamp(max=_SEARCH_STEPS)].to(coefficients.dtype)

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..errors import InputError
 from ..types import Aabb
 from .cameras import Cameras
-from .conventions import PIXEL_CENTER
 from .documents import paths_outside
 from .images import ImagePool
+from .lens_table import valid_pixels
 from .ndc import in_ndc
 from .photos import VIDEO_ENDINGS, find_raw
 from .picture_files import CONVERT_RAW
@@ -71,21 +71,14 @@ class Scene:
     def to(self, device: torch.device | str) -> Scene:
         return replace(self, cameras=self.cameras.to(device), images=self.images.to(device))
 
-    def used_pixels(self, index: int) -> Tensor | None:
-        """(H, W) bool: the pixels of a picture that its mask leaves and that a ray leads to; None where all are."""
-        used, cameras = self.images.image_mask(index), self.cameras
-        if cameras.model != "pinhole":
-            width, height = cameras.size[index].tolist()
-            y, x = torch.meshgrid(
-                torch.arange(height, device=cameras.device) + PIXEL_CENTER,
-                torch.arange(width, device=cameras.device) + PIXEL_CENTER,
-                indexing="ij",
-            )
-            where = torch.full((height * width,), index, device=cameras.device)
-            valid = cameras.is_valid(where, x.reshape(-1), y.reshape(-1)).view(height, width)
-            if not bool(valid.all()):
-                used = valid if used is None else used.to(valid.device) & valid
-        return used
+    def used_pixels(self, index: int, device: torch.device | str | None = None) -> Tensor | None:
+        """(H, W) bool on a device (the pictures' own unless given): the pixels of a picture that its mask leaves and
+        that a ray leads to; None where all are."""
+        place = self.images.device if device is None else torch.device(device)
+        used, valid = self.images.image_mask(index), valid_pixels(self.cameras, index, place)
+        if used is None or valid is None:
+            return valid if used is None else used.to(place)
+        return used.to(place) & valid
 
     def select(self, indices: list[int]) -> Scene:
         """Some of the views, in the order given; the pictures are copied."""

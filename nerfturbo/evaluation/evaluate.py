@@ -107,10 +107,8 @@ def _score_views(
             torch.cuda.synchronize(model.device)
         seconds = time.perf_counter() - start
         truth = truth_image(scene, index, background).to(model.device)
-        counts = scene.used_pixels(index)
-        if counts is not None:
-            counts = counts.to(model.device)
-            if not bool(counts.any()):
-                continue  # a picture that its mask covers whole says nothing
+        counts = scene.used_pixels(index, model.device)
+        if counts is not None and not bool(counts.any()):
+            continue  # a picture that its mask covers whole says nothing
         similarity = ssim(image.rgb, truth, counts) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
         yield ViewScore(index, psnr(image.rgb, truth, counts), similarity, seconds), image, truth

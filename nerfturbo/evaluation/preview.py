@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..data.conventions import PIXEL_CENTER
 from ..data.images import save_image
 from ..data.scene import Scene
 from ..rendering.image import RenderedImage, compile_image, render_image
@@ -31,17 +32,18 @@ class Preview:
     def _stride_for(self, n_rays: float) -> int:
         return max(1, round((self._width * self._height / max(n_rays, 64.0)) ** 0.5))
 
-    def _rays(self) -> Rays:
-        rows, columns = self._pixels()
-        pixels = (rows[:, None] * self._width + columns).reshape(-1)
-        return self._scene.cameras.image_rays(self._index)[pixels.to(self._scene.cameras.device)]
+    def _rays(self, device: torch.device) -> Rays:
+        """Of the pixels that are looked at alone, made where they are rendered: others cost as much, for a lens."""
+        y, x = torch.meshgrid(*(side.to(device) + PIXEL_CENTER for side in self._pixels()), indexing="ij")
+        index = torch.full((x.numel(),), self._index, device=device)
+        return self._scene.cameras.to(device).rays(index, x.reshape(-1), y.reshape(-1))
 
     def _picture(self, model: NerfModel) -> RenderedImage:
         rows, columns = self._pixels()
         return render_image(
             model.field,
             model.estimator,
-            self._rays().to(model.device),
+            self._rays(model.device),
             height=len(rows),
             width=len(columns),
             settings=model.settings,
@@ -55,7 +57,7 @@ class Preview:
     @torch.no_grad()
     def compile(self, model: NerfModel) -> None:
         """Compile what a picture needs, where that can be done ahead."""
-        compile_image(model.field, model.estimator, self._rays().to(model.device), model.settings)
+        compile_image(model.field, model.estimator, self._rays(model.device), model.settings)
 
     @torch.no_grad()
     def render(self, model: NerfModel, path: Path) -> float:

@@ -93,3 +93,33 @@ def test_preview_scores_the_pixels_it_renders(empty_model: NerfModel, tmp_path: 
     assert value == pytest.approx(psnr(torch.ones(16, 16, 3), truth_image(scene, 0)), abs=1e-4)
     assert Image.open(path).size == (32, 16)
     assert [file.name for file in tmp_path.iterdir()] == ["preview.png"]
+
+
+def test_a_preview_looks_through_the_lens_at_its_own_pixels_alone(tmp_path: Path) -> None:
+    from nerfturbo.data.cameras import Cameras
+
+    scene = ball_scene("test", n_views=2, size=128)  # 16384 pixels, of which a first preview looks at every fourth
+    lens = torch.tensor([[-0.3, 0.02, 0.01, 0.0, 0.0, 0.0, 0.0, 0.0]]).expand(2, 8)
+    plain = scene.cameras
+    cameras = Cameras(
+        plain.camera_to_world, plain.focal, plain.center, plain.size, model="opencv", distortion=lens.contiguous()
+    )
+    scene = replace(scene, cameras=cameras)
+    model = NerfModel(tiny_config(), SceneBounds.of(scene))
+    with torch.no_grad():  # dense enough that what is seen differs from pixel to pixel
+        model.field.encoding.table.uniform_(-3.0, 3.0, generator=torch.Generator().manual_seed(0))  # type: ignore[union-attr, operator]
+    inverted = 0
+    rays = Cameras.rays
+
+    def counted(cameras: Cameras, index: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> object:
+        nonlocal inverted
+        inverted += x.shape[0]
+        return rays(cameras, index, x, y)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cameras, "rays", counted)
+        value = Preview(scene, 1).render(model, tmp_path / "preview.png")
+    assert inverted == 64 * 64
+    image = model.render_image(cameras, 1).rgb[1::2, 1::2]
+    truth = truth_image(scene, 1)[1::2, 1::2]
+    assert float(image.std()) > 0.01 and value == pytest.approx(psnr(image, truth), abs=1e-3)
