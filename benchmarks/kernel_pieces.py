@@ -17,6 +17,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 import nerfturbo.ops.kernels._hash_backward as hash_backward  # noqa: E402
 import nerfturbo.ops.kernels._hash_lanes as hash_lanes  # noqa: E402
+import nerfturbo.ops.kernels._library as library_kernels  # noqa: E402
 import nerfturbo.ops.kernels.adam as adam_kernels  # noqa: E402
 import nerfturbo.ops.kernels.fused_mlp as mlp_kernels  # noqa: E402
 import nerfturbo.ops.kernels.hash_encode as hash_kernels  # noqa: E402
@@ -216,14 +217,14 @@ def other_mlp_pieces(inputs: Inputs) -> list[Piece]:
     return pieces
 
 
-def wide_pieces(inputs: Inputs) -> list[Piece]:
-    """The trunk of the original NeRF, 8 layers of 256 with a skip, forward and backward; beside torch's own layers."""
-    n, widths, skip = WIDE, [63] + [256] * 8, 4
+def wide_network(dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[str], Callable[[], object]]]:
+    """The forward without a gradient, and by backend the forward with all gradients of the parameters."""
+    skip, widths = 4, [63] + [256] * 8
     shapes = [(b, a + (63 if k == skip else 0)) for k, (a, b) in enumerate(itertools.pairwise(widths))]
     weights = [(torch.randn(s, device=DEVICE) * (2 / s[1]) ** 0.5).requires_grad_() for s in shapes]
     biases = [torch.zeros(s[0], device=DEVICE, requires_grad=True) for s in shapes]
-    x = torch.randn(n, 63, device=DEVICE).half()
-    grad = (torch.randn(n, 256, device=DEVICE) * 1e-3).half()
+    x = torch.randn(WIDE, 63, device=DEVICE).to(dtype)
+    grad = (torch.randn(WIDE, 256, device=DEVICE) * 1e-3).to(dtype)
 
     def train(backend: str) -> Callable[[], object]:
         def run() -> None:
@@ -237,6 +238,13 @@ def wide_pieces(inputs: Inputs) -> list[Piece]:
         with torch.no_grad():
             wide_mlp(x, weights, biases, skip=skip, relu_last=True)
 
+    return forward, train
+
+
+def wide_pieces(inputs: Inputs) -> list[Piece]:
+    """The trunk of the original NeRF, 8 layers of 256 with a skip, forward and backward; beside torch's own layers."""
+    forward, train = wide_network(torch.float16)
+    grad = (torch.randn(WIDE, 256, device=DEVICE) * 1e-3).half()
     sums = torch.zeros(256, device=DEVICE)
 
     def mask() -> None:
@@ -247,6 +255,29 @@ def wide_pieces(inputs: Inputs) -> list[Piece]:
     pieces.append(Piece("wide forward, 2^16 samples", forward))
     pieces.append(Piece("wide forward + backward, 2^16 samples", train("triton"), repeats=3))
     return [*pieces, Piece("wide forward + backward, torch's layers", train("reference"), repeats=3)]
+
+
+def exact_pieces(inputs: Inputs) -> list[Piece]:
+    """fp32 without TF32, product by product: which of them is far from what the GPU's fp32 units could do."""
+    x = torch.randn(WIDE, 256, device=DEVICE)
+    weight, bias = torch.randn(256, 256, device=DEVICE) / 16, torch.zeros(256, device=DEVICE)
+    narrow, back = torch.randn(CAPACITY, 32, device=DEVICE), torch.randn(CAPACITY, 64, device=DEVICE)
+    whole = {"SLICE": 1 << 30}
+    options = [whole, *({"SLICE": s} for s in (512, 2048, 4096))]
+    pieces = [
+        Piece("fp32 layer, bias and ReLU in the product", lambda: torch._addmm_activation(bias, x, weight.t())),
+        Piece("fp32 layer, product alone", lambda: x @ weight.t()),
+        Piece("fp32 gradient of the inputs", lambda: x @ weight),
+    ]
+    for name, a, b in (("256 x 256, 2^16 samples", x, x), ("64 x 32, 2^18 samples", back, narrow)):
+
+        def gradient(a: torch.Tensor = a, b: torch.Tensor = b) -> None:
+            library_kernels.sum_of_products(a, b)
+
+        pieces += variants(f"fp32 gradient of a weight {name}", gradient, library_kernels, options)
+    exact = wide_network(torch.float32)[1]("triton")
+    pieces.append(Piece("fp32 wide forward + backward, 2^16 samples", exact, repeats=3))
+    return [*pieces, Piece("fp32 wide forward + backward, weights whole", exact, library_kernels, whole, repeats=3)]
 
 
 def adam_pieces(inputs: Inputs) -> list[Piece]:
@@ -322,4 +353,4 @@ def step_pieces(inputs: Inputs) -> list[Piece]:
     return pieces
 
 
-GROUPS = [hash_pieces, network_pieces, wide_pieces, adam_pieces, step_pieces]
+GROUPS = [hash_pieces, network_pieces, wide_pieces, exact_pieces, adam_pieces, step_pieces]

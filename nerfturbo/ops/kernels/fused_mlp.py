@@ -25,10 +25,10 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
-from ..reference import fused_mlp as reference
 from ._common import CompileCase, check_kernel_float, processors
 from ._grid import used_rows
 from ._launch import cdiv, launchable
+from ._library import library_mlp
 from ._mlp import (
     add_products,
     add_weight,
@@ -285,7 +285,7 @@ def fused_mlp(
         wanted = f"at most {MAX_LAYERS} layers, {MAX_WIDTH} wide, on the Triton backend"
         raise InputError("weights", wanted, got, "use ops.wide_mlp or torch.nn.Linear for larger networks")
     if not fits(weights, inputs.dtype, inputs.device):
-        return zero_tail(reference.fused_mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
+        return zero_tail(library_mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
     return _FusedMlp.apply(inputs, sink, n_used, *(w.contiguous() for w in weights))
 
 

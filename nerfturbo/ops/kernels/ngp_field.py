@@ -30,11 +30,11 @@ from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
 from ..ngp_field import MAX_LOGIT as _MAX_LOGIT
 from ..ngp_field import NgpWeights
-from ..reference import ngp_field as reference
 from . import fused_mlp
 from ._common import CompileCase, check_kernel_float, processors
 from ._grid import used_rows
 from ._launch import cdiv, launchable
+from ._library import library_field
 from ._mlp import (
     add_products,
     add_weight,
@@ -319,7 +319,7 @@ def ngp_field(
     check_widths(encoding.shape[1], directions.shape[1], weights)
     if not fits(weights, encoding.dtype, encoding.device):
         own = NgpWeights(*redirect_all(weights, sink))
-        return zero_tail(reference.ngp_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
+        return zero_tail(library_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
 

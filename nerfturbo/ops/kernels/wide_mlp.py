@@ -3,7 +3,8 @@
 At 256 columns a product already runs near the memory's speed, and fusing layers would only save what training has to
 write for the backward anyway. So the forward is one library call per layer with bias and ReLU in its epilogue. In the
 backward, one kernel per layer masks the gradient where the ReLU was off and sums it into the bias's gradient; apart
-these are three passes. Columns are padded with zeros to multiples of 8, which fast half products ask for.
+these are three passes. Columns are padded with zeros to multiples of 8, which fast half products ask for. Weight
+gradients in fp32 without TF32 are summed in slices (`_library.py`).
 
 `_mask_kernel`: one program = COLS columns of ROWS-row blocks, strided over the rows; column sums stay in registers and
 are added atomically (in deterministic mode: stored per program and added in order). Half or fp32, fp32 sums.
@@ -22,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from ._common import CompileCase, check_kernel_float, processors
 from ._launch import cdiv, launchable
+from ._library import sum_of_products
 
 ROWS, COLS, WARPS = 32, 128, 4
 ALIGN = 8
@@ -85,10 +87,10 @@ def _aligned(width: int) -> int:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b with an fp32 result, which a sum over all samples needs."""
+    """aᵀ b with an fp32 result, which a sum over all samples needs."""
     if a.dtype == torch.float32 or not a.is_cuda:
-        return a.float() @ b.float()
-    return torch.mm(a, b, out_dtype=torch.float32)
+        return sum_of_products(a.float(), b.float())
+    return torch.mm(a.t(), b, out_dtype=torch.float32)
 
 
 def _layers(
@@ -143,7 +145,7 @@ class _WideMlp(torch.autograd.Function):
             hidden = out if index + 1 == depth else seen[index + 1][:, : sizes[index]]
             grad = mask_and_sum(grad, hidden, sums[index])
             if ctx.needs_input_grad[3 + index]:
-                grads_w[index] = _product(grad.t(), seen[index])[:, : ctx.widths[1 + index]].to(ctx.dtypes[index])
+                grads_w[index] = _product(grad, seen[index])[:, : ctx.widths[1 + index]].to(ctx.dtypes[index])
             if index == 0 and not ctx.needs_input_grad[0]:
                 break
             grad = grad @ halves[index]
@@ -161,6 +163,11 @@ def wide_mlp(
 ) -> Tensor:
     check_kernel_float(inputs=inputs, **{f"weights[{k}]": w for k, w in enumerate(weights)})
     check_kernel_float(**{f"biases[{k}]": b for k, b in enumerate(biases)})
+    kind = inputs.device.type
+    if torch.is_autocast_enabled(kind):  # some products would follow it and others not: all of them do, as a layer
+        with torch.autocast(kind, enabled=False):
+            half = inputs.to(torch.get_autocast_dtype(kind))
+            return wide_mlp(half, weights, biases, skip=skip, relu_last=relu_last)
     if not torch.is_grad_enabled():  # the grid asks for many points at once, and eight layers of them are a gigabyte
         return _layers(inputs, [*weights, *biases], skip, relu_last)
     return _WideMlp.apply(inputs, skip, relu_last, *weights, *biases)
