@@ -69,7 +69,8 @@ def main() -> None:
     base = replace(base, train=replace(base.train, steps=WARM_STEPS + args.steps))
     if device.type == "cuda":
         room = budget + scene.images.pixels.nbytes
-        torch.cuda.set_per_process_memory_fraction(min(1.0, room / torch.cuda.mem_get_info(device)[1]), device)
+        index = torch.cuda.current_device() if device.index is None else device.index  # it takes no device without one
+        torch.cuda.set_per_process_memory_fraction(min(1.0, room / torch.cuda.mem_get_info(index)[1]), index)
     rows, limit = [], {}
     for checkpointing in (False, True):
         batch, baseline = args.batch, resident_bytes()
