@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -13,14 +14,16 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.cameras import Cameras
+from ..data.images import save_image
 from ..data.scene import Scene
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.metrics import Perceptual
 from ..evaluation.paths import orbit_path, with_times
-from ..evaluation.pictures import save_comparison
+from ..evaluation.pictures import comparison
 from ..evaluation.report import write_report
 from ..evaluation.results import Training, evaluation_metrics, measure_baselines, training_metrics
 from ..evaluation.run_folder import RunFolder
+from ..export.behind import Behind
 from ..export.video import can_write_mp4, write_video
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 TURNTABLE_PIXELS = (96, 256)  # of the longer side, at least and at most
 TURNTABLE_SECONDS = 15.0
 TURNTABLE_FPS = 12
+WRITERS = min(8, os.cpu_count() or 1)  # threads that encode pictures
 
 
 @dataclass(frozen=True)
@@ -116,12 +120,20 @@ def score_run(
     for old in run.images.glob("test_*.png"):
         old.unlink()
 
+    writing = Behind(WRITERS, ahead=2 * WRITERS)  # encoding a picture takes longer than a GPU does to render it
+
     def on_view(done: int, total: int, score: ViewScore, image: RenderedImage, truth: Tensor) -> None:
-        save_comparison(run.view_file(score.index), image.rgb, truth)
+        picture, path = comparison(image.rgb, truth), run.view_file(score.index)
+        writing.submit(lambda: save_image(path, picture))
         display.update(done / total)
 
-    evaluation: Evaluation = evaluate(model, scene, views=views, perceptual=perceptual, on_view=on_view)
-    return evaluation_metrics(evaluation, config, scene, measure_baselines(scene, views))
+    try:
+        evaluation: Evaluation = evaluate(model, scene, views=views, perceptual=perceptual, on_view=on_view)
+        baselines = measure_baselines(scene, views, model.device)
+        writing.finish()
+    finally:
+        writing.close(drop=True)
+    return evaluation_metrics(evaluation, config, scene, baselines)
 
 
 def write_turntable(run: RunFolder, model: NerfModel, scene: Scene, n_frames: int, display: Display) -> None:

@@ -106,9 +106,9 @@ class ImagePool:
         """(n, C) uint8: the pixels at `indices` (n,), wherever they lie."""
         return torch.index_select(self.pixels, 0, indices) if self.file is None else self.file.gather(indices)
 
-    def image(self, index: int) -> Tensor:
-        """(H, W, C) float32 in [0, 1]."""
-        return self.image_bytes(index).float() / 255.0
+    def image(self, index: int, device: torch.device | str | None = None) -> Tensor:
+        """(H, W, C) float32 in [0, 1], on the pool's device unless another is given: bytes travel, not floats."""
+        return self.image_bytes(index).to(device or self.device).float() / 255.0
 
     def select(self, indices: Sequence[int]) -> ImagePool:
         """A pool of its own with some of the pictures, in the order given: this copies them."""
@@ -274,9 +274,12 @@ def save_image(path: Path, image: Tensor) -> None:
     """Write (H, W, 3 or 4), uint8 or floats in [0, 1], in the format of the path's extension."""
     from PIL import Image
 
-    if image.is_floating_point():
-        image = (image.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8)
-    Image.fromarray(image.cpu().numpy()).save(path)
+    Image.fromarray(to_bytes(image).cpu().numpy()).save(path)
+
+
+def to_bytes(image: Tensor) -> Tensor:
+    """Floats in [0, 1] as uint8, rounded; uint8 as they are."""
+    return (image.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8) if image.is_floating_point() else image
 
 
 def _offsets(sizes: Tensor) -> Tensor:

@@ -58,9 +58,15 @@ def choose_views(n_views: int, limit: int | None = None) -> list[int]:
     return [index * n_views // limit for index in range(limit)]
 
 
-def truth_image(scene: Scene, index: int, background: tuple[float, float, float] = WHITE) -> Tensor:
-    """(height, width, 3): the picture with the background behind its transparent part."""
-    image = scene.images.image(index)
+def truth_image(
+    scene: Scene,
+    index: int,
+    background: tuple[float, float, float] = WHITE,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """(height, width, 3): the picture with the background behind its transparent part, on the pictures' device unless
+    another is given."""
+    image = scene.images.image(index, device)
     return composite_over(image, torch.tensor(background, device=image.device))
 
 
@@ -106,7 +112,7 @@ def _score_views(
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         seconds = time.perf_counter() - start
-        truth = truth_image(scene, index, background).to(model.device)
+        truth = truth_image(scene, index, background, model.device)
         counts = scene.used_pixels(index, model.device)
         if counts is not None and not bool(counts.any()):
             continue  # a picture that its mask covers whole says nothing

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.images import save_image
+from ..data.images import save_image, to_bytes
 
 ERROR_AT_FULL = 0.25  # a mean absolute colour error of this much gets the ramp's last colour
 # Dark to light, so that it reads in grey too: black, violet, red-orange, yellow, near white.
@@ -28,9 +28,14 @@ def ramp_colors(values: Tensor) -> Tensor:
     return ramp[low] * (1.0 - part) + ramp[low + 1] * part
 
 
+def comparison(render: Tensor, truth: Tensor) -> Tensor:
+    """(height, 3 width, 3) uint8 on the CPU: truth, render and error side by side, for `save_image`."""
+    return to_bytes(torch.cat([truth, render, error_colors(render, truth)], dim=1)).cpu()
+
+
 def save_comparison(path: Path, render: Tensor, truth: Tensor) -> None:
-    """Truth, render and error side by side, each a third of the width."""
-    save_image(path, torch.cat([truth, render, error_colors(render, truth)], dim=1))
+    """Write truth, render and error side by side, each a third of the width."""
+    save_image(path, comparison(render, truth))
 
 
 def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
@@ -61,16 +63,17 @@ def report_data(run: RunFolder) -> dict[str, Any]:
     metrics = run.read_metrics()
     log = run.read_log()
     views = sorted(metrics.get("per_view", []), key=lambda view: view["psnr"] if view["psnr"] is not None else math.inf)
-    with_pictures = _views_with_pictures(len(views))
+    shown = sorted(_views_with_pictures(len(views)))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # Pillow works outside of Python's lock
+        found = threads.map(lambda place: _pictures(run, views[place]["index"]), shown)
+        pictures = dict(zip(shown, found, strict=True))
     return {
         "run": run.path.name,
         "metrics": {name: value for name, value in metrics.items() if name != "per_view"},
         "config": shown_config(run.read_config()),
         "curves": run_curves([record for record in log if record.get("kind") == "step"]),
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
-        "views": [
-            view | (_pictures(run, view["index"]) if place in with_pictures else {}) for place, view in enumerate(views)
-        ],
+        "views": [view | pictures.get(place, {}) for place, view in enumerate(views)],
         "turntable": _turntable(run),
     }
 

@@ -43,10 +43,10 @@ class Baselines:
     blurred_psnr: float
 
 
-def measure_baselines(scene: Scene, views: list[int]) -> Baselines:
-    """The baselines on these views alone."""
+def measure_baselines(scene: Scene, views: list[int], device: torch.device | str | None = None) -> Baselines:
+    """The baselines on these views alone, computed on the scene's own device unless another is given."""
     chosen = scene if len(views) == len(scene) else scene.select(views)
-    return Baselines(constant_baseline_psnr(chosen), blur_baseline_psnr(chosen))
+    return Baselines(constant_baseline_psnr(chosen, device), blur_baseline_psnr(chosen, device=device))
 
 
 def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
