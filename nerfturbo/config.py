@@ -81,6 +81,8 @@ class FieldConfig:
     """Outputs of the density network; the first is the density, all of them feed the colour network."""
     sh_degree: int = 4
     """Degree of the spherical harmonics of the view direction."""
+    initial_density: float = 1.0
+    """Instant-NGP: density everywhere at the start, per unit of length; thin (0.02), no fog settles before cameras."""
     anti_alias: bool = False
     """Hash grid: levels finer than the footprint of a pixel fade out (Zip-NeRF), for pictures from many distances."""
     checkpointing: bool = False

@@ -74,6 +74,7 @@ class Settings:
                 "--train.rays-per-pixel": train.rays_per_pixel,
                 "--grid.update-every": grid.update_every,
                 "--field.width": field.width,
+                "--field.initial-density": field.initial_density,
                 "--field.depth": field.depth,
                 "--field.color-depth": field.color_depth,
                 "--field.geo-features": field.geo_features,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -68,6 +69,8 @@ class InstantNGP(nn.Module):
             depth=config.color_depth,
             generator=generator,
         )
+        if config.initial_density != 1.0:
+            _begin_at(config.initial_density, self.encoding, self.density_net)
 
     def read_rays(self, size: int, vectors: Callable[[Tensor | None, int], Tensor], *, seed: int = 0) -> None:
         """Let the colour network read `size` numbers more per ray, which `vectors` gives; before training."""
@@ -183,3 +186,16 @@ class InstantNGP(nn.Module):
         return ngp_field(
             encoding, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
         )
+
+
+@torch.no_grad()
+def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
+    """Let a new field have this density everywhere. A network without biases gives exp(0) = 1 for a table near zero. So
+    one feature of the coarsest level begins as 1; one neuron alone reads it, and it alone; and of the outputs only the
+    density's logit reads that neuron. All of it goes on learning, and no kernel needs to know."""
+    if not 0.0 < density < math.inf:
+        raise InputError("field.initial_density", "a finite number > 0", str(density))
+    grid.table[: grid.layout.levels[0].size, 0] = 1.0
+    inner, outer = net.weights
+    inner[0], inner[:, 0], outer[:, 0] = 0.0, 0.0, 0.0
+    inner[0, 0], outer[0, 0] = 1.0, math.log(density)

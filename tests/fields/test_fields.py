@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
+from nerfturbo import use_backend
 from nerfturbo.config import FieldConfig
+from nerfturbo.errors import InputError
 from nerfturbo.fields import Field, InstantNGP, VanillaNeRF
 from nerfturbo.fields.activations import activated, truncated_exp
 from nerfturbo.fields.encodings import frequency_encode
+from nerfturbo.ops.contraction import Contraction
 from nerfturbo.types import Aabb
 
 BOX = Aabb.cube(1.5)
@@ -39,6 +45,42 @@ def test_shapes_and_ranges(field: InstantNGP | VanillaNeRF, n: int):
 def test_starts_non_empty(field: InstantNGP | VanillaNeRF):
     """A field that starts at zero density would empty its grid at the first update."""
     assert field.density(inputs(100)[0]).min() > 0.05
+
+
+@pytest.mark.parametrize("density", [0.02, 3.0])
+@pytest.mark.parametrize("contraction", ["none", "cube"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_starts_with_the_density_asked_for(density: float, contraction: Contraction, backend: str):
+    field = InstantNGP(BOX, replace(SMALL_NGP, initial_density=density))
+    field.contraction = contraction
+    positions, directions = inputs(200)
+    with use_backend(backend):
+        _, found = field(4.0 * positions, directions)
+        assert torch.allclose(found, torch.full_like(found, density), rtol=0.01)
+        assert torch.allclose(field.density(4.0 * positions), found, rtol=1e-5)
+        found.mean().backward()
+    assert all(part.grad is not None and part.grad.abs().sum() > 0 for part in field.density_net.parameters())
+    assert field.encoding.table.grad is not None and field.encoding.table.grad.abs().sum() > 0
+
+
+def test_a_thin_start_learns_to_be_dense_where_it_must():
+    field = InstantNGP(BOX, replace(SMALL_NGP, initial_density=0.02))
+    positions, directions = inputs(400)
+    optimizer = torch.optim.Adam(field.parameters(), lr=1e-2, eps=1e-15)
+    dense = positions[:, 0] > 0.0
+    for _ in range(60):
+        optimizer.zero_grad()
+        log = field(positions, directions)[1].log()
+        torch.where(dense, (log - 3.0).square(), (log + 5.0).square()).mean().backward()
+        optimizer.step()
+    found = field.density(positions)
+    assert found[dense].median() > 5.0 and found[~dense].median() < 0.03
+
+
+@pytest.mark.parametrize("density", [0.0, -1.0, math.inf, math.nan])
+def test_a_start_without_density_is_refused(density: float):
+    with pytest.raises(InputError, match="initial_density"):
+        InstantNGP(BOX, replace(SMALL_NGP, initial_density=density))
 
 
 def test_every_parameter_gets_a_gradient(field: InstantNGP | VanillaNeRF):
