@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nerfturbo.errors import BackendError
 from nerfturbo.ops.kernels import _launch
 from nerfturbo.ops.kernels._launch import Kernel, launchable
 
@@ -167,6 +168,47 @@ def callable_grids_and_wrong_arguments_are_tritons() -> None:
         raise AssertionError("wrong arguments launched a kernel")
 
 
+def a_tensor_of_elsewhere_is_refused() -> None:
+    """By name; and a device is part of the key, so that what is known for one is not for another."""
+    refuse("some", 0, {"p_in": Elsewhere(0), "p_out": None})
+    for found, hint in ((Elsewhere(-1), "move it there"), (Elsewhere(1), "torch.cuda.device('cuda:1')")):
+        try:
+            refuse("some", 0, {"p_in": Elsewhere(0), "p_out": found})
+        except BackendError as error:
+            assert f"cuda:0, but out is on {found.device}; " in str(error) and str(error).endswith(hint)
+        else:
+            raise AssertionError("a tensor of elsewhere passed")
+    checked: list[dict[str, Any]] = []
+    own = Kernel(_some_kernel.fn)
+    own[(1,)]  # writes the launcher
+    own._launchers[0].__globals__["_check_pointers"] = lambda kernel, device, pointers: checked.append(pointers)
+    for there in (0, 0, 1, 1):
+        own[(1,)](**PLAIN | {"p_in": Moved(MEMORY, there)})
+    assert [one["p_in"].there for one in checked] == [0, 1]  # each device once: its key is another
+    assert list(checked[0]) == ["p_in", "p_loose", "p_out"]
+
+
+class Elsewhere:
+    def __init__(self, index: int) -> None:
+        self.index, self.device = index, torch.device("cpu") if index < 0 else torch.device("cuda", index)
+
+    def get_device(self) -> int:
+        return self.index
+
+
+class Moved:
+    """A tensor that says it is on another device."""
+
+    def __init__(self, tensor: torch.Tensor, there: int) -> None:
+        self.tensor, self.there, self.dtype = tensor, there, tensor.dtype
+
+    def data_ptr(self) -> int:
+        return self.tensor.data_ptr()
+
+    def get_device(self) -> int:
+        return self.there
+
+
 def watch_triton() -> None:
     run = JITFunction.run
 
@@ -183,10 +225,12 @@ CHECKS: list[Callable[[], None]] = [
     launches_go_to_the_stream_of_the_moment,
     who_watches_launches_sees_them,
     callable_grids_and_wrong_arguments_are_tritons,
+    a_tensor_of_elsewhere_is_refused,
 ]
 
 if __name__ == "__main__":
     driver.set_active(Driver())
+    refuse, _launch.check_pointers = _launch.check_pointers, lambda *_: None  # these tensors are the CPU's
     watch_triton()
     for check in CHECKS:
         check()

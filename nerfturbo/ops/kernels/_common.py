@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ._launch import cdiv
+from ._mlp import feature_major
 
 KERNEL_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: a program costs a millisecond, so take few
@@ -68,8 +69,22 @@ def tail_programs(n_rows: int) -> int:
 
 
 def empty_in_layout_of(tensor: Tensor) -> Tensor:
-    """Fresh memory with the same shape, dtype and, where it has no gaps or repeats, strides."""
+    """Fresh memory with the same shape, dtype and, where it has no gaps or repeats, strides; one row may have gaps."""
+    if tensor.dim() == 2 and tensor.stride(0) == 1 and tensor.stride(1) >= tensor.shape[0]:
+        return feature_major(*tensor.shape, tensor.dtype, tensor.device)
     return torch.empty_like(tensor, memory_format=torch.preserve_format)
+
+
+def strides_of(tensor: Tensor | None, n: int) -> tuple[int, ...]:
+    """n strides, zero for a tensor that is not there."""
+    return (0,) * n if tensor is None else tensor.stride()
+
+
+def ray_strides(background: Tensor | None) -> tuple[int, ...]:
+    """From ray to ray and from channel to channel, for one background or one per ray."""
+    if background is None:
+        return 0, 0
+    return background.stride() if background.dim() == 2 else (0, background.stride(0))
 
 
 def check_kernel_float(**tensors: Tensor | None) -> None:

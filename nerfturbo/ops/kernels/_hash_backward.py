@@ -101,7 +101,7 @@ def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz,
     return first, last
 
 
-@launchable(do_not_specialize=["n", "first_level"])
+@launchable(do_not_specialize=["n", "first_level"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
 def _backward_table_kernel(
     p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
     stride_xn, stride_xc, stride_gn, stride_gf,

@@ -42,7 +42,7 @@ def _extend(b_sum, weight, b_grad, fresh):
     return tl.where(fresh[:, None], 0.0, b_sum) + weight[:, None] * b_grad
 
 
-@launchable(do_not_specialize=["n", "first_level"])
+@launchable(do_not_specialize=["n", "first_level"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
 def _lanes_kernel(
     p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
     stride_xn, stride_xc, stride_gn, stride_gf,

@@ -3,8 +3,10 @@
 Triton binds, specialises and looks up every launch anew, calls hooks that nobody set and asks the driver about every
 pointer: 30 to 100 us a launch, where a training step that is not captured makes twenty of them. Here a launch makes a
 key out of what Triton specialises on (types, alignment of pointers, integers that are 1 or divisible by 16, constants)
-and hands a kernel known by it straight to its launcher, pointers as numbers. Everything else goes Triton's way: the
-first launch of each key, hooks, callable grids, other backends than CUDA, and compiling without running.
+and of the tensors' devices, and hands a kernel known by it straight to its launcher, pointers as numbers: nothing on
+that way looks at them again, so a key becomes known only to tensors of the device that the kernel runs on. Everything
+else goes Triton's way: the first launch of each key, hooks, callable grids, other backends than CUDA, and compiling
+without running.
 
 Triton's parts that this leans on are not public. Where one is missing, `launchable` is `triton.jit`.
 """
@@ -28,6 +30,8 @@ try:
 except ImportError:  # a release of Triton that is built otherwise
     native_specialize_impl = BaseBackend = CompiledKernel = None
 
+from ...errors import BackendError
+
 _RUN = JITFunction.run  # whoever replaces it, as `_precompile` does, wants to see launches
 
 
@@ -50,6 +54,15 @@ def launchable(function: Any = None, **options: Any) -> Any:
     return Kernel(function, **options)
 
 
+def for_any_count(kernel: Any, *strides: str) -> Any:
+    """The same kernel for numbers of rows that change from launch to launch: one binary for all of them.
+
+    `strides` count rows where a tensor is feature-major. Triton compiles anew for those divisible by 16, which is right
+    for capacities and wrong for a user's own samples, sixteen steps out of which it would stop one to compile.
+    """
+    return launchable(kernel.fn, do_not_specialize=["n"], do_not_specialize_on_alignment=list(strides))
+
+
 class Kernel(JITFunction):
     """A kernel that remembers, by key, how to launch what has been compiled for it."""
 
@@ -69,7 +82,7 @@ class Kernel(JITFunction):
         if type(backend).get_tensor_specialization is not BaseBackend.get_tensor_specialization:
             return self._launch_slowly
         stream_of = driver.active.get_current_stream
-        return _write_launcher(self, backend, lambda: stream_of(device))
+        return _write_launcher(self, backend, device, lambda: stream_of(device))
 
     def _launch_slowly(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, grid=grid, warmup=False, **kwargs)
@@ -84,6 +97,17 @@ def is_unobserved(kernel: Kernel) -> bool:
         and not runtime.launch_enter_hook.calls
         and not runtime.launch_exit_hook.calls
     )
+
+
+def check_pointers(kernel: str, device: int, pointers: dict[str, Any]) -> None:
+    """Every tensor must be on the GPU that the kernel runs on: an address of elsewhere is a fault there."""
+    for name, value in pointers.items():
+        if value is not None and value.get_device() != device:
+            found = value.device
+            raise BackendError(
+                f"kernel {kernel} runs on cuda:{device}, but {name[2:]} is on {found}; "
+                + ("move it there" if found.type == "cpu" else f"move it there, or use torch.cuda.device('{found}')")
+            )
 
 
 def settings() -> tuple[Any, ...]:
@@ -103,21 +127,23 @@ def key_source(kernel: Kernel) -> str:
         if parameter.is_constexpr:
             parts.append(name)
         elif name.startswith("p_"):
-            there = f"({name}.dtype, (at_{name} := {name}.data_ptr()) % {16 if aligned else 1} == 0)"
+            place = f"(at_{name} := {name}.data_ptr()) % {16 if aligned else 1} == 0"
+            there = f"({name}.dtype, {name}.get_device(), {place})"
             parts.append(f"(at_{name} := None) if {name} is None else {there}")
         else:
             parts.append(f"_specialize(_backend, {name}, False, {not parameter.do_not_specialize}, {aligned})")
     return "(" + ", ".join(parts) + ", tuple(_options.items()), _settings())"
 
 
-def _write_launcher(kernel: Kernel, backend: Any, stream: Callable[[], int]) -> Callable[..., Any]:
+def _write_launcher(kernel: Kernel, backend: Any, device: int, stream: Callable[[], int]) -> Callable[..., Any]:
     """A function of the kernel's parameters, behind the grid: written out, for Python to bind them."""
     defaults = {
         p.name: p.default for p in kernel.signature.parameters.values() if p.default is not inspect.Parameter.empty
     }
     names = [p.name for p in kernel.params]
     heads = [f"{name}=default_{name}" if name in defaults else name for name in names]
-    values = [f"at_{p.name}" if p.name.startswith("p_") and not p.is_constexpr else p.name for p in kernel.params]
+    pointers = [p.name for p in kernel.params if p.name.startswith("p_") and not p.is_constexpr]
+    values = [f"at_{name}" if name in pointers else name for name in names]
     source = f"""
 def launch(_grid, {", ".join(heads)}, **_options):
     _key = _compiled = None
@@ -128,6 +154,7 @@ def launch(_grid, {", ".join(heads)}, **_options):
         except (AttributeError, TypeError):  # a pointer that is no tensor, a constant that is no key
             _key = None
     if _compiled is None:
+        _check_pointers(_name, _device, {{{", ".join(f"{name!r}: {name}" for name in pointers)}}})
         _result = _kernel.run({", ".join(names)}, grid=_grid, warmup=False, **_options)
         if _key is not None and isinstance(_result, _CompiledKernel):
             _known[_key] = _result.run, _result.function, _result.packed_metadata, _result
@@ -143,6 +170,7 @@ def launch(_grid, {", ".join(heads)}, **_options):
     namespace: dict[str, Any] = {f"default_{name}": value for name, value in defaults.items()}
     namespace |= {"_kernel": kernel, "_backend": backend, "_stream": stream, "_known": {}, "_settings": settings}
     namespace |= {"_is_unobserved": is_unobserved, "_specialize": native_specialize_impl}
-    namespace["_CompiledKernel"] = CompiledKernel
+    namespace |= {"_CompiledKernel": CompiledKernel, "_check_pointers": check_pointers}
+    namespace |= {"_name": kernel.__name__, "_device": device}
     exec(source, namespace)
     return namespace["launch"]

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+ROUND = 4096
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -70,9 +71,17 @@ def operands(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {"T": operand_type(dtype, device), "PRECISION": precision}
 
 
+def is_capacity(n: int, n_used: Tensor | None) -> bool:
+    """Whether n is a size to compile for: one whose used rows are counted apart, or a round number of cells or rays.
+
+    Others are a user's samples, another number in every step: for them there is one binary, `for_any_count`.
+    """
+    return n_used is not None or n % ROUND == 0
+
+
 def feature_major(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Fresh (n, columns) whose memory is (columns, n)."""
-    return torch.empty_strided((n, columns), (1, max(n, 1)), dtype=dtype, device=device)
+    """Fresh (n, columns) whose memory is (columns, n); of one row, with gaps: no stride between columns may be 1."""
+    return torch.empty_strided((n, columns), (1, n if n > 1 else 16), dtype=dtype, device=device)
 
 
 @triton.jit

@@ -29,10 +29,12 @@ from ._common import (
     empty_in_layout_of,
     one_minus_exp,
     ray_programs,
+    ray_strides,
     ray_tile,
     scalar_or_pointer,
     shift_right,
     spread_last,
+    strides_of,
     sum_after,
     tail_programs,
     tile_for,
@@ -42,6 +44,14 @@ from ._launch import cdiv, launchable, next_power_of_2
 
 CHANNELS = 4  # composited by one forward program
 LEAST_OPACITY = tl.constexpr(torch.finfo(torch.float32).eps)  # that a mean depth is divided by
+
+
+# Rays begin at any row, so that no load is wide: alignment helps none, and columns of feature-major tensors are aligned
+# for some numbers of samples and not for others.
+COUNTS = ["n_rays", "n_rows", "ray_programs"]
+SAMPLES = ["p_density", "p_starts", "p_ends", "stride"]
+COLOURS = [*SAMPLES[:3], "p_rgb", "stride_rgb"]
+GRADIENTS = ["p_grad_rgb", "p_grad_opacity", "p_grad_depth", "p_grad_weights"]
 
 
 @triton.jit
@@ -79,11 +89,11 @@ def _threshold(alpha_thre, p_alpha_thre):
     return alpha_thre
 
 
-@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=COUNTS, do_not_specialize_on_alignment=COLOURS)
 def _forward_kernel(
     p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_background,
     p_out_rgb, p_out_opacity, p_out_depth, p_out_weights,
-    n_rays, n_rows, ray_programs, n_channels, strides, early_stop_eps, alpha_thre,
+    n_rays, n_rows, ray_programs, n_channels, stride_rgb, strides, early_stop_eps, alpha_thre,
     CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     is_first = tl.program_id(1) == 0
@@ -108,7 +118,7 @@ def _forward_kernel(
                 tl.store(p_out_weights + row, weight, mask=m & is_first)
                 for c in tl.static_range(CHANNELS):
                     channel = tl.program_id(1) * CHANNELS + c
-                    p_channel = p_rgb + row.to(tl.int64) * strides[1] + channel * strides[2]
+                    p_channel = p_rgb + row.to(tl.int64) * strides[1] + channel * stride_rgb
                     value = tl.load(p_channel, mask=lit & (channel < n_channels), other=0.0).to(tl.float32)
                     part = tl.sum(weight * value, 1)
                     rgb += tl.where(i_channel[None, :] == channel, part[:, None], 0.0)
@@ -120,7 +130,7 @@ def _forward_kernel(
             tl.store(p_out_depth + i_ray, depth, mask=m_ray & is_first)
             m_out = m_ray[:, None] & (i_channel[None, :] < n_channels)
             if p_background is not None:
-                p_behind = p_background + i_ray.to(tl.int64)[:, None] * strides[3] + i_channel[None, :] * strides[4]
+                p_behind = p_background + i_ray.to(tl.int64)[:, None] * strides[2] + i_channel[None, :] * strides[3]
                 rgb += (1.0 - opacity)[:, None] * tl.load(p_behind, mask=m_out, other=0.0).to(tl.float32)
             tl.store(p_out_rgb + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], rgb, mask=m_out)
     elif is_first:
@@ -130,35 +140,35 @@ def _forward_kernel(
 @triton.jit
 def _weight_gradient(
     p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out, i_ray, m_ray, row, m, lit,
-    weight, middle, strides, N_CHANNELS: tl.constexpr,
+    weight, middle, stride_rgb, stride_out, strides, N_CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dL/dw of a tile; with `p_out`, also writes the gradient of the colours, channel after channel."""
     g = tl.zeros_like(weight)
     if p_grad_rgb is not None:
         for c in range(N_CHANNELS):
-            p_ray = p_grad_rgb + i_ray.to(tl.int64) * strides[3] + c * strides[4]
+            p_ray = p_grad_rgb + i_ray.to(tl.int64) * strides[2] + c * strides[3]
             grad = tl.load(p_ray, mask=m_ray, other=0.0).to(tl.float32)[:, None]
-            p_channel = p_rgb + row.to(tl.int64) * strides[1] + c * strides[2]
+            p_channel = p_rgb + row.to(tl.int64) * strides[1] + c * stride_rgb
             value = tl.load(p_channel, mask=lit, other=0.0).to(tl.float32)
             if p_background is not None:
-                p_behind = p_background + i_ray.to(tl.int64) * strides[11] + c * strides[12]
+                p_behind = p_background + i_ray.to(tl.int64) * strides[9] + c * strides[10]
                 value -= tl.load(p_behind, mask=m_ray, other=0.0).to(tl.float32)[:, None]
             g += grad * value
             if p_out is not None:
-                tl.store(p_out + row.to(tl.int64) * strides[8] + c * strides[9], weight * grad, mask=m)
+                tl.store(p_out + row.to(tl.int64) * strides[7] + c * stride_out, weight * grad, mask=m)
     if p_grad_opacity is not None:
-        g += tl.load(p_grad_opacity + i_ray * strides[5], mask=m_ray, other=0.0)[:, None]
+        g += tl.load(p_grad_opacity + i_ray * strides[4], mask=m_ray, other=0.0)[:, None]
     if p_grad_depth is not None:
-        g += tl.load(p_grad_depth + i_ray * strides[6], mask=m_ray, other=0.0)[:, None] * middle
+        g += tl.load(p_grad_depth + i_ray * strides[5], mask=m_ray, other=0.0)[:, None] * middle
     if p_grad_weights is not None:
-        g += tl.load(p_grad_weights + row * strides[7], mask=m, other=0.0)
+        g += tl.load(p_grad_weights + row * strides[6], mask=m, other=0.0)
     return g
 
 
 @triton.jit
 def _ray_total(
     p_density, p_rgb, p_starts, p_ends, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
-    i_ray, m_ray, start, count, longest, strides, early_stop_eps, alpha_thre,
+    i_ray, m_ray, start, count, longest, stride_rgb, strides, early_stop_eps, alpha_thre,
     N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Sum of w dL/dw along each ray of a tile."""
@@ -172,17 +182,17 @@ def _ray_total(
         )
         g = _weight_gradient(
             p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m,
-            lit, weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+            lit, weight, (t0 + t1) * 0.5, stride_rgb, stride_rgb, strides, N_CHANNELS,
         )  # fmt: skip
         total += tl.sum(weight * g, 1)
     return total
 
 
-@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=COUNTS, do_not_specialize_on_alignment=[*COLOURS, *GRADIENTS, "stride_out"])
 def _backward_kernel(
     p_density, p_rgb, p_starts, p_ends, p_offsets, p_alpha_thre, p_background,
     p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_density, p_out_rgb,
-    n_rays, n_rows, ray_programs, strides, early_stop_eps, alpha_thre,
+    n_rays, n_rows, ray_programs, stride_rgb, stride_out, strides, early_stop_eps, alpha_thre,
     N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
@@ -195,7 +205,8 @@ def _backward_kernel(
                 total = _ray_total(
                     p_density, p_rgb, p_starts, p_ends, p_background,
                     p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
-                    i_ray, m_ray, start, count, longest, strides, early_stop_eps, alpha_thre, N_CHANNELS, RAYS, STEPS,
+                    i_ray, m_ray, start, count, longest, stride_rgb, strides, early_stop_eps, alpha_thre, N_CHANNELS,
+                    RAYS, STEPS,
                 )  # fmt: skip
             seen = tl.zeros([RAYS], tl.float32)  # added up like the total, so that nothing is left behind the last tile
             through = tl.full([RAYS, STEPS], 1.0, tl.float32)
@@ -207,7 +218,7 @@ def _backward_kernel(
                 )
                 g = _weight_gradient(
                     p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb,
-                    i_ray, m_ray, row, m, lit, weight, (t0 + t1) * 0.5, strides, N_CHANNELS,
+                    i_ray, m_ray, row, m, lit, weight, (t0 + t1) * 0.5, stride_rgb, stride_out, strides, N_CHANNELS,
                 )  # fmt: skip
                 if p_out_density is not None:
                     b_wg = weight * g
@@ -215,17 +226,17 @@ def _backward_kernel(
                     behind = tl.where(longest > STEPS, total - seen, 0.0)
                     later = behind[:, None] + sum_after(b_wg, RAYS, STEPS)
                     grad = (t1 - t0) * tl.where(lit, before * passed * g - later, 0.0)
-                    tl.store(p_out_density + row.to(tl.int64) * strides[10], grad, mask=m)
+                    tl.store(p_out_density + row.to(tl.int64) * strides[8], grad, mask=m)
     else:
         n_used = tl.load(p_offsets + n_rays)
         if p_out_density is not None:
-            zero_tail(p_out_density, strides[10], ray_programs, n_used, n_rows, TAIL)
+            zero_tail(p_out_density, strides[8], ray_programs, n_used, n_rows, TAIL)
         if p_out_rgb is not None:
             for c in range(N_CHANNELS):
-                zero_tail(p_out_rgb + c * strides[9], strides[8], ray_programs, n_used, n_rows, TAIL)
+                zero_tail(p_out_rgb + c * stride_out, strides[7], ray_programs, n_used, n_rows, TAIL)
 
 
-@launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
+@launchable(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SAMPLES)
 def _visibility_kernel(
     p_density, p_starts, p_ends, p_offsets, p_alpha_thre, p_out, n_rays, n_rows, ray_programs, stride,
     early_stop_eps, alpha_thre, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
@@ -274,8 +285,9 @@ class _Composite(torch.autograd.Function):
             grid = (programs + tail_programs(n_rows), max(1, cdiv(n_channels, channels)))
             _forward_kernel[grid](
                 density, rgb, t_starts, t_ends, offsets, pointer, background, out_rgb, opacity, depth, weights,
-                n_rays, n_rows, programs, n_channels, (density.stride(0), *rgb.stride(), *_ray_strides(background)),
-                early_stop_eps, number, CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, MEAN=mean, num_warps=1,
+                n_rays, n_rows, programs, n_channels, rgb.stride(1),
+                (density.stride(0), rgb.stride(0), *ray_strides(background)), early_stop_eps, number,
+                CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, MEAN=mean, num_warps=1,
             )  # fmt: skip
         results = (opacity, depth) if mean else (opacity, None)
         ctx.save_for_backward(density, rgb, t_starts, t_ends, offsets, pointer, background, *results)
@@ -296,14 +308,16 @@ class _Composite(torch.autograd.Function):
         if n_rows and (wants_density or wants_rgb):
             tile = tile_for(n_rows, n_rays)
             programs = ray_programs(cdiv(n_rays, tile["RAYS"]), rgb.device)
+            own_rgb = strides_of(grad_rgb, 2)
             strides = (
-                density.stride(0), *rgb.stride(), *_strides(grads[0], 2), *_strides(grads[1], 1),
-                *_strides(grads[2], 1), *_strides(grads[3], 1), *_strides(grad_rgb, 2), *_strides(grad_density, 1),
-                *_ray_strides(background),
+                density.stride(0), rgb.stride(0), *strides_of(grads[0], 2), *strides_of(grads[1], 1),
+                *strides_of(grads[2], 1), *strides_of(grads[3], 1), own_rgb[0], *strides_of(grad_density, 1),
+                *ray_strides(background),
             )  # fmt: skip
             _backward_kernel[(programs + tail_programs(n_rows),)](
                 density, rgb, t_starts, t_ends, offsets, pointer, background, *grads, grad_density, grad_rgb, n_rays,
-                n_rows, programs, strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
+                n_rows, programs, rgb.stride(1), own_rgb[1], strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile,
+                TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
         grad_background = None
         if ctx.needs_input_grad[7] and grads[0] is not None:
@@ -311,17 +325,6 @@ class _Composite(torch.autograd.Function):
             grad_background = grad_background.sum(0) if background.dim() == 1 else grad_background
         # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
         return grad_density, grad_rgb, None, None, None, None, None, grad_background, None
-
-
-def _strides(tensor: Tensor | None, n: int) -> tuple[int, ...]:
-    return (0,) * n if tensor is None else tensor.stride()
-
-
-def _ray_strides(background: Tensor | None) -> tuple[int, ...]:
-    """From ray to ray and from channel to channel, for one background or one per ray."""
-    if background is None:
-        return 0, 0
-    return background.stride() if background.dim() == 2 else (0, background.stride(0))
 
 
 def _through_mean(grads: Sequence[Tensor | None], opacity: Tensor, mean: Tensor) -> tuple[Tensor | None, ...]:
@@ -370,20 +373,21 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
 
 
 def _cases() -> list[CompileCase]:
-    sizes = dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
+    sizes = dict.fromkeys(COUNTS, "i32")
+    channels = {"stride_rgb": "i32"}
     thresholds = {"early_stop_eps": "fp32", "alpha_thre": "fp32"}
     samples = {"p_starts": "*fp32", "p_ends": "*fp32", "p_offsets": "*i32", "p_alpha_thre": "*fp32"}
     inputs = {"p_density": "*fp16", "p_rgb": "*fp16", "p_background": "*fp32", **samples}
     outputs = dict.fromkeys(("p_out_rgb", "p_out_opacity", "p_out_depth", "p_out_weights"), "*fp32")
-    grads = dict.fromkeys(("p_grad_rgb", "p_grad_opacity", "p_grad_depth", "p_grad_weights"), "*fp32")
-    grads |= {"p_out_density": "*fp16", "p_out_rgb": "*fp16", "strides": ("i32",) * 13}
+    grads = dict.fromkeys(GRADIENTS, "*fp32")
+    grads |= {"p_out_density": "*fp16", "p_out_rgb": "*fp16", "stride_out": "i32", "strides": ("i32",) * 11}
     cases = []
     for rays, steps in ((4, 8), (1, 32)):
         tile = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}
         name = f"{rays}x{steps}"
-        forward = inputs | outputs | sizes | {"n_channels": "i32", "strides": ("i32",) * 5} | thresholds
+        forward = inputs | outputs | sizes | channels | {"n_channels": "i32", "strides": ("i32",) * 4} | thresholds
         cases.append(CompileCase(_forward_kernel, forward, {"CHANNELS": CHANNELS, "MEAN": True, **tile}, name=name))
-        backward = inputs | grads | sizes | thresholds
+        backward = inputs | grads | sizes | channels | thresholds
         cases.append(CompileCase(_backward_kernel, backward, {"N_CHANNELS": 3, **tile}, name=name))
         test = {"p_density": "*fp16", **samples, "p_out": "*u8", **sizes, "stride": "i32", **thresholds}
         cases.append(CompileCase(_visibility_kernel, test, tile, name=name))

@@ -27,13 +27,14 @@ from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
 from ._common import CompileCase, check_kernel_float, processors
 from ._grid import used_rows
-from ._launch import cdiv, launchable
+from ._launch import cdiv, for_any_count, launchable
 from ._library import library_mlp
 from ._mlp import (
     add_products,
     add_weight,
     feature_major,
     fits,
+    is_capacity,
     keep_rows,
     load_tile,
     load_weight,
@@ -150,6 +151,10 @@ def _backward_kernel(
     add_weight(p_gl, GL, PL, PY, DL, DY, DL, PARTIAL, DL * DY, p_found_inf)
 
 
+_any_forward_kernel = for_any_count(_forward_kernel, "stride_xc", "stride_yc")
+_any_backward_kernel = for_any_count(_backward_kernel, "stride_xc", "stride_yc", "stride_dc")
+
+
 def _shape(x: Tensor, weights: list[Tensor]) -> dict[str, Any]:
     """Constexprs of both kernels: HIDDEN layers, the widths D and their padded P."""
     return _widths((x.shape[1], *(w.shape[0] for w in weights))) | operands(x.dtype, x.device)
@@ -172,9 +177,9 @@ def _pointers(weights: list[Tensor], names: tuple[str, str, str, str]) -> dict[s
     return {names[0]: first, names[1]: second, names[2]: third, names[3]: last}
 
 
-def _tile(n: int, shape: dict[str, Any]) -> dict[str, Any]:
+def _tile(even: bool, shape: dict[str, Any]) -> dict[str, Any]:
     widest = max(shape["P0"], shape["P1"], shape["P2"], shape["P3"], shape["PL"], shape["PY"])
-    return {"BLOCK": BLOCK, "EVEN": n % BLOCK == 0, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
+    return {"BLOCK": BLOCK, "EVEN": even, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
 
 
 def forward(
@@ -186,10 +191,11 @@ def forward(
     y = feature_major(n, weights[-1].shape[0], dtype or x.dtype, x.device)
     if n == 0:
         return y
-    shape = _shape(x, weights)
-    tile = _tile(n, shape)
+    shape, fixed = _shape(x, weights), is_capacity(n, n_used)
+    tile = _tile(fixed and n % BLOCK == 0, shape)
     programs = min(cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
-    _forward_kernel[(programs,)](
+    kernel = _forward_kernel if fixed else _any_forward_kernel
+    kernel[(programs,)](
         p_x=x, **_pointers(weights, ("p_w0", "p_w1", "p_w2", "p_last")), p_y=y, p_used=n_used, n=n,
         stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=y.stride(0), stride_yc=y.stride(1),
         **shape, **tile, EXPONENTIAL=exponential,
@@ -223,11 +229,12 @@ def backward(
     dx = feature_major(n, x.shape[1], x.dtype, x.device) if needs_x else None
     if n == 0:
         return dx
-    shape = _shape(x, weights)
-    tile = _tile(n, shape)
+    shape, fixed = _shape(x, weights), is_capacity(n, n_used)
+    tile = _tile(fixed and n % BLOCK == 0, shape)
     programs = min(cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
     groups = _groups(tuple(w.shape for w in weights), tuple(s is not None for s in sums))
+    kernel = _backward_kernel if fixed else _any_backward_kernel
     for group in groups:
         last = group is groups[-1]  # the launch that goes down to the first layer also gives dx
         targets = [
@@ -235,7 +242,7 @@ def backward(
             for k, s in enumerate(sums)
         ]
         out = dx if last else None
-        _backward_kernel[(programs,)](
+        kernel[(programs,)](
             p_x=x, **_pointers(weights, ("p_w0", "p_w1", "p_w2", "p_last")), p_dy=dy, p_dx=out,
             **_pointers(targets, ("p_g0", "p_g1", "p_g2", "p_gl")), p_used=n_used, p_found_inf=found_inf, n=n,
             stride_xn=x.stride(0), stride_xc=x.stride(1), stride_yn=dy.stride(0), stride_yc=dy.stride(1),

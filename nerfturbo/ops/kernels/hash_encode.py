@@ -28,6 +28,7 @@ from ._common import CompileCase, check_kernel_float
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
 from ._hash_backward import add_table_gradient
 from ._launch import cdiv, launchable
+from ._mlp import feature_major
 
 BLOCK = 128
 WARPS = 4
@@ -47,7 +48,8 @@ def _blend_x(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
     return b_weight * b_pair.to(tl.float32), far[:, None] * b_lone.to(tl.float32)
 
 
-@launchable(do_not_specialize=["n"])
+# One sample a thread: what a stride is divisible by helps no access, and would have these compiled per number of rows.
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_of"])
 def _forward_kernel(
     p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_of,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
@@ -79,7 +81,7 @@ def _forward_kernel(
         tl.store(p_out + (i_level * F + f).to(tl.int64) * stride_of + i, value.to(p_out.dtype.element_ty), mask=m_row)
 
 
-@launchable(do_not_specialize=["n"])
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
 def _backward_positions_kernel(
     p_positions, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_gn, stride_gf,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
@@ -119,12 +121,12 @@ def _backward_positions_kernel(
 
 def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
     n = positions.shape[0]
-    out = torch.empty_strided((n, layout.n_outputs), (1, max(n, 1)), dtype=table.dtype, device=table.device)
+    out = feature_major(n, layout.n_outputs, table.dtype, table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
         _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
             p_positions=positions, p_table=table, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
-            stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=n,
+            stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=out.stride(1),
             LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return out

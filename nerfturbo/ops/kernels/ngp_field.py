@@ -33,13 +33,14 @@ from ..ngp_field import NgpWeights
 from . import fused_mlp
 from ._common import CompileCase, check_kernel_float, processors
 from ._grid import used_rows
-from ._launch import cdiv, launchable
+from ._launch import cdiv, for_any_count, launchable
 from ._library import library_field
 from ._mlp import (
     add_products,
     add_weight,
     feature_major,
     fits,
+    is_capacity,
     keep_rows,
     load_tile,
     load_weight,
@@ -175,15 +176,19 @@ def _colour_backward_kernel(
     add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
 
 
+_any_forward_kernel = for_any_count(_forward_kernel, "stride_xc", "stride_c")
+_any_colour_backward_kernel = for_any_count(_colour_backward_kernel, "stride_c", "stride_rc")
+
+
 @functools.lru_cache(maxsize=64)
 def _widths(encoding: int, directions: int, features: int, hidden: int) -> dict[str, int]:
     widths = {"DE": encoding, "DS": directions, "DF": features, "DH": hidden}
     return widths | {"P" + name[1:]: padded(width) for name, width in widths.items()}
 
 
-def _shape(x: Tensor, directions: Tensor, weights: NgpWeights) -> dict[str, Any]:
+def _shape(x: Tensor, directions: Tensor, weights: NgpWeights, fixed: bool) -> dict[str, Any]:
     widths = _widths(x.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
-    return widths | operands(x.dtype, x.device) | {"BLOCK": BLOCK, "EVEN": x.shape[0] % BLOCK == 0}
+    return widths | operands(x.dtype, x.device) | {"BLOCK": BLOCK, "EVEN": fixed and x.shape[0] % BLOCK == 0}
 
 
 def _programs(n: int, per_processor: int, device: torch.device) -> int:
@@ -200,11 +205,13 @@ def forward(
     features = feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
     if n:
         w1, w2, w3, w4, w5 = weights
-        _forward_kernel[(_programs(n, FORWARD_PROGRAMS, x.device),)](
+        fixed = is_capacity(n, n_used)
+        kernel = _forward_kernel if fixed else _any_forward_kernel
+        kernel[(_programs(n, FORWARD_PROGRAMS, x.device),)](
             p_x=x, p_directions=directions, p_rays=rays, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
             p_features=features, p_raw=raw, p_used=n_used, n=n,
-            stride_xn=x.stride(0), stride_xc=x.stride(1), stride_c=n,
-            **_shape(x, directions, weights), ACTIVATED=activated, num_warps=WARPS, num_stages=STAGES,
+            stride_xn=x.stride(0), stride_xc=x.stride(1), stride_c=raw.stride(1),
+            **_shape(x, directions, weights, fixed), ACTIVATED=activated, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return raw, features
 
@@ -224,14 +231,16 @@ def colour_backward(
     programs = _programs(n, BACKWARD_PROGRAMS, features.device)
     partial = torch.are_deterministic_algorithms_enabled()
     targets = [torch.empty(programs, *s.shape, device=s.device) if partial else s for s in sums[2:]]
-    shape = _shape(x, directions, weights)
+    fixed = is_capacity(n, n_used)
+    shape = _shape(x, directions, weights, fixed)
     del shape["DE"], shape["PE"]
-    _colour_backward_kernel[(programs,)](
+    kernel = _colour_backward_kernel if fixed else _any_colour_backward_kernel
+    kernel[(programs,)](
         p_directions=directions, p_rays=rays, p_features=features, p_draw=draw, p_dlogit=dlogit, p_values=values,
         p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
         p_dfeatures=dfeatures, p_ddirections=ddirections, p_g3=targets[0], p_g4=targets[1], p_g5=targets[2],
-        p_used=n_used, p_found_inf=found_inf, n=n, stride_c=n, stride_rn=draw.stride(0), stride_rc=draw.stride(1),
-        stride_ln=dlogit.stride(0),
+        p_used=n_used, p_found_inf=found_inf, n=n, stride_c=features.stride(1),
+        stride_rn=draw.stride(0), stride_rc=draw.stride(1), stride_ln=dlogit.stride(0),
         **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if partial:

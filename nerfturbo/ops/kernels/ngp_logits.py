@@ -22,7 +22,6 @@ from ._common import CompileCase, check_kernel_float, processors
 from ._grid import cell_of, level_constants, load_level, load_point, row_of, used_rows
 from ._launch import cdiv, launchable
 from ._mlp import (
-    feature_major,
     fits,
     fp32_precision,
     load_tile,
@@ -109,7 +108,7 @@ def _launch(
     n_used: Tensor | None,
 ) -> Tensor:
     n, device, features = positions.shape[0], table.device, layout.n_features
-    raw = feature_major(n, 4, torch.float32, device)
+    raw = torch.empty(4, n, dtype=torch.float32, device=device).t()  # the kernel counts n from column to column
     if n == 0:
         return raw
     levels, scales = level_constants(layout, device)

@@ -19,7 +19,7 @@ from .aabb import load_xyz
 BLOCK = 128
 
 
-@launchable
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_axis"])
 def _forward_kernel(p_directions, p_out, n, stride_row, stride_axis, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -75,7 +75,7 @@ def _degree_4(p, x, y, z, m):
     return dx, dy, dz
 
 
-@launchable
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_axis", "stride_grad_axis"])
 def _backward_kernel(
     p_directions, p_grad_out, p_grad, n, stride_row, stride_axis, stride_grad, stride_grad_axis,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
