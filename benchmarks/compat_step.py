@@ -7,6 +7,7 @@ The loop is that of nerfacc's occupancy-grid example: sample with a density func
 chained schedules, and as many rays as keep `--samples` samples after pruning. Fields: `ours`, nerfturbo's InstantNGP;
 `tcnn`, the same networks out of `compat.tinycudann`. A run that has not learned the scene is not timed. `--phases`
 times the parts of a step twice: what the host needs to hand them to the device, and with the device's work behind it.
+Kernels that Triton compiles are counted by block and named; a block that holds one is reported apart from the others.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
 from nerfturbo.fields.activations import truncated_exp
+from nerfturbo.ops._dispatch import available
 from nerfturbo.types import Aabb
 
 STEP_SIZE, GRID = 5e-3, 128
@@ -149,30 +151,65 @@ class Loop:
         return -10.0 * math.log10(max(nn.functional.mse_loss(self.rgb, self.pixels).item(), 1e-12))
 
 
+class Compilations:
+    """Names of the kernels that Triton made ready while this was on, whether compiled or read from its cache."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __enter__(self) -> Compilations:
+        if available("triton"):
+            from triton import knobs
+
+            self._knobs, self._before = knobs.runtime, knobs.runtime.jit_post_compile_hook
+            self._knobs.jit_post_compile_hook = self._note
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if available("triton"):
+            self._knobs.jit_post_compile_hook = self._before
+
+    def _note(self, *, fn: Any, **_: Any) -> None:
+        self.names.append(f"{fn.module.rsplit('.', 1)[-1]}.{fn.name.rsplit('.', 1)[-1]}")
+
+
 def synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def measure(loop: Loop, warm: int, timed: int) -> dict[str, float | int]:
-    """Milliseconds a step over blocks of 16, so that each block holds one update of the grid."""
-    for _ in range(warm):
-        loop.step()
-    synchronize(loop.device)
+def measure(loop: Loop, warm: int, timed: int) -> dict[str, Any]:
+    """Milliseconds a step over blocks of 16, so that each block holds one update of the grid.
+
+    `worst` is that of the blocks in which nothing was compiled; those with compilations stand under `compiling`.
+    """
+    with Compilations() as before:
+        for _ in range(warm):
+            loop.step()
+        synchronize(loop.device)
     if loop.psnr() < LEAST_DB:
         raise SystemExit(f"the loop has not learned: {loop.psnr():.1f} dB after {warm} steps")
-    blocks, samples = [], []
-    for _ in range(max(1, timed // 16)):
-        begun = time.perf_counter()
-        for _ in range(16):
-            loop.step()
-            samples.append(loop.n_samples)
-        synchronize(loop.device)
-        blocks.append((time.perf_counter() - begun) / 16 * 1e3)
+    blocks, samples, compiling = [], [], []
+    for block in range(max(1, timed // 16)):
+        with Compilations() as during:
+            begun = time.perf_counter()
+            for _ in range(16):
+                loop.step()
+                samples.append(loop.n_samples)
+            synchronize(loop.device)
+            blocks.append((time.perf_counter() - begun) / 16 * 1e3)
+        if during.names:
+            compiling.append({"block": block, "ms_per_step": blocks[-1], "kernels": sorted(during.names)})
+    held = {one["block"] for one in compiling}
+    steady = [ms for block, ms in enumerate(blocks) if block not in held]
     return {
         "ms_per_step_median": statistics.median(blocks),
         "ms_per_step_best": min(blocks),
-        "ms_per_step_worst": max(blocks),
+        "ms_per_step_worst": max(steady) if steady else None,
+        "compiled_before": len(before.names),
+        "compiled_during": sum(len(one["kernels"]) for one in compiling),
+        "compiling": compiling,
+        "blocks_ms": [round(ms, 3) for ms in blocks],
         "samples_mean": statistics.mean(samples),
         "rays": loop.n_rays,
         "batch_psnr": loop.psnr(),
@@ -180,12 +217,12 @@ def measure(loop: Loop, warm: int, timed: int) -> dict[str, float | int]:
     }
 
 
-def measure_phases(loop: Loop, steps: int = 64) -> dict[str, dict[str, float]]:
+def measure_phases(loop: Loop, steps: int = 64) -> dict[str, Any]:
     """Milliseconds a step of each phase: until its calls return, and until the device is done with them.
 
     The sampling phase reads counts back, so that it waits for the device in both.
     """
-    result = {}
+    result: dict[str, Any] = {}
     for name, wait in (("host_ms", False), ("synchronized_ms", True)):
         spent, last = dict.fromkeys(PHASES, 0.0), 0.0
 
@@ -249,9 +286,11 @@ def main() -> None:
             field.after_step()
         loop = Loop(scene, field, options.device, options.samples, options.warm + options.timed)
         values[name] = measure(loop, options.warm, options.timed)
-        print(name, {key: round(value, 3) for key, value in values[name].items()})
+        print(name, {key: round(v, 3) if isinstance(v, float) else v for key, v in values[name].items()})
         if options.phases:
-            values[name]["phases"] = measure_phases(loop)
+            with Compilations() as during:
+                values[name]["phases"] = measure_phases(loop)
+            values[name]["phases"]["compiled"] = sorted(during.names)
             print(values[name]["phases"])
         if options.profile:
             print(profile(loop))
