@@ -100,9 +100,10 @@ def is_unobserved(kernel: Kernel) -> bool:
 
 
 def check_pointers(kernel: str, device: int, pointers: dict[str, Any]) -> None:
-    """Every tensor must be on the GPU that the kernel runs on: an address of elsewhere is a fault there."""
+    """Every tensor must be on the GPU that the kernel runs on: an address of elsewhere is a fault there. What is no
+    tensor is left to Triton."""
     for name, value in pointers.items():
-        if value is not None and value.get_device() != device:
+        if hasattr(value, "get_device") and value.get_device() != device:
             found = value.device
             raise BackendError(
                 f"kernel {kernel} runs on cuda:{device}, but {name[2:]} is on {found}; "
