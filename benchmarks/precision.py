@@ -4,7 +4,7 @@
 
 Runs `nerfturbo bench precision` for both presets and says what holds: mixed within 0.1 dB of fp32; for the original
 NeRF fp16 at least 3 times the samples/s of IEEE fp32, 1.5 times those of TF32, in at most 60% of the memory.
-Flags behind `--` go to both.
+Flags behind `--` go to both. When it is cut short, what was measured stays, and the same command goes on with the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import json
 import sys
 from pathlib import Path
 
+from nerfturbo.bench.record import write_json
 from nerfturbo.cli.main import main as nerfturbo
+
+INTERRUPTED = 130  # the exit code after Ctrl-C or SIGTERM
 
 
 def bars(preset: str, lines: dict[str, dict]) -> dict[str, bool | None]:
@@ -26,7 +29,9 @@ def bars(preset: str, lines: dict[str, dict]) -> dict[str, bool | None]:
 
     kinds = ("fp16", "bf16")
     differences = {kind: lines[kind]["psnr_difference"] for kind in kinds if kind in lines}
-    found: dict[str, bool | None] = {f"{kind} within 0.1 dB of fp32": abs(d) <= 0.1 for kind, d in differences.items()}
+    found: dict[str, bool | None] = {
+        f"{kind} within 0.1 dB of fp32": None if d is None else abs(d) <= 0.1 for kind, d in differences.items()
+    }
     if preset == "vanilla":
         ieee, tf32 = (ratio("samples_per_second", kind) for kind in ("fp32", "tf32"))
         memory = ratio("peak_bytes", "fp32")
@@ -51,14 +56,18 @@ def main() -> int:
         path = args.output.with_name(f"{args.output.stem}_{preset}.json")
         steps = args.steps[1] if preset == "vanilla" else args.steps[0]
         command = ["bench", "precision", args.data, "--preset", preset, "--steps", str(steps), "--seeds", *args.seeds]
-        if nerfturbo([*command, "--output", str(path), *flags]) != 0:
-            return 1
+        code = nerfturbo([*command, "--output", str(path), *flags])
+        if code not in (0, INTERRUPTED) or not path.is_file():
+            return code
         record = json.loads(path.read_text())
         lines = {line["kind"]: line for line in record["values"]["same_batch"]}
         result[preset] = {"bars": bars(preset, lines), "file": path.name, "machine": record["machine"]}
+        result[preset]["unfinished"] = record["values"]["unfinished"]
         for name, holds in result[preset]["bars"].items():
-            print(f"{preset}: {name}: {'not measured' if holds is None else 'yes' if holds else 'NO'}")
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"{preset}: {name}: {'not measured' if holds is None else 'yes' if holds else 'NO'}", flush=True)
+        write_json(args.output, result)
+        if code != 0:
+            return code
     return 0
 
 

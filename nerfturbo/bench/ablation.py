@@ -19,6 +19,7 @@ from ..training.initialise import KEEP, ZOO_PREFIX
 from ..training.precision import resolve_precision
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
+from .continued import fit_whole
 from .memory import peak_memory
 from .plot import Bars, bar_chart
 from .precision import kinds_for
@@ -47,6 +48,7 @@ VALIDATION: tuple[tuple[str, tuple[float, ...]], ...] = (
 )
 OF_GRIDS = ("anti_alias", "thin", "eval_refine")  # steps along a grid; not under a contraction
 Report = Callable[["AblationRow"], None]
+SETTINGS = ("scene", "preset", "config", "steps", "init_from", "protocol")  # of a record: what its rows share
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ class Case:
     init_from: str | None = None
     init_parts: tuple[str, ...] = ()
     validate: tuple[float, ...] = ()  # shares of the run after which a test view is scored, the clock running
+
+
+@dataclass(frozen=True)
+class AblationPlan:
+    """What every case has in common."""
+
+    steps: int
+    eval_views: int | None = None
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -204,12 +215,17 @@ def _start_cases(config: Config, init_from: str | None) -> list[Case]:
     source = f"{ZOO_PREFIX}toybox-cpu" if init_from is None and config.preset == "ngp-cpu" else init_from
     if source is None:
         return []
-    shown = source if source.startswith(ZOO_PREFIX) else Path(source).name
+    shown = _shown(source)
     cases = [Case(f"+ begun from {shown}", config, init_from=source)]
     if config.field.kind == "ngp":
         networks = ("density_net", "color_net")
         cases.append(Case(f"+ begun from the networks of {shown}", config, init_from=source, init_parts=networks))
     return cases
+
+
+def _shown(source: str) -> str:
+    """Without the folders it lies in."""
+    return source if source.startswith(ZOO_PREFIX) else Path(source).name
 
 
 def _combinations(config: Config) -> list[Case]:
@@ -236,21 +252,22 @@ def run_ablation(
     scenes: tuple[Scene, Scene],
     *,
     device: torch.device,
-    steps: int,
-    eval_views: int | None = None,
+    plan: AblationPlan,
     report: Report | None = None,
 ) -> list[AblationRow]:
     """Train every case for the same number of steps from the same seed, and score it on the test views."""
-    rows = []
+    rows, steps = [], plan.steps
+    if not cases:
+        return rows
     warm = _changed(cases[0].config, "train", steps=min(steps, WARM_STEPS), time_limit=None)
-    Trainer(warm, scenes[0], device=device).fit()  # the first training of a process is slower than the others
-    views = choose_views(len(scenes[1]), eval_views)
+    fit_whole(Trainer(warm, scenes[0], device=device))  # the first training of a process is slower than the others
+    views = choose_views(len(scenes[1]), plan.eval_views)
     for case in cases:
         timed = replace(case, config=_changed(case.config, "train", steps=steps, time_limit=None))
         try:
             row = _row(timed, scenes, views, device)
         except (RuntimeError, MemoryError, InputError) as error:  # the other cases are still worth knowing
-            if case is cases[0]:
+            if case.name == BASELINE:
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             row = AblationRow(case.name, None, None, None, None, None, None, 0, error=reason)
@@ -263,14 +280,14 @@ def run_ablation(
 def _row(case: Case, scenes: tuple[Scene, Scene], views: list[int], device: torch.device) -> AblationRow:
     config, name = case.config, case.name
     if device.type == "cpu":  # a GPU's kernels compile before its clock starts
-        Trainer(_changed(config, "train", steps=min(2, config.train.steps)), scenes[0], device=device).fit()
+        fit_whole(Trainer(_changed(config, "train", steps=min(2, config.train.steps)), scenes[0], device=device))
     with peak_memory(device) as peak:
         trainer = Trainer(config, scenes[0], device=device)
         if case.init_from is not None:
             trainer.initialise(case.init_from, case.init_parts, keep=KEEP)
         if case.validate:
             trainer.callbacks.append(_Validation(scenes[1], config.train.steps, case.validate))
-        summary = trainer.fit()
+        summary = fit_whole(trainer)
     with trainer.optimizer.averaged():
         score = evaluate(trainer.model.eval(), scenes[1], views=views)
     seconds = max(summary.train_seconds, 1e-9)
@@ -302,15 +319,24 @@ class _Validation:
 
 
 def ablation_record(
-    rows: Sequence[AblationRow], config: Config, scene: Scene, *, device: str, eval_views: int | None
+    rows: Sequence[AblationRow],
+    config: Config,
+    scene: Scene,
+    plan: AblationPlan,
+    *,
+    device: str,
+    unfinished: Sequence[str] = (),
 ) -> Record:
-    """The rows as a benchmark file."""
-    views = choose_views(len(scene), eval_views)
+    """The rows as a benchmark file; `unfinished` names the cases that are still to be trained."""
+    views = choose_views(len(scene), plan.eval_views)
     values = {
         "scene": scene.name,
         "preset": config.preset,
         "config": asdict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
+        "steps": plan.steps,
+        "init_from": plan.init_from and _shown(plan.init_from),
         "protocol": protocol(config, scene, len(views)),
+        "unfinished": list(unfinished),
         "rows": [asdict(row) for row in rows],
     }
     text = (

@@ -13,6 +13,7 @@ import torch
 from ..config import Config
 from ..data.scene import Scene
 from ..training.trainer import Trainer
+from .continued import fit_whole
 
 SMALLEST_BATCH = 1 << 10
 LARGEST_BATCH = 1 << 24
@@ -97,7 +98,7 @@ def try_batch(
     why = ""
     with peak_memory(device, baseline) as peak:
         try:
-            Trainer(replace(config, train=train), scene, device=device).fit()
+            fit_whole(Trainer(replace(config, train=train), scene, device=device))
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
             why = "out of memory: " + str(error).split(".")[0]
         except RuntimeError as error:

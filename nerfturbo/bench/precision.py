@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -17,11 +17,13 @@ from ..evaluation.results import protocol
 from ..training.precision import matmul_precision
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
+from .continued import fit_whole
 from .memory import best_trial, largest_batch, peak_memory, with_batch
 from .record import Record, machine
 
 MARKS = (0.1, 0.25, 0.5, 1.0)  # shares of the run at which test views are scored
-Report = Callable[["PrecisionRun"], None]
+Report = Callable[["PrecisionRun", "PrecisionResult"], None]  # what was done now, and all there is so far
+SETTINGS = ("scene", "preset", "config", "steps", "memory_budget_bytes", "protocol")  # of a record: what its runs share
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run_precision(
         pictures = 0 if warm.sampler.on_host else warm.sampler.scene.images.pixels.nbytes
         del warm
         trainer = Trainer(config, scenes[0], device=device, callbacks=[follow])
-        summary = trainer.fit()
+        summary = fit_whole(trainer)
         score(trainer)
         if on_image is not None:
             on_image(trainer.model.render_image(scenes[1].to(device).cameras, views[0]).rgb.cpu())
@@ -143,45 +145,66 @@ class PrecisionPlan:
 class PrecisionResult:
     """Runs at the config's batch, runs at the largest batch of the budget, and a render of each kind."""
 
-    same_batch: tuple[PrecisionRun, ...]
-    same_memory: tuple[PrecisionRun, ...]
-    largest: dict[str, int]
-    images: dict[str, Tensor]  # the first test view; "truth" among them
+    same_batch: tuple[PrecisionRun, ...] = ()
+    same_memory: tuple[PrecisionRun, ...] = ()
+    largest: dict[str, int] = field(default_factory=dict)
+    images: dict[str, Tensor] = field(default_factory=dict)  # the first test view; "truth" among them
+
+    def missing(self, plan: PrecisionPlan) -> list[str]:
+        """What the plan asks for and is not here."""
+        done, large = {(run.kind, run.seed) for run in self.same_batch}, {run.kind for run in self.same_memory}
+        names = [f"{k.name}, seed {seed}" for seed in plan.seeds for k in plan.kinds if (k.name, seed) not in done]
+        if plan.budget is not None:
+            names += [f"{k.name}, largest batch" for k in plan.kinds if k.name not in large]
+        return names
 
 
 def compare_precisions(
-    config: Config, scenes: tuple[Scene, Scene], plan: PrecisionPlan, *, device: torch.device, report: Report
+    config: Config,
+    scenes: tuple[Scene, Scene],
+    plan: PrecisionPlan,
+    *,
+    device: torch.device,
+    report: Report,
+    held: PrecisionResult | None = None,
 ) -> PrecisionResult:
-    """Every kind with every seed at one batch; then, within a budget, each at its own largest batch."""
+    """Every kind with every seed at one batch; then, within a budget, each at its own largest batch.
+
+    What `held` has is not trained again.
+    """
     from ..evaluation.evaluate import truth_image
 
+    result = held or PrecisionResult()
     views = choose_views(len(scenes[1]), plan.eval_views)
-    images: dict[str, Tensor] = {"truth": truth_image(scenes[1], views[0]).cpu()}
-    same_batch: list[PrecisionRun] = []
-    same_memory: list[PrecisionRun] = []
-    largest: dict[str, int] = {}
+    images = {"truth": truth_image(scenes[1], views[0]).cpu()} | result.images
+    result = replace(result, images=images)
 
-    def run(kind: Kind, changed: Config, *, keep: bool) -> PrecisionRun:
+    def run(kind: Kind, changed: Config, part: Literal["same_batch", "same_memory"], largest: dict[str, int]) -> None:
+        nonlocal result
+
         def take(image: Tensor) -> None:
-            if keep:
+            if part == "same_batch":
                 images.setdefault(kind.name, image)
 
         done = run_precision(changed, scenes, kind, device=device, steps=plan.steps, views=views, on_image=take)
-        report(done)
-        return done
+        result = replace(result, largest=result.largest | largest, **{part: (*getattr(result, part), done)})
+        report(done, result)
 
     for seed in plan.seeds:
         seeded = replace(config, train=replace(config.train, seed=seed))
-        same_batch += [run(kind, seeded, keep=True) for kind in plan.kinds]
+        for kind in plan.kinds:
+            if not any((r.kind, r.seed) == (kind.name, seed) for r in result.same_batch):
+                run(kind, seeded, "same_batch", {})
     for kind in plan.kinds if plan.budget is not None else ():
+        if any(r.kind == kind.name for r in result.same_memory):
+            continue
         own = replace(config, train=replace(config.train, precision=kind.precision))
         with matmul_precision(kind.matmul):
             trials = largest_batch(own, scenes[0], device=device, budget=plan.budget or 0)
         best = best_trial(trials)
         if best is not None:
-            largest[kind.name] = best.batch_samples
-            same_memory.append(run(kind, with_batch(config, best.batch_samples), keep=False))
-    return PrecisionResult(tuple(same_batch), tuple(same_memory), largest, images)
+            run(kind, with_batch(config, best.batch_samples), "same_memory", {kind.name: best.batch_samples})
+    return result
 
 
 def summarise(runs: Sequence[PrecisionRun]) -> list[dict[str, Any]]:
@@ -217,20 +240,30 @@ def summarise(runs: Sequence[PrecisionRun]) -> list[dict[str, Any]]:
 
 
 def precision_record(
-    result: PrecisionResult, config: Config, scene: Scene, plan: PrecisionPlan, *, device: str
+    result: PrecisionResult,
+    config: Config,
+    scene: Scene,
+    plan: PrecisionPlan,
+    *,
+    device: str,
+    finished: bool = False,
 ) -> Record:
-    """The runs as a benchmark file."""
+    """The runs as a benchmark file; it names what the plan still misses, unless nothing more is to come: `finished`."""
     views = choose_views(len(scene), plan.eval_views)
+    seeds = list(dict.fromkeys((*plan.seeds, *(run.seed for run in result.same_batch))))
+    parts = (("same_batch", result.same_batch), ("same_memory", result.same_memory))
     values = {
         "scene": scene.name,
         "preset": config.preset,
         "config": asdict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
-        "protocol": protocol(config, scene, len(views)) | {"seeds": list(plan.seeds)},
+        "steps": plan.steps,
+        "protocol": protocol(config, scene, len(views)) | {"seeds": seeds},
         "memory_budget_bytes": plan.budget,
+        "unfinished": [] if finished else result.missing(plan),
         "largest_batch": result.largest,
         "same_batch": summarise(result.same_batch),
         "same_memory": summarise(result.same_memory),
-        "runs": [asdict(run) for run in (*result.same_batch, *result.same_memory)],
+        "runs": [asdict(run) | {"part": part} for part, runs in parts for run in runs],
     }
     text = (
         "every precision trains the same steps on the same draws, kernels compiled before; then each with the largest "
@@ -238,3 +271,14 @@ def precision_record(
         "beside the pictures; medians over the seeds"
     )
     return Record(f"{scene.name}: precisions side by side", text, plan.seeds[0], values, machine=machine(device))
+
+
+def recorded_result(values: dict[str, Any], images: dict[str, Tensor]) -> PrecisionResult:
+    """The runs of a file, and pictures that were kept beside it."""
+    parts: dict[str, list[PrecisionRun]] = {"same_batch": [], "same_memory": []}
+    for saved in values["runs"]:
+        run = {key: value for key, value in saved.items() if key != "part"}
+        run["points"] = tuple(Point(**point) for point in run["points"])
+        run["loss_scales"] = tuple((step, scale) for step, scale in run["loss_scales"])
+        parts[saved["part"]].append(PrecisionRun(**run))
+    return PrecisionResult(tuple(parts["same_batch"]), tuple(parts["same_memory"]), values["largest_batch"], images)

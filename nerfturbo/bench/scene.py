@@ -18,6 +18,7 @@ from ..evaluation.results import measure_baselines, protocol
 from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
+from .continued import fit_whole
 from .record import Record, machine
 
 Report = Callable[["Mark"], None]
@@ -84,9 +85,7 @@ def run_scene_benchmark(
                 score(trainer)
 
     trainer = Trainer(config, train_scene, device=device, callbacks=[at_marks])
-    summary = trainer.fit()
-    if summary.stopped_by == "interrupted":  # a mark that was not reached has no score
-        raise KeyboardInterrupt
+    summary = fit_whole(trainer)  # a mark that was not reached has no score
     while len(taken) < len(wanted):
         score(trainer)
     return SceneRun(

@@ -20,6 +20,7 @@ from ..ops._dispatch import Backend, use_backend
 from ..rendering.model import NerfModel, SceneBounds
 from ..training.step import compute_loss, draw_background
 from ..training.trainer import Trainer
+from .continued import fit_whole
 from .ops import backends
 from .record import Record, machine
 
@@ -91,7 +92,7 @@ def run_step_benchmark(
     passed: list[Backend] = [name for name in names if gates[name] == "passed"]
     trainers = {name: _trainer(config, scene, device, name) for name in passed}
     with use_backend(passed[-1]):
-        trainers[passed[-1]].fit()
+        fit_whole(trainers[passed[-1]])
         snapshot = _Snapshot.of(trainers[passed[-1]])
     blocks: dict[Backend, list[_Block]] = {name: [] for name in passed}
     for _ in range(budget.blocks):

@@ -11,6 +11,7 @@ import torch
 from ..config import Config
 from ..data.scene import Scene
 from ..training.trainer import Trainer
+from .continued import fit_whole
 from .memory import BatchTrial, best_trial, largest_batch, with_batch
 
 SMOOTHING = 0.9
@@ -87,7 +88,7 @@ def try_rate(config: Config, scene: Scene, rate: float, *, device: torch.device,
     errors: list[float] = []
     trainer = Trainer(replace(config, train=train, optim=optim), scene, device=device)
     trainer.callbacks.append(lambda _, record: errors.append(record.mse))
-    trainer.fit()
+    fit_whole(trainer)
     last = errors[-max(1, len(errors) // 4) :]
     mse = sum(last) / len(last)
     return Candidate(rate, mse if math.isfinite(mse) else math.inf, trainer.skipped)

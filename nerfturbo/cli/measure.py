@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,11 @@ from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench.ablation import AblationRow
+    from ..bench.precision import PrecisionResult
+    from ..bench.record import Record
     from ..config import Config
     from ..data.scene import Scene
     from .progress import Display
@@ -35,7 +41,10 @@ class AblationArgs(TrainingArgs):
     """Where pretrained initialisation begins: a run, a safetensors file, zoo:NAME; the zoo's field that fits unless
     given."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-ablation.json")
-    """Where the result is written; a plot lies beside it, as .svg."""
+    """Where the result is written, training by training; a plot lies beside it, as .svg. A file of the same settings is
+    gone on with."""
+    fresh: bool = False
+    """Measure everything again, also what the output holds already."""
 
 
 def ablation(argv: Sequence[str]) -> int:
@@ -45,37 +54,56 @@ def ablation(argv: Sequence[str]) -> int:
     check_positive({"--steps": args.steps, "--eval-views": args.eval_views, "--downscale": args.downscale})
     import torch
 
-    from ..bench.ablation import BASELINE, AblationRow, ablation_cases, ablation_plot, ablation_record, run_ablation
+    from ..bench import ablation as bench
+    from ..bench.continued import held_values
     from ..bench.record import write_json
     from ..evaluation.run_folder import check_writable, write_text
     from .progress import showing
 
     check_writable(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
-    cases = ablation_cases(config, torch.device(device), args.init_from)
-    if args.only:
-        cases = [c for c in cases if c.name == BASELINE or any(word in c.name for word in args.only)]
-        if len(cases) == 1:
-            raise InputError("--only", "words of the techniques' names", " ".join(args.only), "leave it out to see all")
+    every = bench.ablation_cases(config, torch.device(device), args.init_from)
+    cases = [c for c in every if c.name == bench.BASELINE or any(word in c.name for word in args.only or ("",))]
+    if len(cases) == 1:
+        raise InputError("--only", "words of the techniques' names", " ".join(args.only), "leave it out to see all")
+    plan = bench.AblationPlan(args.steps or config.train.steps, args.eval_views, args.init_from)
+    rows: dict[str, bench.AblationRow] = {}
     with showing() as display:
         scenes, config = prepare(config, device, display)
-        cases = [replace(case, config=_fitted(case.config, scenes[0])) for case in cases]
 
-        def report(row: AblationRow) -> None:
+        def ordered() -> list[bench.AblationRow]:
+            return [rows[case.name] for case in every if case.name in rows]
+
+        def record() -> Record:
+            left = [case.name for case in cases if case.name not in rows]
+            return bench.ablation_record(ordered(), config, scenes[1], plan, device=device, unfinished=left)
+
+        def report(row: bench.AblationRow) -> None:
             failed = row.seconds is None or row.psnr is None
             display.note(
                 f"{row.name}: {row.error}" if failed else f"{row.name}: {row.seconds:.1f} s, {row.psnr:.2f} dB"
             )
+            rows[row.name] = row
+            write_json(args.output, record())
 
-        display.phase(f"training {len(cases)} times")
-        steps = args.steps or config.train.steps
-        rows = run_ablation(
-            cases, scenes, device=torch.device(device), steps=steps, eval_views=args.eval_views, report=report
-        )
-    record = ablation_record(rows, config, scenes[1], device=device, eval_views=args.eval_views)
-    write_json(args.output, record)
-    write_text(args.output.with_suffix(".svg"), ablation_plot(rows, f"{scenes[1].name}, {steps} steps"))
-    table = _table(f"{scenes[1].name}, {steps} steps", "technique", "s", "times as long", "MB", "PSNR, dB", "dB more")
+        held = None if args.fresh else held_values(args.output, record(), bench.SETTINGS)
+        rows.update({row["name"]: bench.AblationRow(**row) for row in (held or {}).get("rows", [])})
+        left = [replace(c, config=_fitted(c.config, scenes[0])) for c in cases if c.name not in rows]
+        _say_plan(display, args.output, len(rows), len(left))
+        with _written_when_cut_short(display, args.output, lambda: len(rows)):
+            try:
+                bench.run_ablation(left, scenes, device=torch.device(device), plan=plan, report=report)
+            finally:
+                if rows:
+                    write_json(args.output, record())
+                    plot = bench.ablation_plot(ordered(), f"{scenes[1].name}, {plan.steps} steps")
+                    write_text(args.output.with_suffix(".svg"), plot)
+    _show(_ablation_table(ordered(), f"{scenes[1].name}, {plan.steps} steps"), args.output, as_json=args.json)
+    return 0
+
+
+def _ablation_table(rows: Sequence[AblationRow], title: str) -> Table:
+    table = _table(title, "technique", "s", "times as long", "MB", "PSNR, dB", "dB more")
     base_seconds, base_psnr = rows[0].seconds or 1e-9, rows[0].psnr or 0.0
     for row in rows:
         if row.seconds is None or row.psnr is None:
@@ -84,8 +112,26 @@ def ablation(argv: Sequence[str]) -> int:
         size = "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
         numbers = (f"{row.seconds:.1f}", f"{row.seconds / base_seconds:.2f}", size)
         table.add_row(row.name, *numbers, f"{row.psnr:.2f}", f"{row.psnr - base_psnr:+.2f}")
-    _show(table, args.output, as_json=args.json)
-    return 0
+    return table
+
+
+def _say_plan(display: Display, output: Path, n_held: int, n_left: int) -> None:
+    if n_held and not n_left:
+        display.note(f"{output} holds all of it already; --fresh measures it again")
+    elif n_held:
+        display.note(f"going on with {output}, which holds {n_held} trainings of these settings")
+    display.phase(f"training {n_left} times")
+
+
+@contextmanager
+def _written_when_cut_short(display: Display, output: Path, count: Callable[[], int]) -> Iterator[None]:
+    """Say what an interrupt leaves behind, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if count():
+            display.note(f"{count()} finished trainings are in {output}; the same command goes on with the others")
+        raise
 
 
 def prepare(config: Config, device: str, display: Display) -> tuple[tuple[Scene, Scene], Config]:
@@ -121,7 +167,10 @@ class PrecisionArgs(TrainingArgs):
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Score only this many test views, evenly spaced; all of them unless given."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-precision.json")
-    """Where the result is written; a page lies beside it, as .html, and plots, as -NAME.svg."""
+    """Where the result is written, training by training; a page lies beside it, as .html, and plots, as -NAME.svg. A
+    file of the same settings is gone on with."""
+    fresh: bool = False
+    """Measure everything again, also what the output holds already."""
 
 
 def precision(argv: Sequence[str]) -> int:
@@ -134,11 +183,11 @@ def precision(argv: Sequence[str]) -> int:
         raise InputError("--seeds", "at least one", "none")
     import torch
 
+    from ..bench import continued
     from ..bench import precision as bench
-    from ..bench.precision_page import plots, precision_page
     from ..bench.record import write_json
-    from ..evaluation.run_folder import check_writable, write_text
-    from .progress import quantity, showing
+    from ..evaluation.run_folder import check_writable
+    from .progress import showing
 
     check_writable(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
@@ -149,23 +198,58 @@ def precision(argv: Sequence[str]) -> int:
     chosen = tuple(kind for kind in kinds if not args.only or kind.name in args.only)
     budget = None if args.memory_budget is None else int(args.memory_budget * 1e9)
     plan = bench.PrecisionPlan(chosen, args.seeds, args.steps or config.train.steps, args.eval_views, budget)
+    result = bench.PrecisionResult()
     with showing() as display:
         scenes, config = prepare(config, device, display)
-        display.phase(f"training in {', '.join(kind.name for kind in chosen)}")
 
-        def report(run: bench.PrecisionRun) -> None:
+        def record(*, finished: bool = False) -> Record:
+            return bench.precision_record(result, config, scenes[1], plan, device=device, finished=finished)
+
+        def report(run: bench.PrecisionRun, so_far: bench.PrecisionResult) -> None:
+            nonlocal result
             display.note(f"{run.kind}, seed {run.seed}: {run.seconds:.1f} s, {run.psnr:.2f} dB, {run.skipped} skipped")
+            result = so_far
+            write_json(args.output, record())
+            continued.write_renders(args.output, result.images)
 
-        result = bench.compare_precisions(config, scenes, plan, device=torch.device(device), report=report)
-    write_json(args.output, bench.precision_record(result, config, scenes[1], plan, device=device))
-    title = f"{scenes[1].name}, {config.preset}: precisions side by side, {plan.steps} steps"
-    write_text(args.output.with_suffix(".html"), precision_page(result, title))
+        def count() -> int:
+            return len(result.same_batch) + len(result.same_memory)
+
+        held = None if args.fresh else continued.held_values(args.output, record(), bench.SETTINGS)
+        if held is not None:
+            result = bench.recorded_result(held, continued.read_renders(args.output))
+        _say_plan(display, args.output, count(), len(result.missing(plan)))
+        title = f"{scenes[1].name}, {config.preset}: precisions side by side, {plan.steps} steps"
+        options = {"device": torch.device(device), "report": report, "held": result}
+        with _written_when_cut_short(display, args.output, count):
+            try:
+                result = bench.compare_precisions(config, scenes, plan, **options)
+            finally:
+                if count():
+                    _write_pages(result, args.output, title)
+        write_json(args.output, record(finished=True))
+        continued.renders_file(args.output).unlink(missing_ok=True)
+    _show(_precision_table(result, title), args.output, as_json=args.json)
+    return 0
+
+
+def _write_pages(result: PrecisionResult, output: Path, title: str) -> None:
+    from ..bench.precision_page import plots, precision_page
+    from ..evaluation.run_folder import write_text
+
+    write_text(output.with_suffix(".html"), precision_page(result, title))
     for name, text in plots(result).items():
-        write_text(args.output.with_name(f"{args.output.stem}-{name}.svg"), text)
+        write_text(output.with_name(f"{output.stem}-{name}.svg"), text)
+
+
+def _precision_table(result: PrecisionResult, title: str) -> Table:
+    from ..bench.precision import summarise
+    from .progress import quantity
+
     table = _table(
         title, "precision", "batch", "samples/s", "times fp32", "MB", "of fp32's", "dB", "dB more", "skipped"
     )
-    for line in (*bench.summarise(result.same_batch), *bench.summarise(result.same_memory)):
+    for line in (*summarise(result.same_batch), *summarise(result.same_memory)):
         mega = None if line["peak_bytes"] is None else line["peak_bytes"] / 1e6
         numbers = {"samples_per_second_ratio": ".2f", "peak_bytes": ".0f", "peak_bytes_ratio": ".2f"}
         numbers |= {"psnr": ".2f", "psnr_difference": "+.2f"}
@@ -173,5 +257,4 @@ def precision(argv: Sequence[str]) -> int:
         cells = ["-" if values[name] is None else format(values[name], form) for name, form in numbers.items()]
         speed = quantity(line["samples_per_second"])
         table.add_row(line["kind"], str(line["batch_samples"]), speed, *cells, str(line["skipped"]))
-    _show(table, args.output, as_json=args.json)
-    return 0
+    return table

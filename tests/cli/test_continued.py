@@ -1,0 +1,124 @@
+"""`bench precision` and `bench ablation` cut short: what was measured is in the file, and the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerfturbo.bench.continued import renders_file
+from nerfturbo.training.trainer import Trainer
+
+from ..tiny import TINY_FLAGS
+from .conftest import Nerfturbo
+
+FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--backend", "reference")]
+FLAGS += ["--steps", "3", "--eval-views", "1", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_BACKEND", "reference")
+
+
+class Interrupting:
+    """Ctrl-C in the middle of one of the trainings that have this many steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, training: int) -> None:
+        self.trained: list[Trainer] = []
+        advance = Trainer.advance
+
+        def watched(trainer: Trainer, *arguments: Any) -> Any:
+            if trainer.config.train.steps == 3 and trainer not in self.trained:
+                self.trained.append(trainer)
+            if len(self.trained) == training and trainer.step == 1:
+                raise KeyboardInterrupt
+            return advance(trainer, *arguments)
+
+        monkeypatch.setattr(Trainer, "advance", watched)
+
+
+def values(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())["values"]
+
+
+def test_an_ablation_goes_on_where_it_was_cut_short(
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "ablation.json"
+    command = ["bench", "ablation", scene, *FLAGS, "--output", output, "--only"]
+    with monkeypatch.context() as patch:
+        Interrupting(patch, 4)  # the warm-up, the baseline, one case, and then
+        cut = nerfturbo(*command, "grid", "white")
+    assert cut.code == 130 and "2 finished trainings are in" in cut.err and "Traceback" not in cut.err
+    first = values(output)
+    assert [row["name"] for row in first["rows"]] == ["as configured", "no occupancy grid"]
+    assert first["unfinished"] == ["no grid, no visibility pass", "white background"]
+    assert output.with_suffix(".svg").is_file()
+
+    with monkeypatch.context() as patch:
+        watch = Interrupting(patch, 99)
+        done = nerfturbo(*command, "grid", "white")
+        assert len(watch.trained) == 3  # one warm-up and what was missing
+    assert done.code == 0, done.err
+    second = values(output)
+    assert second["unfinished"] == [] and len(second["rows"]) == 4
+    assert second["rows"][:2] == first["rows"]
+
+    assert nerfturbo(*command, "no visibility").code == 0  # other cases of the same settings are added in their place
+    names = [row["name"] for row in values(output)["rows"]]
+    assert names == [
+        "as configured",
+        "no occupancy grid",
+        "no visibility pass",
+        "no grid, no visibility pass",
+        "white background",
+    ]
+
+
+def test_other_settings_do_not_mix(
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "ablation.json"
+    command = ["bench", "ablation", scene, *FLAGS, "--output", output, "--only", "white"]
+    with monkeypatch.context() as patch:
+        Interrupting(patch, 3)
+        assert nerfturbo(*command).code == 130
+    before = output.read_text()
+    refused = nerfturbo(*command, "--optim.lr", 0.003)
+    assert refused.code == 2 and "another config" in refused.err and "--fresh" in refused.err
+    assert output.read_text() == before
+    assert nerfturbo(*command, "--optim.lr", 0.003, "--fresh").code == 0
+    assert values(output)["config"]["optim"]["lr"] == 0.003 and values(output)["unfinished"] == []
+
+
+def test_precisions_survive_a_signal_and_go_on(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+    output = tmp_path / "precision.json"
+    words = ["bench", "precision", scene, *FLAGS, "--only", "fp32", "fp16", "--output", output, "--seeds"]
+    command = [sys.executable, "-m", "nerfturbo", *map(str, [*words, *range(500)])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120.0
+    while not renders_file(output).exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    held = values(output)
+    assert 1 <= len(held["runs"]) < 1000 and len(held["runs"]) + len(held["unfinished"]) == 1000
+    assert held["unfinished"][-1] == "fp16, seed 499"
+    assert output.with_suffix(".html").is_file()
+
+    n_seeds = len(held["runs"]) // 2 + 1
+    done = nerfturbo(*words, *range(n_seeds))
+    assert done.code == 0, done.err
+    found = values(output)
+    assert found["unfinished"] == [] and len(found["runs"]) == 2 * n_seeds
+    assert found["runs"][: len(held["runs"])] == held["runs"]
+    assert "|fp16 - fp32|" in output.with_suffix(".html").read_text()
+    assert not renders_file(output).exists()
