@@ -88,10 +88,9 @@ class Settings:
                 "--train.target-psnr": train.target_psnr,
                 "--cameras.lr": self.cameras.lr,
                 "--cameras.first-levels": self.cameras.first_levels,
-                "--photo.lr": self.photo.lr,
-                "--photo.depth-rays": self.photo.depth_rays,
             }
         )
+        check_positive({"--photo.lr": self.photo.lr, "--photo.depth-rays": self.photo.depth_rays})
         _check_sampling(self.sampling)
         _check_motion(self.motion, grid.moments)
         shares = {
