@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +15,7 @@ from ..ops import use_backend
 from ..rendering.model import NerfModel
 from ..training.checkpoint import CheckpointState, latest_checkpoint, read_state
 from ..training.trainer import load_model
+from ..types import Aabb
 from .scenes import open_scenes
 
 BackendName = Literal["auto", "reference", "cpu", "triton"]
@@ -81,3 +83,12 @@ def learned_cameras(model: NerfModel, train: Scene) -> Scene:
 def chosen_backend(name: BackendName) -> contextlib.AbstractContextManager[None]:
     """`auto` leaves the environment variable in force."""
     return contextlib.nullcontext() if name == "auto" else use_backend(name)
+
+
+def box_of(corners: Sequence[float], flag: str) -> Aabb:
+    """The box of six numbers behind a flag: its low corner, its high one."""
+    try:
+        return Aabb(tuple(corners[:3]), tuple(corners[3:]))  # type: ignore[arg-type]
+    except InputError as error:
+        found = " ".join(f"{number:g}" for number in corners)
+        raise InputError(flag, "three finite numbers and three larger ones", found) from error

@@ -193,10 +193,9 @@ def cameras(argv: Sequence[str]) -> int:
 
 def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Any:
     from ..export.volume import export_box
-    from ..types import Aabb
+    from .common import box_of
 
-    wanted = None if corners is None else Aabb(corners[:3], corners[3:])  # type: ignore[arg-type]
-    return export_box(opened.model, wanted)
+    return export_box(opened.model, None if corners is None else box_of(corners, "--box"))
 
 
 def _export(

@@ -143,7 +143,7 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
     import torch
 
-    from ..evaluation.camera_file import CameraPath, read_camera_path
+    from ..evaluation.camera_file import MAX_SIDE, CameraPath, read_camera_path
     from ..evaluation.evaluate import choose_views
     from ..evaluation.paths import interpolated_path, orbit_path, spiral_path, still_path, with_times
     from .common import open_views, with_data
@@ -170,7 +170,12 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
         path = replace(path, cameras=replace(path.cameras[torch.tensor(chosen)], ndc=train.cameras.ndc))
     if moves and (args.time is not None or path.cameras.times is None):
         path = replace(path, cameras=with_times(path.cameras, args.time))
-    return path if args.scale == 1.0 else replace(path, cameras=path.cameras.scaled(args.scale))
+    if args.scale == 1.0:
+        return path
+    sizes = path.cameras.size.double() * args.scale
+    if float(sizes.max()) > MAX_SIDE:
+        raise InputError("--scale", f"frames of at most {MAX_SIDE} pixels a side", f"{args.scale:g}")
+    return replace(path, cameras=path.cameras.scaled(args.scale))
 
 
 def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
@@ -210,10 +215,10 @@ def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[
     from ..export.frames import FrameMaker, Look
     from ..export.sequence import Sequence as FrameSequence
     from ..export.sequence import digest
-    from ..types import Aabb
+    from .common import box_of
 
     chosen = parse_ranges(args.only, len(path.cameras))
-    crop = path.crop if args.crop is None else Aabb(args.crop[:3], args.crop[3:])
+    crop = path.crop if args.crop is None else box_of(args.crop, "--crop")
     grey = BACKGROUNDS[args.background]
     look = Look(channels=tuple(args.show), background=(grey, grey, grey), crop=crop)
     maker = FrameMaker(opened.model, path.cameras, look)
