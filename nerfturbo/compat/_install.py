@@ -11,11 +11,16 @@ from types import ModuleType
 from ..errors import InputError
 
 ORIGINALS = ("nerfacc", "tinycudann")
+# nerfacc 0.2 and 0.3 had these modules; here one file has all their names.
+OLD_MODULES = ("contraction", "grid", "intersection", "pack", "ray_marching", "vol_rendering")
 
 
 def _modules(package: ModuleType) -> Iterator[tuple[str, ModuleType]]:
     """("", package), then (".pack", module), ... for every module of the package whose name is not private."""
     yield "", package
+    if not hasattr(package, "__path__"):
+        yield from ((f".{name}", package) for name in OLD_MODULES)
+        return
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         inside = found.name[len(package.__name__) :]
         if not any(part.startswith("_") for part in inside.split(".")[1:]):
@@ -45,7 +50,7 @@ def install(*names: str, package: str = "") -> None:
         if present is not None and not present.__name__.startswith(f"{__package__}."):
             raise InputError(name, "not imported yet", repr(present), "call install() before the first import of it")
         uninstall(name)
-        for inside, module in _modules(ours) if hasattr(ours, "__path__") else [("", ours)]:
+        for inside, module in _modules(ours):
             sys.modules[name + inside] = module
 
 

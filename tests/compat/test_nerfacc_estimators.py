@@ -295,6 +295,11 @@ nerfturbo.compat.install("nerfacc")
 nerfturbo.compat.install("nerfacc", package="nerfacc_packed")
 import nerfacc
 assert nerfacc.unpack_info and not hasattr(nerfacc, "OccGridEstimator")
+from nerfacc.contraction import ContractionType, contract_inv
+from nerfacc.grid import Grid, OccupancyGrid
+from nerfacc.ray_marching import ray_marching
+from nerfacc.vol_rendering import rendering
+assert OccupancyGrid is nerfacc.OccupancyGrid and ray_marching is nerfacc.ray_marching and callable(ray_marching)
 nerfturbo.compat.uninstall("nerfacc")
 import sys
 assert not any(name.split(".")[0] == "nerfacc" for name in sys.modules)
