@@ -143,7 +143,7 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
     import torch
 
-    from ..evaluation.camera_file import MAX_SIDE, CameraPath, read_camera_path
+    from ..evaluation.camera_file import CameraPath, read_camera_path
     from ..evaluation.evaluate import choose_views
     from ..evaluation.paths import interpolated_path, orbit_path, spiral_path, still_path, with_times
     from .common import open_views, with_data
@@ -170,12 +170,19 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
         path = replace(path, cameras=replace(path.cameras[torch.tensor(chosen)], ndc=train.cameras.ndc))
     if moves and (args.time is not None or path.cameras.times is None):
         path = replace(path, cameras=with_times(path.cameras, args.time))
-    if args.scale == 1.0:
+    return _at_scale(path, args.scale)
+
+
+def _at_scale(path: CameraPath, scale: float) -> CameraPath:
+    from dataclasses import replace
+
+    from ..evaluation.camera_file import MAX_SIDE
+
+    if scale == 1.0:
         return path
-    sizes = path.cameras.size.double() * args.scale
-    if float(sizes.max()) > MAX_SIDE:
-        raise InputError("--scale", f"frames of at most {MAX_SIDE} pixels a side", f"{args.scale:g}")
-    return replace(path, cameras=path.cameras.scaled(args.scale))
+    if float(path.cameras.size.double().max()) * scale > MAX_SIDE:
+        raise InputError("--scale", f"frames of at most {MAX_SIDE} pixels a side", f"{scale:g}")
+    return replace(path, cameras=path.cameras.scaled(scale))
 
 
 def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
