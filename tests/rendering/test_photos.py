@@ -153,20 +153,20 @@ def test_switched_off_there_is_nothing() -> None:
 
 
 def test_known_exposures_are_found() -> None:
-    """The pictures of a ball, each brightened or darkened by a known amount per channel."""
-    scene, signs = ball_scene(n_views=6), torch.tensor([1.0, -1.0] * 3)  # neighbours disagree
+    """The pictures of a ball, each brightened or darkened by a known amount per channel: direction and amount of all
+    of them come back, as near as 12 small pictures tell exposure from the colour of the ball."""
+    n = 12
+    scene, signs = ball_scene(n_views=n), torch.tensor([1.0, -1.0] * (n // 2))  # neighbours disagree
     gains = 0.5 * signs[:, None] * torch.tensor([1.0, -0.5, 0.25])
-    pictures = torch.stack([scene.images.image(index) for index in range(6)])
+    pictures = torch.stack([scene.images.image(index) for index in range(n)])
     odds = pictures[..., :3] * gains.exp()[:, None, None]
     pictures[..., :3] = odds / (1.0 - pictures[..., :3] + odds)
     pool = ImagePool.from_images((pictures * 255.0 + 0.5).to(torch.uint8))
-    config = replace(tiny_config(steps=150), photo=PhotoConfig(exposure=True, lr=2e-2))
+    config = replace(tiny_config(steps=250), photo=PhotoConfig(exposure=True, lr=5e-2))
     trainer = Trainer(config, replace(scene, images=pool))
     trainer.fit()
     assert trainer.model.photos is not None
     found = trainer.model.photos.log_gains().detach()
-    likeness = torch.nn.functional.cosine_similarity(found.flatten(), gains.flatten(), dim=0)
-    assert float(likeness) > 0.8 and float(found.abs().max()) > 0.1, (
-        found,
-        gains,
-    )  # how much is shape or light is open
+    assert float((found * gains).sum() / (gains * gains).sum()) == pytest.approx(1.0, abs=0.2)  # how much of them
+    assert float((found - gains).square().mean().sqrt()) < 0.45 * float(gains.square().mean().sqrt()), (found, gains)
+    assert float(found.mean(0).abs().max()) < 1e-5  # the mean is the scene's own brightness
