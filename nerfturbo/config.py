@@ -209,8 +209,8 @@ class RenderConfig:
     prune: bool = True
     """Evaluate density first and train only on samples that are seen."""
     thin: float = 0.0
-    """Adaptive sampling: a sample that adds less than half of this to its pixel is trained by chance, 1/2 to 1/8, and
-    then stands for those left out (0.02, say); 0 trains all that are seen."""
+    """Adaptive sampling: of up to four neighbours that together add no more than this to their pixel (0.05, say) one,
+    drawn by chance, is trained and stands for all of them; 0 trains all that are seen."""
     eval_refine: int = 1
     """Pictures are rendered with steps this many times shorter than those of training."""
     eval_rays: int = 1

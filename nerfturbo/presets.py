@@ -167,7 +167,7 @@ _PRESETS["quality"] = replace(
 _PRESETS["quality-cpu"] = replace(
     _PRESETS["ngp-cpu"],
     preset="quality-cpu",
-    render=replace(_PRESETS["ngp-cpu"].render, thin=0.02),
+    render=replace(_PRESETS["ngp-cpu"].render, thin=0.05),
     optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.1),
 )
 

@@ -35,7 +35,7 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sparsity", "loss", {"sparsity": 1e-5}),
     ("decay of hash levels", "optim", {"table_decay": 0.1}),
     ("scale-aware features", "field", {"anti_alias": True}),
-    ("thinned samples", "render", {"thin": 0.02}),
+    ("thinned samples", "render", {"thin": 0.05}),
     ("rays all over the pixel", "train", {"pixel_spread": 1.0}),
     ("pixels of four rays", "train", {"rays_per_pixel": 4}),
     ("finer steps in pictures", "render", {"eval_refine": 2}),

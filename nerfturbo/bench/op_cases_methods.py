@@ -27,7 +27,7 @@ from ..ops.random import Stream, random_bits
 from ..ops.ray_losses import RayLossRule, ray_losses
 from ..ops.sample_positions import sample_positions
 from ..ops.step_state import COLUMNS, RayBudget, StepState, record_step
-from ..ops.thinning import Thinning
+from ..ops.thinning import Thinning, thin_codes
 from ..ops.voxel_lookup import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
 from ..ops.voxel_variation import voxel_variation
 from ..ops.wide_mlp import wide_mlp
@@ -190,9 +190,9 @@ def fields(draw: torch.Generator, small: int) -> Iterator[OpCase]:
         field, where = NgpDensity(BOX, table, layout, (first, second)), packed_samples(inputs)
         found = [
             ngp_visibility(origins, directions, where, field, early_stop_eps=1e-3, alpha_thre=1e-3, thinning=thinning)
-            for thinning in (None, Thinning(0.02, phases))
+            for thinning in (None, Thinning(0.05, phases))
         ]
-        return found[0].float(), found[1].float()
+        return found[0].float(), (found[1] != 0).float()
 
     rays = {
         "origins": -1.4 * unit_vectors(draw, n_rays),
@@ -202,6 +202,12 @@ def fields(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     network["second"] = 2.0 * network["second"]
     size = f"{n:,} samples, {n_rays:,} rays, flags and thinning"
     yield OpCase("ngp_visibility", size, visible, packed | rays | table | network, outliers=2e-3)
+
+    def thinned(optical: Tensor, phases: Tensor, **inputs: Tensor) -> Tensor:
+        return thin_codes(optical, packed_samples(inputs), Thinning(0.05, phases)).float()
+
+    fog = {"optical": torch.rand(packed["t_starts"].shape[0], generator=draw) ** 8, "phases": rays["phases"]}
+    yield OpCase("thin_codes", f"{n:,} samples, {n_rays:,} rays", thinned, packed | fog, outliers=2e-3)
 
 
 def voxels(draw: torch.Generator, small: int) -> Iterator[OpCase]:

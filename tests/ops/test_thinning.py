@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops import compact, composite, random_bits, use_backend
 from nerfturbo.ops.ngp_visibility import ngp_visibility
 from nerfturbo.ops.reference.composite import composite as plain_composite
-from nerfturbo.ops.thinning import HALVINGS, Thinning, stretched, thin_codes
+from nerfturbo.ops.thinning import LONGEST, Thinning, stretched, thin_codes
 from nerfturbo.types import PackedSamples
 
 from .cases import Target, assert_close, assert_packed, generator, make_rays, make_samples, require, samples_to
@@ -21,57 +23,110 @@ def _phases(n: int, step: int = 0) -> Tensor:
     return random_bits(n, seed=3, stream=12, step=step, device="cpu")[:, 0]
 
 
-def _all(n: int) -> Tensor:
-    return torch.ones(n, dtype=torch.bool)
+def _walk(optical: Tensor, samples: PackedSamples, thinning: Thinning, backend: str = "cpu") -> Tensor:
+    with use_backend(backend):  # type: ignore[arg-type]
+        return thin_codes(optical, samples, thinning)
 
 
-def test_a_code_is_kept_as_often_as_it_should_be():
-    """Over random phases, and nearly exactly along one ray: the sequence is even."""
-    n = 4096
-    samples = PackedSamples.from_counts(torch.tensor([n]), torch.zeros(n), torch.ones(n))
-    for halvings in range(HALVINGS + 1):
-        weights = torch.full((n,), 0.75 * 0.5**halvings)
-        codes = thin_codes(weights, _all(n), samples, Thinning(1.0, _phases(1)))
-        assert set(codes.tolist()) <= {0, halvings + 1}
-        assert (codes > 0).float().mean().item() == pytest.approx(0.5**halvings, abs=0.002)
-    pairs = thin_codes(torch.full((n,), 0.3), _all(n), samples, Thinning(1.0, _phases(1))).view(-1, 4)
-    assert bool(((pairs > 0).sum(-1) - 2).abs().max() <= 1)  # never four in a row, never none of four
+def _fog(n_rays: int = 60) -> tuple[Tensor, PackedSamples]:
+    """Optical thickness from nothing to a wall, in any order, some of it not to be seen."""
+    samples = make_samples(n_rays, mean=20)
+    optical = 0.3 * torch.rand(samples.capacity, generator=generator(1)) ** 6
+    optical[torch.rand(samples.capacity, generator=generator(2)) < 0.1] = 3.0
+    optical[torch.rand(samples.capacity, generator=generator(3)) < 0.1] = 0.0
+    return torch.where(samples.used, optical, torch.zeros(())), samples
 
 
-def test_thickness_is_right_on_average():
-    samples = make_samples(50, mean=10)
-    weights = torch.rand(samples.capacity, generator=generator(1)) ** 3 * 0.2
-    tau = torch.rand(samples.capacity, generator=generator(2))
-    sums = torch.zeros(samples.n_rays)
-    for step in range(200):
-        codes = thin_codes(weights, samples.used, samples, Thinning(0.1, _phases(samples.n_rays, step)))
-        made = compact(samples, codes)
-        kept = tau[codes > 0] / (samples.t_ends - samples.t_starts)[codes > 0] * (made.t_ends - made.t_starts)
-        sums += torch.zeros(samples.n_rays).index_add(0, made.ray_indices.long(), kept)
-    whole = torch.zeros(samples.n_rays).index_add(0, samples.ray_indices.long(), tau)
-    assert_close("optical thickness", sums / 200, whole, 0.05)
-    assert made.capacity < 0.75 * samples.capacity
+def _weights(optical: Tensor, samples: PackedSamples) -> Tensor:
+    density = optical / (samples.t_ends - samples.t_starts)
+    return plain_composite(density, density[:, None], samples, early_stop_eps=0.0, alpha_thre=0.0)[3]
 
 
-def test_colour_and_gradient_are_right_on_average():
-    """Of a ray through fog before a wall: the mean over many thinnings, to first order in the weight."""
-    n = 40
-    starts = torch.arange(n) * 0.05
-    samples = PackedSamples.from_counts(torch.tensor([n]), starts, starts + 0.05)
-    density = torch.cat([torch.full((n - 4,), 0.1), torch.full((4,), 60.0)]).requires_grad_()
-    rgb = torch.linspace(0.0, 1.0, n)[:, None]
+def _runs(optical: Tensor, samples: PackedSamples, limit: float) -> list[list[int]]:
+    """Rows of every run, by the definition."""
+    weights, thick, runs = _weights(optical, samples).tolist(), optical.tolist(), []
+    for first, last in itertools.pairwise(samples.offsets.tolist()):
+        run: list[int] = []
+        for i in (i for i in range(first, last) if thick[i] > 0):
+            if run and (len(run) == LONGEST or sum(weights[j] for j in run) + weights[i] > limit):
+                runs.append(run)
+                run = []
+            run.append(i)
+        runs += [run] if run else []
+    return runs
 
-    def colour(codes: Tensor) -> tuple[Tensor, Tensor]:
-        out = composite(density[codes > 0], rgb[codes > 0], compact(samples, codes)).rgb.sum()
-        return out.detach(), torch.autograd.grad(out, density)[0]
 
-    weights = plain_composite(density.detach(), rgb, samples, early_stop_eps=0.0, alpha_thre=0.0)[3]
-    want, want_grad = colour(torch.ones(n, dtype=torch.uint8))
-    with use_backend("reference"):
-        found = [colour(thin_codes(weights, _all(n), samples, Thinning(0.02, _phases(1, s)))) for s in range(300)]
-    assert_close("colour", torch.stack([value for value, _ in found]).mean(), want, 0.01)
-    grad = torch.stack([grad for _, grad in found]).mean(0)
-    assert_close("gradient", grad, want_grad, 0.25)
+def test_one_sample_of_every_run_as_thick_as_all_of_it():
+    """So that the light that passes behind every run is what it was; a sample that weighs much stays as it is."""
+    optical, samples = _fog()
+    codes = _walk(optical, samples, Thinning(0.02, _phases(samples.n_rays)), "reference")
+    runs = _runs(optical, samples, 0.02)
+    assert len(runs) < 0.6 * int((optical > 0).sum())
+    stretch = torch.exp2((codes.float() - 1.0) / 16)
+    for run in runs:
+        kept = [i for i in run if codes[i] > 0]
+        assert len(kept) == 1
+        assert (stretch[kept[0]] * optical[kept[0]]).item() == pytest.approx(optical[run].sum().item(), rel=0.0221)
+        assert len(run) > 1 or codes[run[0]] == 1
+    assert int((codes > 0).sum()) == len(runs)
+    assert bool((codes[_weights(optical, samples) > 0.02] == 1).all())
+
+
+def test_a_run_shows_each_sample_as_often_as_it_weighs():
+    optical = torch.tensor([0.001, 0.004, 0.002, 0.0, 0.008])
+    samples = PackedSamples.from_counts(torch.full((20000,), 5), *(torch.arange(100000.0) + k for k in (0, 1)))
+    codes = _walk(optical.repeat(20000), samples, Thinning(0.1, _phases(20000))).view(-1, 5)
+    weights = _weights(optical, PackedSamples.from_counts(torch.tensor([5]), torch.arange(5.0), torch.arange(1.0, 6.0)))
+    assert_close("share", (codes > 0).float().mean(0), weights / weights.sum(), 0.01)
+
+
+def test_colour_is_right_on_average_and_never_far():
+    """Of any rays: chance adds no more than the weight of a run times the difference of its colours."""
+    optical, samples = _fog()
+    density, limit, n = optical / (samples.t_ends - samples.t_starts), 0.1, 400
+    colour = torch.rand(samples.capacity, 1, generator=generator(4))
+    want = plain_composite(density, colour, samples, early_stop_eps=0.0, alpha_thre=0.0)[0]
+    total, worst = torch.zeros_like(want), 0.0
+    for step in range(n):
+        codes = _walk(optical, samples, Thinning(limit, _phases(samples.n_rays, step)))
+        found = composite(density[codes > 0], colour[codes > 0], compact(samples, codes)).rgb
+        total, worst = total + found / n, max(worst, (found - want).square().mean().sqrt().item())
+    assert_close("colour", total, want, 0.01)
+    assert worst < 0.5 * limit
+
+
+def test_gradient_is_right_on_average():
+    """To the density's logit, of a ray through fog before a wall: to first order in the thickness of a run."""
+    n, many = 40, 2000
+    starts = (torch.arange(n) * 0.05).repeat(many)
+    samples = PackedSamples.from_counts(torch.full((many,), n), starts, starts + 0.05)
+    logit = torch.cat([torch.full((n - 4,), -2.0), torch.full((4,), 4.0)]).requires_grad_()
+    rgb = torch.linspace(0.0, 1.0, n)[:, None].repeat(many, 1)
+
+    def slope(codes: Tensor) -> Tensor:
+        density = logit.exp().repeat(many)
+        out = composite(density[codes > 0], rgb[codes > 0], compact(samples, codes)).rgb
+        return torch.autograd.grad(out.sum() / many, logit)[0].view(-1, 4).sum(1)  # of neighbours together
+
+    want = slope(torch.ones(many * n, dtype=torch.uint8))
+    optical = logit.detach().exp().repeat(many) * 0.05
+    codes = _walk(optical, samples, Thinning(0.02, _phases(many)))
+    assert (codes > 0).float().mean() < 0.5
+    assert_close("gradient", slope(codes), want, 0.05)
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.2])
+def test_same_choice_on_every_backend(sized: tuple[Target, int], limit: float, poisoned_empty: None):
+    target, n_rays = sized
+    require(target, "thinning")
+    optical, samples = _fog(n_rays)
+    optical[::7] = float("nan")  # counts as nothing
+    thinning = Thinning(limit, _phases(n_rays))
+    want = _walk(optical, samples, thinning, "reference")
+    there = Thinning(limit, thinning.phases.to(target.device))
+    got = _walk(optical.to(target.device), samples_to(samples, target.device), there, target.backend).cpu()
+    assert got.dtype == torch.uint8 and not got[::7].any()
+    assert int((got != want).sum()) <= samples.capacity // 500  # where rounding decides
 
 
 @pytest.mark.parametrize("share", [None, 0.5, 2.0])
@@ -79,7 +134,7 @@ def test_compact_stretches_on_every_backend(sized: tuple[Target, int], share: fl
     target, n_rays = sized
     require(target, "packed")
     samples = samples_to(make_samples(n_rays, tail=9), target.device)
-    codes = torch.randint(0, HALVINGS + 2, (samples.capacity,), generator=generator(), dtype=torch.uint8)
+    codes = torch.randint(0, 65, (samples.capacity,), generator=generator(), dtype=torch.uint8)
     capacity = None if share is None else max(1, int(share * samples.capacity))
     results = []
     for backend in (target.backend, "reference"):
@@ -91,10 +146,11 @@ def test_compact_stretches_on_every_backend(sized: tuple[Target, int], share: fl
 
 
 def test_stretching_keeps_middles_and_multiplies_lengths():
-    starts, ends = stretched(
-        torch.tensor([1.0, 1.0]), torch.tensor([1.5, 1.5]), torch.tensor([1, 3], dtype=torch.uint8)
-    )
-    assert starts.tolist() == [1.0, 0.25] and ends.tolist() == [1.5, 2.25]
+    codes = torch.tensor([1, 33, 9], dtype=torch.uint8)
+    starts, ends = stretched(torch.full((3,), 1.0), torch.full((3,), 1.5), codes)
+    assert_close("starts", starts, torch.tensor([1.0, 0.25, 1.25 - 0.25 * 2**0.5]), 1e-6)
+    assert_close("ends", ends, torch.tensor([1.5, 2.25, 1.25 + 0.25 * 2**0.5]), 1e-6)
+    assert starts[0] == 1.0 and ends[0] == 1.5  # to the bit
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
@@ -106,17 +162,17 @@ def test_visibility_thins_alike(target: Target, eps: float, poisoned_empty: None
     samples, field = samples_to(samples, target.device), field_to(make_field(), target.device)
     thinning = Thinning(0.05, _phases(samples.n_rays).to(target.device))
     density = composition(origins, directions, samples, field)
-    weights = plain_composite(density, density[:, None], samples, early_stop_eps=eps, alpha_thre=0.0)[3]
     with use_backend("reference"):
         keep = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps)
         want = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps, thinning=thinning)
-    assert torch.equal(want, thin_codes(weights, keep, samples, thinning))
+    optical = torch.where(keep, density * (samples.t_ends - samples.t_starts), 0.0)
+    assert torch.equal(want, _walk(optical, samples, thinning, "reference"))
     with use_backend(target.backend):  # type: ignore[arg-type]
         got = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps, thinning=thinning)
     assert got.dtype == torch.uint8
     assert int((got != want).sum()) <= 1 + samples.capacity // 200
     used = samples.used
-    assert not got[~used].any() and bool((got[used] == 0).any()) and bool((got == HALVINGS + 1).any())
+    assert not got[~used].any() and bool((got[used] == 0).any()) and bool((got > 1).any())
 
 
 def test_nothing_to_thin(target: Target):
@@ -136,4 +192,6 @@ def test_errors_name_the_argument():
     with pytest.raises(InputError, match="phases: expected"):
         Thinning(0.1, torch.zeros(4))
     with pytest.raises(InputError, match=r"thinning.phases: expected shape \(4,\)"):
-        thin_codes(torch.ones(samples.capacity), samples.used, samples, Thinning(0.1, _phases(3)))
+        thin_codes(torch.ones(samples.capacity), samples, Thinning(0.1, _phases(3)))
+    with pytest.raises(InputError, match="optical: expected shape"):
+        thin_codes(torch.ones(3), samples, Thinning(0.1, _phases(4)))

@@ -19,13 +19,14 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..ngp_field import MAX_LOGIT
 from ..ngp_visibility import NgpDensity
-from ..thinning import GOLDEN, HALVINGS, Thinning
+from ..thinning import Thinning
 from ._launch import array, as_float32, jit, launch
 from .ngp_field import ngp_density
+from .thinning import thin_codes
 
 FIRST = 8  # samples of a ray in the first round
 CHUNK = 256  # rays per task
-TOP, HALF, WORD = np.float32(MAX_LOGIT), np.float32(0.5), 0xFFFFFFFF
+TOP = np.float32(MAX_LOGIT)
 
 
 @jit()
@@ -42,29 +43,21 @@ def _place(first, last, live, begin, starts, ends, origins, directions, low, siz
 
 
 @jit()
-def _advance(
-    first, last, live, begin, through, starts, ends, logits, slots, eps, threshold, offsets, phases, limit, keep
-):
-    """Codes of this round's samples, then where each ray goes on and how much light is left. With `phases`, samples of
-    a weight below `limit` are thinned."""
+def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps, threshold, keep, optical):
+    """Flags of this round's samples, then where each ray goes on and how much light is left. `optical`, where there is
+    room for it, gets their thickness."""
     for k in range(first, last):
         ray, light = live[k], through[live[k]]
         for j in range(slots[k + 1] - slots[k]):
             if light < eps:
                 break
             i, logit = begin[ray] + j, logits[slots[k] + j]
-            density = np.float32(math.exp(TOP if logit > TOP else logit))
-            decay = np.float32(math.expm1(-density * (ends[i] - starts[i])))  # -alpha
+            thickness = np.float32(math.exp(TOP if logit > TOP else logit)) * (ends[i] - starts[i])
+            decay = np.float32(math.expm1(-thickness))  # -alpha
             if -decay >= threshold:  # false for NaN
-                code, weight, bound = 1, -decay * light, limit * HALF
-                if phases.shape[0]:
-                    while code <= HALVINGS and weight < bound:
-                        code += 1
-                        bound *= HALF
-                    draw = (np.int64(phases[ray]) + np.int64(i - offsets[ray]) * GOLDEN) & WORD
-                    if ((draw << (code - 1)) >> 32) != 0:
-                        code = 0
-                keep[i] = code
+                keep[i] = 1
+                if optical.shape[0]:
+                    optical[i] = thickness
                 light += decay * light
         begin[ray] += slots[k + 1] - slots[k]
         through[ray] = light
@@ -89,8 +82,7 @@ def ngp_visibility(
     box = (np.array(field.aabb.low, np.float32), np.array(field.aabb.size, np.float32))
     limits = (np.float32(early_stop_eps), np.float32(alpha_thre))
     begin, end = array(samples.offsets[:-1].clone()), array(samples.offsets[1:])
-    phases = np.empty(0, np.int32) if thinning is None else array(thinning.phases)
-    chance = (array(samples.offsets), phases, np.float32(0.0 if thinning is None else thinning.weight))
+    optical = torch.zeros(0 if thinning is None else samples.capacity)
     through = np.ones(samples.n_rays, np.float32)
     live, steps = np.flatnonzero(end > begin), FIRST
     while live.size:
@@ -99,8 +91,8 @@ def ngp_visibility(
         positions = torch.empty(int(slots[-1]), 3)
         launch(_place, live.size, CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
         logits = ngp_density(positions, table, field.layout, weights).numpy()
-        rays_state = (live, begin, through, *intervals, logits, slots, *limits, *chance)
-        launch(_advance, live.size, CHUNK, *rays_state, keep.numpy())
+        rays_state = (live, begin, through, *intervals, logits, slots, *limits)
+        launch(_advance, live.size, CHUNK, *rays_state, keep.numpy(), optical.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2
-    return keep.view(torch.bool) if thinning is None else keep
+    return keep.view(torch.bool) if thinning is None else thin_codes(optical, samples, thinning)

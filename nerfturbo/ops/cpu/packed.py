@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
+from ..thinning import PER_OCTAVE
 from ._launch import array, as_float32, jit, launch
 
 CHUNK = 1024  # rays
+ONE, OCTAVE = np.float32(1.0), np.float32(PER_OCTAVE)
 
 
 @jit()
@@ -86,7 +88,8 @@ def _move_kept(first, last, offsets, keep, codes, t_starts, t_ends, new_offsets,
                 new_starts[target] = t_starts[i]
                 new_ends[target] = t_ends[i]
                 if codes and keep[i] > 1:  # the sample stands for others: `thinning`
-                    half = (t_ends[i] - t_starts[i]) * np.float32(1 << (np.int64(keep[i]) - 1)) * np.float32(0.5)
+                    stretch = np.float32(2.0 ** ((np.float32(keep[i]) - ONE) / OCTAVE))
+                    half = (t_ends[i] - t_starts[i]) * stretch * np.float32(0.5)
                     middle = (t_starts[i] + t_ends[i]) * np.float32(0.5)
                     new_starts[target], new_ends[target] = middle - half, middle + half
                 new_rays[target] = ray

@@ -22,19 +22,20 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..ngp_field import MAX_LOGIT
 from ..ngp_visibility import NgpDensity
-from ..thinning import Thinning, thin_codes
+from ..thinning import OPAQUE, Thinning, visible_thickness
 from ._common import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, processors, scalar_or_pointer
 from ._grid import clamp_unit, level_constants
 from ._launch import cdiv, launchable
 from ._mlp import fits, fp32_precision, load_weight, operand_type, padded, relu_layer
 from ._ngp_density import ngp_density
-from .composite import composite, visibility
+from .composite import visibility
 from .sample_positions import sample_positions
+from .thinning import thin_codes
 
 SLOTS, STEPS, WARPS, PROGRAMS = 16 if INTERPRETED else 4, 8, 4, 4
 LIST_BLOCK = 512
 LONG = 48  # samples of a ray that is begun early
-OPAQUE = tl.constexpr(128.0)  # optical depth that lets nothing through in fp32: more would only cost digits in sums
+THICK = tl.constexpr(OPAQUE)  # more would only cost digits in sums
 HEADER = 16  # bytes before the flags, zeroed with them: the counters n_long, n_short, n_taken
 
 
@@ -146,27 +147,15 @@ def _encode_points(
     return tl.reshape(tl.permute(b_sum, (1, 0, 2)), [BLOCK, ROWS * F])
 
 
-@triton.jit
-def _thin(weight, row, p_offsets, p_phases, ray, thin):
-    """Codes of `thinning` for samples of this weight, in these rows of the slots' rays."""
-    halvings = (weight < 0.5 * thin).to(tl.uint32)
-    halvings += (weight < 0.25 * thin).to(tl.uint32)
-    halvings += (weight < 0.125 * thin).to(tl.uint32)
-    place = row - tl.load(p_offsets + ray)[:, None]
-    draw = (tl.load(p_phases + ray)[:, None] + place * -1640531527).to(tl.uint32, bitcast=True)  # GOLDEN, signed
-    kept = ((draw >> 1) >> (31 - halvings)) == 0  # the leading bits, as many as there are halvings, are zero
-    return tl.where(kept, halvings + 1, 0).to(tl.uint8)
-
-
 @launchable(do_not_specialize=["n_rays"])
 def _visible_kernel(
     p_origins, p_directions, p_starts, p_ends, p_counters, p_list, p_table, p_levels, p_scales, p_w1, p_w2,
-    p_alpha_thre, p_offsets, p_phases, p_keep, n_rays, box, limit, alpha_thre, thin, MAX_LOGIT: tl.constexpr,
+    p_alpha_thre, p_keep, p_optical, n_rays, box, limit, alpha_thre, MAX_LOGIT: tl.constexpr,
     LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, DH: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, SLOTS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """p_keep must hold zeros: only samples that are visible are written. `limit` is the optical depth of the end. With
-    `p_phases`, samples of a weight below `thin` are thinned."""
+    """p_keep must hold zeros: only samples that are visible are written. `limit` is the optical depth of the end.
+    With `p_optical`, their thickness is written there instead."""
     if p_alpha_thre is not None:
         alpha_thre = tl.load(p_alpha_thre)
     W1 = load_weight(p_w1, ROWS * F, PH, LEVELS * F, DH, LEVELS * F, T)
@@ -194,12 +183,12 @@ def _visible_kernel(
         logit = tl.reshape(tl.gather(logit, tl.arange(0, SLOTS * STEPS), 0), [SLOTS, STEPS])
         optical = tl.exp(tl.where(logit > MAX_LOGIT, MAX_LOGIT, logit)) * (t1 - t0)
         counted = m & (one_minus_exp(optical) >= alpha_thre)  # false for NaN
-        optical = tl.where(counted, tl.minimum(optical, OPAQUE), 0.0)
+        optical = tl.where(counted, tl.minimum(optical, THICK), 0.0)
         before = depth[:, None] + (tl.cumsum(optical, 1) - optical)
-        code = tl.full([SLOTS, STEPS], 1, tl.uint8)
-        if p_phases is not None:
-            code = _thin(tl.exp(-before) * one_minus_exp(optical), row, p_offsets, p_phases, ray, thin)
-        tl.store(p_keep + row, code, mask=counted & (before <= limit))
+        if p_optical is not None:
+            tl.store(p_optical + row, optical, mask=counted & (before <= limit))
+        else:
+            tl.store(p_keep + row, tl.full([SLOTS, STEPS], 1, tl.uint8), mask=counted & (before <= limit))
         depth += tl.sum(optical, 1)
         place = tl.where(depth <= limit, place + STEPS, end)
         ray, place, end, depth, taken = _refill(p_counters, p_list, (ray, place, end, depth, taken), n_rays)
@@ -218,8 +207,10 @@ def _launch(
     density_in, density_out = (w.detach().contiguous() for w in field.weights)
     check_kernel_float(table=table, density_in=density_in, density_out=density_out)
     device, n_rays, features, hidden = table.device, samples.n_rays, layout.n_features, density_in.shape[0]
-    zeros = torch.zeros(HEADER + samples.capacity, dtype=torch.uint8, device=device)
-    counters, keep = zeros[:HEADER].view(torch.int32), zeros[HEADER:]
+    # What is written, flags or thickness, lies behind the counters: one memory, zeroed at once.
+    dtype = torch.uint8 if thinning is None else torch.float32
+    zeros = torch.zeros(HEADER // dtype.itemsize + samples.capacity, dtype=dtype, device=device)
+    counters, seen = zeros[: HEADER // dtype.itemsize].view(torch.int32), zeros[HEADER // dtype.itemsize :]
     rays = torch.empty(n_rays, 4, dtype=torch.int32, device=device)
     _list_kernel[(cdiv(n_rays, LIST_BLOCK),)](
         p_offsets=samples.offsets, p_counters=counters, p_list=rays, n_rays=n_rays, LONG=LONG, BLOCK=LIST_BLOCK,
@@ -230,15 +221,14 @@ def _launch(
     _visible_kernel[(min(cdiv(n_rays, SLOTS), PROGRAMS * processors(device)),)](
         p_origins=origins, p_directions=directions, p_starts=samples.t_starts.contiguous(),
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
-        p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer, p_offsets=samples.offsets,
-        p_phases=None if thinning is None else thinning.phases.contiguous(), p_keep=keep, n_rays=n_rays,
+        p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,
+        p_keep=seen if thinning is None else None, p_optical=None if thinning is None else seen, n_rays=n_rays,
         box=(*field.aabb.low, *(1.0 / size for size in field.aabb.size)), limit=limit, alpha_thre=number,
-        thin=0.0 if thinning is None else float(thinning.weight),
         MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=_rows_for(layout.n_levels, features), F=features,
         DH=hidden, PH=padded(hidden), T=operand_type(table.dtype, device), PRECISION=fp32_precision(),
         SLOTS=SLOTS, STEPS=STEPS, num_warps=WARPS,
     )  # fmt: skip
-    return keep.view(torch.bool) if thinning is None else keep
+    return seen.view(torch.bool) if thinning is None else thin_codes(seen, samples, thinning)
 
 
 def _rows_for(levels: int, features: int) -> int:
@@ -265,12 +255,10 @@ def ngp_visibility(
         positions = sample_positions(origins, directions, samples, aabb=field.aabb)
         logits = ngp_density(positions, field.table, field.layout, field.weights, n_used=samples.n_samples)
         density = logits.clamp(max=MAX_LOGIT).exp()
-        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre}
-        keep = visibility(density, samples, **limits)
+        keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
         if thinning is None:
             return keep
-        weights = composite(density, density[:, None], samples, **limits)[3]
-        return thin_codes(weights, keep, samples, thinning)
+        return thin_codes(visible_thickness(density, samples, keep), samples, thinning)
     limit = math.inf if early_stop_eps <= 0.0 else -math.log(early_stop_eps)  # T >= eps is depth <= -log(eps)
     return _launch(origins, directions, samples, field, limit, alpha_thre, thinning)
 
@@ -278,16 +266,19 @@ def ngp_visibility(
 def _case(features: int, dtype: str = "fp16", hidden: int = 64, *, thin: bool = False) -> CompileCase:
     floats = ("p_origins", "p_directions", "p_starts", "p_ends", "p_scales", "p_w1", "p_w2", "p_alpha_thre")
     signature: dict[str, str | tuple[str, ...]] = dict.fromkeys(floats, "*fp32")
-    signature |= {"p_counters": "*i32", "p_list": "*i32", "p_table": f"*{dtype}", "p_levels": "*i32", "p_keep": "*u8"}
-    signature |= {"n_rays": "i32", "box": ("fp32",) * 6, "limit": "fp32", "alpha_thre": "fp32", "p_offsets": "*i32"}
-    signature |= {"thin": "fp32"}
+    signature |= {"p_counters": "*i32", "p_list": "*i32", "p_table": f"*{dtype}", "p_levels": "*i32"}
+    signature |= {"n_rays": "i32", "box": ("fp32",) * 6, "limit": "fp32", "alpha_thre": "fp32"}
     operand = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype]
     constexprs = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "DH": hidden, "PH": hidden}
     constexprs |= {"T": operand, "PRECISION": "tf32", "SLOTS": SLOTS, "STEPS": STEPS, "MAX_LOGIT": MAX_LOGIT}
     name = f"visible-{dtype}-{features}-{hidden}{'-thin' if thin else ''}"
     if thin:
-        return CompileCase(_visible_kernel, signature | {"p_phases": "*i32"}, constexprs, WARPS, name=name)
-    return CompileCase(_visible_kernel, signature, constexprs | {"p_phases": None}, WARPS, name=name)
+        return CompileCase(
+            _visible_kernel, signature | {"p_optical": "*fp32"}, constexprs | {"p_keep": None}, WARPS, name=name
+        )
+    return CompileCase(
+        _visible_kernel, signature | {"p_keep": "*u8"}, constexprs | {"p_optical": None}, WARPS, name=name
+    )
 
 
 _LIST = {"p_offsets": "*i32", "p_counters": "*i32", "p_list": "*i32", "n_rays": "i32"}

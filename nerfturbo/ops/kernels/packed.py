@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
+from ..thinning import PER_OCTAVE
 from ._common import (
     TAIL_BLOCK,
     CompileCase,
@@ -31,6 +32,7 @@ from ._common import (
 from ._launch import cdiv, launchable, next_power_of_2
 from ._offsets import GROUP, empty_counts, fit_offsets
 
+OCTAVE = tl.constexpr(PER_OCTAVE)
 CHANNELS = 4  # summed by one program; the grid's second axis takes the rest
 
 
@@ -153,7 +155,7 @@ def _compact_kernel(
                 t0 = tl.load(p_starts + row, mask=m_keep, other=0.0)
                 t1 = tl.load(p_ends + row, mask=m_keep, other=0.0)
                 if CODES:  # a sample may stand for others: `thinning`
-                    half = (t1 - t0) * tl.exp2(code.to(tl.float32) - 2.0)
+                    half = (t1 - t0) * (0.5 * tl.exp2((code.to(tl.float32) - 1.0) * (1.0 / OCTAVE)))
                     middle = 0.5 * (t0 + t1)
                     t0 = tl.where(code > 1, middle - half, t0)
                     t1 = tl.where(code > 1, middle + half, t1)

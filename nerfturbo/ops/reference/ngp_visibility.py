@@ -9,10 +9,11 @@ from ...types import PackedSamples
 from .._sink import zero_tail
 from ..ngp_field import MAX_LOGIT
 from ..ngp_visibility import NgpDensity
-from ..thinning import Thinning, thin_codes
-from .composite import composite, visibility
+from ..thinning import Thinning, visible_thickness
+from .composite import visibility
 from .ngp_field import ngp_density
 from .sample_positions import sample_positions
+from .thinning import thin_codes
 
 
 @torch.no_grad()
@@ -29,9 +30,7 @@ def ngp_visibility(
     positions = sample_positions(origins, directions, samples, aabb=field.aabb)
     logits = ngp_density(zero_tail(positions, samples.n_samples), field.table, field.layout, field.weights)
     density = torch.exp(logits.clamp(max=MAX_LOGIT))
-    limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre}
-    keep = visibility(density, samples, **limits)
+    keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     if thinning is None:
         return keep
-    weights = composite(density, density[:, None], samples, **limits)[3]
-    return thin_codes(weights, keep, samples, thinning)
+    return thin_codes(visible_thickness(density, samples, keep), samples, thinning)
