@@ -203,10 +203,16 @@ def fields(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     size = f"{n:,} samples, {n_rays:,} rays, flags and thinning"
     yield OpCase("ngp_visibility", size, visible, packed | rays | table | network, outliers=2e-3)
 
+
+def thinning(draw: torch.Generator, small: int) -> Iterator[OpCase]:
+    packed = some_samples(draw, 4096 // small, 65536 // small)
+    n, n_rays = packed["t_starts"].shape[0], packed["offsets"].shape[0] - 1
+
     def thinned(optical: Tensor, phases: Tensor, **inputs: Tensor) -> Tensor:
         return thin_codes(optical, packed_samples(inputs), Thinning(0.05, phases)).float()
 
-    fog = {"optical": torch.rand(packed["t_starts"].shape[0], generator=draw) ** 8, "phases": rays["phases"]}
+    fog = {"optical": torch.rand(n, generator=draw) ** 8}
+    fog["phases"] = torch.randint(-(1 << 31), 1 << 31, (n_rays,), generator=draw).int()
     yield OpCase("thin_codes", f"{n:,} samples, {n_rays:,} rays", thinned, packed | fog, outliers=2e-3)
 
 
@@ -299,4 +305,4 @@ def counters(draw: torch.Generator, small: int) -> Iterator[OpCase]:
     yield OpCase("record_step", f"{len(COLUMNS)} numbers", record, seen, tolerance=1e-6)
 
 
-MAKERS = (pixels, frames, samples, intervals, fields, voxels, wide_networks, counters)
+MAKERS = (pixels, frames, samples, intervals, fields, thinning, voxels, wide_networks, counters)
