@@ -114,10 +114,14 @@ class Settings:
         for flag, value in sizes.items():
             if not value >= 0.0:
                 raise InputError(flag, "a number >= 0", str(value))
-        if not 0 <= self.photo.appearance <= MAX_APPEARANCE:
-            raise InputError("--photo.appearance", f"0 to {MAX_APPEARANCE} numbers", str(self.photo.appearance))
+        _check_appearance(self.photo.appearance)
         if not 0 <= train.seed < 1 << 63:
             raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
+
+
+def _check_appearance(numbers: int) -> None:
+    if not 0 <= numbers <= MAX_APPEARANCE:
+        raise InputError("--photo.appearance", f"0 to {MAX_APPEARANCE} numbers", str(numbers))
 
 
 def _check_motion(motion: MotionConfig, moments: int) -> None:
