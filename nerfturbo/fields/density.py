@@ -53,6 +53,12 @@ class HashDensity(nn.Module):
         """The two matrices of the network."""
         return tuple(self.density_net.weights)
 
+    @property
+    def bytes_per_sample(self) -> int:
+        """Of rendering, an estimate: a place, a position and the density on its way to a weight; the encoding."""
+        table = self.encoding.table if self.half_table is None else self.half_table
+        return 40 + self.encoding.layout.n_outputs * table.element_size()
+
     def forward(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         """(n,) >= 0 for world positions (n, 3)."""
         return self.unit_density(unit_positions(positions, self.aabb, self.contraction))

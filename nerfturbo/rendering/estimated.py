@@ -20,9 +20,12 @@ from ..types import Aabb, PackedSamples, Rays, RenderOutput
 from .losses import weigh_gradient
 from .photos import PhotoCorrections
 from .render import field_functions
+from .rounds import default_memory
 
 Places = OccupancyGrid | RayEstimator  # what places samples
-PROPOSAL_BYTES = 96  # per sample of a proposal: places, position, encoding, density, weight, running sum
+PROPOSAL_BYTES = 96  # per sample of a proposal that does not say: place, position, encoding, density, weight
+HISTOGRAM_BYTES = 12  # of those, what outlives its stage
+PART_BYTES, PART_SHARE = (1 << 30, 4 << 30), 1 / 32  # of a GPU: at least, at most, and of its memory
 PROPOSAL_SEEDS = 7919  # apart from those of the field
 
 
@@ -113,8 +116,23 @@ def render_estimated(
 
 def rays_at_once(estimator: RayEstimator, memory: int, sample_bytes: int) -> int:
     """Rays whose samples fit the memory."""
-    bytes_per_ray = estimator.evaluations_per_ray * PROPOSAL_BYTES + estimator.samples_per_ray * (sample_bytes + 64)
+    looked_at, samples = estimator.evaluations_per_ray, estimator.samples_per_ray * (sample_bytes + 64)
+    if isinstance(estimator, ProposalEstimator):  # one stage after the other, and then the field
+        stages = zip(estimator.coarse_samples, estimator.densities, strict=True)
+        most = max(n * getattr(density, "bytes_per_sample", PROPOSAL_BYTES) for n, density in stages)
+        bytes_per_ray = max(most, samples) + looked_at * HISTOGRAM_BYTES
+    else:
+        bytes_per_ray = looked_at * PROPOSAL_BYTES + samples
     return max(64, memory // max(bytes_per_ray, 1))
+
+
+def part_memory(device: torch.device) -> int:
+    """Bytes that a part of a picture may take unless told otherwise: a part is some hundred launches whatever its
+    size, so that a large GPU is given large ones."""
+    if device.type != "cuda":
+        return default_memory(device, many_launches=True)
+    least, most = PART_BYTES
+    return min(most, max(least, int(PART_SHARE * torch.cuda.get_device_properties(device).total_memory)))
 
 
 @torch.no_grad()

@@ -20,9 +20,9 @@ from ..ops.precompile import compile_only
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..sampling.proposals import RayEstimator
 from ..types import Rays
-from .estimated import finish_part, rays_at_once
+from .estimated import finish_part, part_memory, rays_at_once
 from .render import MarchSettings
-from .rounds import STRIP, Budget, bytes_per_sample, default_memory, render_budget, render_part, strip_order
+from .rounds import STRIP, Budget, bytes_per_sample, render_budget, render_part, strip_order
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def render_image(
 
     `grid` is what places the samples: an occupancy grid or an estimator such as `ProposalEstimator`. With a grid,
     rays are followed front to back in rounds of a few samples and leave when they are opaque; as many at a time as
-    `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there without a grid and for fields that are no hash grid
-    and no voxels, 64 MiB on a CPU; the picture itself comes on top).
+    `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no voxels, 1 to
+    4 GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the picture itself comes on top).
     """
     if len(rays) != height * width:
         raise InputError("rays", f"height * width = {height * width} rays", str(len(rays)))
@@ -135,7 +135,7 @@ def device_of(field: Field, grid: OccupancyGrid | RayEstimator) -> torch.device:
 def _budget(field: Field, grid: OccupancyGrid | RayEstimator, device: torch.device, max_memory: int | None) -> Budget:
     if isinstance(grid, OccupancyGrid):
         return render_budget(field, device, max_memory)
-    memory = default_memory(device, many_launches=True) if max_memory is None else max_memory
+    memory = part_memory(device) if max_memory is None else max_memory
     return Budget(rays_at_once(grid, memory, bytes_per_sample(field)), 0)
 
 

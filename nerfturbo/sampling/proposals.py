@@ -139,9 +139,9 @@ class RayEstimator(nn.Module):
 
 def even_edges(n_rays: int, n: int, jitter: Tensor | None, device: torch.device) -> Tensor:
     """(n_rays, n + 1) even places from 0 to 1; `jitter` (n_rays, 1) moves all inner edges of a ray together."""
-    inner = torch.arange(1, n, device=device, dtype=torch.float32).expand(n_rays, -1)
-    if jitter is not None:
-        inner = inner + (jitter - 0.5)
+    if jitter is None:
+        return (torch.arange(n + 1, device=device, dtype=torch.float32) / n).repeat(n_rays, 1)
+    inner = torch.arange(1, n, device=device, dtype=torch.float32).expand(n_rays, -1) + (jitter - 0.5)
     ends = torch.arange(2, device=device, dtype=torch.float32).expand(n_rays, 2)
     return torch.cat([ends[:, :1], inner / n, ends[:, 1:]], dim=1)
 
@@ -191,7 +191,7 @@ class ProposalEstimator(RayEstimator):
         if min(self.coarse_samples) < 1:
             raise InputError("coarse_samples", "at least 1 each", str(self.coarse_samples))
         self.fields = nn.ModuleList(one for one in densities if isinstance(one, nn.Module))
-        self._densities: list[Callable[[Tensor], Tensor]] = list(densities)
+        self.densities: list[Callable[[Tensor], Tensor]] = list(densities)
         self.n_stages = len(densities)
 
     @property
@@ -203,7 +203,7 @@ class ProposalEstimator(RayEstimator):
         jitter = draw.jitter(rays, self.n_stages + 1)
         edges = even_edges(len(rays), self.coarse_samples[0], jitter[0], rays.device)
         stages: list[Histogram] = []
-        for index, density in enumerate(self._densities):
+        for index, density in enumerate(self.densities):
             # A density that knows its own space takes positions in it: they are made in one launch.
             known = isinstance(density, UnitDensity)
             space = Space(density.aabb, density.contraction) if known else Space()

@@ -48,8 +48,8 @@ class RaySpan:
     def limits(self, rays: Rays) -> tuple[Tensor, Tensor]:
         """(n_rays, 1) where each ray begins and ends; both the same for one that misses the box."""
         if self.aabb is None:
-            ones = torch.ones_like(rays.origins[:, :1])
-            return ones * self.near, ones * self.far
+            shape = (len(rays), 1)
+            return rays.origins.new_full(shape, self.near), rays.origins.new_full(shape, self.far)
         near, far = ray_aabb(rays.origins, rays.directions, self.aabb, near=self.near, far=self.far)
         return near[:, None], far[:, None]
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nerfturbo.fields import HashDensity
+from nerfturbo.ops.hash_encode import HashLayout
+from nerfturbo.rendering.estimated import PROPOSAL_BYTES, rays_at_once
 from nerfturbo.rendering.image import render_view
+from nerfturbo.rendering.rounds import bytes_per_sample
+from nerfturbo.sampling.proposals import ProposalEstimator
+from nerfturbo.sampling.spans import RaySpan
+from nerfturbo.types import Aabb
 
 from ..peak import PeakBytes
 from .test_image import make_camera, make_field, make_grid
@@ -41,3 +48,21 @@ def test_an_8k_frame_on_a_gpu():
     assert image.rgb.shape == (4320, 7680, 3) and bool(image.rgb.isfinite().all())
     extra = torch.cuda.max_memory_allocated() - before - 7680 * 4320 * PICTURE_BYTES
     assert extra <= 2 << 28
+
+
+@pytest.mark.parametrize("stages", [(64, 24), (32,), (16, 64)])
+def test_parts_of_proposals_fill_their_budget_and_no_more(stages: tuple[int, ...]):
+    box = Aabb.cube(1.0)
+    layout = HashLayout(n_levels=5, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32)
+    densities = [HashDensity(box, layout, contraction="cube", seed=seed) for seed in range(len(stages))]
+    span = RaySpan(near=0.05, far=100.0, warp="mixed")
+    estimator = ProposalEstimator(densities, n_samples=12, coarse_samples=stages, span=span)
+    field, cameras, budget = make_field(), make_camera(120, 90), 1 << 22
+    with PeakBytes() as peak:
+        image = render_view(field, estimator, cameras, 0, background=torch.ones(3), max_memory=budget)
+    held = peak.n_bytes - 120 * 90 * PICTURE_BYTES
+    assert image.rgb.shape == (90, 120, 3) and 0.4 * budget < held < 1.05 * budget
+    sample_bytes = bytes_per_sample(field)
+    everything = budget // (sum(stages) * PROPOSAL_BYTES + 12 * (sample_bytes + 64))  # all stages at once
+    assert rays_at_once(estimator, budget, sample_bytes) > 1.2 * everything
+    assert rays_at_once(estimator, 1, sample_bytes) == 64
