@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from PIL import ImageDraw
 
 MAX_STEPS = 20_000
+USED, BEHIND = (214, 227, 250), (238, 238, 238)  # shades of occupied cells
+DECADES = 6  # of density that its logarithmic axis shows
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,11 @@ def _steps(rays: Rays, model: NerfModel, rule: StepRule) -> tuple[torch.Tensor, 
 
 
 def draw_report(report: RayReport, path: Path, title: str) -> None:
-    """The report as a picture: density, transmittance and weights over distance; occupied cells as a band."""
+    """The report as a picture: density, transmittance and weights over distance; occupied cells as a band.
+
+    Density is drawn by its logarithm: what is inside and behind a surface is often a hundred times as dense as the part
+    of it that stops the ray.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     scale, width, panel, left, top = 2, 900, 150, 70, 46
@@ -134,8 +141,12 @@ def draw_report(report: RayReport, path: Path, title: str) -> None:
     draw.text((left * scale, 8 * scale), title, fill=(30, 30, 30), font=font)
     found = f"opacity {report.opacity:.4f}, depth {report.depth:.4f}, hidden by the grid {report.missed_opacity:.4f}"
     draw.text((left * scale, 25 * scale), found, fill=(90, 90, 90), font=font)
+    _legend(draw, (width - 420) * scale, 27 * scale, scale)
+    peak = max(max(1e-12, value) for value in report.density)
+    least = peak * 10.0**-DECADES
+    shares = [math.log10(max(least, value) / least) / DECADES for value in report.density]
     rows = (
-        ("density", report.density, (50, 100, 200)),
+        ("density, logarithmic", shares, (50, 100, 200)),
         ("transmittance", report.transmittance, (30, 140, 90)),
         ("weight", report.weight, (200, 90, 40)),
     )
@@ -144,20 +155,30 @@ def draw_report(report: RayReport, path: Path, title: str) -> None:
         y1 = y0 + panel * scale
         for t, step, occupied, used in zip(report.t, report.step, report.occupied, report.used, strict=True):
             if occupied:
-                shade = (228, 236, 250) if used else (242, 242, 242)
-                draw.rectangle([x_of(t - 0.5 * step), y0, x_of(t + 0.5 * step), y1], fill=shade)
+                ends = [x_of(t - 0.5 * step), y0, x_of(t + 0.5 * step), y1]
+                draw.rectangle(ends, fill=USED if used else BEHIND)
         _curve(draw, [x_of(t) for t in report.t], values, (y0, y1), color, scale)
-        top_value = max(max(values), 1e-12)
+        bottom_value, top_value = (least, peak) if values is shares else (0.0, max(max(values), 1e-12))
         draw.line([left * scale, y1, (width - 20) * scale, y1], fill=(150, 150, 150), width=scale)
         draw.text((left * scale, y0 - 17 * scale), name, fill=color, font=font)
         draw.text((4 * scale, y0), f"{top_value:.3g}", fill=(90, 90, 90), font=font)
-        draw.text((4 * scale, y1 - 14 * scale), "0", fill=(90, 90, 90), font=font)
+        draw.text((4 * scale, y1 - 14 * scale), f"{bottom_value:.3g}", fill=(90, 90, 90), font=font)
     y = image.height - 24 * scale
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         t = low + share * (high - low)
         draw.text((x_of(t) - 14 * scale, y), f"{t:.3g}", fill=(90, 90, 90), font=font)
     draw.text((4 * scale, y), "distance", fill=(90, 90, 90), font=font)
     image.resize((image.width // scale, image.height // scale), Image.Resampling.LANCZOS).save(path)
+
+
+def _legend(draw: ImageDraw.ImageDraw, x: float, y: float, scale: int) -> None:
+    from PIL import ImageFont
+
+    font = ImageFont.load_default(size=12 * scale)
+    for shade, text in ((USED, "occupied, marched"), (BEHIND, "occupied, behind what is opaque")):
+        draw.rectangle([x, y, x + 14 * scale, y + 12 * scale], fill=shade, outline=(170, 170, 170))
+        draw.text((x + 20 * scale, y - scale), text, fill=(90, 90, 90), font=font)
+        x += 20 * scale + draw.textlength(text, font=font) + 18 * scale
 
 
 def _curve(

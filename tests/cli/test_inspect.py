@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from nerfturbo.evaluation.inspect import inspect_ray
+from nerfturbo.evaluation.inspect import RayReport, draw_report, inspect_ray
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 
@@ -56,3 +58,19 @@ def test_a_picture_and_a_file(nerfturbo: Nerfturbo, run_folder: Path) -> None:
 def test_bad_flags(nerfturbo: Nerfturbo, run_folder: Path, flags: list[str], says: str) -> None:
     result = nerfturbo("inspect", run_folder, *flags, *REFERENCE)
     assert result.code == 2 and says in result.err and not list(Path(".").iterdir())
+
+
+def test_a_surface_is_seen_before_a_hundred_times_denser_inside(tmp_path: Path) -> None:
+    from PIL import Image
+
+    n = 100
+    density = [0.0] * 40 + [50.0] * 20 + [5000.0] * 39 + [math.nan]
+    report = RayReport(
+        [0.0] * 3, [0.0, 0.0, 1.0], [float(i) for i in range(n)], [1.0] * n, density, [i >= 40 for i in range(n)],
+        [40 <= i < 60 for i in range(n)], [1.0] * n, [0.0] * n, [[0.0] * 3] * n, [0.0] * 3, 1.0, 45.0, 0.0,
+    )  # fmt: skip
+    draw_report(report, tmp_path / "ray.png", "a ray")
+    picture = np.asarray(Image.open(tmp_path / "ray.png").convert("RGB")).astype(int)
+    blue = (picture[64:214, :, 2] - picture[64:214, :, 0]) > 100  # the curve, in the panel of densities
+    heights = [150 - int(np.flatnonzero(blue[:, x])[0]) for x in (70 + 810 * 50 // 99, 70 + 810 * 80 // 99)]
+    assert 0.55 * 150 < heights[0] < 0.8 * 150 and heights[1] > 0.95 * 150, heights
