@@ -82,7 +82,8 @@ class FieldConfig:
     sh_degree: int = 4
     """Degree of the spherical harmonics of the view direction."""
     initial_density: float = 1.0
-    """Instant-NGP: density everywhere at the start, per unit of length; thin (0.02), no fog settles before cameras."""
+    """Instant-NGP: density everywhere at the start, per unit of length. A thin start leaves less fog before the
+    cameras; one far too thin (0.02) paints everything at infinity."""
     anti_alias: bool = False
     """Hash grid: levels finer than the footprint of a pixel fade out (Zip-NeRF), for pictures from many distances."""
     checkpointing: bool = False

@@ -84,7 +84,7 @@ _PRESETS: dict[str, Config] = {
     "proposal": Config(
         preset="proposal",
         grid=GridConfig(resolution=64, update_every=64),
-        field=FieldConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096),
+        field=FieldConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
         sampling=SamplingConfig(kind="proposal", n_samples=48, coarse_samples=(256, 96), near_gradient=0.2),
         optim=OptimConfig(
             hold_fraction=0.2,
@@ -99,7 +99,9 @@ _PRESETS: dict[str, Config] = {
     "proposal-cpu": Config(
         preset="proposal-cpu",
         grid=GridConfig(resolution=32, update_every=64, warmup_steps=128, decay=0.8),
-        field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=1024, width=32),
+        field=FieldConfig(
+            n_levels=8, n_features=4, log2_entries=15, max_resolution=1024, width=32, initial_density=0.25
+        ),
         sampling=SamplingConfig(
             kind="proposal",
             n_samples=24,

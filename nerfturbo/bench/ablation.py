@@ -108,7 +108,10 @@ def _folding_cases(config: Config) -> list[Case]:
         cases.append((f"contraction to a {other}", {"contraction": other}))
     if sampling.near_gradient > 0.0:
         cases.append(("near gradients as they are", {"near_gradient": 0.0}))
-    return [Case(name, _changed(config, "sampling", **values)) for name, values in cases]
+    rows = [Case(name, _changed(config, "sampling", **values)) for name, values in cases]
+    if config.field.kind == "ngp" and config.field.initial_density != 1.0:
+        rows.append(Case("density of 1 at the start", _changed(config, "field", initial_density=1.0)))
+    return rows
 
 
 def ablation_cases(config: Config, device: torch.device, init_from: str | None = None) -> list[Case]:

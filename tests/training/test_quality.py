@@ -281,7 +281,11 @@ def test_every_switch_has_its_row() -> None:
             assert {key: getattr(getattr(rows[f"+ {name}"], stage), key) for key in values} == values
             assert replace(rows[f"+ {name}"], **{stage: getattr(config, stage)}) == config  # and nothing else changed
     proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
-    assert {"+ decay of hash levels", "+ pixels of four rays"} <= proposed and "+ thinned samples" not in proposed
+    assert {
+        "+ decay of hash levels",
+        "+ pixels of four rays",
+        "density of 1 at the start",
+    } <= proposed and "+ thinned samples" not in proposed
 
 
 def test_switches_that_cannot_be_are_refused() -> None:
