@@ -9,7 +9,8 @@ the point was at time 0. Displacements learn from the coarse levels of that grid
 a displacement says nothing about where to go. At time 0 every point is at its own place.
 
 A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
-`time_resolution` cells along it. Few cells along time are what makes neighbouring pictures teach each other.
+`time_resolution` cells along it. Where those are more than the cells of space, space is scaled instead. Few cells along
+time are what makes neighbouring pictures teach each other.
 """
 
 from __future__ import annotations
@@ -65,9 +66,8 @@ class DynamicNGP(nn.Module):
             got = f"{config.depth} and {config.color_depth}"
             raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
         coarse, fine = _split(config, motion.guide_levels if motion.follow != "features" else config.n_levels)
-        over_time = HashLayout(
-            motion.n_levels, MOTION_FEATURES, motion.log2_entries, COARSEST, max(COARSEST, motion.max_resolution)
-        )
+        self.finest = max(COARSEST, motion.max_resolution, motion.time_resolution)
+        over_time = HashLayout(motion.n_levels, MOTION_FEATURES, motion.log2_entries, COARSEST, self.finest)
         self.encoding = HashGrid(coarse, generator=generator)
         self.fine_encoding = None if fine is None else HashGrid(fine, generator=generator)
         self.motion_grids = nn.ModuleList(HashGrid(over_time, generator=generator) for _ in TRIPLES)
@@ -116,8 +116,8 @@ class DynamicNGP(nn.Module):
 
     def _over_time(self, unit: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         """(n, motion features) of places (n, 3) in [0, 1]^3 at times (n,)."""
-        share = self.motion.time_resolution / self.motion.max_resolution
-        along = torch.cat([unit.t(), (times * share)[None]])  # (4, n)
+        place = unit if self.finest <= self.motion.max_resolution else unit * (self.motion.max_resolution / self.finest)
+        along = torch.cat([place.t(), (times * (self.motion.time_resolution / self.finest))[None]])  # (4, n)
         grids = zip(self.motion_grids, TRIPLES, strict=True)
         return self.speed * _joined(
             [grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids]

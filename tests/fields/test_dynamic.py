@@ -186,3 +186,21 @@ def test_sizes_that_no_kernel_runs_are_refused() -> None:
         build_field(replace(KINDS["ngp-time"], depth=2), BOX)
     with pytest.raises(InputError, match="n_levels"):
         build_field(KINDS["ngp-time"], BOX, motion=replace(MOTION, n_levels=0))
+
+
+@pytest.mark.parametrize(("space", "time"), [(16, 8), (16, 40), (4, 6)])
+def test_time_runs_to_its_end_in_cells_of_one_size(space: int, time: int) -> None:
+    """As fast in the last cell as in the first and in between, also with more cells along time than along space:
+    beyond the side of a grid its coordinates would stand still."""
+    motion = replace(MOTION, max_resolution=space, time_resolution=time, n_levels=2)
+    field = awake("ngp-time", motion)
+    assert isinstance(field, DynamicNGP)
+    moments = torch.linspace(0.0, 1.0, 16 * time + 1)
+    place = torch.rand(64, 3, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        seen = torch.stack([field._over_time(place, moment.expand(64), None) for moment in moments])
+    speed = (seen[1:] - seen[:-1])[..., -2:].abs().mean((1, 2)) * (16 * time)  # of the finest level of the last grid
+    ends = torch.stack([speed[:8].mean(), speed[-8:].mean()])  # half a cell at either end, as half a cell lies there
+    assert bool((ends > 0.5 * speed.mean()).all()) and bool((ends < 2.0 * speed.mean()).all()), (ends, speed.mean())
+    turns = (speed[1:] - speed[:-1]).abs() > 1e-3 * speed.mean()  # slopes change at the nodes of the grid alone
+    assert int(turns.sum()) == time
