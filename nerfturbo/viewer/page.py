@@ -12,6 +12,7 @@ import io
 import secrets
 import threading
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,8 @@ class LivePage:
             ) from None
         if token is None and not is_loopback(host):
             token = secrets.token_urlsafe(24)
+        # Who closes the page may do so while a picture is painted for it; nothing is wrong then.
+        warnings.filterwarnings("ignore", message="Queued a .* on a closed connection")
         with contextlib.redirect_stdout(io.StringIO()):
             self._server = viser.ViserServer(host="127.0.0.1", port=0, label="nerfturbo", verbose=False)
         try:

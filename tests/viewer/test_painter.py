@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -76,6 +77,21 @@ def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: Nerf
             client.moved = 0.0
             assert page.tick(model, 3, training=False)  # and a paused training gives all its time
         assert page.frames_sent == 3
+    finally:
+        page.close()
+
+
+def test_a_page_that_is_closed_while_a_picture_is_painted_for_it_is_no_warning() -> None:
+    from nerfturbo.viewer.page import LivePage
+    from nerfturbo.viewer.panel import SceneFacts
+
+    scene = ball_scene()
+    page = LivePage(SceneFacts("ball", scene, scene, scene.aabb, Path("paths"), True))
+    try:
+        page._server._websock_server._broadcast_buffer.set_done()
+        with warnings.catch_warnings(record=True) as seen:
+            page._server.scene.set_background_image(np.zeros((2, 2, 3), np.uint8))
+        assert not seen
     finally:
         page.close()
 
