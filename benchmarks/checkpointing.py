@@ -21,6 +21,7 @@ from nerfturbo.bench.memory import LARGEST_BATCH, peak_memory, resident_bytes, w
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene, load_scene
+from nerfturbo.errors import is_out_of_memory
 from nerfturbo.presets import preset
 from nerfturbo.training.trainer import Trainer
 
@@ -40,7 +41,7 @@ def trial(config: Config, scene: Scene, device: torch.device, budget: float, bas
             before = trainer.train_seconds
             summary = trainer.fit()
     except (RuntimeError, MemoryError) as error:
-        if "out of memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         return row | {"fits": False, "why": str(error).splitlines()[0]}
     pictures = 0 if trainer.sampler.on_host or device.type == "cpu" else trainer.sampler.scene.images.pixels.nbytes

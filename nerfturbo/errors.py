@@ -32,3 +32,9 @@ class CheckpointError(NerfturboError, RuntimeError):
 
 class DistributedError(NerfturboError, RuntimeError):
     """The processes of one training job lost each other, or never met."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, a GPU's, or the machine's, each of which says so in its own words."""
+    said = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in said))

@@ -12,6 +12,7 @@ import torch
 
 from ..config import Config
 from ..data.scene import Scene
+from ..errors import is_out_of_memory
 from ..training.trainer import Trainer
 from .continued import fit_whole
 
@@ -99,12 +100,10 @@ def try_batch(
     with peak_memory(device, baseline) as peak:
         try:
             fit_whole(Trainer(replace(config, train=train), scene, device=device))
-        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-            why = "out of memory: " + str(error).split(".")[0]
-        except RuntimeError as error:
-            if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-            why = "out of memory: " + str(error).split(".")[0]
+            why = "out of memory: " + (str(error).splitlines() or [""])[0]
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if not why and peak.n_bytes is not None and peak.n_bytes > budget:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from ..errors import NerfturboError
+from ..errors import NerfturboError, is_out_of_memory
 from . import clock
 
 # torch's libraries read these when they are loaded, which is later. Without the first, memory that a step frees goes
@@ -61,6 +61,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "warmup": ("warmup", "main", "compile all kernels now, so that the first training starts at once"),
 }
 
+MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the pictures by --downscale"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -92,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return _fail(f"memory: expected enough for this, ran out ({reason}); {MEMORY_HINT}")
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, previous)

@@ -290,11 +290,7 @@ class DeviceStep:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
-            raise BackendError(
-                f"the training step cannot be captured as a CUDA graph ({_first_cause(error)}); a field must not read "
-                "values back to the host (.item(), nonzero, boolean masks) while it runs; set train.capture to False "
-                "to run it eagerly"
-            ) from error
+            raise _not_captured(error) from error
         return graph.replay
 
     def _report(self, step: int, n_steps: int) -> StepRecord:
@@ -325,6 +321,19 @@ class DeviceStep:
     def finish(self) -> None:
         """Wait for everything queued."""
         self._stream.synchronize()
+
+
+def _not_captured(error: RuntimeError) -> BackendError:
+    cause = _first_cause(error)
+    if "out of memory" in cause:
+        return BackendError(
+            f"out of memory while the training step is recorded ({cause}); lower train.batch_samples, "
+            "`nerfturbo tune` finds the largest that fits"
+        )
+    return BackendError(
+        f"the training step cannot be captured as a CUDA graph ({cause}); a field must not read values back to the "
+        "host (.item(), nonzero, boolean masks) while it runs; set train.capture to False to run it eagerly"
+    )
 
 
 def _first_cause(error: BaseException) -> str:

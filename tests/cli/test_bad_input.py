@@ -13,6 +13,8 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training.graph import _not_captured
+from nerfturbo.training.trainer import Trainer
 from nerfturbo.types import Aabb, Rays
 
 from ..tiny import TINY_FLAGS, ball_scene, tiny_config
@@ -193,3 +195,25 @@ def test_zero_rays_and_rays_that_miss_everything_are_ordinary() -> None:
             out = model.render_rays(rays, torch.tensor([0.1, 0.2, 0.3]))
         assert torch.equal(out.rgb, torch.tensor([[0.1, 0.2, 0.3]]).expand(n_rays, 3))
         assert torch.equal(out.opacity, torch.zeros(n_rays))
+
+
+def test_too_little_memory_is_no_traceback(
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hungry(trainer: Trainer) -> None:
+        torch.empty(1 << 55)  # no machine has this much
+
+    monkeypatch.setattr(Trainer, "advance", hungry)
+    done = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 3, "--output", tmp_path / "run")
+    assert_refused(done, "memory.*batch-samples")
+
+
+def test_a_step_that_does_not_fit_the_gpu_is_not_called_impossible_to_record() -> None:
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+    except RuntimeError as error:
+        text = str(_not_captured(error))
+    assert "out of memory" in text and "batch_samples" in text and ".item()" not in text

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from nerfturbo.bench.ablation import ablation_cases
+from nerfturbo.bench.memory import try_batch
 from nerfturbo.bench.record import KEYS
 from nerfturbo.presets import preset
+from nerfturbo.training.trainer import Trainer
 
-from ..tiny import TINY_FLAGS
+from ..tiny import TINY_FLAGS, ball_scene, tiny_config
 from .conftest import Nerfturbo
 
 FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--backend", "reference")]
@@ -147,3 +149,12 @@ def test_profile_names_every_stage_and_writes_a_trace(
     assert min(costs[name] for name in ("rays", "march", "field", "composite", "backward", "optimizer")) > 0.0
     names = {event.get("name") for event in json.loads(output.with_suffix(".trace.json").read_text())["traceEvents"]}
     assert "nerfturbo: backward" in names and str(output.with_suffix(".trace.json")) in done.out
+
+
+def test_a_batch_that_the_machine_refuses_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(trainer: Trainer) -> None:
+        torch.empty(1 << 55)  # no machine has this much
+
+    monkeypatch.setattr(Trainer, "advance", hungry)
+    trial = try_batch(tiny_config(), ball_scene(), 1024, device=torch.device("cpu"), budget=1 << 40)
+    assert trial.fits is False and trial.why.startswith("out of memory: ")
