@@ -9,6 +9,7 @@ import nerfturbo.compat.nerfacc as nerfacc
 from nerfturbo.compat.nerfacc._traverse import Grids, is_occupied
 from nerfturbo.compat.nerfacc.grid import _enlarge_aabb, _query
 from nerfturbo.compat.nerfacc.pdf import _sample_from_weighted
+from nerfturbo.compat.nerfacc.volrend import accumulate_along_rays_
 from nerfturbo.errors import InputError
 
 
@@ -139,6 +140,40 @@ def test_a_limited_walk_goes_on_where_it_stopped():
     assert not mask.any()
     expected = nerfacc.accumulate_along_rays(whole.vals, None, whole.ray_indices, 15)
     torch.testing.assert_close(torch.stack(middles).sum(0), expected)
+
+
+def test_rendering_in_stops_gives_the_pixels_of_rendering_at_once():
+    """As renderers for test time do it: a few samples more at a time, of rays through which light still comes."""
+    binaries, boxes = nested(1, 8)
+    origins, directions = rays(40)
+    behind, n, eps = torch.tensor([1.0, 0.5, 0.2]), 40, 1e-4
+
+    def field(starts: torch.Tensor, ends: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = origins[indices] + directions[indices] * ((starts + ends) * 0.5)[:, None]
+        return torch.sigmoid(3.0 * x), 40.0 * (x.norm(dim=-1) < 0.8)
+
+    whole = samples_of(*nerfacc.traverse_grids(origins, directions, binaries, boxes, step_size=0.02)[:2])
+    expected, covered, *_ = nerfacc.rendering(*whole, n, field, render_bkgd=behind)
+
+    rgb, opacity, total, stop = torch.zeros(n, 3), torch.zeros(n, 1), 0, 0
+    planes, far, alive = torch.zeros(n), torch.full((n,), 1e10), torch.ones(n, dtype=torch.bool)
+    while alive.any():
+        limit = 1 + stop % 3
+        intervals, part, planes = nerfacc.traverse_grids(
+            origins, directions, binaries, boxes, planes, far, 0.02, 0.0, limit, True, alive
+        )
+        starts, ends, indices = samples_of(intervals, part)
+        colours, sigmas = field(starts, ends, indices)
+        weights, *_ = nerfacc.render_weight_from_density(
+            starts, ends, sigmas, ray_indices=indices, n_rays=n, prefix_trans=1.0 - opacity[indices, 0]
+        )
+        accumulate_along_rays_(weights, colours, indices, rgb)
+        accumulate_along_rays_(weights, None, indices, opacity)
+        alive = (opacity[:, 0] <= 1.0 - eps) & (part.packed_info[:, 1] == limit)
+        total, stop = total + starts.shape[0], stop + 1
+    assert stop > 3 and 0 < total < whole[0].shape[0]  # some rays ended early
+    torch.testing.assert_close(opacity, covered, rtol=0.0, atol=2 * eps)
+    torch.testing.assert_close(rgb + behind * (1.0 - opacity), expected, rtol=0.0, atol=2 * eps)
 
 
 def test_a_walk_does_not_go_on_through_another_grid():
