@@ -67,6 +67,7 @@ def main() -> None:
     scene = load_scene(args.data, "train", downscale=args.downscale)
     base = preset("vanilla", device.type)
     base = replace(base, field=replace(base.field, width=args.width))
+    base = replace(base, grid=replace(base.grid, hide_unseen=False))  # fog takes long to look through
     base = replace(base, train=replace(base.train, steps=WARM_STEPS + args.steps))
     if device.type == "cuda":
         room = budget + scene.images.pixels.nbytes

@@ -23,7 +23,8 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
-    """Filled in when its block ends: bytes of the device (GPU), or of this process beyond a baseline (CPU, Linux)."""
+    """Filled in when its block ends: bytes of the device beyond those in use before (GPU), or of this process beyond a
+    baseline (CPU, Linux)."""
 
     n_bytes: int | None = None
 
@@ -41,8 +42,9 @@ def peak_memory(device: torch.device, baseline: int | None = None) -> Iterator[P
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)  # such as cuBLAS's workspaces, one for every stream so far
         yield found
-        found.n_bytes = torch.cuda.max_memory_allocated(device)
+        found.n_bytes = torch.cuda.max_memory_allocated(device) - before
         return
     resettable = False
     with contextlib.suppress(OSError):
