@@ -28,6 +28,7 @@ MAX_LEVELS = 6
 LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
 _NEAR = 0.05  # of the cameras' distance, where no points say how close things come
 _ENOUGH_POINTS = 16
+_ONE_SIDE = 0.5  # mean of the cameras' horizontal directions from the centre: 0 all around, 1 in one place
 
 Bounds = Literal["auto", "bounded", "unbounded"]
 _BOUNDS: ContextVar[Bounds] = ContextVar("nerfturbo_bounds", default="auto")
@@ -117,9 +118,12 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
     else:
         near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
         reach = _reach(similarity.points(points))
-        aabb, levels = Aabb.cube(1.0), max(levels_for(reach), 2 if wanted == "unbounded" else 1)
+        aabb, one_sided = Aabb.cube(1.0), _on_one_side(positions)
+        levels = max(levels_for(reach), 2 if wanted == "unbounded" or one_sided else 1)
         kind = "bounded" if levels == 1 else "unbounded"
         notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
+        if levels_for(reach) == 1 and one_sided:
+            notes += ("at least 2: all cameras stand on one side, and what lies behind may have no points (a sky)",)
     outer = aabb.scaled(2.0 ** (levels - 1))
     far = farthest_distance(positions.float(), outer)
     return Placement(similarity.inverse(), aabb, near, far, levels, notes)
@@ -221,6 +225,13 @@ def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:
     if nearest is not None and float(ahead.norm()) > 0.8:
         return middle + ahead / ahead.norm() * (2.0 * nearest), "centred ahead of the cameras, which look the same way"
     return middle, "centred on the cameras, which look at no common point nearby"
+
+
+def _on_one_side(positions: Tensor) -> bool:
+    """Whether no camera looks back at the others across the centre: what lies behind the thing is then in the pictures,
+    and few points may say so (a sky has none)."""
+    around = torch.nn.functional.normalize(positions[:, :2], dim=-1)
+    return float(around.mean(0).norm()) > _ONE_SIDE
 
 
 def _object_box(cameras: Cameras, positions: Tensor) -> Aabb:
