@@ -174,8 +174,25 @@ _PRESETS["quality-cpu"] = replace(
 )
 
 
+CPU_SAMPLES = 1 << 15  # a step: twice what the presets for CPUs have, half of the least that one for GPUs has
+
+
 def preset_names() -> list[str]:
     return sorted(_PRESETS)
+
+
+def size_notes(config: Config, device: str) -> tuple[str, ...]:
+    """What to say of a config that was made for a GPU and is to be trained on a CPU.
+
+    >>> size_notes(preset("quality"), "cpu")[0]
+    'warning: preset quality is sized for a GPU (262144 samples a step): on this CPU take --preset quality-cpu'
+    """
+    samples, twin = config.train.batch_samples, f"{config.preset}-cpu"
+    if not device.startswith("cpu") or samples <= CPU_SAMPLES or config.preset not in _PRESETS:
+        return ()
+    advice = "a step takes long, unless --train.batch-samples is 4096 or so"
+    advice = f"take --preset {twin}" if twin in _PRESETS else advice
+    return (f"warning: preset {config.preset} is sized for a GPU ({samples} samples a step): on this CPU {advice}",)
 
 
 def preset(name: str, device: str = "cpu") -> Config:

@@ -23,6 +23,7 @@ from ..data.scene import Scene
 from ..errors import CheckpointError, DistributedError
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
+from ..presets import size_notes
 from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
@@ -65,7 +66,7 @@ def _run(plan: Plan, display: Display) -> int:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
-        for note in (*train_scene.notes, *fitted):
+        for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device)):
             display.note(note)
         team = join_team(plan.device, compression=config.train.compress_gradients)
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))

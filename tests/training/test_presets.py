@@ -12,7 +12,7 @@ import pytest
 from nerfturbo.config import Config
 from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.evaluation.evaluate import evaluate
-from nerfturbo.presets import preset
+from nerfturbo.presets import preset, preset_names, size_notes
 from nerfturbo.training import Trainer
 
 from ..tiny import ball_scene
@@ -41,3 +41,14 @@ def test_every_preset_learns(name: str, steps: int) -> None:
     trainer, test = Trainer(small(name, steps), ball_scene(n_views=8)), ball_scene("test")
     trainer.fit()
     assert evaluate(trainer.model, test, with_ssim=False).psnr >= constant_baseline_psnr(test) + 6.0
+
+
+def test_a_preset_for_gpus_says_so_on_a_cpu() -> None:
+    for name in preset_names():
+        config = preset(name)
+        notes = size_notes(config, "cpu")
+        assert size_notes(config, "cuda") == () and (notes == ()) == name.endswith("-cpu"), name
+        if notes and f"{name}-cpu" in preset_names():
+            assert notes[0].startswith(f"warning: preset {name} ") and f"--preset {name}-cpu" in notes[0]
+        smaller = replace(config, train=replace(config.train, batch_samples=4096))
+        assert size_notes(smaller, "cpu") == (), "made small by hand"
