@@ -26,6 +26,7 @@ ALPHA = 0.01  # and the sample at least so opaque, or half as much as the mean o
 RAYS = {"cpu": 1 << 17, "cuda": 1 << 21}
 RAYS_AT_ONCE = 1 << 13  # of a field that has learned, a few hundred thousand samples: less than a step holds
 REHEARSED = 256  # rays through a grid that is still full
+PROBED = 1 << 10  # rays that say how many samples all of them would march
 FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
 
 
@@ -56,10 +57,24 @@ def hides(model: NerfModel) -> bool:
 
 
 @torch.no_grad()
-def hide_unseen(model: NerfModel, sampler: PixelSampler) -> float:
-    """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones."""
+def costs_too_much(model: NerfModel, sampler: PixelSampler, n_rays: int, steps: int) -> bool:
+    """Whether `n_rays` would march more samples than the `steps` trained. That is a short run on a CPU, whose grid is
+    still full: with a limit of seconds it would go on for minutes to hide little."""
+    settings, probe = model.training_settings, min(PROBED, n_rays)
+    rays = sampler.draw(FIRST_DRAW, probe).rays
+    near, far = settings.near_plane, settings.far_plane
+    samples = ray_marching(rays, model.grid, near_plane=near, far_plane=far, cone_angle=settings.cone_angle)
+    return int(samples.n_samples) * n_rays > probe * steps * model.config.train.batch_samples
+
+
+@torch.no_grad()
+def hide_unseen(model: NerfModel, sampler: PixelSampler, steps: int | None = None) -> float:
+    """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones. On a CPU,
+    none after so few `steps` that looking would take longer than they did."""
     grid, pixels = model.grid, int(sampler.scene.cameras.size.long().prod(-1).sum())
     n_rays = min(RAYS.get(model.device.type, RAYS["cpu"]), 2 * pixels)
+    if steps is not None and model.device.type == "cpu" and costs_too_much(model, sampler, n_rays, steps):
+        return 0.0
     shown = shown_cells(model, sampler, n_rays=n_rays, at_once=min(RAYS_AT_ONCE, n_rays))
     shown, occupied = grown(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
     grid.bits.copy_(pack_bits(occupied & shown))
@@ -67,13 +82,13 @@ def hide_unseen(model: NerfModel, sampler: PixelSampler) -> float:
 
 
 @contextmanager
-def unseen_hidden(model: NerfModel, sampler: PixelSampler) -> Iterator[None]:
+def unseen_hidden(model: NerfModel, sampler: PixelSampler, steps: int) -> Iterator[None]:
     """Inside, the grid is as it would be if training ended here."""
     if not hides(model):
         yield
         return
     before = model.grid.bits.clone()
-    hide_unseen(model, sampler)
+    hide_unseen(model, sampler, steps)
     try:
         yield
     finally:

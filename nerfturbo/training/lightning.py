@@ -267,7 +267,7 @@ class NerfModule(pl.LightningModule):
         if self.captured:
             self.engine.end()
         elif not self.trainer.interrupted:
-            self.engine.hide_unseen()
+            self.engine.hide_unseen(self.step)
 
     def cpu(self) -> NerfModule:
         """Lightning ends with this on every module; a captured one stays where its graphs and buffers are."""

@@ -192,7 +192,7 @@ class Trainer:
     @contextmanager
     def as_finished(self) -> Iterator[None]:
         """Inside, the model is as it would be if training ended here: mean weights, and nothing that was never seen."""
-        with self.optimizer.averaged(), unseen_hidden(self.model, self.sampler):
+        with self.optimizer.averaged(), unseen_hidden(self.model, self.sampler, self.step):
             yield
 
     @contextmanager
@@ -254,10 +254,10 @@ class Trainer:
         self._pause()
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
-    def hide_unseen(self) -> None:
-        """Empty the cells that no picture shows, where the config says so."""
+    def hide_unseen(self, steps: int | None = None) -> None:
+        """Empty the cells that no picture shows, where the config says so; `steps` that another loop has made."""
         if hides(self.model):
-            self.hidden_fraction = hide_unseen(self.model, self.sampler)
+            self.hidden_fraction = hide_unseen(self.model, self.sampler, self.step if steps is None else steps)
 
     @torch.no_grad()
     def _begin_together(self) -> None:

@@ -82,13 +82,16 @@ def test_a_fog_that_all_rays_pass_stays() -> None:
 
 def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None:
     config = tiny_config()
-    config = replace(config, grid=replace(config.grid, hide_unseen=True))
+    grid, train = replace(config.grid, hide_unseen=True), replace(config.train, batch_samples=1 << 15)
+    config = replace(config, grid=grid, train=train)  # three steps of that many are worth a look
     ended, stopped = Trainer(config, ball_scene()), Trainer(config, ball_scene())
     with use_backend("reference"):
         for trainer in (ended, stopped):
             trainer.begin()
             for _ in range(3):
                 trainer.advance()
+            trainer.model.field = BallAndCore()  # what was learned: three steps alone hide nothing
+            trainer.model.grid.update(0, trainer.model.field.density, all_cells=True)
         bits = stopped.model.grid.bits.clone()
         stopped.end("interrupted")
         assert torch.equal(stopped.model.grid.bits, bits), "resuming must go on as if never interrupted"
@@ -98,6 +101,7 @@ def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None
     fewer = unpack_bits(ended.model.grid.bits).bool() <= unpack_bits(bits).bool()
     assert fewer.all()
     kept = float(unpack_bits(ended.model.grid.bits).sum() / unpack_bits(bits).sum())
+    assert 0.0 < ended.hidden_fraction < 1.0
     assert abs(ended.hidden_fraction - (1.0 - kept)) < 1e-6
     with use_backend("reference"):
         ended.begin()
@@ -105,3 +109,20 @@ def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None
         with ended.as_finished():
             assert torch.equal(ended.model.grid.bits, ended_bits)
         assert torch.equal(ended.model.grid.bits, bits)
+
+
+def test_a_run_on_a_cpu_that_is_shorter_than_the_look_hides_nothing() -> None:
+    config = tiny_config()
+    config = replace(config, grid=replace(config.grid, hide_unseen=True))
+    trainer = Trainer(config, ball_scene())
+    with use_backend("reference"):
+        trainer.begin()
+        trainer.advance()
+        trainer.model.field = BallAndCore()
+        trainer.model.grid.update(0, trainer.model.field.density, all_cells=True)
+        bits = trainer.model.grid.bits.clone()
+        assert trainer.end("steps").steps == 1 and trainer.hidden_fraction == 0.0
+        assert torch.equal(trainer.model.grid.bits, bits)
+        with trainer.as_finished():
+            assert torch.equal(trainer.model.grid.bits, bits)
+        assert hide_unseen(trainer.model, trainer.sampler) > 0.0, "there is something to hide, if one looks"
