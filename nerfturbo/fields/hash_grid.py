@@ -14,10 +14,12 @@ class HashGrid(nn.Module):
     """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula.
 
     `half` is a half copy that is read in place of the table and `sink` takes its gradient, where a trainer sets them.
+    So many coarse levels as `kept_levels` hold what the field begins as, which a decay of the table leaves alone.
     """
 
     half: Tensor | None = None
     sink: GradientSink | None = None
+    kept_levels: int = 0
 
     def __init__(self, layout: HashLayout, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

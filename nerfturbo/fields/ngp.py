@@ -192,10 +192,12 @@ class InstantNGP(nn.Module):
 def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
     """Let a new field have this density everywhere. A network without biases gives exp(0) = 1 for a table near zero. So
     one feature of the coarsest level begins as 1; one neuron alone reads it, and it alone; and of the outputs only the
-    density's logit reads that neuron. All of it goes on learning, and no kernel needs to know."""
+    density's logit reads that neuron. All of it goes on learning, and no kernel needs to know. A decay of the table
+    keeps off that level: where no picture pulls the other way it would bring the fog back."""
     if not 0.0 < density < math.inf:
         raise InputError("field.initial_density", "a finite number > 0", str(density))
     grid.table[: grid.layout.levels[0].size, 0] = 1.0
+    grid.kept_levels = 1
     inner, outer = net.weights
     inner[0], inner[:, 0], outer[:, 0] = 0.0, 0.0, 0.0
     inner[0, 0], outer[0, 0] = 1.0, math.log(density)

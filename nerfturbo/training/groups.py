@@ -51,18 +51,21 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGro
 
 def level_decays(model: nn.Module, tables: Sequence[nn.Parameter], weight: float) -> tuple[tuple[int, int, float], ...]:
     """First and last value, in the tables laid end to end, and decay of parts of equal decay: the gradient of `weight`
-    times the mean square of each level is 2 weight / (values of the level) times the value."""
+    times the mean square of each level is 2 weight / (values of the level) times the value; 0 for levels that hold a
+    field's beginning (`HashGrid.kept_levels`)."""
     if weight == 0.0:
         return ()
-    grids = {module.table: module.layout for module in model.modules() if isinstance(module, HashGrid)}
-    sizes: list[tuple[int, int]] = []  # values of a run of levels, and of each level in it
+    grids = {module.table: module for module in model.modules() if isinstance(module, HashGrid)}
+    runs: list[tuple[int, float]] = []  # values of a run of levels, and the decay of each
     for table in tables:
-        width = table.numel() // table.shape[0]
-        levels = [level.size * width for level in grids[table].levels] if table in grids else [table.numel()]
-        for size in levels:
-            if sizes and sizes[-1][1] == size:
-                sizes[-1] = (sizes[-1][0] + size, size)
+        width, grid = table.numel() // table.shape[0], grids.get(table)
+        levels = [table.numel()] if grid is None else [level.size * width for level in grid.layout.levels]
+        kept = 0 if grid is None else grid.kept_levels
+        for index, size in enumerate(levels):
+            decay = 0.0 if index < kept else 2.0 * weight / size
+            if runs and runs[-1][1] == decay:
+                runs[-1] = (runs[-1][0] + size, decay)
             else:
-                sizes.append((size, size))
-    ends = list(itertools.accumulate(run for run, _ in sizes))
-    return tuple((end - run, end, 2.0 * weight / size) for end, (run, size) in zip(ends, sizes, strict=True))
+                runs.append((size, decay))
+    ends = itertools.accumulate(run for run, _ in runs)
+    return tuple((end - run, end, decay) for end, (run, decay) in zip(ends, runs, strict=True))

@@ -121,6 +121,23 @@ def test_levels_of_one_size_share_a_launch() -> None:
     assert [decay for _, _, decay in decays] == [2.0 / sizes[0], 2.0 / sizes[1]]
 
 
+def test_table_decay_leaves_a_thin_start_alone() -> None:
+    """Where no ray passes, the feature that makes the field thin would decay to zero, and its fog come back."""
+    config = changed(tiny_config(steps=20), "optim", table_decay=0.1, skip_untouched=False)
+    config = changed(config, "field", initial_density=0.25)
+    made = Trainer(config, ball_scene())
+    coarsest, *finer = made.optimizer.buffers[1].decays
+    assert coarsest == (0, made.model.field.encoding.layout.levels[0].size * config.field.n_features, 0.0)
+    assert all(decay > 0.0 for _, _, decay in finer)
+    field = made.model.field
+    begun = field.encoding.table[:, 0].clone()
+    made.fit()
+    untouched = made.optimizer.buffers[1].state.second.view_as(field.encoding.table)[:, 0] == 0.0
+    untouched[field.encoding.layout.levels[0].size :] = False
+    assert bool(untouched.any())
+    assert torch.equal(field.encoding.table[untouched, 0], begun[untouched])
+
+
 def test_thinning_trains_fewer_samples_of_the_same_rays() -> None:
     config = tiny_config()
     _, plain = one_loss(config)
