@@ -1,29 +1,29 @@
-"""fp32, fp16 and bf16 side by side: speed, memory, quality and stability at one batch, and at one memory budget."""
+"""fp32, fp16 and bf16 side by side: speed, memory, quality and stability at one batch, at one memory budget, and, where
+a coarse pass places fine samples, at one training time."""
 
 from __future__ import annotations
 
-import statistics
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..config import Config
+from ..config import NO_STEP_LIMIT, Config
 from ..data.scene import Scene
 from ..evaluation.evaluate import choose_views, evaluate
-from ..evaluation.results import protocol
 from ..training.precision import matmul_precision
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
-from .continued import fit_whole
+from .continued import fit_to_the_second, fit_whole
+from .fine_samples import FineSearch, FineTrial, StepTimer, has_two_passes, measure_base, search_fine, with_fine
 from .memory import best_trial, largest_batch, peak_memory, with_batch
-from .record import Record, machine
 
 MARKS = (0.1, 0.25, 0.5, 1.0)  # shares of the run at which test views are scored
-Report = Callable[["PrecisionRun", "PrecisionResult"], None]  # what was done now, and all there is so far
-SETTINGS = ("scene", "preset", "config", "steps", "memory_budget_bytes", "protocol")  # of a record: what its runs share
+Part = Literal["same_batch", "same_memory", "same_time"]
+PARTS: tuple[Part, ...] = ("same_batch", "same_memory", "same_time")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,12 @@ class Kind:
     matmul: Literal["ieee", "tf32"]
 
 
+FP32 = Kind("fp32", "fp32", "ieee")  # the measure of the others
+
+
 def kinds_for(device: torch.device) -> list[Kind]:
     """fp32 twice on GPUs with TF32 units, fp16, and bf16 where there are units for it."""
-    fp32, fp16, bf16 = Kind("fp32", "fp32", "ieee"), Kind("fp16", "fp16", "ieee"), Kind("bf16", "bf16", "ieee")
+    fp32, fp16, bf16 = FP32, Kind("fp16", "fp16", "ieee"), Kind("bf16", "bf16", "ieee")
     if device.type != "cuda":
         return [fp32, fp16, bf16]
     modern = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -69,10 +72,15 @@ class PrecisionRun:
     points: tuple[Point, ...]
     skipped: int
     loss_scales: tuple[tuple[int, float], ...]  # (step, scale) whenever it moved
+    fine_samples: int | None = None  # per ray, where a coarse pass places them
 
     @property
     def psnr(self) -> float:
         return self.points[-1].psnr
+
+    @property
+    def ssim(self) -> float | None:
+        return self.points[-1].ssim
 
 
 def run_precision(
@@ -83,10 +91,12 @@ def run_precision(
     device: torch.device,
     steps: int,
     views: Sequence[int],
+    time_limit: float | None = None,
     on_image: Callable[[Tensor], None] | None = None,
 ) -> PrecisionRun:
-    """Train in one precision and score the views at marks, the clock stopped."""
-    train = replace(config.train, steps=steps, time_limit=None, precision=kind.precision)
+    """Train in one precision, so many steps or so many seconds, and score the views at marks, the clock stopped."""
+    steps = steps if time_limit is None else NO_STEP_LIMIT
+    train = replace(config.train, steps=steps, time_limit=time_limit, precision=kind.precision)
     config = replace(config, train=train)
     points: list[Point] = []
     scales: list[tuple[int, float]] = []
@@ -97,10 +107,14 @@ def run_precision(
             found = evaluate(trainer.model, scenes[1], views=list(views))
         points.append(Point(trainer.step, trainer.train_seconds, found.psnr, found.ssim))
 
+    def reached(trainer: Trainer, record: StepRecord) -> bool:
+        mark = len(points)
+        return record.step >= due[mark] if time_limit is None else trainer.progress >= MARKS[mark]
+
     def follow(trainer: Trainer, record: StepRecord) -> None:
         if not scales or scales[-1][1] != record.loss_scale:
             scales.append((record.step, record.loss_scale))
-        if len(points) < len(due) - 1 and record.step >= due[len(points)]:
+        if len(points) < len(due) - 1 and reached(trainer, record):
             with trainer.clock_stopped():
                 score(trainer)
 
@@ -111,7 +125,7 @@ def run_precision(
         pictures = 0 if warm.sampler.on_host else warm.sampler.scene.images.pixels.nbytes
         del warm
         trainer = Trainer(config, scenes[0], device=device, callbacks=[follow])
-        summary = fit_whole(trainer)
+        summary = fit_whole(trainer) if time_limit is None else fit_to_the_second(trainer)
         score(trainer)
         if on_image is not None:
             on_image(trainer.model.render_image(scenes[1].to(device).cameras, views[0]).rgb.cpu())
@@ -127,7 +141,16 @@ def run_precision(
         points=tuple(points),
         skipped=trainer.skipped,
         loss_scales=tuple(scales),
+        fine_samples=config.sampling.n_samples if has_two_passes(config) else None,
     )
+
+
+@dataclass(frozen=True)
+class EqualTime:
+    """The time that a precision saves is spent on fine samples; then all train as long as fp32 did."""
+
+    by: Literal["seconds", "steps"] = "seconds"  # of fp32's training at one batch; steps repeat exactly on a CPU
+    most_fine: int = 1024  # fine samples per ray at which the search ends
 
 
 @dataclass(frozen=True)
@@ -139,24 +162,50 @@ class PrecisionPlan:
     steps: int
     eval_views: int | None = None
     budget: int | None = None  # bytes: each precision also with the largest batch that fits
+    equal_time: EqualTime | None = None  # for configs with a coarse and a fine pass
 
 
 @dataclass(frozen=True)
 class PrecisionResult:
-    """Runs at the config's batch, runs at the largest batch of the budget, and a render of each kind."""
+    """Runs at the config's batch, at the largest batch of the budget, in fp32's time; and a render of each kind."""
 
     same_batch: tuple[PrecisionRun, ...] = ()
     same_memory: tuple[PrecisionRun, ...] = ()
+    same_time: tuple[PrecisionRun, ...] = ()
     largest: dict[str, int] = field(default_factory=dict)
+    searches: dict[str, FineSearch] = field(default_factory=dict)  # by kind: the fine samples of same_time
     images: dict[str, Tensor] = field(default_factory=dict)  # the first test view; "truth" among them
+
+    def run_of(self, part: Part, kind: str, seed: int | None = None) -> PrecisionRun | None:
+        """The first of this kind (and seed)."""
+        runs: tuple[PrecisionRun, ...] = getattr(self, part)
+        return next((run for run in runs if run.kind == kind and seed in (None, run.seed)), None)
+
+    @property
+    def n_runs(self) -> int:
+        """Trainings, not counting those that stand in two parts."""
+        return sum(run not in self.same_batch for run in self.same_time) + len(self.same_batch) + len(self.same_memory)
 
     def missing(self, plan: PrecisionPlan) -> list[str]:
         """What the plan asks for and is not here."""
-        done, large = {(run.kind, run.seed) for run in self.same_batch}, {run.kind for run in self.same_memory}
-        names = [f"{k.name}, seed {seed}" for seed in plan.seeds for k in plan.kinds if (k.name, seed) not in done]
+        both = [(kind.name, seed) for seed in plan.seeds for kind in plan.kinds]
+        names = [f"{kind}, seed {seed}" for kind, seed in both if self.run_of("same_batch", kind, seed) is None]
         if plan.budget is not None:
-            names += [f"{k.name}, largest batch" for k in plan.kinds if k.name not in large]
+            names += [f"{k.name}, largest batch" for k in plan.kinds if self.run_of("same_memory", k.name) is None]
+        if plan.equal_time is not None:
+            names += [f"{k.name}, fine samples in fp32's time" for k in plan.kinds if k.name not in self.searches]
+            without = [(kind, seed) for kind, seed in both if self.run_of("same_time", kind, seed) is None]
+            names += [f"{kind}, seed {seed}, in fp32's time" for kind, seed in without]
         return names
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Whom to tell. `trained` and `searched` get what was done now and all there is so far."""
+
+    trained: Callable[[PrecisionRun, PrecisionResult], None]
+    searched: Callable[[FineSearch, PrecisionResult], None]
+    tried: Callable[[str, FineTrial], None]  # a kind, and one step of its search
 
 
 def compare_precisions(
@@ -165,120 +214,107 @@ def compare_precisions(
     plan: PrecisionPlan,
     *,
     device: torch.device,
-    report: Report,
+    reports: Reports,
     held: PrecisionResult | None = None,
 ) -> PrecisionResult:
-    """Every kind with every seed at one batch; then, within a budget, each at its own largest batch.
+    """Every kind with every seed at one batch; within a budget, each at its own largest batch; with a coarse and a fine
+    pass, each with the fine samples that it affords in fp32's time.
 
-    What `held` has is not trained again.
+    What `held` has is not measured again.
     """
-    from ..evaluation.evaluate import truth_image
+    comparison = _Comparison(config, scenes, plan, device, reports, held or PrecisionResult())
+    comparison.at_one_batch()
+    if plan.budget is not None:
+        comparison.at_one_budget(plan.budget)
+    if plan.equal_time is not None:
+        comparison.search(plan.equal_time)
+        comparison.in_one_time(plan.equal_time)
+    return comparison.result
 
-    result = held or PrecisionResult()
-    views = choose_views(len(scenes[1]), plan.eval_views)
-    images = {"truth": truth_image(scenes[1], views[0]).cpu()} | result.images
-    result = replace(result, images=images)
 
-    def run(kind: Kind, changed: Config, part: Literal["same_batch", "same_memory"], largest: dict[str, int]) -> None:
-        nonlocal result
+class _Comparison:
+    """Part after part; `result` is what there is so far."""
 
+    def __init__(
+        self,
+        config: Config,
+        scenes: tuple[Scene, Scene],
+        plan: PrecisionPlan,
+        device: torch.device,
+        reports: Reports,
+        held: PrecisionResult,
+    ) -> None:
+        from ..evaluation.evaluate import truth_image
+
+        self.config, self.scenes, self.plan, self.device, self.reports = config, scenes, plan, device, reports
+        self.views = choose_views(len(scenes[1]), plan.eval_views)
+        self.images = {"truth": truth_image(scenes[1], self.views[0]).cpu()} | held.images
+        self.result = replace(held, images=self.images)
+
+    def at_one_batch(self) -> None:
+        for seed in self.plan.seeds:
+            for kind in self.plan.kinds:
+                if self.result.run_of("same_batch", kind.name, seed) is None:
+                    self._train(kind, self._seeded(self.config, seed), "same_batch", picture=kind.name)
+
+    def at_one_budget(self, budget: int) -> None:
+        for kind in self.plan.kinds:
+            if self.result.run_of("same_memory", kind.name) is not None:
+                continue
+            own = replace(self.config, train=replace(self.config.train, precision=kind.precision))
+            with matmul_precision(kind.matmul):
+                trials = largest_batch(own, self.scenes[0], device=self.device, budget=budget)
+            best = best_trial(trials)
+            if best is not None:
+                self.result = replace(self.result, largest=self.result.largest | {kind.name: best.batch_samples})
+                self._train(kind, with_batch(self.config, best.batch_samples), "same_memory")
+
+    def search(self, rule: EqualTime) -> None:
+        """What each kind affords; fp32's steps run beside all of them."""
+        left = [kind for kind in self.plan.kinds if kind.name not in self.result.searches]
+        if not left:
+            return
+        config, scene, device = with_fine(self.config, self.config.sampling.n_samples), self.scenes[0], self.device
+        base = StepTimer(config, scene, FP32, device=device)
+        for kind in left:
+            if kind == FP32:
+                found = measure_base(config, scene, kind, device=device, base=base)
+            else:
+                tried = functools.partial(self.reports.tried, kind.name)
+                options = {"device": device, "base": base, "most": rule.most_fine, "report": tried}
+                found = search_fine(config, scene, kind, **options)
+            self.result = replace(self.result, searches=self.result.searches | {kind.name: found})
+            self.reports.searched(found, self.result)
+
+    def in_one_time(self, rule: EqualTime) -> None:
+        for seed in self.plan.seeds:
+            measure = self.result.run_of("same_batch", FP32.name, seed)
+            if measure is None and rule.by == "seconds":
+                continue  # without fp32 there is no time to hold to
+            for kind in self.plan.kinds:
+                if self.result.run_of("same_time", kind.name, seed) is not None:
+                    continue
+                found, first = self.result.searches[kind.name], self.result.run_of("same_batch", kind.name, seed)
+                bought = found.fine_samples != self.config.sampling.n_samples
+                if first is not None and not bought and rule.by == "steps":  # that very training was made already
+                    self.result = replace(self.result, same_time=(*self.result.same_time, first))
+                    continue
+                config = self._seeded(with_fine(self.config, found.fine_samples), seed)
+                limit = measure.seconds if measure is not None and rule.by == "seconds" else None
+                picture = f"{kind.name} with {found.fine_samples} fine samples" if bought else None
+                self._train(kind, config, "same_time", time_limit=limit, picture=picture)
+
+    def _seeded(self, config: Config, seed: int) -> Config:
+        return replace(config, train=replace(config.train, seed=seed))
+
+    def _train(
+        self, kind: Kind, config: Config, part: Part, *, time_limit: float | None = None, picture: str | None = None
+    ) -> None:
         def take(image: Tensor) -> None:
-            if part == "same_batch":
-                images.setdefault(kind.name, image)
+            if picture is not None:
+                self.images.setdefault(picture, image)
 
-        done = run_precision(changed, scenes, kind, device=device, steps=plan.steps, views=views, on_image=take)
-        result = replace(result, largest=result.largest | largest, **{part: (*getattr(result, part), done)})
-        report(done, result)
-
-    for seed in plan.seeds:
-        seeded = replace(config, train=replace(config.train, seed=seed))
-        for kind in plan.kinds:
-            if not any((r.kind, r.seed) == (kind.name, seed) for r in result.same_batch):
-                run(kind, seeded, "same_batch", {})
-    for kind in plan.kinds if plan.budget is not None else ():
-        if any(r.kind == kind.name for r in result.same_memory):
-            continue
-        own = replace(config, train=replace(config.train, precision=kind.precision))
-        with matmul_precision(kind.matmul):
-            trials = largest_batch(own, scenes[0], device=device, budget=plan.budget or 0)
-        best = best_trial(trials)
-        if best is not None:
-            run(kind, with_batch(config, best.batch_samples), "same_memory", {kind.name: best.batch_samples})
-    return result
-
-
-def summarise(runs: Sequence[PrecisionRun]) -> list[dict[str, Any]]:
-    """One line per kind, medians over the seeds, compared with fp32."""
-    lines = []
-    base = [run for run in runs if run.kind == "fp32"]
-    for kind in dict.fromkeys(run.kind for run in runs):
-        own = [run for run in runs if run.kind == kind]
-
-        def ratio(name: str, own: Sequence[PrecisionRun] = own) -> float | None:
-            mine, theirs = ([getattr(run, name) for run in group] for group in (own, base))
-            if not theirs or None in mine or None in theirs:
-                return None
-            return statistics.median(mine) / max(statistics.median(theirs), 1e-9)
-
-        scores = [statistics.median(run.psnr for run in group) for group in (own, base) if group]
-        lines.append(
-            {
-                "kind": kind,
-                "batch_samples": own[0].batch_samples,
-                "seconds": statistics.median(run.seconds for run in own),
-                "rays_per_second": statistics.median(run.rays_per_second for run in own),
-                "samples_per_second": statistics.median(run.samples_per_second for run in own),
-                "samples_per_second_ratio": ratio("samples_per_second"),
-                "peak_bytes": None if own[0].peak_bytes is None else max(run.peak_bytes or 0 for run in own),
-                "peak_bytes_ratio": ratio("peak_bytes"),
-                "psnr": scores[0],
-                "psnr_difference": None if not base else scores[0] - scores[1],
-                "skipped": sum(run.skipped for run in own),
-            }
-        )
-    return lines
-
-
-def precision_record(
-    result: PrecisionResult,
-    config: Config,
-    scene: Scene,
-    plan: PrecisionPlan,
-    *,
-    device: str,
-    finished: bool = False,
-) -> Record:
-    """The runs as a benchmark file; it names what the plan still misses, unless nothing more is to come: `finished`."""
-    views = choose_views(len(scene), plan.eval_views)
-    seeds = list(dict.fromkeys((*plan.seeds, *(run.seed for run in result.same_batch))))
-    parts = (("same_batch", result.same_batch), ("same_memory", result.same_memory))
-    values = {
-        "scene": scene.name,
-        "preset": config.preset,
-        "config": asdict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
-        "steps": plan.steps,
-        "protocol": protocol(config, scene, len(views)) | {"seeds": seeds},
-        "memory_budget_bytes": plan.budget,
-        "unfinished": [] if finished else result.missing(plan),
-        "largest_batch": result.largest,
-        "same_batch": summarise(result.same_batch),
-        "same_memory": summarise(result.same_memory),
-        "runs": [asdict(run) | {"part": part} for part, runs in parts for run in runs],
-    }
-    text = (
-        "every precision trains the same steps on the same draws, kernels compiled before; then each with the largest "
-        "batch that fits the budget; test views scored with the clock stopped; peak memory is that of a training step "
-        "beside the pictures; medians over the seeds"
-    )
-    return Record(f"{scene.name}: precisions side by side", text, plan.seeds[0], values, machine=machine(device))
-
-
-def recorded_result(values: dict[str, Any], images: dict[str, Tensor]) -> PrecisionResult:
-    """The runs of a file, and pictures that were kept beside it."""
-    parts: dict[str, list[PrecisionRun]] = {"same_batch": [], "same_memory": []}
-    for saved in values["runs"]:
-        run = {key: value for key, value in saved.items() if key != "part"}
-        run["points"] = tuple(Point(**point) for point in run["points"])
-        run["loss_scales"] = tuple((step, scale) for step, scale in run["loss_scales"])
-        parts[saved["part"]].append(PrecisionRun(**run))
-    return PrecisionResult(tuple(parts["same_batch"]), tuple(parts["same_memory"]), values["largest_batch"], images)
+        options = {"device": self.device, "steps": self.plan.steps, "views": self.views, "time_limit": time_limit}
+        done = run_precision(config, self.scenes, kind, **options, on_image=take)
+        self.result = replace(self.result, **{part: (*getattr(self.result, part), done)})
+        self.reports.trained(done, self.result)

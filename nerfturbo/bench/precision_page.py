@@ -11,14 +11,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .fine_samples import FineSearch
 from .plot import Bars, Curve, bar_chart, line_chart
-from .precision import PrecisionResult, PrecisionRun, summarise
+from .precision import PrecisionResult, PrecisionRun
+from .precision_record import in_words, summarise
 
 STYLE = """body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:1100px;padding:0 1rem;color:#111}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #ddd}
 td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin:.4rem}figcaption{font-size:13px;color:#555}
 img{image-rendering:pixelated;max-width:300px;width:240px}"""
 DIFFERENCE_GAIN = 8.0
+BATCH_COLUMNS = {
+    "kind": "precision",
+    "batch_samples": "batch, samples",
+    "seconds": "s",
+    "samples_per_second": "samples/s",
+    "samples_per_second_ratio": "times fp32",
+    "peak_bytes": "peak bytes",
+    "peak_bytes_ratio": "of fp32's",
+    "psnr": "PSNR, dB",
+    "psnr_difference": "dB more than fp32",
+    "skipped": "steps skipped",
+}
+STEP_COLUMNS = {
+    "kind": "precision",
+    "coarse": "coarse pass, ms",
+    "fine": "fine pass, ms",
+    "rest": "rest, ms",
+    "step_ms": "a step, ms",
+    "ratio": "times fp32's",
+    "fine_samples": "fine samples that fit",
+}
+TIME_COLUMNS = {
+    "kind": "precision",
+    "fine_samples": "fine samples per ray",
+    "steps": "steps",
+    "seconds": "s",
+    "rays_per_second": "rays/s",
+    "samples_per_second": "samples/s",
+    "peak_bytes": "peak bytes",
+    "psnr": "PSNR, dB",
+    "psnr_difference": "dB more than fp32",
+    "ssim": "SSIM",
+}
 
 
 def plots(result: PrecisionResult) -> dict[str, str]:
@@ -36,31 +71,58 @@ def plots(result: PrecisionResult) -> dict[str, str]:
     return found
 
 
+def time_plots(result: PrecisionResult) -> dict[str, str]:
+    """SVG texts by file name: how a step grows with the fine samples, and what those in fp32's time do to scores."""
+    found, searches = {}, list(result.searches.values())
+    base = next((search for search in searches if not search.trials), None)
+    if searches:
+        curves = [Curve(one.kind, *_growth(one)) for one in searches if one.trials]
+        if base is not None and base.step_ms is not None:
+            last = max([base.fine_samples, *(x for curve in curves for x in curve.x)])
+            curves.insert(0, Curve("fp32's step", [base.fine_samples, last], [base.step_ms] * 2))
+        labels = {"x_label": "fine samples per ray", "y_label": "a step, ms"}
+        found["step_over_fine_samples"] = line_chart("What fits into fp32's step", curves, **labels)
+    runs = [run for run in result.same_time if run.seed == result.same_time[0].seed]
+    if runs:
+        samples = Bars("fine samples per ray", [run.fine_samples for run in runs])
+        panels = [samples, Bars("PSNR, dB", [run.psnr for run in runs], from_zero=False)]
+        found["equal_time"] = bar_chart("In fp32's time", [run.kind for run in runs], panels)
+    return found
+
+
+def _growth(search: FineSearch) -> tuple[list[float], list[float]]:
+    """Fine samples and milliseconds of the trials, in order."""
+    timed = sorted(
+        (trial.fine_samples, trial.milliseconds) for trial in search.trials if trial.milliseconds is not None
+    )
+    return [float(n) for n, _ in timed], [ms for _, ms in timed]
+
+
 def precision_page(result: PrecisionResult, title: str) -> str:
     """The whole page."""
     parts = [f"<h1>{escape(title)}</h1>", "<h2>At one batch</h2>", _table(summarise(result.same_batch))]
     if result.same_memory:
         parts += ["<h2>Each with the largest batch that fits one memory budget</h2>"]
         parts += [_table(summarise(result.same_memory))]
-    parts += [*plots(result).values(), "<h2>Pictures</h2>", _pictures(result.images)]
-    parts += ["<h2>Stability</h2>", _stability([*result.same_batch, *result.same_memory])]
+    parts += plots(result).values()
+    if result.searches:
+        parts += ["<h2>Saved time spent on fine samples</h2>", _table(step_lines(result), STEP_COLUMNS)]
+        parts += [_table(summarise(result.same_time), TIME_COLUMNS)] if result.same_time else []
+        parts += [f"<p>{escape(text)}</p>" for text in in_words(result)]
+        parts += time_plots(result).values()
+    parts += ["<h2>Pictures</h2>", _pictures(result.images)]
+    own = [run for run in result.same_time if run not in result.same_batch]
+    parts += ["<h2>Stability</h2>", _stability([*result.same_batch, *result.same_memory, *own])]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
-def _table(lines: Sequence[dict[str, Any]]) -> str:
-    columns = {
-        "kind": "precision",
-        "batch_samples": "batch, samples",
-        "seconds": "s",
-        "samples_per_second": "samples/s",
-        "samples_per_second_ratio": "times fp32",
-        "peak_bytes": "peak bytes",
-        "peak_bytes_ratio": "of fp32's",
-        "psnr": "PSNR, dB",
-        "psnr_difference": "dB more than fp32",
-        "skipped": "steps skipped",
-    }
+def step_lines(result: PrecisionResult) -> list[dict[str, Any]]:
+    """A step of each kind at the config's samples, and the fine samples that fit into fp32's."""
+    return [{**vars(search.passes), **vars(search)} for search in result.searches.values()]
+
+
+def _table(lines: Sequence[dict[str, Any]], columns: dict[str, str] = BATCH_COLUMNS) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in columns.values())
     rows = "".join("<tr>" + "".join(f"<td>{_cell(line[name])}</td>" for name in columns) + "</tr>" for line in lines)
     return f"<table><tr>{head}</tr>{rows}</table>"

@@ -16,6 +16,7 @@ from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
     from ..config import Config
@@ -225,7 +226,7 @@ def _plot(output: Path, svg: str) -> None:
     output.with_suffix(".svg").write_text(svg, encoding="utf-8")
 
 
-def _show(table: Table, output: Path, *, as_json: bool) -> None:
+def _show(table: Table | Group, output: Path, *, as_json: bool) -> None:
     from rich.console import Console
 
     if as_json:

@@ -55,7 +55,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "ablation",
         "train with one technique changed at a time: what each buys",
     ),
-    "bench precision": ("measure", "precision", "train in fp32, fp16 and bf16: speed, memory, quality, stability"),
+    "bench precision": ("bench_precision", "main", "train in fp32, fp16 and bf16: speed, memory, quality, stability"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
     "bench render": ("bench", "render", "check and time the frames of a trained run"),
     "warmup": ("warmup", "main", "compile all kernels now, so that the first training starts at once"),

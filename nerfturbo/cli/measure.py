@@ -1,4 +1,4 @@
-"""`nerfturbo bench ablation|precision`: one training compared with another."""
+"""`nerfturbo bench ablation`: one training compared with another, and what measurements of many trainings share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench.ablation import AblationRow
-    from ..bench.precision import PrecisionResult
     from ..bench.record import Record
     from ..config import Config
     from ..data.scene import Scene
@@ -89,8 +88,8 @@ def ablation(argv: Sequence[str]) -> int:
         held = None if args.fresh else held_values(args.output, record(), bench.SETTINGS)
         rows.update({row["name"]: bench.AblationRow(**row) for row in (held or {}).get("rows", [])})
         left = [replace(c, config=_fitted(c.config, scenes[0])) for c in cases if c.name not in rows]
-        _say_plan(display, args.output, len(rows), len(left))
-        with _written_when_cut_short(display, args.output, lambda: len(rows)):
+        say_plan(display, args.output, len(rows), len(left))
+        with written_when_cut_short(display, args.output, lambda: len(rows)):
             try:
                 bench.run_ablation(left, scenes, device=torch.device(device), plan=plan, report=report)
             finally:
@@ -115,16 +114,16 @@ def _ablation_table(rows: Sequence[AblationRow], title: str) -> Table:
     return table
 
 
-def _say_plan(display: Display, output: Path, n_held: int, n_left: int) -> None:
+def say_plan(display: Display, output: Path, n_held: int, n_left: int) -> None:
     if n_held and not n_left:
         display.note(f"{output} holds all of it already; --fresh measures it again")
     elif n_held:
         display.note(f"going on with {output}, which holds {n_held} trainings of these settings")
-    display.phase(f"training {n_left} times")
+    display.phase(f"{n_left} measurements to make")
 
 
 @contextmanager
-def _written_when_cut_short(display: Display, output: Path, count: Callable[[], int]) -> Iterator[None]:
+def written_when_cut_short(display: Display, output: Path, count: Callable[[], int]) -> Iterator[None]:
     """Say what an interrupt leaves behind, and how to go on."""
     try:
         yield
@@ -150,111 +149,3 @@ def _fitted(config: Config, scene: Scene) -> Config:
     from ..data.fitting import fitted_config
 
     return fitted_config(config, scene)[0]
-
-
-@dataclass(frozen=True)
-class PrecisionArgs(TrainingArgs):
-    """Train a scene in fp32, fp16 and bf16: speed, memory, quality and stability, at one batch and at one budget."""
-
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Steps of every training; the preset's unless given."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = (0,)
-    """One training each; medians count."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
-    """Only these of fp32, tf32, fp16 and bf16; all that the device has units for unless given."""
-    memory_budget: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None
-    """Also train each precision with the largest batch that fits this much memory."""
-    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Score only this many test views, evenly spaced; all of them unless given."""
-    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-precision.json")
-    """Where the result is written, training by training; a page lies beside it, as .html, and plots, as -NAME.svg. A
-    file of the same settings is gone on with."""
-    fresh: bool = False
-    """Measure everything again, also what the output holds already."""
-
-
-def precision(argv: Sequence[str]) -> int:
-    """Train every precision, print the table, write JSON, page and plots."""
-    start = starting_config(argv)
-    args = parse(PrecisionArgs, argv, "bench precision", default=PrecisionArgs(settings=Settings.of(start)))
-    positive = {"--steps": args.steps, "--eval-views": args.eval_views, "--memory-budget": args.memory_budget}
-    check_positive(positive | {"--downscale": args.downscale})
-    if not args.seeds:
-        raise InputError("--seeds", "at least one", "none")
-    import torch
-
-    from ..bench import continued
-    from ..bench import precision as bench
-    from ..bench.record import write_json
-    from ..evaluation.run_folder import check_writable
-    from .progress import showing
-
-    check_writable(args.output)
-    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
-    kinds = bench.kinds_for(torch.device(device))
-    for name in args.only:
-        if name not in {kind.name for kind in kinds}:
-            raise InputError("--only", "some of " + ", ".join(kind.name for kind in kinds), repr(name))
-    chosen = tuple(kind for kind in kinds if not args.only or kind.name in args.only)
-    budget = None if args.memory_budget is None else int(args.memory_budget * 1e9)
-    plan = bench.PrecisionPlan(chosen, args.seeds, args.steps or config.train.steps, args.eval_views, budget)
-    result = bench.PrecisionResult()
-    with showing() as display:
-        scenes, config = prepare(config, device, display)
-
-        def record(*, finished: bool = False) -> Record:
-            return bench.precision_record(result, config, scenes[1], plan, device=device, finished=finished)
-
-        def report(run: bench.PrecisionRun, so_far: bench.PrecisionResult) -> None:
-            nonlocal result
-            display.note(f"{run.kind}, seed {run.seed}: {run.seconds:.1f} s, {run.psnr:.2f} dB, {run.skipped} skipped")
-            result = so_far
-            write_json(args.output, record())
-            continued.write_renders(args.output, result.images)
-
-        def count() -> int:
-            return len(result.same_batch) + len(result.same_memory)
-
-        held = None if args.fresh else continued.held_values(args.output, record(), bench.SETTINGS)
-        if held is not None:
-            result = bench.recorded_result(held, continued.read_renders(args.output))
-        _say_plan(display, args.output, count(), len(result.missing(plan)))
-        title = f"{scenes[1].name}, {config.preset}: precisions side by side, {plan.steps} steps"
-        options = {"device": torch.device(device), "report": report, "held": result}
-        with _written_when_cut_short(display, args.output, count):
-            try:
-                result = bench.compare_precisions(config, scenes, plan, **options)
-            finally:
-                if count():
-                    _write_pages(result, args.output, title)
-        write_json(args.output, record(finished=True))
-        continued.renders_file(args.output).unlink(missing_ok=True)
-    _show(_precision_table(result, title), args.output, as_json=args.json)
-    return 0
-
-
-def _write_pages(result: PrecisionResult, output: Path, title: str) -> None:
-    from ..bench.precision_page import plots, precision_page
-    from ..evaluation.run_folder import write_text
-
-    write_text(output.with_suffix(".html"), precision_page(result, title))
-    for name, text in plots(result).items():
-        write_text(output.with_name(f"{output.stem}-{name}.svg"), text)
-
-
-def _precision_table(result: PrecisionResult, title: str) -> Table:
-    from ..bench.precision import summarise
-    from .progress import quantity
-
-    table = _table(
-        title, "precision", "batch", "samples/s", "times fp32", "MB", "of fp32's", "dB", "dB more", "skipped"
-    )
-    for line in (*summarise(result.same_batch), *summarise(result.same_memory)):
-        mega = None if line["peak_bytes"] is None else line["peak_bytes"] / 1e6
-        numbers = {"samples_per_second_ratio": ".2f", "peak_bytes": ".0f", "peak_bytes_ratio": ".2f"}
-        numbers |= {"psnr": ".2f", "psnr_difference": "+.2f"}
-        values = line | {"peak_bytes": mega}
-        cells = ["-" if values[name] is None else format(values[name], form) for name, form in numbers.items()]
-        speed = quantity(line["samples_per_second"])
-        table.add_row(line["kind"], str(line["batch_samples"]), speed, *cells, str(line["skipped"]))
-    return table

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nerfturbo.bench import fine_samples
 from nerfturbo.bench.continued import renders_file
 from nerfturbo.training.trainer import Trainer
 
@@ -122,3 +123,46 @@ def test_precisions_survive_a_signal_and_go_on(nerfturbo: Nerfturbo, scene: Path
     assert found["runs"][: len(held["runs"])] == held["runs"]
     assert "|fp16 - fp32|" in output.with_suffix(".html").read_text()
     assert not renders_file(output).exists()
+
+
+def test_fine_samples_in_fp32s_time_go_on_where_they_were_cut_short(
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "precision.json"
+    two = ["--sampling.kind", "hierarchy", "--sampling.coarse-samples", 4, "--sampling.n-samples", 4, "--max-fine", 8]
+    command = ["bench", "precision", scene, *FLAGS, *two, "--only", "fp32", "fp16", "--output", output]
+    monkeypatch.setattr(fine_samples, "BLOCK_SECONDS", 0.01)
+    searched: list[str] = []
+    search = fine_samples.time_passes
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        searched.append(arguments[2].name)
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(fine_samples, "time_passes", watched)
+    with monkeypatch.context() as patch:
+        advance = Trainer.advance
+
+        def cut(trainer: Trainer, *arguments: Any) -> Any:
+            if trainer.config.train.time_limit is not None and trainer.config.train.precision == "fp16":
+                raise KeyboardInterrupt
+            return advance(trainer, *arguments)
+
+        patch.setattr(Trainer, "advance", cut)
+        stopped = nerfturbo(*command)
+    assert stopped.code == 130 and "3 finished trainings are in" in stopped.err
+    first = values(output)
+    assert first["unfinished"] == ["fp16, seed 0, in fp32's time"] and searched == ["fp32", "fp16"]
+    assert [run["part"] for run in first["runs"]] == ["same_batch", "same_batch", "same_time"]
+    assert "Saved time spent on fine samples" in output.with_suffix(".html").read_text()
+
+    done = nerfturbo(*command)
+    assert done.code == 0, done.err
+    second = values(output)
+    assert searched == ["fp32", "fp16"] and second["fine_samples"] == first["fine_samples"]
+    assert second["runs"][:3] == first["runs"] and second["unfinished"] == []
+    measure, last = second["runs"][0], second["runs"][3]
+    assert (last["kind"], last["part"]) == ("fp16", "same_time")
+    assert last["fine_samples"] == second["fine_samples"][1]["fine_samples"]
+    assert last["seconds"] >= measure["seconds"] and second["runs"][2]["seconds"] >= measure["seconds"]
+    assert len(second["in_words"]) == 1 and " dB" in second["in_words"][0]

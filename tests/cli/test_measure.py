@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nerfturbo.bench import fine_samples
 from nerfturbo.bench.ablation import ablation_cases
+from nerfturbo.bench.fine_samples import StepTimer
 from nerfturbo.bench.memory import try_batch
 from nerfturbo.bench.record import KEYS
 from nerfturbo.presets import preset
@@ -158,3 +160,55 @@ def test_a_batch_that_the_machine_refuses_is_an_answer(monkeypatch: pytest.Monke
     monkeypatch.setattr(Trainer, "advance", hungry)
     trial = try_batch(tiny_config(), ball_scene(), 1024, device=torch.device("cpu"), budget=1 << 40)
     assert trial.fits is False and trial.why.startswith("out of memory: ")
+
+
+TWO_PASSES = ["--sampling.kind", "hierarchy", "--sampling.coarse-samples", 4, "--sampling.n-samples", 4]
+
+
+@pytest.fixture
+def _half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are made for real; what they take is told by their samples, so that every machine finds the same."""
+
+    def seconds(timer: StepTimer) -> float:
+        timer._run(1)
+        speed = {"fp32": 1.0, "fp16": 0.5, "bf16": 3.0}[timer.kind.name]
+        return 1e-3 * timer.trainer.config.train.batch_samples * speed
+
+    monkeypatch.setattr(fine_samples, "BLOCKS", 1)
+    monkeypatch.setattr(fine_samples, "PASS_STEPS", 1)
+    monkeypatch.setattr(StepTimer, "seconds", seconds)
+
+
+@pytest.mark.usefixtures("_half_of_the_time")
+def test_saved_time_buys_fine_samples(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+    output = tmp_path / "precision.json"
+    flags = ["--steps", 4, "--device", "cpu", "--output", output, "--equal-time", "steps", "--eval-views", 1]
+    done = nerfturbo("bench", "precision", scene, *FLAGS, *TWO_PASSES, *flags)
+    assert done.code == 0, done.err
+    values = json.loads(output.read_text())["values"]
+    searches = {search["kind"]: search for search in values["fine_samples"]}
+    assert [searches[kind]["fine_samples"] for kind in ("fp32", "fp16", "bf16")] == [4, 12, 4]  # 2 * (4 + 4) - 4
+    assert [trial["fine_samples"] for trial in searches["fp16"]["trials"]] == [4, 8, 16, 12, 14, 13]
+    assert all(min(search["passes"].values()) > 0.0 for search in searches.values())
+    fp32, fp16, bf16 = values["same_time"]
+    assert (fp32["kind"], fp16["kind"], bf16["kind"]) == ("fp32", "fp16", "bf16")
+    assert fp16["fine_samples"] == 12 and fp16["batch_samples"] == 64 * (4 + 12) and fp16["steps"] == 4
+    assert fp16["psnr_difference"] == pytest.approx(fp16["psnr"] - fp32["psnr"]) and 0.0 < fp16["ssim"] <= 1.0
+    runs = {(run["part"], run["kind"]): run for run in values["runs"]}
+    assert runs["same_time", "fp32"] | {"part": ""} == runs["same_batch", "fp32"] | {"part": ""}  # not trained again
+    assert runs["same_time", "fp16"]["points"] != runs["same_batch", "fp16"]["points"]
+    assert "buys 12 fine samples per ray for 4" in " ".join(done.out.split())
+    assert "bf16: a step takes 3.00 times fp32's: no time is saved" in values["in_words"][1]
+    page = output.with_suffix(".html").read_text()
+    assert "Saved time spent on fine samples" in page and "|fp16 with 12 fine samples - fp32|" in page
+    assert (tmp_path / "precision-step_over_fine_samples.svg").is_file()
+    assert (tmp_path / "precision-equal_time.svg").is_file()
+
+
+def test_equal_time_refuses_what_it_cannot_do(nerfturbo: Nerfturbo, scene: Path) -> None:
+    command = ["bench", "precision", scene, *FLAGS, "--device", "cpu", "--max-fine"]
+    refused = nerfturbo(*command, 64)
+    assert refused.code == 2 and "--max-fine" in refused.err and "sampling.kind grid" in refused.err
+    less = nerfturbo(*command, 3, *TWO_PASSES)
+    assert less.code == 2 and "at least the 4 fine samples" in less.err
+    assert nerfturbo(*command, 64, *TWO_PASSES, "--equal-time", "none").code == 2
