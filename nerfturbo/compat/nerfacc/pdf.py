@@ -71,10 +71,14 @@ def importance_sampling(
     if number < 1:
         raise InputError("n_intervals_per_ray", "at least 1", str(number))
     share = (torch.arange(number, device=device, dtype=cdfs.dtype) + bias[:, None]) / number
-    rays = torch.arange(n_rays, device=device).repeat_interleave(number)
-    centres = _invert(intervals.vals, cdfs, first, count, rays, share.flatten()).view(n_rays, number)
-    flat = intervals.vals.reshape(-1)
-    low, high = flat[first, None], flat[(first + count - 1), None]
+    if intervals.vals.dim() > 1:
+        edges = intervals.vals.reshape(n_rays, intervals.vals.shape[-1])
+        centres = _invert_rows(edges, cdfs.reshape(edges.shape), share)
+        low, high = edges[:, :1], edges[:, -1:]
+    else:
+        rays = torch.arange(n_rays, device=device).repeat_interleave(number)
+        centres = _invert(intervals.vals, cdfs, first, count, rays, share.flatten()).view(n_rays, number)
+        low, high = intervals.vals[first, None], intervals.vals[(first + count - 1), None]
     if number == 1:
         edges = torch.cat([low, high], dim=-1)
     else:
@@ -94,7 +98,21 @@ def _invert(vals: Tensor, cdfs: Tensor, first: Tensor, count: Tensor, rays: Tens
     wanted = low + share * (flat[last] - low)
     above = _upper_bound(flat, base, last, wanted)
     below = torch.maximum(above - 1, base)
-    c0, c1, t0, t1 = flat[below], flat[above], edges[below], edges[above]
+    return _between(flat[below], flat[above], edges[below], edges[above], wanted)
+
+
+def _invert_rows(edges: Tensor, cdfs: Tensor, share: Tensor) -> Tensor:
+    """`_invert` where every ray has as many edges: (n_rays, n) for edges and cdfs (n_rays, e), by one search."""
+    low = cdfs[:, :1]
+    wanted = low + share * (cdfs[:, -1:] - low)
+    above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp_max(cdfs.shape[1] - 1)
+    below = (above - 1).clamp_min(0)
+    c0, c1 = cdfs.gather(1, below), cdfs.gather(1, above)
+    return _between(c0, c1, edges.gather(1, below), edges.gather(1, above), wanted)
+
+
+def _between(c0: Tensor, c1: Tensor, t0: Tensor, t1: Tensor, wanted: Tensor) -> Tensor:
+    """Where the line from (t0, c0) to (t1, c1) reaches `wanted`; the middle, where it does not rise."""
     flat_part = c1 - c0 < 1e-10
     slope = (t1 - t0) / torch.where(flat_part, torch.ones_like(c0), c1 - c0)
     return torch.where(flat_part, (t0 + t1) * 0.5, t0 + (wanted - c0) * slope)
