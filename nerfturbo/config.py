@@ -344,7 +344,7 @@ class PhotoConfig:
     """Peak learning rate of exposures and appearances."""
     depth_weight: float = 0.0
     """Weight of a loss that draws rays through COLMAP's features to the depth of their points; 0.05, say."""
-    depth_rays: int = 1024
+    depth_rays: int = 256
     """Such rays per step."""
 
 

@@ -2,12 +2,13 @@
 are.
 
 A feature's weight falls with the reprojection error of its point, exp(-(error / mean error)^2): points that COLMAP is
-sure of count most.
+sure of count most. Training takes points that at least two of its photos show: what a held-out photo alone vouches for
+would be known from the test.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,32 +21,46 @@ from .ndc import require_plain
 from .scene import Scene
 
 HINT = "leave photo.depth_weight at 0"
+TRAINED_PHOTOS = 2  # that must show a point which training is to know of
 
 
 @dataclass(frozen=True)
 class Keypoints:
-    """Rays of the training cameras through features, with the distance of what they show."""
+    """Rays of the training cameras through features, with the distance of what they show.
+
+    Whoever knows depths from elsewhere, a depth camera, say, makes these and hands them to the trainer.
+    """
 
     rays: Rays  # (n,) with camera_indices
-    distances: Tensor  # (n,) along the rays
+    distances: Tensor  # (n,) along the rays, in the scene's units
     weights: Tensor  # (n,) in [0, 1]
+    points: Tensor | None = None  # (n,) int64, which point each shows, where it is known: several may show one
 
     def __post_init__(self) -> None:
         if len(self.rays) == 0:
             raise InputError("keypoints", "at least one feature that shows a point", "none", HINT)
+        for name in ("distances", "weights", "points"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != (len(self.rays),):
+                raise InputError(name, f"one per ray, ({len(self.rays)},)", str(tuple(value.shape)))
 
     def __len__(self) -> int:
         return len(self.rays)
 
     def to(self, device: torch.device | str) -> Keypoints:
-        return Keypoints(self.rays.to(device), self.distances.to(device), self.weights.to(device))
+        points = None if self.points is None else self.points.to(device)
+        return Keypoints(self.rays.to(device), self.distances.to(device), self.weights.to(device), points)
+
+    def __getitem__(self, index: Tensor) -> Keypoints:
+        """Some of them, by number or by a mask."""
+        points = None if self.points is None else self.points[index]
+        return Keypoints(self.rays[index], self.distances[index], self.weights[index], points)
 
     def draw(self, n: int, *, seed: int, step: int | Tensor, first: int = 0) -> Keypoints:
         """Random ones of them, numbers first ... first + n - 1 of this step; never waits for the device."""
         device, stream = self.distances.device, Stream.KEYPOINTS
         uniform = random_uniform(n, seed=seed, stream=stream, step=step, first=first, device=device)[:, 0]
-        index = (uniform.double() * len(self)).long()
-        return replace(self, rays=self.rays[index], distances=self.distances[index], weights=self.weights[index])
+        return self[(uniform.double() * len(self)).long()]
 
 
 def has_keypoints(source: str) -> bool:
@@ -57,8 +72,9 @@ def has_keypoints(source: str) -> bool:
     return any((model / f"points3D{ending}").is_file() for ending in (".bin", ".txt"))
 
 
-def load_keypoints(scene: Scene) -> Keypoints:
-    """The keypoints of a scene that was loaded from a COLMAP reconstruction, or from photos that COLMAP posed."""
+def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
+    """The keypoints of a scene that was loaded from a COLMAP reconstruction, or from photos that COLMAP posed; of the
+    points that at least `min_photos` of the scene's photos show."""
     from .colmap import picture_files  # imported here: whoever only holds keypoints needs no files
     from .colmap_files import read_cameras, read_cloud, read_features
 
@@ -87,6 +103,8 @@ def load_keypoints(scene: Scene) -> Keypoints:
             part = torch.cat([photo[:, None].double(), features.pixels, rows[:, None].double()], dim=-1)
             parts.append(part[rows >= 0])
     found = torch.cat(parts)
+    shown = torch.bincount(found[:, 3].long(), minlength=len(cloud.positions))
+    found = found[shown[found[:, 3].long()] >= min_photos]
     rows = found[:, 3].long()
     return _keypoints(scene, sizes, found, cloud.positions[rows], cloud.errors[rows])
 
@@ -119,4 +137,4 @@ def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, points: Tensor, error
     kept = kept & (distances > scene.near) & (distances < scene.far)
     known = errors.clamp(min=0.0)
     weights = torch.exp(-((known / known.mean().clamp(min=1e-6)) ** 2)).float()
-    return Keypoints(rays[kept], distances[kept], weights[kept])
+    return Keypoints(rays[kept], distances[kept], weights[kept], found[kept, 3].long())

@@ -17,7 +17,7 @@ from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
-from ..data.keypoints import load_keypoints
+from ..data.keypoints import TRAINED_PHOTOS, Keypoints, load_keypoints
 from ..data.scene import Scene
 from ..fields import AntiAliasedNGP, FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
 from ..fields.field import Carry, Connected
@@ -91,7 +91,8 @@ class Trainer:
     """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only.
 
     `stages` replaces parts of the step by functions of your own. In a `team` every process makes a trainer over the
-    same config and scene and calls `fit`; callbacks and saving are for rank 0.
+    same config and scene and calls `fit`; callbacks and saving are for rank 0. `keypoints` are depths known from
+    elsewhere, in place of COLMAP's; `photo.depth_weight` is what they count.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         stages: Stages | None = None,
         team: Team | None = None,
+        keypoints: Keypoints | None = None,
     ) -> None:
         self.config, self.scene, self.device = config, scene, torch.device(device)
         self.team = team or Team()
@@ -110,7 +112,8 @@ class Trainer:
         if self.model.photos is not None:
             self.model.photos.observe(scene.cameras, scene.aabb)
         if config.photo.depth_weight > 0.0:
-            self.model.keypoints = load_keypoints(scene).to(self.device)
+            known = keypoints or load_keypoints(scene, min_photos=TRAINED_PHOTOS)
+            self.model.keypoints = known.to(self.device)
         train, rays_per_pixel = config.train, config.train.rays_per_pixel
         spread = train.pixel_spread or (1.0 if rays_per_pixel > 1 else 0.0)
         options = {"guided": train.draw == "error", "spread": spread, "radii": config.field.anti_alias}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nerfturbo.config import CameraConfig, PhotoConfig
+from nerfturbo.data.colmap_files import read_cloud
 from nerfturbo.data.keypoints import has_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.errors import InputError
@@ -118,8 +119,31 @@ def test_a_damaged_file_is_named(scene: Scene) -> None:
         load_keypoints(scene)
 
 
+def test_points_that_too_few_photos_show_are_left_out(scene: Scene) -> None:
+    everything, trained = load_keypoints(scene), load_keypoints(scene, min_photos=9)
+    assert everything.points is not None and trained.points is not None
+    photos = torch.bincount(everything.points)
+    assert 0 < len(trained) < len(everything) and int(photos[trained.points].min()) >= 9
+    assert len(trained) == int((photos[everything.points] >= 9).sum())
+    with pytest.raises(InputError, match="at least one feature that shows a point"):
+        load_keypoints(scene.select([0]), min_photos=2)
+
+
 def test_real_features_meet_their_points(scene_dir: Callable[[str], Path]) -> None:
+    """Lens, placement, shrunken pictures, distances: a point is where its ray ends, and seen where its feature is."""
     scene = load_scene(scene_dir("colmap/beer"), downscale=8)
     found = load_keypoints(scene)
     assert len(found) > 20_000 and 0.2 < float(found.weights.mean()) < 0.9
     assert scene.near < float(found.distances.min()) and float(found.distances.max()) < scene.far
+    assert scene.to_original is not None and found.points is not None and found.rays.camera_indices is not None
+    cloud = read_cloud(scene_dir("colmap/beer") / "sparse" / "0" / "points3D.bin")
+    forward = torch.linalg.inv(scene.to_original)
+    points = (cloud.positions[found.points] @ forward[:3, :3].T + forward[:3, 3]).float()
+    ends = found.rays.origins + found.rays.directions * found.distances[:, None]
+    missed = (ends - points).norm(dim=-1) / found.distances
+    assert float(missed.median()) < 1e-3 and float(missed.max()) < 1e-2  # a pixel of 1280 is 9e-4 wide here
+    shown, _ = scene.cameras.project(found.rays.camera_indices, points)
+    through, _ = scene.cameras.project(found.rays.camera_indices, ends)
+    off = (shown - through).norm(dim=-1) * 8.0  # pixels of the photo
+    errors = cloud.errors[found.points].float()
+    assert float(off.median()) < 1.0 and float(off.mean() / errors.mean()) == pytest.approx(1.0, abs=0.2)

@@ -1,0 +1,162 @@
+"""Depth supervision: the loss is what it says, and known depths put surfaces where they are in views never seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nerfturbo.config import PhotoConfig
+from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.data.builtin_distance import ray_distance
+from nerfturbo.data.keypoints import Keypoints
+from nerfturbo.data.scene import Scene
+from nerfturbo.errors import InputError
+from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.presets import preset
+from nerfturbo.training.keypoint_loss import FARTHEST, distance_of_ends, keypoint_loss
+from nerfturbo.training.stages import place_samples
+from nerfturbo.training.trainer import Trainer
+from nerfturbo.types import PackedSamples, Rays
+from tests.tiny import ball_scene, tiny_config
+
+
+def even_samples(n_rays: int, n: int, far: float = 4.0) -> PackedSamples:
+    edges = torch.linspace(0.0, far, n + 1, dtype=torch.float64)
+    counts = torch.full((n_rays,), n)
+    return PackedSamples.from_counts(counts, edges[:-1].repeat(n_rays), edges[1:].repeat(n_rays))
+
+
+def test_it_is_the_mean_distance_of_where_light_ends() -> None:
+    samples, z = even_samples(3, 40), torch.tensor([1.05, 2.05, 2.05], dtype=torch.float64)
+    density = torch.zeros(3, 40, dtype=torch.float64)
+    density[0, 10] = 1e9  # all light ends at the point
+    density[1, 10] = 1e9  # and here before it, at 1.05
+    loss = distance_of_ends(density.view(-1), samples, z)
+    assert loss[0] < 1e-12 and float(loss[1]) == pytest.approx(math.log(2.05 / 1.05))
+    assert float(loss[2]) == FARTHEST  # nothing there: opaque anywhere near would be better
+
+
+def test_fog_before_a_point_does_not_make_up_for_light_that_passes_it() -> None:
+    """Half of the light ends before the point and half behind it, at its distance in the mean."""
+    samples, z = even_samples(1, 40), torch.tensor([2.05], dtype=torch.float64)
+    density = torch.zeros(40, dtype=torch.float64)
+    density[10], density[30] = math.log(2.0) / 0.1, 1e9  # at 1.05 and at 3.05
+    loss = distance_of_ends(density, samples, z)
+    assert float(loss) == pytest.approx(0.5 * (math.log(2.05 / 1.05) + math.log(3.05 / 2.05)))
+
+
+def test_gradients_clear_the_way_and_fill_the_place() -> None:
+    samples, z = even_samples(1, 40), torch.tensor([2.05], dtype=torch.float64)
+    density = torch.full((40,), 0.3, dtype=torch.float64, requires_grad=True)
+    distance_of_ends(density, samples, z).sum().backward()
+    assert density.grad is not None
+    assert (density.grad[:8] > 0.0).all() and (density.grad[18:23] < 0.0).all()
+    few = even_samples(2, 6)
+    values = torch.rand(12, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.tensor([1.7, 3.1], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda given: distance_of_ends(given, few, target), (values,))
+
+
+def test_rays_that_did_not_fit_count_for_nothing() -> None:
+    """A capacity that holds a part of the rays gives a finite loss of these alone."""
+    keypoints = ball_keypoints(ball_scene())
+    config = replace(tiny_config(), photo=PhotoConfig(depth_weight=1.0, depth_rays=64))
+    config = replace(config, train=replace(config.train, batch_samples=8, marched_per_trained=8))
+    config = replace(config, render=replace(config.render, prune=False))
+    model = Trainer(config, ball_scene(), keypoints=keypoints).model
+    seen: list[Tensor] = []
+
+    def place(*given: object, **options: object) -> tuple[PackedSamples, Tensor]:
+        samples, marched = place_samples(*given, **options)  # type: ignore[arg-type]
+        assert samples.n_rays_kept is not None
+        seen.append(samples.n_rays_kept)
+        return samples, marched
+
+    loss = keypoint_loss(model, step=0, fixed=True, first=0, place=place)
+    assert 0 < int(seen[0]) < 64 and math.isfinite(loss.item()) and loss.item() < FARTHEST
+
+
+def ball_keypoints(scene: Scene) -> Keypoints:
+    """The pixels in the middle of each picture of a ball, whose near side is known."""
+    index = torch.arange(len(scene))
+    rays = scene.cameras.rays(index, *(scene.cameras.size / 2.0).unbind(-1))
+    return Keypoints(rays, rays.origins.norm(dim=-1) - 0.9, torch.ones(len(scene)))
+
+
+def test_known_depths_of_ones_own_are_taken_and_checked() -> None:
+    scene = ball_scene()
+    config = replace(tiny_config(steps=2), photo=PhotoConfig(depth_weight=0.1))
+    trainer = Trainer(config, scene, keypoints=ball_keypoints(scene))
+    assert trainer.model.keypoints is not None and len(trainer.model.keypoints) == len(scene)
+    trainer.fit()
+    with pytest.raises(InputError, match="COLMAP reconstruction"):
+        Trainer(config, scene)
+    rays = Rays(torch.zeros(2, 3), torch.eye(3)[:2])
+    with pytest.raises(InputError, match=r"distances: expected one per ray, \(2,\), got \(3,\)"):
+        Keypoints(rays, torch.ones(3), torch.ones(2))
+
+
+def exact_keypoints(scene: Scene, n: int, seed: int) -> Keypoints:
+    """Random places of a built-in scene's pictures, at the distance of what they show."""
+    photo = torch.arange(len(scene)).repeat_interleave(n)
+    place = torch.rand(len(photo), 2, generator=torch.Generator().manual_seed(seed)) * scene.cameras.size[photo]
+    rays = scene.cameras.rays(photo, place[:, 0], place[:, 1])
+    distances = ray_distance(scene.name, rays)
+    hits = distances.isfinite()
+    return Keypoints(rays[hits], distances[hits], torch.ones(int(hits.sum())))
+
+
+def test_exact_distances_agree_with_the_pictures() -> None:
+    scene = builtin_scene("toybox", "test", resolution=24, n_views=2)
+    for index in range(2):
+        alpha = scene.images.image(index)[..., 3].reshape(-1)
+        hits = ray_distance("toybox", scene.cameras.image_rays(index)).isfinite()
+        assert torch.equal(hits[alpha == 1.0], torch.ones_like(hits[alpha == 1.0]))
+        assert not hits[alpha == 0.0].any() and (alpha == 1.0).any() and (alpha == 0.0).any()
+
+
+def test_few_views_with_known_depths_have_the_right_surfaces_elsewhere() -> None:
+    """Five pictures of the toy box, and how far away 241 places of them are: in views that were not trained on, rays
+    end nearer to the surface (half as far from it, with three seeds), and pictures get no worse (1.2 dB better)."""
+    few = builtin_scene("toybox", "train", resolution=40, n_views=5)
+    test = builtin_scene("toybox", "test", resolution=40, n_views=3)
+    known, asked = exact_keypoints(few, 120, 0), exact_keypoints(test, 120, 1)
+    base = preset("ngp-cpu")
+    base = replace(base, train=replace(base.train, steps=120, batch_samples=1 << 12))
+    error, psnr = {}, {}
+    for weight in (0.0, 0.05):
+        trainer = Trainer(replace(base, photo=PhotoConfig(depth_weight=weight, depth_rays=64)), few, keypoints=known)
+        trainer.fit()
+        model = trainer.model.eval()
+        with torch.no_grad():
+            depth = model.render_rays(asked.rays).depth
+        error[weight] = float((depth.clamp(min=1e-6) / asked.distances).log().abs().median())
+        psnr[weight] = evaluate(model, test, with_ssim=False).psnr
+    assert error[0.05] < 0.75 * error[0.0], error
+    assert psnr[0.05] > psnr[0.0], psnr
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+def test_it_is_captured_with_the_step(deterministic: None) -> None:
+    scene = builtin_scene("toybox", "train", resolution=100, n_views=6)
+    states = []
+    for capture in (True, False):
+        config = replace(preset("ngp"), photo=PhotoConfig(depth_weight=0.05))
+        config = replace(config, train=replace(config.train, steps=48, batch_samples=1 << 15, capture=capture))
+        trainer = Trainer(config, scene, device="cuda", keypoints=exact_keypoints(scene, 100, 0))
+        trainer.fit()
+        states.append(trainer.model.state_dict())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
