@@ -1,13 +1,17 @@
 """What learning each photo's exposure, look and depth buys where it should: two scenes whose trouble is known.
 
     python benchmarks/photos.py exposed OUTPUT.json --scene toybox --downscale 3 --steps 350 --seeds 0 1
-    python benchmarks/photos.py few OUTPUT.json --scene COLMAP_FOLDER --photos 12 --steps 400 --seeds 0 1
+    python benchmarks/photos.py few OUTPUT.json --scene COLMAP_FOLDER --photos 10 --steps 300 --seeds 0 1 2
+    python benchmarks/photos.py few OUTPUT.json --scene toybox --photos 5 --steps 300 --seeds 0 1 2
 
 `exposed` multiplies the odds of every training picture's colours by known gains per channel, as a camera that meters
 each photo for itself does, and scores test views as they were: without the switches, with exposure, with appearance,
-and trained on the pictures as they were. `few` trains a COLMAP scene on few of its photos, with and without the depth
-of its points, and scores the photos held out: PSNR, and how far the rays of their features end from the points, as the
-median of |log(depth / distance)|.
+and trained on the pictures as they were.
+
+`few` trains a COLMAP scene on few of its photos, with and without the depth of its points, or a built-in scene with and
+without exact depths at random places of its pictures. Scored are photos held out, by PSNR, and the rays through their
+features by where they end; the points of these are held out too, every fourth of COLMAP's. `depth_error` is the median
+of |log(depth / distance)|, `there` the share of the rays' light that ends within a tenth of the distance.
 """
 
 from __future__ import annotations
@@ -21,17 +25,21 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, PhotoConfig
+from nerfturbo.data.builtin_distance import ray_distance
 from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.images import ImagePool
-from nerfturbo.data.keypoints import load_keypoints
-from nerfturbo.data.scene import Scene, hold_out, load_scene
+from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, load_keypoints
+from nerfturbo.data.scene import Scene, hold_out, is_builtin, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
+from nerfturbo.ops.packed import packed_sum
 from nerfturbo.presets import preset
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.training.trainer import Trainer
 
 STRENGTH = 0.5  # of the gains, as a logarithm: one standard deviation
-FEATURES = 4096  # that depth is measured at
+EXACT_FEATURES = 200  # places per picture of a built-in scene
+HELD_OUT_POINTS = 4  # every fourth point is never trained with
+NEAR = 0.1  # of the distance
 
 
 def exposed(scene: Scene, seed: int) -> Scene:
@@ -47,48 +55,74 @@ def exposed(scene: Scene, seed: int) -> Scene:
     return replace(scene, images=ImagePool.from_images(torch.stack(pictures)))
 
 
-def trained(config: Config, scene: Scene, photo: PhotoConfig, seed: int, args: argparse.Namespace) -> Trainer:
-    config, _ = fitted_config(replace(config, photo=photo), scene)
-    limits = {"steps": args.steps, "seed": seed}
-    trainer = Trainer(replace(config, train=replace(config.train, **limits)), scene, device=args.device)
+def trained(config: Config, scene: Scene, args: argparse.Namespace, known: Keypoints | None = None) -> Trainer:
+    config, _ = fitted_config(config, scene, auto=preset("auto", torch.device(args.device).type))
+    config = replace(config, train=replace(config.train, steps=args.steps))
+    trainer = Trainer(config, scene, device=args.device, keypoints=known)
     trainer.fit()
     return trainer
 
 
-def depth_error(model: NerfModel, test: Scene) -> float:
-    """Median of |log(depth / distance)| over features of the test photos."""
-    points = load_keypoints(test)
-    some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:FEATURES]
-    rays, distances = points.rays[some], points.distances[some]
+def exact_keypoints(scene: Scene, seed: int) -> Keypoints:
+    """Random places of the pictures of a built-in scene that show something, and how far away it is."""
+    photo = torch.arange(len(scene)).repeat_interleave(EXACT_FEATURES)
+    place = torch.rand(len(photo), 2, generator=torch.Generator().manual_seed(seed)) * scene.cameras.size[photo]
+    rays = scene.cameras.rays(photo, place[:, 0], place[:, 1])
+    distances = ray_distance(scene.name, rays)
+    hits = distances.isfinite()
+    return Keypoints(rays[hits], distances[hits], torch.ones(int(hits.sum())))
+
+
+def known_depths(given: Scene, test: Scene) -> tuple[Keypoints, Keypoints]:
+    """Features of the training photos to train with, and those of held-out photos to score at, of other points."""
+    if is_builtin(given.source):
+        return exact_keypoints(given, 0), exact_keypoints(test, 1)
+    known, asked = load_keypoints(given, min_photos=TRAINED_PHOTOS), load_keypoints(test)
+    assert known.points is not None and asked.points is not None
+    return known[known.points % HELD_OUT_POINTS > 0], asked[asked.points % HELD_OUT_POINTS == 0]
+
+
+def depth_scores(model: NerfModel, points: Keypoints) -> dict[str, float]:
+    points = points.to(model.device)
     with torch.no_grad():
-        depth = model.render_rays(rays).depth
-    return float((depth.clamp(min=1e-6) / distances.to(depth)).log().abs().median())
+        out = model.render_rays(points.rays)
+    error = (out.depth.clamp(min=1e-6) / points.distances).log().abs()
+    samples = out.samples
+    assert samples is not None
+    away = (samples.midpoints() / points.distances[samples.ray_indices.long()] - 1.0).abs()
+    there = packed_sum(out.weights * (away < NEAR).float(), samples.offsets)
+    return {"depth_error": float(error.median()), "there": float(there.mean())}
 
 
-def score(trainer: Trainer, test: Scene, *, depth: bool) -> dict[str, float]:
+def score(trainer: Trainer, test: Scene, points: Keypoints | None = None) -> dict[str, float]:
     with trainer.optimizer.averaged():
         model = trainer.model.eval()
         result = {"psnr": evaluate(model, test, with_ssim=False).psnr}
-        return result | ({"depth_error": depth_error(model, test)} if depth else {})
+        return result | ({} if points is None else depth_scores(model, points))
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     base, rows = preset("auto", torch.device(args.device).type), []
-    given = load_scene(args.scene, "train", downscale=args.downscale)
-    if args.what == "exposed":
+    given, known, asked = load_scene(args.scene, "train", downscale=args.downscale), None, None
+    if args.what == "exposed" or is_builtin(args.scene):
         test = load_scene(args.scene, "test", downscale=args.downscale)
+    else:
+        given, test = hold_out(given, 8)
+    test = test.select(choose_views(len(test), args.views))
+    if args.what == "exposed":
         cases = {"": PhotoConfig(), "photo.exposure": PhotoConfig(exposure=True, lr=args.lr)}
         cases |= {"photo.appearance 8": PhotoConfig(appearance=8, lr=args.lr), "pictures as they were": PhotoConfig()}
     else:
-        given, test = hold_out(given, 8)
         given = given.select(choose_views(len(given), args.photos))
-        cases = {"": PhotoConfig(), "photo.depth-weight 0.05": PhotoConfig(depth_weight=0.05)}
-    test = test.select(choose_views(len(test), args.views))
+        known, asked = known_depths(given, test)
+        weights = {f"photo.depth-weight {weight:g}": PhotoConfig(depth_weight=weight) for weight in args.weights}
+        cases = {"": PhotoConfig()} | weights
     for seed in args.seeds:
         for name, photo in cases.items():
             scene = exposed(given, seed) if args.what == "exposed" and name != "pictures as they were" else given
-            trainer = trained(base, scene, photo, seed, args)
-            rows.append({"case": name, "seed": seed, **score(trainer, test, depth=args.what == "few")})
+            config = replace(base, photo=photo, train=replace(base.train, seed=seed))
+            trainer = trained(config, scene, args, known)
+            rows.append({"case": name, "seed": seed, **score(trainer, test, asked)})
             print(rows[-1], flush=True)
     return rows
 
@@ -103,11 +137,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=350)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--views", type=int, default=8)
+    parser.add_argument("--weights", type=float, nargs="*", default=[0.05], help="of depth, for few")
     parser.add_argument("--lr", type=float, default=PhotoConfig().lr)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     rows = run(args)
     protocol = f"{args.steps} steps of the preset that auto picks, pictures / {args.downscale}, {args.views} test views"
+    protocol += f", {args.photos} photos" if args.what == "few" else ""
     what = f"{args.what}: {Path(args.scene).name}"
     write_json(args.output, Record(what, protocol, args.seeds[0], rows, machine=machine(args.device)))
 
