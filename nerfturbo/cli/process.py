@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(asdict(verdict) | {"output": str(output)}))
     else:
         print(f"{verdict.text}\n{output}")
-    print(f"train it with: nerfturbo train {output}", file=sys.stderr)
+    print(f"train it with: {shlex.join(['nerfturbo', 'train', str(output)])}", file=sys.stderr)
     return 0
 
 

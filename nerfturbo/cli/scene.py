@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +169,7 @@ def _describe_unposed(args: InfoArgs) -> dict[str, Any] | None:
     if (folder / "sparse" / "0").is_dir():
         return None
     if args.plot is not None:
-        hint = f"find them first: nerfturbo process {source} {folder}"
+        hint = "find them first: " + shlex.join(["nerfturbo", "process", str(source), str(folder)])
         raise InputError("--plot", "a scene with poses", "pictures without", hint)
     photos = [] if is_video(source) else find_photos(source)
     facts = {"pictures": len(photos), "sizes": sorted({image_size(path) for path in photos})}
@@ -184,7 +185,9 @@ def _print_unposed(found: dict[str, Any], *, as_json: bool) -> int:
         f"{found['name']}: {found['format']}, without poses"
         + (f"; {found['pictures']} photos, {sizes}" if sizes else "")
     )
-    print(f"  `nerfturbo train {found['source']}` finds the poses first; `nerfturbo process` does that alone")
+    print(
+        f"  `nerfturbo train {shlex.quote(found['source'])}` finds the poses first; `nerfturbo process` does that alone"
+    )
     return 0
 
 

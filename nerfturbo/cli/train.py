@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -203,7 +204,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
             raise InputError(flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")
     run = open_run(str(args.resume))
     state = read_state(latest_checkpoint(run.path))
-    hint = f"train longer with a larger value, or score it again: nerfturbo eval {args.resume}"
+    hint = f"train longer with a larger value, or score it again: nerfturbo eval {shlex.quote(str(args.resume))}"
     if state.step >= config.train.steps:
         raise InputError("--steps", f"more than the {state.step} steps of the run", str(config.train.steps), hint)
     limit = config.train.time_limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,5 +81,5 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(finite(result | listed)))
         return 0
     print(f"batch of {train.batch_samples} samples (at most {train.max_rays} rays), learning rate {optim.lr:.3g}")
-    print(f"  nerfturbo train {args.scene} --config {args.output}")
+    print("  " + shlex.join(["nerfturbo", "train", args.scene, "--config", str(args.output)]))
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,12 +60,13 @@ def has_poses(source: Path) -> bool:
 def load_unposed(source: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
     """One split of photos or a video whose poses were found before; `Scene.source` stays the photos themselves."""
     folder = poses_folder(source)
+    command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
     if not (folder / "sparse" / "0").is_dir():
-        hint = f"`nerfturbo train` finds them, and so does: nerfturbo process {source} {folder}"
+        hint = f"`nerfturbo train` finds them, and so does: {command}"
         raise MissingPosesError(str(source), "pictures with poses", "pictures without", hint)
     scene = load_colmap(folder, split, downscale=downscale)
     notes = (f"poses found by COLMAP, kept in {folder}",)
     if not is_current(source, folder):
-        notes += (f"warning: the pictures have changed since; renew it with: nerfturbo process {source} {folder}",)
+        notes += (f"warning: the pictures have changed since; renew it with: {command}",)
     name = source.resolve().stem if is_video(source) else source.resolve().name
     return replace(scene, name=name, source=str(source), notes=notes + scene.notes)

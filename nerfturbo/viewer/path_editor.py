@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ class PathEditor:
         except OSError as error:
             self._said.content = f"could not be saved: {error.strerror}"
             return
-        self._said.content = f"saved; render it with `nerfturbo render RUN --path {file}`"
+        self._said.content = f"saved; render it with `nerfturbo render RUN --path {shlex.quote(str(file))}`"
 
     def _cameras(self, poses: Tensor) -> Cameras:
         """Cameras of the size of the scene's pictures, with the mean angle of the key views."""

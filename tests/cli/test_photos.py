@@ -37,25 +37,28 @@ def require_colmap() -> None:
 
 
 def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo) -> None:
-    """The poses are found once, beside the video; info, eval and a second training find them there."""
+    """The poses are found once, beside the video; info, eval and a second training find them there. Its name has spaces
+    and more than ASCII in it, and so has the command that is advised."""
     require_colmap()
     pytest.importorskip("imageio_ffmpeg", reason="nothing to write an MP4 with")
     pictures = [torch.from_numpy(photo_scene.picture(eye)) for eye in photo_scene.eyes(6)]
-    write_video(Path("walk.mp4"), pictures, fps=5)
-    shown = nerfturbo("scene", "info", "walk.mp4")
+    write_video(Path("der Weg ü.mp4"), pictures, fps=5)
+    shown = nerfturbo("scene", "info", "der Weg ü.mp4")
     assert shown.code == 0 and "photos or video, without poses" in shown.out
-    result = nerfturbo("train", "walk.mp4", "--steps", 2, "--downscale", 8, "--output", "run", *SMALL, "--json")
+    result = nerfturbo("train", "der Weg ü.mp4", "--steps", 2, "--downscale", 8, "--output", "run", *SMALL, "--json")
     assert result.code == 0, result.err
     assert "matcher exhaustive: all 15 pairs of 6 pictures" in result.err
     assert "good: 6 of 6 pictures registered" in result.err
-    assert open_run("run").read_config().data.source == str(Path("walk.mp4").resolve())
-    assert poses_folder(Path("walk.mp4")) == Path("walk_nerfturbo_colmap").resolve() and has_poses(Path("walk.mp4"))
+    assert open_run("run").read_config().data.source == str(Path("der Weg ü.mp4").resolve())
+    assert poses_folder(Path("der Weg ü.mp4")) == Path("der Weg ü_nerfturbo_colmap").resolve()
+    assert has_poses(Path("der Weg ü.mp4"))
     assert nerfturbo("eval", "run").code == 0
-    described = nerfturbo("scene", "info", "walk.mp4", "--json", "--plot", "plot.png").json
-    assert described["format"] == "photos or video" and described["name"] == "walk"
+    described = nerfturbo("scene", "info", "der Weg ü.mp4", "--json", "--plot", "plot.png").json
+    assert described["format"] == "photos or video" and described["name"] == "der Weg ü"
     assert described["splits"]["train"]["views"] == 5 and Path("plot.png").stat().st_size > 10_000
-    again = nerfturbo("process", "walk.mp4", "walk_nerfturbo_colmap", "--json")
+    again = nerfturbo("process", "der Weg ü.mp4", "der Weg ü_nerfturbo_colmap", "--json")
     assert again.code == 0 and again.json["registered"] == 6 and "4/4 poses: done before" in again.err
+    assert "train it with: nerfturbo train 'der Weg ü_nerfturbo_colmap'" in again.err
 
 
 def test_ctrl_c_ends_colmap_too_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -88,6 +91,11 @@ def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
     assert refused.code == 2 and "nerfturbo process room" in refused.err and not Path("a.png").exists()
     with pytest.raises(MissingPosesError, match="expected pictures with poses"):
         load_scene("room")
+    Path("room").rename("the room")
+    assert "`nerfturbo train 'the room'`" in nerfturbo("scene", "info", "the room").out
+    assert "nerfturbo process 'the room' " in nerfturbo("scene", "info", "the room", "--plot", "a.png").err
+    with pytest.raises(MissingPosesError, match="nerfturbo process 'the room' "):
+        load_scene("the room")
 
 
 def test_a_folder_that_cannot_be_written_keeps_its_poses_in_the_cache(
