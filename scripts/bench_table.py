@@ -43,7 +43,29 @@ def precision(values: dict[str, Any]) -> str:
         rows[-1] += [number(memory, ".0f", " MB"), number(line["peak_bytes_ratio"], ".2f")]
         rows[-1] += [number(line["psnr"], ".2f", " dB"), number(line["psnr_difference"], "+.2f"), str(line["skipped"])]
     headers = ["precision", "samples/s", "times fp32", "memory", "of fp32's", "PSNR", "dB more", "skipped"]
-    return table(headers, rows)
+    return "\n\n".join([table(headers, rows), *equal_time(values)])
+
+
+def equal_time(values: dict[str, Any]) -> list[str]:
+    """Where a coarse pass places fine samples: what a step takes, what fp32's time buys, and that in words."""
+    if not values.get("fine_samples"):
+        return []
+    steps, times = [], []
+    for search in values["fine_samples"]:
+        parts = [number(search["passes"][name], ".2f", " ms") for name in ("coarse", "fine", "rest")]
+        steps.append([search["kind"], *parts, number(search["step_ms"], ".2f", " ms")])
+        steps[-1] += [number(search["ratio"], ".2f"), str(search["fine_samples"])]
+    for line in values["same_time"]:
+        memory = None if line["peak_bytes"] is None else line["peak_bytes"] / 1e6
+        times.append([line["kind"], str(line["fine_samples"]), f"{line['steps']:.0f}", f"{line['seconds']:.1f} s"])
+        times[-1] += [f"{line['rays_per_second'] / 1e3:.1f} k", f"{line['samples_per_second'] / 1e6:.2f} M"]
+        times[-1] += [number(memory, ".0f", " MB"), number(line["psnr"], ".2f", " dB")]
+        times[-1] += [number(line["psnr_difference"], "+.2f"), number(line["ssim"], ".3f")]
+    headers = ["precision", "coarse pass", "fine pass", "rest", "a step", "times fp32's", "fine samples that fit"]
+    found = [table(headers, steps)]
+    headers = ["precision", "fine samples", "steps", "training", "rays/s", "samples/s", "memory"]
+    found += [table([*headers, "PSNR", "dB more", "SSIM"], times)] if times else []
+    return [*found, "\n".join(f"- {text}" for text in values["in_words"])]
 
 
 def trainers(values: dict[str, Any]) -> str:

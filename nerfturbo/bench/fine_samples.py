@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TWO_PASSES = ("hierarchy", "proposal")  # ways of sampling where a coarse look places fine samples
 MOST_TIMES = 8  # the config's fine samples: where the search ends unless told otherwise
 GRAIN = 16  # the search ends within a sixteenth of what fits
-BLOCKS = 5  # of steps, of each precision in turn; medians count
+BLOCKS, MORE_BLOCKS = 5, 15  # of steps, of each precision in turn, and where they disagree; medians count
 BLOCK_SECONDS, BLOCK_STEPS = 0.1, 64  # a block lasts so long, and has at most so many steps
 HOPELESS = 2.0  # times the budget: one block says enough
 PASS_STEPS, SLOW_SECONDS = 5, 1.0  # steps whose passes are timed apart; one alone if it is so slow
@@ -161,14 +161,20 @@ class StepTimer:
 
 
 def time_in_turn(own: Callable[[], float], base: Callable[[], float]) -> tuple[float, float]:
-    """Median seconds of a step of `own`, and the median over pairs of its ratio to `base`; one if it is hopeless."""
-    pairs: list[tuple[float, float]] = []
-    for _ in range(BLOCKS):
-        theirs = base()
-        pairs.append((own(), theirs))
-        if pairs[0][0] > HOPELESS * pairs[0][1]:
+    """Median seconds of a step of `own`, and the median over pairs of its ratio to `base`.
+
+    Who goes first alternates. One pair will do where it is hopeless, a few where all agree on who is faster.
+    """
+    seconds: list[float] = []
+    ratios: list[float] = []
+    for pair in range(MORE_BLOCKS):
+        first = base() if pair % 2 == 0 else None
+        seconds.append(own())
+        ratios.append(seconds[-1] / (base() if first is None else first))
+        agreed = pair + 1 >= BLOCKS and len({ratio <= 1.0 for ratio in ratios}) == 1
+        if agreed or ratios[0] > HOPELESS:
             break
-    return statistics.median(one for one, _ in pairs), statistics.median(one / two for one, two in pairs)
+    return statistics.median(seconds), statistics.median(ratios)
 
 
 def try_fine(

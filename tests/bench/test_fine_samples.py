@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch
 
 from nerfturbo.bench import fine_samples
 from nerfturbo.bench.fine_samples import (
-    BLOCKS,
+    MORE_BLOCKS,
     FineSearch,
     FineTrial,
     PassTimes,
@@ -65,15 +66,27 @@ def test_a_cap_below_the_next_doubling_holds() -> None:
 
 
 def test_a_machine_that_slows_down_slows_both() -> None:
-    load = itertools.count(1)  # every block takes longer than the one before
-    seconds, ratio = time_in_turn(lambda: 0.5 * next(load), lambda: 1.0 * next(load))
-    assert ratio == pytest.approx(0.5, rel=0.25)  # five blocks one after the other would say 0.5 * 8 / 3 = 1.33
-    assert seconds > 0.0
+    load = itertools.count(10)  # every block takes longer than the one before
+    _, ratio = time_in_turn(lambda: 0.97 * next(load), lambda: 1.0 * next(load))
+    assert ratio == pytest.approx(0.97, abs=0.04)  # one after the other they would seem 1.4 apart
+    assert (next(load) - 10) % 2 == 0
+
+
+def test_pairs_are_added_until_they_agree() -> None:
     asked: list[str] = []
-    one = time_in_turn(lambda: asked.append("own") or 3.0, lambda: asked.append("base") or 1.0)
-    assert one == (3.0, 3.0) and asked == ["base", "own"]
-    two = time_in_turn(lambda: asked.append("own") or 1.5, lambda: asked.append("base") or 1.0)
-    assert two == (1.5, 1.5) and len(asked) == 2 + 2 * BLOCKS
+
+    def clock(name: str, values: Iterator[float]) -> Callable[[], float]:
+        return lambda: asked.append(name) or next(values)
+
+    own, base = itertools.repeat(3.0), itertools.repeat(1.0)
+    assert time_in_turn(clock("own", own), clock("base", base)) == (3.0, 3.0) and asked == ["base", "own"]  # hopeless
+    asked.clear()
+    assert time_in_turn(clock("own", itertools.repeat(1.5)), clock("base", base)) == (1.5, 1.5)
+    assert asked == ["base", "own", "own", "base", "base", "own", "own", "base", "base", "own"]
+    asked.clear()
+    lucky = itertools.chain([0.8], itertools.repeat(1.1))  # one block of a machine that was busy with the other
+    seconds, ratio = time_in_turn(clock("own", lucky), clock("base", base))
+    assert (seconds, ratio) == (1.1, 1.1) and len(asked) == 2 * MORE_BLOCKS
 
 
 @pytest.mark.parametrize("name", ["hierarchy", "proposal"])

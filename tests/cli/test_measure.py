@@ -174,7 +174,7 @@ def _half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         speed = {"fp32": 1.0, "fp16": 0.5, "bf16": 3.0}[timer.kind.name]
         return 1e-3 * timer.trainer.config.train.batch_samples * speed
 
-    monkeypatch.setattr(fine_samples, "BLOCKS", 1)
+    monkeypatch.setattr(fine_samples, "MORE_BLOCKS", 1)
     monkeypatch.setattr(fine_samples, "PASS_STEPS", 1)
     monkeypatch.setattr(StepTimer, "seconds", seconds)
 
