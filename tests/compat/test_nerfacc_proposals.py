@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nerfturbo.compat.nerfacc as nerfacc
@@ -122,6 +123,22 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Copies(TorchFunctionMode):
+    """Names the calls that move numbers from the host to a device, or back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        device = str((kwargs or {}).get("device") or "cpu")
+        if func in (torch.tensor, torch.as_tensor) and device != "cpu":
+            self.found.append(func.__name__)
+        if func in (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__float__, Tensor.__int__):
+            self.found.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 def test_sampling_asks_for_few_kernels_however_many_rays() -> None:
     """A search that halves its range in torch costs seven calls for each doubling of the number of edges."""
 
@@ -132,7 +149,24 @@ def test_sampling_asks_for_few_kernels_however_many_rays() -> None:
             )
         return counted.n
 
-    assert calls(2) == calls(2000) < 200
+    assert calls(2) == calls(2000) < 150
+
+
+@pytest.mark.parametrize("kind", ["uniform", "lindisp"])
+def test_sampling_copies_no_numbers_to_the_device_which_would_wait_for_it(kind) -> None:
+    with Copies() as copies:
+        starts, _ = (
+            nerfacc.PropNetEstimator()
+            .to("meta")  # any device that is not the host
+            .sampling([lambda s, e: torch.ones_like(s)], [16], 8, 5, NEAR, FAR, kind, stratified=True)
+        )
+    assert starts.device.type == "meta" and copies.found == []
+
+
+def test_planes_may_be_tensors_one_for_each_ray() -> None:
+    near = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    starts, ends = nerfacc.PropNetEstimator().sampling([], [], 2, 2, near, 3.0, "uniform")  # type: ignore[arg-type]
+    assert starts.tolist() == [[1.0, 2.0], [2.0, 2.5]] and ends.tolist() == [[2.0, 3.0], [2.5, 3.0]]
 
 
 def test_no_rays_give_no_samples() -> None:

@@ -129,6 +129,20 @@ def test_the_estimator_learns_and_samples() -> None:
     close(run, 2e-2)
 
 
+def test_proposals_sample_without_waiting_for_the_device() -> None:
+    def run(device: str):
+        estimator = nerfacc.PropNetEstimator().to(device)
+        starts, ends = estimator.sampling([lambda s, e: s * e], [32], 16, 100, 1.0, 4.0, "lindisp")
+        yield from (starts, ends)
+
+    close(run)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        list(run("cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_the_networks_in_half_precision_and_their_gradients() -> None:
     config = {"otype": "HashGrid", "n_levels": 8, "log2_hashmap_size": 12, "base_resolution": 4}
     network = {"otype": "FullyFusedMLP", "n_neurons": 64, "n_hidden_layers": 2}

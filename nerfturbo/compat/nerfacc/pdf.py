@@ -57,28 +57,23 @@ def importance_sampling(
     """
     if cdfs.shape != intervals.vals.shape:
         raise InputError("cdfs", f"shape {tuple(intervals.vals.shape)}, as the edges", str(tuple(cdfs.shape)))
-    first, count = _chunks(intervals)
-    n_rays, device = first.shape[0], cdfs.device
-    bias = torch.rand(n_rays, device=device, dtype=cdfs.dtype) if stratified else cdfs.new_full((n_rays,), 0.5)
     if isinstance(n_intervals_per_ray, Tensor):
-        counts = n_intervals_per_ray.reshape(-1).long()
-        offsets = offsets_of_counts(counts)
-        rays = torch.repeat_interleave(torch.arange(n_rays, device=device), counts)
-        order = torch.arange(rays.shape[0], device=device) - offsets[rays]
-        centres = _invert(intervals.vals, cdfs, first, count, rays, (order + bias[rays]) / counts[rays])
-        return _flat_result(intervals.vals.reshape(-1), first, count, rays, order, counts, centres)
+        return _resample_ragged(intervals, cdfs, n_intervals_per_ray.reshape(-1).long(), stratified)
     number = int(n_intervals_per_ray)
     if number < 1:
         raise InputError("n_intervals_per_ray", "at least 1", str(number))
-    share = (torch.arange(number, device=device, dtype=cdfs.dtype) + bias[:, None]) / number
+    order = torch.arange(number, device=cdfs.device, dtype=cdfs.dtype)
     if intervals.vals.dim() > 1:
-        edges = intervals.vals.reshape(n_rays, intervals.vals.shape[-1])
-        centres = _invert_rows(edges, cdfs.reshape(edges.shape), share)
-        low, high = edges[:, :1], edges[:, -1:]
+        old = intervals.vals.flatten(0, -2)
+        n_rays, low, high = old.shape[0], old[:, :1], old[:, -1:]
+        share = (order + _bias(cdfs, n_rays, stratified)) / number
+        centres = _invert_rows(old, cdfs.flatten(0, -2), share)
     else:
-        rays = torch.arange(n_rays, device=device).repeat_interleave(number)
+        first, count = _chunks(intervals)
+        n_rays, low, high = first.shape[0], intervals.vals[first, None], intervals.vals[(first + count - 1), None]
+        share = (order + _bias(cdfs, n_rays, stratified)) / number
+        rays = torch.arange(n_rays, device=cdfs.device).repeat_interleave(number)
         centres = _invert(intervals.vals, cdfs, first, count, rays, share.flatten()).view(n_rays, number)
-        low, high = intervals.vals[first, None], intervals.vals[(first + count - 1), None]
     if number == 1:
         edges = torch.cat([low, high], dim=-1)
     else:
@@ -88,6 +83,26 @@ def importance_sampling(
         edges = torch.cat([start, between, end], dim=-1)
     batch = intervals.vals.shape[:-1] if intervals.vals.dim() > 1 else (n_rays,)
     return RayIntervals(edges.view(*batch, number + 1)), RaySamples(centres.view(*batch, number))
+
+
+def _bias(cdfs: Tensor, n_rays: int, stratified: bool) -> Tensor:
+    """(n_rays, 1): where in its share of the distribution each centre of a ray lies, at random or in the middle."""
+    if stratified:
+        return torch.rand(n_rays, 1, device=cdfs.device, dtype=cdfs.dtype)
+    return cdfs.new_full((n_rays, 1), 0.5)
+
+
+def _resample_ragged(
+    intervals: RayIntervals, cdfs: Tensor, counts: Tensor, stratified: bool
+) -> tuple[RayIntervals, RaySamples]:
+    """`importance_sampling` of another number of intervals on each ray."""
+    first, count = _chunks(intervals)
+    n_rays, device = first.shape[0], cdfs.device
+    bias = _bias(cdfs, n_rays, stratified)[:, 0]
+    rays = torch.repeat_interleave(torch.arange(n_rays, device=device), counts)
+    order = torch.arange(rays.shape[0], device=device) - offsets_of_counts(counts)[rays]
+    centres = _invert(intervals.vals, cdfs, first, count, rays, (order + bias[rays]) / counts[rays])
+    return _flat_result(intervals.vals.reshape(-1), first, count, rays, order, counts, centres)
 
 
 def _invert(vals: Tensor, cdfs: Tensor, first: Tensor, count: Tensor, rays: Tensor, share: Tensor) -> Tensor:

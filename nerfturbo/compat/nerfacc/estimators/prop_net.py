@@ -52,7 +52,7 @@ class PropNetEstimator(AbstractEstimator):
         if len(prop_sigma_fns) != len(prop_samples):
             got = f"{len(prop_sigma_fns)} and {len(prop_samples)}"
             raise InputError("prop_sigma_fns and prop_samples", "the same number", got)
-        cdfs = torch.tensor([0.0, 1.0], device=self.device).expand(n_rays, 2).contiguous()
+        cdfs = torch.arange(2, dtype=torch.float32, device=self.device).expand(n_rays, 2).contiguous()
         intervals = RayIntervals(vals=cdfs)
         for sigma_fn, number in zip(prop_sigma_fns, prop_samples, strict=True):
             intervals, _ = importance_sampling(intervals, cdfs, number, stratified)
@@ -132,7 +132,11 @@ def _transform_stot(transform_type: str, s_vals: Tensor, t_min: Any, t_max: Any)
     """Normalised distances in [0, 1] to t, evenly in t or in 1 / t."""
     if transform_type not in _WARPS:
         raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
-    near, far = (torch.as_tensor(limit, dtype=s_vals.dtype, device=s_vals.device) for limit in (t_min, t_max))
+    # Numbers stay with the host, as tensors without dimensions may: to copy them to a device would wait for it.
+    near, far = (
+        limit.to(s_vals) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=s_vals.dtype)
+        for limit in (t_min, t_max)
+    )
     return spread(s_vals, near, far, kind=_WARPS[transform_type])
 
 
