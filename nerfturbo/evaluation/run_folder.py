@@ -11,6 +11,7 @@ report.html    all of it on one page that needs no other file
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -129,11 +130,18 @@ def open_run(path: str | Path) -> RunFolder:
     hint = "a run folder is what `nerfturbo train` writes"
     if not run.path.is_dir():
         got = "a file" if run.path.exists() else "no such folder"
-        raise InputError(str(run.path), "a run folder", got, hint)
+        newest = _newest_of(run.path)
+        raise InputError(str(run.path), "a run folder", got, hint if newest is None else f"the newest one is {newest}")
     if not run.config_file.is_file():
         raise InputError(str(run.path), "a run folder with config.json", "none in it", hint)
     run.read_config()
     return run
+
+
+def _newest_of(path: Path) -> Path | None:
+    """The last run of a scene that is named without its time: runs/fox-20260130-101500 for runs/fox."""
+    runs = path.parent.glob(f"{glob.escape(path.name)}-*") if path.parent.is_dir() else ()
+    return max((run for run in runs if RunFolder(run).config_file.is_file()), default=None, key=lambda run: run.name)
 
 
 def check_writable(path: Path) -> Path:

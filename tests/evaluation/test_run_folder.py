@@ -109,3 +109,16 @@ def test_the_log_survives_a_cut_line_and_is_trimmed(tmp_path: Path) -> None:
     assert [record["step"] for record in run.read_log()] == [1, 10, 20]
     assert [record["step"] for record in run.trim_log(10)] == [1, 10]
     assert len(run.log_file.read_text().splitlines()) == 2
+
+
+def test_a_run_named_without_its_time_is_refused_with_the_newest_of_that_name(tmp_path: Path) -> None:
+    for name in ("fox [1]-20260130-101500", "fox [1]-20260131-080000", "fox [1]-20260201-090000"):
+        (tmp_path / name).mkdir()
+        if "0201" not in name:  # a folder of something else
+            (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"got no such folder; the newest one is .*fox \[1\]-20260131-080000$"):
+        open_run(tmp_path / "fox [1]")
+    with pytest.raises(InputError, match=r"a run folder is what `nerfturbo train` writes$"):
+        open_run(tmp_path / "fern")
+    with pytest.raises(InputError, match=r"a run folder is what `nerfturbo train` writes$"):
+        open_run(tmp_path / "nowhere" / "fox")
