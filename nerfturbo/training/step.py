@@ -36,12 +36,6 @@ def backward(loss: Tensor, scale: Tensor | None) -> None:
         (loss if scale is None else loss * scale.to(loss.dtype)).backward()
 
 
-def backward_and_update(loss: Tensor, optimizer: Optimizer) -> None:
-    """Scale, differentiate, update. A loss without gradient (no samples at all) still closes the step."""
-    backward(loss, gradient_scale(optimizer))
-    optimizer.step()
-
-
 def mean_result(results: list[StepResult]) -> StepResult:
     """Several batches of one step as one: mean losses, sums of what was trained."""
     if len(results) == 1:
