@@ -84,7 +84,7 @@ def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> 
             raise InputError(where, f"a camera of cameras{ending}", f"camera {image.camera}", hint)
         path = find_image(pictures, image.name, where, shorten=False)
         if path is not None:
-            views.append(View(path, _pose(image, where), lenses[image.camera]))
+            views.append(View(path, pose_of(image, where), lenses[image.camera]))
     views, split_note = held_out(views)
     points_file = model / f"points3D{ending}"
     points = read_points(points_file) if points_file.is_file() else None
@@ -140,7 +140,8 @@ def lens_of(camera: ColmapCamera, what: str) -> Lens:
     ).checked(what)
 
 
-def _pose(image: ColmapImage, what: str) -> Tensor:
+def pose_of(image: ColmapImage, what: str) -> Tensor:
+    """(3, 4) float64, camera to world, OpenGL axes; errors name `what`."""
     quaternion = torch.tensor(image.quaternion, dtype=torch.float64)
     translation = torch.tensor(image.translation, dtype=torch.float64)
     length = float(quaternion.norm())

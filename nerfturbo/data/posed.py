@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import InputError
 from .cameras import CameraModel, Cameras
 from .images import is_transparent, load_images, same_shape
+from .jumps import jump_notes
 from .masks import find_mask, mask_notes
 from .ndc import wants_ndc
 from .placement import Placement, place, place_in_ndc, placed_poses
@@ -144,7 +145,7 @@ def posed_scene(
         source=str(folder),
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
-        notes=notes + placement.notes + mask_notes(images, masks),
+        notes=notes + placement.notes + jump_notes(poses, [view.image for view in views]) + mask_notes(images, masks),
         files=tuple(str(views[index].image) for index in chosen),
     )
 

@@ -29,14 +29,15 @@ from . import video_frames
 from .documents import read_json
 from .photos import Photo, copy_photos, is_video, require_photos, share_one_camera
 from .process_config import ProcessConfig
-from .sfm import Extraction, Matcher, Tool, open_tool
-from .verdict import Verdict, judge, largest_model
+from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, open_tool
+from .verdict import Verdict, judge, largest_model, model_jumps
 
 STATE_FILE = "process.json"
 EXHAUSTIVE_PHOTOS = 120  # 7,140 pairs; beyond, the order of names says who is near whom
 EXHAUSTIVE_FRAMES = 40
 RICH_LENS_PICTURES = 20  # of one camera: enough to find eight numbers of a lens instead of four
 FEATURES_CPU, FEATURES_GPU = 4096, 8192
+ENOUGH = 0.9  # of the frames must have a place where neighbours alone decide
 _VERSION = 1
 
 
@@ -262,15 +263,56 @@ class _Process:
         part.mkdir()
         self.tool.map(self.work.folder / "matches.db", self.work.images, part, self.work.log, self.report.update)
         best, sizes = largest_model(part, str(self.source))
+        if self.from_video and (jumps := model_jumps(best)):
+            best, sizes = self._without_jumps(best, sizes, jumps)
         shutil.copytree(best, sparse / "0")
         remove(self.work.sparse)
         os.replace(sparse, self.work.sparse)
         remove(part)
+        remove(self.work.folder / "neighbours.part")
         said = f"{sizes[0]} pictures placed"
         if len(sizes) > 1:
             others = ", ".join(map(str, sizes[1:]))
             said += f", the largest of {len(sizes)} models that do not join (the others: {others} pictures)"
         return {"said": said, "models": sizes}
+
+    def _without_jumps(self, best: Path, sizes: list[int], jumps: tuple[str, ...]) -> tuple[Path, list[int]]:
+        """Frames placed once more by what neighbours share alone; that model, if it has as many frames and no jump.
+
+        A thing that looks the same from two sides matches between frames that are far apart, and only between those.
+        """
+        for jump in jumps:
+            self.report.note(jump)
+        self.report.phase("4/4 poses, from neighbouring frames alone")
+        database, part = self.work.folder / "neighbours.db", self.work.folder / "neighbours.part"
+        remove(part)
+        part.mkdir()
+        _remove_database(database)
+        shutil.copyfile(self.work.folder / "matches.db", database)
+        keep_neighbours(database, OVERLAP)
+        self.tool.map(database, self.work.images, part, self.work.log, self.report.update)
+        _remove_database(database)
+        again, counts = best, [0]
+        with contextlib.suppress(InputError):  # too few matches are left
+            again, counts = largest_model(part, str(self.source))
+        if counts[0] >= ENOUGH * sizes[0] and not model_jumps(again):
+            self.report.note("4/4 poses: from neighbouring frames alone the walk is smooth")
+            return again, counts
+        self.report.note(
+            f"4/4 poses: kept as they were, for neighbours alone place {counts[0]} frames, or jump as well"
+        )
+        return best, sizes
+
+
+def keep_neighbours(database: Path, most: int) -> None:
+    """Forget the matches of pictures more than `most` apart in the order of their names."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        names = connection.execute("SELECT image_id FROM images ORDER BY name").fetchall()
+        order = {number: index for index, (number,) in enumerate(names)}
+        for table in ("two_view_geometries", "matches"):
+            pairs = [pair for (pair,) in connection.execute(f"SELECT pair_id FROM {table}").fetchall()]
+            far = [pair for pair in pairs if abs(order[pair % PAIRS] - order[pair // PAIRS]) > most]
+            connection.executemany(f"DELETE FROM {table} WHERE pair_id = ?", [(pair,) for pair in far])
 
 
 def remove(path: Path) -> None:

@@ -28,6 +28,7 @@ INSTALL = (
     "install COLMAP (`apt install colmap`, `brew install colmap`, `conda install -c conda-forge colmap`) "
     "or its Python package (`pip install pycolmap`)"
 )
+PAIRS = 2147483647  # COLMAP stores the numbers of two pictures as one: first * this + second
 OVERLAP = 10  # neighbours on each side that a video frame is matched with, beside those 16, 32, 64, ... away
 _PYCOLMAP_STAGE = Path(__file__).with_name("sfm_pycolmap.py")
 _PATIENCE = 5.0  # seconds that an interrupted process gets to end by itself

@@ -7,8 +7,13 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..errors import InputError
+from .colmap import pose_of
 from .colmap_files import read_cloud, read_images
+from .jumps import jump_notes
+from .sfm import PAIRS
 
 GOOD_SHARE, USABLE_SHARE = 0.9, 0.6
 LARGE_ERROR = 1.5  # pixels, of the size that features were found in
@@ -50,6 +55,7 @@ def largest_model(models: Path, source: str) -> tuple[Path, list[int]]:
 
 def judge(model: Path, work: Path, names: list[str], matcher: str) -> Verdict:
     """Read a finished model; `names` are the pictures that went into it, `work` has the database of matches."""
+    walk = model_jumps(model)
     registered = {image.name for image in read_images(model / "images.bin")}
     cloud = read_cloud(model / "points3D.bin")
     known = cloud.errors[cloud.errors > 0.0]
@@ -57,10 +63,19 @@ def judge(model: Path, work: Path, names: list[str], matcher: str) -> Verdict:
     missing = tuple(name for name in names if name not in registered)
     share = len(registered) / len(names)
     quality = "good" if share >= GOOD_SHARE else ("usable" if share >= USABLE_SHARE else "poor")
-    if quality == "good" and error > LARGE_ERROR:
+    if quality == "good" and (error > LARGE_ERROR or walk):
         quality = "usable"
-    advice = _advice(missing, error, share, matcher, _partners(work / "matches.db"))
+    advice = (*walk, *_advice(missing, error, share, matcher, _partners(work / "matches.db")))
     return Verdict(len(registered), len(names), cloud.positions.shape[0], error, missing, quality, advice)
+
+
+def model_jumps(model: Path) -> tuple[str, ...]:
+    """What is to be said where the cameras of a finished model jump, in the order of their pictures' names."""
+    images = read_images(model / "images.bin")
+    if not images:
+        return ()
+    poses = torch.stack([pose_of(image, f"{model / 'images.bin'}: image {image.number}") for image in images])
+    return jump_notes(poses, [Path(image.name) for image in images])
 
 
 def _advice(
@@ -95,7 +110,7 @@ def _partners(database: Path) -> dict[str, int] | None:
     except sqlite3.DatabaseError:  # the words it serves are not worth an error
         return None
     for (pair,) in pairs:
-        for number in (pair % 2147483647, pair // 2147483647):  # COLMAP's way to store two numbers as one
+        for number in (pair % PAIRS, pair // PAIRS):
             name = names.get(number)
             if name is not None:
                 counts[name] = counts.get(name, 0) + 1
