@@ -61,7 +61,7 @@ def equal_time(values: dict[str, Any]) -> list[str]:
         times[-1] += [f"{line['rays_per_second'] / 1e3:.1f} k", f"{line['samples_per_second'] / 1e6:.2f} M"]
         times[-1] += [number(memory, ".0f", " MB"), number(line["psnr"], ".2f", " dB")]
         times[-1] += [number(line["psnr_difference"], "+.2f"), number(line["ssim"], ".3f")]
-    headers = ["precision", "coarse pass", "fine pass", "rest", "a step", "times fp32's", "fine samples that fit"]
+    headers = ["precision", "coarse pass", "fine pass", "rest", "a step", "times fp32's", "fine samples to train with"]
     found = [table(headers, steps)]
     headers = ["precision", "fine samples", "steps", "training", "rays/s", "samples/s", "memory"]
     found += [table([*headers, "PSNR", "dB more", "SSIM"], times)] if times else []

@@ -40,7 +40,7 @@ STEP_COLUMNS = {
     "rest": "rest, ms",
     "step_ms": "a step, ms",
     "ratio": "times fp32's",
-    "fine_samples": "fine samples that fit",
+    "fine_samples": "fine samples to train with",
 }
 TIME_COLUMNS = {
     "kind": "precision",
@@ -73,14 +73,12 @@ def plots(result: PrecisionResult) -> dict[str, str]:
 
 def time_plots(result: PrecisionResult) -> dict[str, str]:
     """SVG texts by file name: how a step grows with the fine samples, and what those in fp32's time do to scores."""
-    found, searches = {}, list(result.searches.values())
-    base = next((search for search in searches if not search.trials), None)
-    if searches:
-        curves = [Curve(one.kind, *_growth(one)) for one in searches if one.trials]
-        if base is not None and base.step_ms is not None:
-            last = max([base.fine_samples, *(x for curve in curves for x in curve.x)])
-            curves.insert(0, Curve("fp32's step", [base.fine_samples, last], [base.step_ms] * 2))
-        labels = {"x_label": "fine samples per ray", "y_label": "a step, ms"}
+    found = {}
+    curves = [Curve(one.kind, *_growth(one)) for one in result.searches.values() if len(one.trials) > 1]
+    if curves:
+        ends = [min(x for curve in curves for x in curve.x), max(x for curve in curves for x in curve.x)]
+        labels = {"x_label": "fine samples per ray", "y_label": "a step, times fp32's"}
+        curves.insert(0, Curve("fp32's step", ends, [1.0, 1.0]))
         found["step_over_fine_samples"] = line_chart("What fits into fp32's step", curves, **labels)
     runs = [run for run in result.same_time if run.seed == result.same_time[0].seed]
     if runs:
@@ -91,11 +89,9 @@ def time_plots(result: PrecisionResult) -> dict[str, str]:
 
 
 def _growth(search: FineSearch) -> tuple[list[float], list[float]]:
-    """Fine samples and milliseconds of the trials, in order."""
-    timed = sorted(
-        (trial.fine_samples, trial.milliseconds) for trial in search.trials if trial.milliseconds is not None
-    )
-    return [float(n) for n, _ in timed], [ms for _, ms in timed]
+    """Fine samples of the trials and their ratio to fp32's step, in order."""
+    timed = sorted((trial.fine_samples, trial.ratio) for trial in search.trials if trial.ratio is not None)
+    return [float(n) for n, _ in timed], [ratio for _, ratio in timed]
 
 
 def precision_page(result: PrecisionResult, title: str) -> str:
@@ -131,7 +127,9 @@ def _table(lines: Sequence[dict[str, Any]], columns: dict[str, str] = BATCH_COLU
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return escape(str(value))
 
 
 def _pictures(images: dict[str, Tensor]) -> str:

@@ -221,7 +221,7 @@ def _step_table(result: PrecisionResult) -> Table:
     from ..bench.precision_page import step_lines
 
     headers = ("precision", "coarse pass", "fine pass", "rest", "step", "times fp32's", "fine")
-    table = _table("milliseconds, and the fine samples per ray of fp32's time", *headers)
+    table = _table("milliseconds, and the fine samples per ray to train with", *headers)
     forms = dict.fromkeys(("coarse", "fine", "rest", "step_ms"), ".2f") | {"ratio": ".2f", "fine_samples": "d"}
     for line in step_lines(result):
         table.add_row(line["kind"], *_cells(line, forms))

@@ -175,6 +175,7 @@ def _half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1e-3 * timer.trainer.config.train.batch_samples * speed
 
     monkeypatch.setattr(fine_samples, "MORE_BLOCKS", 1)
+    monkeypatch.setattr(fine_samples, "_tidy", lambda device: None)
     monkeypatch.setattr(fine_samples, "PASS_STEPS", 1)
     monkeypatch.setattr(StepTimer, "seconds", seconds)
 
@@ -203,6 +204,9 @@ def test_saved_time_buys_fine_samples(nerfturbo: Nerfturbo, scene: Path, tmp_pat
     assert "Saved time spent on fine samples" in page and "|fp16 with 12 fine samples - fp32|" in page
     assert (tmp_path / "precision-step_over_fine_samples.svg").is_file()
     assert (tmp_path / "precision-equal_time.svg").is_file()
+    script = Path(__file__).parents[2] / "scripts" / "bench_table.py"
+    printed = subprocess.run([sys.executable, script, output], capture_output=True, text=True, check=True).stdout
+    assert "| fine samples to train with |" in printed and "\n| fp16 | 12 | 4 |" in printed
 
 
 def test_equal_time_refuses_what_it_cannot_do(nerfturbo: Nerfturbo, scene: Path) -> None:
