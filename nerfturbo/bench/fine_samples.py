@@ -126,7 +126,8 @@ def most_fine(fits: Callable[[int], bool], start: int, most: int) -> int:
 
 
 class StepTimer:
-    """Steps of one precision as training runs them: recorded, on a GPU. The grid's updates are not in them."""
+    """Steps of one precision as training runs them: recorded, on a GPU. They begin behind the first update of the grid,
+    which looks at all of its cells."""
 
     def __init__(self, config: Config, scene: Scene, kind: Kind, *, device: torch.device) -> None:
         rays = max(1, config.train.max_rays)
