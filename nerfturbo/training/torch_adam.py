@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from ..config import OptimConfig
 from ..fields.field import Carry
 from ..ops.adam import AdamState, adam_update, check_gradients, finish_step
-from .groups import parameter_groups
+from .groups import level_decays, parameter_groups
 
 
 class FieldAdam(torch.optim.Optimizer):
-    """Adam over the parameters of a model with the rules of the native trainer: weight decay for networks alone, hash
-    entries without a gradient left as they are where the config says so, no step from a gradient that is not finite.
+    """Adam over the parameters of a model with the rules of the native trainer: weight decay for networks alone, a
+    decay of their own for the levels of hash tables, hash entries without a gradient left as they are where the config
+    says so, no step from a gradient that is not finite.
 
     Gradient scalers, schedulers and clipping work as with any other optimizer.
     """
@@ -27,6 +29,14 @@ class FieldAdam(torch.optim.Optimizer):
         self._rules = [group.rule for group in groups]
         own = [{"params": [parameter for _, parameter in group.named], "lr": group.rate} for group in groups]
         super().__init__(own, {"lr": config.lr})
+        self._table_decay = config.table_decay
+        self._tables = {name for group in groups if group.is_table for name, _ in group.named}
+        self._decays = self._level_decays(model)
+
+    def _level_decays(self, model: nn.Module) -> dict[Tensor, tuple[tuple[int, int, float], ...]]:
+        """First and last value and decay of the parts of each hash table that decay alike."""
+        tables = [parameter for parameter, name in self.names.items() if name in self._tables]
+        return {table: level_decays(model, [table], self._table_decay) for table in tables}
 
     @torch.no_grad()
     def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
@@ -43,6 +53,7 @@ class FieldAdam(torch.optim.Optimizer):
                     moved = None if carry is None else carry(f"{name}.{kind}".removeprefix("field."), state[kind])
                     state[kind] = torch.zeros_like(parameter) if moved is None else moved
             self.state[parameter] = state
+        self._decays = self._level_decays(model)
 
     def _shared(self, device: torch.device) -> dict[str, Any]:
         """Counters of the whole optimizer; they live in the state of its first parameter."""
@@ -74,15 +85,12 @@ class FieldAdam(torch.optim.Optimizer):
         for group, touched, rule in zip(self.param_groups, groups, self._rules, strict=True):
             rate = torch.tensor(float(group["lr"]), device=device)
             for parameter in touched:
-                moments = self._moments(parameter)
-                adam_update(
-                    parameter.data,
-                    parameter.grad.contiguous(),
-                    AdamState(moments["first"], moments["second"], shared["step"]),
-                    rate,
-                    rule=rule,
-                    found_inf=found_inf,
-                )
+                moments, grad = self._moments(parameter), parameter.grad.contiguous()
+                flat = [one.view(-1) for one in (parameter.data, grad, moments["first"], moments["second"])]
+                for first, last, decay in self._decays.get(parameter) or [(0, grad.numel(), rule.weight_decay)]:
+                    values, grads, mean, square = (one[first:last] for one in flat)
+                    state, own = AdamState(mean, square, shared["step"]), replace(rule, weight_decay=decay)
+                    adam_update(values, grads, state, rate, rule=own, found_inf=found_inf)
         finish_step(shared["step"], found_inf, skipped=shared["skipped"])
         return loss
 
