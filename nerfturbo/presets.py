@@ -85,11 +85,14 @@ _PRESETS: dict[str, Config] = {
         preset="proposal",
         grid=GridConfig(resolution=64, update_every=64),
         field=FieldConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
-        sampling=SamplingConfig(kind="proposal", n_samples=48, coarse_samples=(256, 96), near_gradient=0.2),
+        sampling=SamplingConfig(
+            kind="proposal", n_samples=48, coarse_samples=(256, 96), distortion=0.01, near_gradient=1.0
+        ),
         optim=OptimConfig(
             hold_fraction=0.2,
             final_lr_fraction=0.03,
             weight_decay=0.0,
+            table_decay=0.1,
             skip_untouched=False,
             ema_decay=0.999,
             ema_every=16,
@@ -113,7 +116,7 @@ _PRESETS: dict[str, Config] = {
             proposal_resolutions=(64, 128),
         ),
         render=RenderConfig(steps_per_diagonal=512),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, skip_untouched=False),
+        optim=OptimConfig(lr=2e-2, weight_decay=0.0, table_decay=0.1, skip_untouched=False),
         train=TrainConfig(steps=1500, batch_samples=24 * 512, max_rays=512, initial_rays=512),
     ),
     "hierarchy": Config(

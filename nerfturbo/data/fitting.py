@@ -12,6 +12,7 @@ from .scene import Scene
 
 UNBOUNDED_CONE_STEPS = 4.0  # over the steps per diagonal: 1/256 for 1024 of them, as instant-ngp has it
 UNBOUNDED_ALPHA_THRE = 1e-2
+UNBOUNDED_NEAR_GRADIENT = 1.0  # half boxes before the cameras, where floaters grow: docs/unbounded.md has the scores
 UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 FOLLOW_TIME = ("tnerf", "dnerf", "ngp-time")  # kinds of fields that see time
@@ -91,7 +92,7 @@ def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
 
 def _nested(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
     """Boxes in boxes, each twice as large as the one before, with steps that grow as they do."""
-    grid, render, field = config.grid, config.render, config.field
+    grid, render, field, sampling = config.grid, config.render, config.field, config.sampling
     notes = [f"unbounded: grid.levels {levels}"]
     grid = replace(grid, levels=levels)
     if render.steps_per_diagonal == _COARSE_STEPS:
@@ -110,4 +111,7 @@ def _nested(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
     if levels > _LEVELS_AT_FULL_RESOLUTION and 32 < grid.resolution <= 64:
         grid = replace(grid, resolution=32)
         notes.append("grid.resolution 32")
-    return replace(config, grid=grid, render=render, field=field), (", ".join(notes),)
+    if sampling.near_gradient == 0.0:
+        sampling = replace(sampling, near_gradient=UNBOUNDED_NEAR_GRADIENT)
+        notes.append(f"sampling.near_gradient {UNBOUNDED_NEAR_GRADIENT:g}")
+    return replace(config, grid=grid, render=render, field=field, sampling=sampling), (", ".join(notes),)

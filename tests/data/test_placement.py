@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig
+from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, SamplingConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.data.fitting import fitted_config
@@ -106,6 +106,9 @@ def test_unbounded_scenes_adjust_plain_configs_only() -> None:
     config, notes = fitted_config(Config(), scene)
     assert (config.grid.levels, config.render.cone_angle, config.render.alpha_thre) == (4, 1.0 / 256.0, 1e-2)
     assert config.field.max_resolution == 2048 * 8 and "grid.levels 4" in notes[0]
+    assert config.sampling.near_gradient == 1.0 and "sampling.near_gradient 1" in notes[0]
+    near = Config(sampling=SamplingConfig(near_gradient=0.5))
+    assert fitted_config(near, scene)[0].sampling == near.sampling
     assert fitted_config(config, scene) == (config, ())
     chosen = Config(grid=GridConfig(levels=2), render=RenderConfig(cone_angle=0.1))
     assert fitted_config(chosen, scene)[0] == chosen

@@ -299,7 +299,7 @@ def test_every_switch_has_its_row() -> None:
             assert replace(rows[f"+ {name}"], **{stage: getattr(config, stage)}) == config  # and nothing else changed
     proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
     assert {
-        "+ decay of hash levels",
+        "no decay of hash levels",
         "+ pixels of four rays",
         "density of 1 at the start",
     } <= proposed and "+ thinned samples" not in proposed
