@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..evaluation.run_folder import RunFolder, open_run
 from ..ops import use_backend
 from ..rendering.model import NerfModel
+from ..rendering.rounds import rendering_within
 from ..training.checkpoint import CheckpointState, latest_checkpoint, read_state
 from ..training.trainer import load_model
 from ..types import Aabb
@@ -40,6 +41,13 @@ def with_pictures(opened: OpenRun, refine: int | None, rays: int | None) -> Open
     render = replace(opened.config.render, **{name: value for name, value in given.items() if value is not None})
     opened.model.config = replace(opened.model.config, render=render)
     return replace(opened, config=replace(opened.config, render=render))
+
+
+def rendering_memory(megabytes: float | None) -> contextlib.AbstractContextManager[None]:
+    """`--max-memory`: inside, pictures are rendered within so many megabytes."""
+    if megabytes is not None and not 0.0 < megabytes < float("inf"):
+        raise InputError("--max-memory", "megabytes > 0", f"{megabytes:g}")
+    return rendering_within(None if megabytes is None else max(1, int(megabytes * 1e6)))
 
 
 def load_run(path: str, device: str) -> OpenRun:

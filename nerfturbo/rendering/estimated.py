@@ -20,7 +20,7 @@ from ..types import Aabb, PackedSamples, Rays, RenderOutput
 from .losses import weigh_gradient
 from .photos import PhotoCorrections
 from .render import field_functions
-from .rounds import default_memory
+from .rounds import default_memory, given_memory
 
 Places = OccupancyGrid | RayEstimator  # what places samples
 PROPOSAL_BYTES = 96  # per sample of a proposal that does not say: place, position, encoding, density, weight
@@ -129,7 +129,7 @@ def rays_at_once(estimator: RayEstimator, memory: int, sample_bytes: int) -> int
 def part_memory(device: torch.device) -> int:
     """Bytes that a part of a picture may take unless told otherwise: a part is some hundred launches whatever its
     size, so that a large GPU is given large ones."""
-    if device.type != "cuda":
+    if device.type != "cuda" or given_memory() is not None:
         return default_memory(device, many_launches=True)
     least, most = PART_BYTES
     return min(most, max(least, int(PART_SHARE * torch.cuda.get_device_properties(device).total_memory)))

@@ -8,7 +8,9 @@ samples may be in flight, not by the picture or by how full the grid is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,8 +66,36 @@ LEAST = Budget(1 << 10, 1 << 13)
 MORE_MEMORY = 4  # times as much on a GPU where a round or a part is many launches, which cost the same for any size
 
 
+_GIVEN: ContextVar[int | None] = ContextVar("nerfturbo_rendering_memory", default=None)
+
+
+@contextmanager
+def rendering_within(max_memory: int | None) -> Iterator[None]:
+    """Inside, pictures are rendered within `max_memory` bytes beside themselves where a call names no other number.
+    None leaves it to the device.
+
+    >>> with rendering_within(1 << 24):
+    ...     default_memory(torch.device("cpu"))
+    16777216
+    """
+    if max_memory is not None and max_memory < 1:
+        raise InputError("max_memory", "a number of bytes > 0", str(max_memory))
+    token = _GIVEN.set(max_memory)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def given_memory() -> int | None:
+    """What `rendering_within` says, if it does."""
+    return _GIVEN.get()
+
+
 def default_memory(device: torch.device, *, many_launches: bool = False) -> int:
-    """Bytes that rendering takes unless told otherwise."""
+    """Bytes that rendering takes unless a call says otherwise."""
+    if (given := given_memory()) is not None:
+        return given
     memory = _COSTS.get(device.type, _COSTS["cuda"]).memory
     return memory * MORE_MEMORY if many_launches and device.type != "cpu" else memory
 

@@ -45,6 +45,17 @@ def test_a_broken_sequence_is_gone_on_with(nerfturbo: Nerfturbo, run_folder: Pat
     assert other.code == 2 and "--overwrite" in other.err and [file.read_bytes() for file in files] == before
 
 
+def test_less_memory_gives_the_same_pixels(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    words = ["render", run_folder, "--path", "test", "--frames", 1, *REFERENCE]
+    assert nerfturbo(*words, "--output", "a").code == 0
+    assert nerfturbo(*words, "--output", "b", "--max-memory", 0.01).code == 0
+    assert Path("a/frame_0000.png").read_bytes() == Path("b/frame_0000.png").read_bytes()
+    assert nerfturbo("eval", run_folder, "--eval-views", 1, "--max-memory", 1, *REFERENCE).code == 0
+    for verb in ("render", "eval"):
+        refused = nerfturbo(verb, run_folder, "--max-memory", 0)
+        assert refused.code == 2 and "--max-memory: expected megabytes > 0, got 0" in refused.err
+
+
 def test_a_camera_path_file_and_chosen_frames(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     from PIL import Image
 

@@ -16,9 +16,10 @@ from nerfturbo.fields import InstantNGP, VanillaNeRF
 from nerfturbo.fields.field import Field
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering import MarchSettings, RenderedImage, render_image, render_rays
+from nerfturbo.rendering.estimated import part_memory
 from nerfturbo.rendering.frame import FrameRenderer
 from nerfturbo.rendering.image import rows_at_once
-from nerfturbo.rendering.rounds import render_budget, strip_order
+from nerfturbo.rendering.rounds import render_budget, rendering_within, strip_order
 from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.types import Aabb, Rays
 
@@ -199,6 +200,20 @@ def test_parts_cover_the_picture_within_the_budget(height: int, width: int, rays
     band = rows_at_once(height, width, rays)
     assert 1 <= band <= height and (band * width <= rays or band == 1)
     assert sorted(strip_order(band, width, torch.device("cpu")).tolist()) == list(range(band * width))
+
+
+def test_memory_may_be_given_for_all_pictures():
+    field, device = make_field(), torch.device("cpu")
+    plain, small = render_budget(field, device), render_budget(field, device, 1 << 22)
+    with rendering_within(1 << 22):
+        assert render_budget(field, device) == small != plain
+        assert part_memory(device) == part_memory(torch.device("cuda")) == 1 << 22
+        assert render_budget(field, device, 1 << 26) == plain, "what a call says itself counts"
+        with rendering_within(None):
+            assert render_budget(field, device) == plain
+    assert render_budget(field, device) == plain
+    with pytest.raises(InputError, match="max_memory: expected a number of bytes > 0, got 0"), rendering_within(0):
+        pass
 
 
 def test_memory_follows_the_budget():
