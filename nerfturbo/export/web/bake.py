@@ -121,6 +121,7 @@ def bake(
     n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
     options = {"time": settings.time, "seed": settings.seed, "seconds": pace.look_seconds}
     pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
+    say("choosing the size of the cells")
     finest, cells = as_covered(cells, finest)
     start = timed("look", start)
     say("asking the field")
