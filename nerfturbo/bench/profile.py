@@ -19,9 +19,12 @@ from ..config import Config
 from ..data.scene import Scene
 from ..fields.field import RayField
 from ..ops.composite_loss import LossRule, composite_loss
+from ..rendering.estimated import evaluate_rays
 from ..rendering.losses import color_loss
 from ..rendering.render import field_functions, volume_rendering
+from ..sampling.proposals import ProposedSamples
 from ..training.distributed import RayShare
+from ..training.proposed import gradient_weights, proposed_loss
 from ..training.stages import draw_background, place_samples, target_over
 from ..training.step import backward, gradient_scale
 from ..training.trainer import Trainer
@@ -30,7 +33,7 @@ from .record import Record, machine
 STAGES = ("rays", "march", "field", "composite", "backward", "optimizer", "grid", "host")
 MEANING = {
     "rays": "drawing pixels, their rays and colours, the background",
-    "march": "walking the grid, and the visibility pass over the density",
+    "march": "walking the grid and the visibility pass over the density, or the proposals",
     "field": "encoding and networks, forward",
     "composite": "colours, compositing and loss, forward",
     "backward": "all gradients",
@@ -145,7 +148,13 @@ def _step(trainer: Trainer, step: int, clock: _Clock) -> None:
         samples, _ = place_samples(model, batch.rays, step=step)
     scale, kind = gradient_scale(optimizer), model.config.train.loss
     loss: Tensor
-    if isinstance(model.field, RayField):
+    if isinstance(samples, ProposedSamples):
+        with clock.stage("field"):
+            near = gradient_weights(model, samples)
+            seen = evaluate_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
+        with clock.stage("composite"):
+            loss, _ = proposed_loss(model, batch, samples, seen, background, target_over(batch, background))
+    elif isinstance(model.field, RayField):
         with clock.stage("field"):
             raw = model.field.sample_logits(batch.rays, samples)
         with clock.stage("composite"):

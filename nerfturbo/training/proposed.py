@@ -43,13 +43,26 @@ def gradient_weights(model: NerfModel, samples: PackedSamples) -> Tensor | None:
 def compare_proposed(
     model: NerfModel, batch: PixelBatch, samples: ProposedSamples, background: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The loss of the rays that were kept, differentiable, and their mean squared error.
+    """The loss of the rays that were kept, differentiable, and their mean squared error."""
+    near = gradient_weights(model, samples)
+    seen = evaluate_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
+    return proposed_loss(model, batch, samples, seen, background, target)
+
+
+def proposed_loss(
+    model: NerfModel,
+    batch: PixelBatch,
+    samples: ProposedSamples,
+    seen: tuple[Tensor, Tensor],
+    background: Tensor,
+    target: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same from the density and colour that the field has `seen` at the samples.
 
     Besides the colour: that of a coarse field, the proposals' distance from the weights, and the weights' spread.
     """
-    estimator, config, near = model.proposer, model.config, gradient_weights(model, samples)
+    estimator, config, (density, rgb) = model.proposer, model.config, seen
     assert estimator is not None
-    density, rgb = evaluate_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
     out = composite(density, rgb, samples)
     color = out.rgb + (1.0 - out.opacity)[:, None] * background
     loss, mse = _compare_colors(color, target, batch, samples, config.train.loss)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from nerfturbo.bench.profile import _Clock, _step
 from nerfturbo.config import Config, GridConfig, SamplingConfig
 from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import UNBOUNDED_PRESETS, fitted_config
@@ -297,3 +298,21 @@ def test_on_a_gpu_the_recorded_step_is_the_eager_one_and_learns(name):
     trainer = Trainer(config, open_scene(), device="cuda")
     trainer.fit()
     assert evaluate(trainer.model, test, with_ssim=False).psnr > constant_baseline_psnr(test) + 6.0
+
+
+@pytest.mark.parametrize("name", ["proposal-cpu", "hierarchy"])
+def test_a_profiled_step_is_the_step_of_training(name: str):
+    config, states = tiny(name, steps=1), []
+    config = replace(config, optim=replace(config.optim, warmup_steps=1))  # a profile has no schedule
+    for profiled in (False, True):
+        trainer = Trainer(config, ball_scene())
+        if profiled:
+            _step(trainer, 0, _Clock(torch.device("cpu")))
+        else:
+            trainer.fit()
+        states.append({name: value.clone() for name, value in trainer.model.named_parameters()})
+    before = dict(Trainer(config, ball_scene()).model.named_parameters())
+    moved = [name for name, value in before.items() if not torch.equal(value, states[0][name])]
+    assert any(name.startswith("proposer.") for name in moved) and any(name.startswith("field.") for name in moved)
+    for name in moved:
+        torch.testing.assert_close(states[1][name], states[0][name], msg=name)
