@@ -33,6 +33,7 @@ from ..training.precision import resolve_precision
 from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
+from .advice import scoring_notes
 from .clock import since_command
 from .finish import Finished, finish
 from .process import find_poses
@@ -66,7 +67,8 @@ def _run(plan: Plan, display: Display) -> int:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
-        for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device)):
+        slow = scoring_notes(test_scene.cameras, plan.args.eval_views, config, plan.device)
+        for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device), *slow):
             display.note(note)
         team = join_team(plan.device, compression=config.train.compress_gradients)
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
