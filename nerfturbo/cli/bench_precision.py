@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     plan = _plan(args, config, device)
     with showing() as display:
-        scenes, config = prepare(config, device, display)
+        scenes, config = prepare(config, device, display, auto=start if args.preset == "auto" else None)
+        plan = _plan(args, config, device)  # the scene may have two passes where the preset had one
         writer = _Writer(args, config, scenes, plan, device, display)
         writer.run()
     _show(_tables(writer.result, writer.title), args.output, as_json=args.json)

@@ -61,14 +61,14 @@ def ablation(argv: Sequence[str]) -> int:
 
     check_writable(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
-    every = bench.ablation_cases(config, torch.device(device), args.init_from)
-    cases = [c for c in every if c.name == bench.BASELINE or any(word in c.name for word in args.only or ("",))]
-    if len(cases) == 1:
-        raise InputError("--only", "words of the techniques' names", " ".join(args.only), "leave it out to see all")
-    plan = bench.AblationPlan(args.steps or config.train.steps, args.eval_views, args.init_from)
     rows: dict[str, bench.AblationRow] = {}
     with showing() as display:
-        scenes, config = prepare(config, device, display)
+        scenes, config = prepare(config, device, display, auto=start if args.preset == "auto" else None)
+        plan = bench.AblationPlan(args.steps or config.train.steps, args.eval_views, args.init_from)
+        every = bench.ablation_cases(config, torch.device(device), args.init_from)
+        cases = [c for c in every if c.name == bench.BASELINE or any(word in c.name for word in args.only or ("",))]
+        if len(cases) == 1:
+            raise InputError("--only", "words of the techniques' names", " ".join(args.only), "leave it out to see all")
 
         def ordered() -> list[bench.AblationRow]:
             return [rows[case.name] for case in every if case.name in rows]
@@ -133,14 +133,22 @@ def written_when_cut_short(display: Display, output: Path, count: Callable[[], i
         raise
 
 
-def prepare(config: Config, device: str, display: Display) -> tuple[tuple[Scene, Scene], Config]:
-    """Open the scene, fit the config to it and compile the kernels, before any clock runs."""
+def prepare(
+    config: Config, device: str, display: Display, *, auto: Config | None = None
+) -> tuple[tuple[Scene, Scene], Config]:
+    """Open the scene, fit the config to it and compile the kernels, before any clock runs.
+
+    `auto` is the preset that the config began as, where nobody chose one: the scene may take another, as in training.
+    """
+    from ..data.fitting import fitted_config
     from .scenes import open_scenes
     from .warm import warm_up
 
     display.phase(f"opening {config.data.source}")
     scenes = open_scenes(config.data.source, config.data.downscale)
-    config = _fitted(config, scenes[0])
+    config, notes = fitted_config(config, scenes[0], auto=auto)
+    for note in notes:
+        display.note(note)
     warm_up(config, scenes[0], device, display)
     return scenes, config
 

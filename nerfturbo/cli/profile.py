@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     trace = args.output.with_suffix(".trace.json")
     name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     with showing() as display:
-        scenes, config = prepare(config, name, display)
+        scenes, config = prepare(config, name, display, auto=start if args.preset == "auto" else None)
         display.phase(f"training {args.warm_steps} steps, then profiling {args.steps}")
         found = profile_steps(
             config, scenes[0], device=torch.device(name), steps=args.steps, warm_steps=args.warm_steps, trace=trace

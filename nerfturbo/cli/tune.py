@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     device = torch.device(name)
     with showing() as display:
-        scenes, config = prepare(config, name, display)
+        scenes, config = prepare(config, name, display, auto=start if args.preset == "auto" else None)
         budget = memory_budget(device) if args.memory is None else int(args.memory * 1e9)
         display.phase(f"looking for a batch within {budget / 1e9:.2f} GB, then for a learning rate")
         found = tune(

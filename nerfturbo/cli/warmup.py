@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         with compiling_early(device, args.scene) as helper:
             display.phase(f"opening {args.scene}")
             scenes = open_scenes(args.scene, config.data.downscale)
-            config, _ = fitted_config(config, scenes[0])
+            config, _ = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
             warm_up(config, scenes[0], device, display, helper)
         if device != "cpu":
             trainer, preview = Trainer(config, scenes[0], device=device), Preview(scenes[1])

@@ -18,6 +18,7 @@ from nerfturbo.bench.record import KEYS
 from nerfturbo.presets import preset
 from nerfturbo.training.trainer import Trainer
 
+from ..data.folders import write_transforms
 from ..tiny import TINY_FLAGS, ball_scene, tiny_config
 from .conftest import Nerfturbo
 
@@ -151,6 +152,23 @@ def test_profile_names_every_stage_and_writes_a_trace(
     assert min(costs[name] for name in ("rays", "march", "field", "composite", "backward", "optimizer")) > 0.0
     names = {event.get("name") for event in json.loads(output.with_suffix(".trace.json").read_text())["traceEvents"]}
     assert "nerfturbo: backward" in names and str(output.with_suffix(".trace.json")) in done.out
+
+
+@pytest.mark.parametrize("asked", ["auto", "ngp-cpu"])
+def test_what_is_measured_is_what_training_would_take(nerfturbo: Nerfturbo, tmp_path: Path, asked: str) -> None:
+    folder, taken = write_transforms(tmp_path / "capture", aabb_scale=4), {"auto": "proposal-cpu", "ngp-cpu": "ngp-cpu"}
+    few = [*FLAGS, "--device", "cpu", "--preset", asked, "--steps", 2]
+    commands = {
+        "profile": ["profile", folder, *few, "--warm-steps", 1],
+        "ablation": ["bench", "ablation", folder, *few, "--only", "white", "--eval-views", 1],
+        "precision": ["bench", "precision", folder, *few, "--only", "fp32", "--eval-views", 1, "--equal-time", "none"],
+    }
+    for name, command in commands.items():
+        output = tmp_path / f"{name}.json"
+        done = nerfturbo(*command, "--output", output)
+        assert done.code == 0, done.err
+        assert json.loads(output.read_text())["values"]["preset"] == taken[asked], name
+        assert ("preset proposal-cpu, because the scene has no end" in done.err) == (asked == "auto")
 
 
 def test_a_batch_that_the_machine_refuses_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
