@@ -6,7 +6,8 @@
 # One torchrun agent per node; they meet at the first one, and a crashed process restarts all of them from the checkpoint.
 set -euo pipefail
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")  # all of them: whoever lists them fails where nobody listens on
+head=${hosts%%$'\n'*}
 srun --kill-on-bad-exit=1 bash -c '
   torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" --max-restarts 3 \
     --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$0:${RENDEZVOUS_PORT:-29500}" \
