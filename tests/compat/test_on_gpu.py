@@ -130,9 +130,10 @@ def test_the_estimator_learns_and_samples() -> None:
 
 
 def test_proposals_sample_without_waiting_for_the_device() -> None:
+    estimators = {device: nerfacc.PropNetEstimator().to(device) for device in ("cpu", "cuda")}  # moving one waits
+
     def run(device: str):
-        estimator = nerfacc.PropNetEstimator().to(device)
-        starts, ends = estimator.sampling([lambda s, e: s * e], [32], 16, 100, 1.0, 4.0, "lindisp")
+        starts, ends = estimators[device].sampling([lambda s, e: s * e], [32], 16, 100, 1.0, 4.0, "lindisp")
         yield from (starts, ends)
 
     close(run)
