@@ -35,6 +35,7 @@ from .step import StepRecord, run_step, share_gradients, start_totals, step_grad
 
 WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
 RING = 256  # steps the ring remembers
+QUEUED = 16  # steps at once, at most: learning rate, progress and the clock are looked at between, and must not lag
 
 
 class DeviceStep:
@@ -166,11 +167,12 @@ class DeviceStep:
             self.model.set_progress(share)
 
     def advance(self, step: int, limit: int) -> StepRecord:
-        """Queue steps up to the next grid update, and report the chunk before (the first time: this one)."""
+        """Queue up to 16 steps, none past the next grid update; report the chunk before (the first time: this one)."""
         self.prepare()
         assert self._run_step is not None
         grid = self.model.grid.config
-        n_steps, shares = min(limit, grid.update_every - step % grid.update_every), self._shares()
+        n_steps = min(limit, QUEUED, grid.update_every - step % grid.update_every)
+        shares = self._shares()
         if self.optimizer.averages and self.optimizer.config.ema_every > 1:
             n_steps = min(n_steps, self.optimizer.config.ema_every - step % self.optimizer.config.ema_every)
         # Whatever a callback did to the weights on its own stream comes first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import BackendError
+from nerfturbo.presets import preset
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.graph import DeviceStep
 from nerfturbo.training.optim import Optimizer
@@ -135,6 +137,21 @@ class ReadsBack(nn.Module):
         brightness = float(self.weight.detach().sum())  # waits for the device
         rgb = torch.sigmoid(self.weight[:3] * brightness).expand(positions.shape[0], 3)
         return rgb, self.density(positions)
+
+
+def test_the_rate_warms_up_where_no_grid_is_updated(scene: Scene):
+    config = preset("hierarchy")
+    train = replace(config.train, steps=320, batch_samples=1 << 15, max_rays=512, initial_rays=512)
+    sampling = replace(config.sampling, n_samples=32, coarse_samples=(32,))
+    trainer = Trainer(replace(config, train=train, sampling=sampling), scene, device="cuda")
+    assert config.grid.update_every > 16 and config.optim.warmup_steps > 100
+    seen: list[tuple[int, float]] = []
+    trainer.callbacks.append(lambda _, record: seen.append((record.step, record.mse)))
+    trainer.fit()
+    steps = [0, *(step for step, _ in seen)]
+    assert max(after - before for before, after in itertools.pairwise(steps)) <= 16
+    losses = [mse for _, mse in seen]
+    assert sum(losses[-5:]) / 5 < 0.5 * losses[0]  # without a warm-up the deep networks die
 
 
 def test_a_field_that_reads_back_is_refused_with_a_reason(scene: Scene):
