@@ -10,6 +10,7 @@ from html import escape
 COLORS = ("#2a6fbb", "#d1662a", "#3c9a5f", "#8a57b5", "#b03a48", "#6b7280")
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 ROW, LABEL, PANEL, GAP = 22, 220, 260, 30
+CHARACTER = 6.8  # pixels of a letter at this size, at most on average: names must not leave the picture
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,13 @@ class Bars:
 
 def bar_chart(title: str, names: Sequence[str], panels: Sequence[Bars]) -> str:
     """Rows by name, one panel of horizontal bars beside the other."""
-    width, height = LABEL + len(panels) * (PANEL + GAP), 60 + ROW * len(names)
+    label = max(LABEL, 16 + math.ceil(CHARACTER * max(map(len, names), default=0)))
+    width, height = label + len(panels) * (PANEL + GAP), 60 + ROW * len(names)
     parts = [_text(8, 20, title, weight="600")]
     for row, name in enumerate(names):
-        parts.append(_text(LABEL - 8, 60 + ROW * row + 4, name, anchor="end"))
+        parts.append(_text(label - 8, 60 + ROW * row + 4, name, anchor="end"))
     for index, panel in enumerate(panels):
-        left = LABEL + index * (PANEL + GAP)
+        left = label + index * (PANEL + GAP)
         parts.append(_text(left, 42, panel.title, color="#555"))
         known = [value for value in panel.values if value is not None and math.isfinite(value)]
         low = 0.0 if panel.from_zero or not known else math.floor(min(known) - 0.5)
@@ -58,21 +60,21 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str, y_label: st
     width, height, left, top, right, bottom = 560, 320, 60, 40, 130, 40
     xs = [value for curve in curves for value in curve.x]
     ys = [value for curve in curves for value in curve.y if math.isfinite(value)]
-    x0, x1, y0, y1 = min(xs, default=0.0), max(xs, default=1.0), min(ys, default=0.0), max(ys, default=1.0)
-    x1, y1 = (x1 if x1 > x0 else x0 + 1.0), (y1 if y1 > y0 else y0 + 1.0)
+    x_ticks, y_ticks = round_ticks(xs), round_ticks(ys)
+    x0, x1, y0, y1 = x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1]
     inner = (width - left - right, height - top - bottom)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return left + inner[0] * (x - x0) / (x1 - x0), top + inner[1] * (1.0 - (y - y0) / (y1 - y0))
 
     parts = [_text(8, 20, title, weight="600")]
-    for k in range(5):
-        y = y0 + (y1 - y0) * k / 4
+    for y in y_ticks:
         _, py = place(x0, y)
         parts.append(f'<line x1="{left}" x2="{left + inner[0]}" y1="{py:.1f}" y2="{py:.1f}" stroke="#ddd"/>')
-        parts.append(_text(left - 6, py + 4, f"{y:.4g}", anchor="end", color="#555"))
-        px, _ = place(x0 + (x1 - x0) * k / 4, y0)
-        parts.append(_text(px, height - bottom + 16, f"{x0 + (x1 - x0) * k / 4:.4g}", anchor="middle", color="#555"))
+        parts.append(_text(left - 6, py + 4, f"{y:.6g}", anchor="end", color="#555"))
+    for x in x_ticks:
+        px, _ = place(x, y0)
+        parts.append(_text(px, height - bottom + 16, f"{x:.6g}", anchor="middle", color="#555"))
     parts.append(_text(left + inner[0] / 2, height - 6, x_label, anchor="middle", color="#555"))
     parts.append(_text(left, top - 6, y_label, color="#555"))
     for index, curve in enumerate(curves):
@@ -85,6 +87,19 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str, y_label: st
         parts.append(f'<rect x="{width - right + 12}" y="{y - 9}" width="12" height="10" fill="{color}"/>')
         parts.append(_text(width - right + 30, y, curve.name))
     return _svg(width, height, parts)
+
+
+def round_ticks(values: Sequence[float], most: int = 6) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart), at most so many, around all values; at least two."""
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    high = high if high > low else low + max(1.0, abs(low))
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    for step in (power * factor for factor in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)):
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first < most:
+            return [k * step for k in range(first, last + 1)]
+    raise AssertionError("fifty times the power is always enough")
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#111", weight: str = "400") -> str:
