@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..fields.field import Field
 from ..ops.composite import composite, visibility
+from ..ops.gather import take_rows
 from ..ops.march import StepRule, march
 from ..ops.packed import compact
 from ..ops.random import Stream, random_uniform
@@ -151,7 +152,8 @@ def field_functions(field: Field, rays: Rays) -> tuple[SigmaFn, RgbSigmaFn]:
 
     def at(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         index = ray_indices.long()
-        positions = rays.origins[index] + rays.directions[index] * ((t_starts + t_ends) * 0.5)[:, None]
+        middle = ((t_starts + t_ends) * 0.5)[:, None]
+        positions = take_rows(rays.origins, index) + take_rows(rays.directions, index) * middle
         return positions, index, None if rays.times is None else rays.times[index]
 
     def sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def field_functions(field: Field, rays: Rays) -> tuple[SigmaFn, RgbSigmaFn]:
     def rgb_sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
         positions, index, times = at(t_starts, t_ends, ray_indices)
         cameras = None if rays.camera_indices is None else rays.camera_indices[index]
-        return field(positions, rays.directions[index], times, cameras)
+        return field(positions, take_rows(rays.directions, index), times, cameras)
 
     return sigma_fn, rgb_sigma_fn
 

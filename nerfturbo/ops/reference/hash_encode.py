@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..gather import take_rows
 from ..hash_encode import PRIMES, HashLayout, HashLevel
 
 
@@ -31,6 +32,6 @@ def hash_encode(positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
         for corner in range(8):
             shift = torch.tensor([corner & 1, (corner >> 1) & 1, corner >> 2], device=positions.device)
             weight = torch.where(shift.bool(), fraction, 1.0 - fraction).prod(-1)
-            blended = blended + weight[:, None] * table[table_rows(level, cell + shift)].to(work)
+            blended = blended + weight[:, None] * take_rows(table, table_rows(level, cell + shift)).to(work)
         features.append(blended)
     return torch.cat(features, dim=-1).to(table.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..gather import take_rows
 from ..hash_encode import HashLayout
 from ..ngp_field import MAX_LOGIT, NgpWeights
 from .fused_mlp import fused_mlp
@@ -16,7 +17,7 @@ def ngp_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, 
     density_in, density_out, colour_in, colour_mid, colour_out = (w.to(work) for w in weights)
     features = fused_mlp(encoding.to(work), [density_in, density_out])
     directions = directions.to(work)
-    own = directions if ray_indices is None else directions[ray_indices.long()]
+    own = directions if ray_indices is None else take_rows(directions, ray_indices.long())
     inputs = torch.cat([own, features], dim=-1)
     return torch.cat([fused_mlp(inputs, [colour_in, colour_mid, colour_out]), features[:, :1]], dim=-1)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
+from ..gather import take_rows
 from ..thinning import stretched
 
 
@@ -41,9 +42,9 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
     clean = torch.where(used, wide, torch.zeros_like(wide))
     # A scan over everything would cancel digits between rays: pad rays to one length and scan along it instead.
     position = torch.arange(n, device=values.device) - offsets[ray].long()
-    longest = int((offsets[1:] - offsets[:-1]).max().item())
-    padded = clean.new_zeros(offsets.shape[0] - 1, max(longest, 1))
-    padded = padded.index_put((ray, position.clamp(0, max(longest, 1) - 1)), clean, accumulate=True)
+    n_rays, longest = offsets.shape[0] - 1, max(1, int((offsets[1:] - offsets[:-1]).max().item()))
+    place = ray * longest + position.clamp(0, longest - 1)
+    padded = clean.new_zeros(n_rays * longest).index_add(0, place, clean).view(n_rays, longest)
     if reverse:
         padded = padded.flip(1)
     scanned = padded.cumsum(1)
@@ -51,7 +52,7 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
         scanned = torch.cat([torch.zeros_like(scanned[:, :1]), scanned[:, :-1]], dim=1)
     if reverse:
         scanned = scanned.flip(1)
-    result = scanned[ray, position.clamp(0, max(longest, 1) - 1)]
+    result = take_rows(scanned.reshape(-1), place)
     return torch.where(used, result, torch.zeros_like(result))
 
 

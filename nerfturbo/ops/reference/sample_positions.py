@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ...types import Aabb, PackedSamples
 from ..contraction import Contraction, fold
+from ..gather import take_rows
 
 
 def sample_positions(
@@ -15,5 +16,5 @@ def sample_positions(
         return origins.new_zeros(samples.capacity, 3)
     index = samples.ray_indices.long()
     middle = samples.midpoints().detach().to(origins.dtype)
-    positions = origins[index] + directions[index] * middle[:, None]
+    positions = take_rows(origins, index) + take_rows(directions, index) * middle[:, None]
     return positions if aabb is None else fold(aabb.normalize(positions), contraction)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..gather import take_rows
 from ..voxel_lookup import SIDE, VoxelIndex, VoxelTables
 
 
@@ -38,7 +39,7 @@ def _width(*tensors: Tensor) -> torch.dtype:
 def _blended_density(found: list[tuple[Tensor, Tensor]], table: Tensor, empty: float, work: torch.dtype) -> Tensor:
     total = 0.0
     for weight, row in found:
-        value = table[row.clamp(min=0)].to(work)
+        value = take_rows(table, row.clamp(min=0)).to(work)
         total = total + weight * torch.where(row >= 0, value, torch.full_like(value, empty))
     assert isinstance(total, Tensor)
     return total
@@ -53,9 +54,9 @@ def voxel_lookup(
     n, n_basis = positions.shape[0], basis.shape[1]
     color = torch.zeros(n, 3 * n_basis, dtype=work, device=positions.device)
     for weight, row in found:
-        value = tables.color[row.clamp(min=0)][:, : 3 * n_basis].to(work)
+        value = take_rows(tables.color, row.clamp(min=0))[:, : 3 * n_basis].to(work)
         color = color + weight[:, None] * torch.where((row >= 0)[:, None], value, torch.zeros_like(value))
-    logits = (color.view(n, 3, n_basis) * basis[ray_indices.long()].to(work)[:, None]).sum(-1)
+    logits = (color.view(n, 3, n_basis) * take_rows(basis, ray_indices.long()).to(work)[:, None]).sum(-1)
     return torch.cat([logits, density[:, None]], dim=-1)
 
 

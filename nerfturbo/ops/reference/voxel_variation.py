@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..gather import take_rows
 from ..voxel_lookup import VoxelIndex, VoxelTables
 from ..voxel_variation import FLOOR
 from .voxel_lookup import node_rows
@@ -29,9 +30,10 @@ def voxel_variation(tables: VoxelTables, index: VoxelIndex, nodes: Tensor, chose
     rows = next_rows(index, nodes[chosen])
     values = []
     for table in (tables.density[:, None], tables.color[:, : 3 * n_basis]):
-        squares = torch.full_like(table[chosen], FLOOR**2)
+        own = take_rows(table, chosen)
+        squares = torch.full_like(own, FLOOR**2)
         for row in rows:
-            rise = table[row.clamp(min=0)] - table[chosen]
+            rise = take_rows(table, row.clamp(min=0)) - own
             squares = squares + torch.where((row >= 0)[:, None], rise, torch.zeros_like(rise)).square()
         values.append((squares.sqrt() - FLOOR).mean())
     return torch.stack(values)
