@@ -32,6 +32,7 @@ from .hidden import hide_unseen, hides, rehearse_hiding, unseen_hidden
 from .initialise import Initialised, initialise
 from .interchange import unpacked
 from .optim import Optimizer, learning_rate
+from .pace import Pace
 from .precision import half_dtype
 from .refine import is_due, refine_field, rehearse, share_shapes
 from .stages import Stages
@@ -134,7 +135,7 @@ class Trainer:
         self.should_stop = False
         self._stop_reason: Stop = "callback"
         self._seconds, self._started = 0.0, None
-        self._agreed_seconds = 0.0
+        self._agreed_seconds, self._pace = 0.0, Pace()
         if scene.grid_levels > 1 and config.grid.levels == 1 and config.sampling.contraction == "none":
             _LOG.warning("%s has no end, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
         self.unseen_fraction = mark_unseen_cells(self.model, scene)
@@ -172,14 +173,18 @@ class Trainer:
         return self._seconds + running
 
     @property
+    def _shared_seconds(self) -> float:
+        """Of the clock that all ranks follow."""
+        return self.train_seconds if self.team.alone else self._agreed_seconds
+
+    @property
     def progress(self) -> float:
         """Share of the run that is over, by steps or by the clock, whichever ends first."""
         return self._share(self.step)
 
     def _share(self, steps: int) -> float:
         limit = self.config.train.time_limit
-        seconds = self.train_seconds if self.team.alone else self._agreed_seconds
-        by_clock = 0.0 if limit is None else seconds / limit
+        by_clock = 0.0 if limit is None else self._shared_seconds / limit
         return min(1.0, max(steps / max(1, self.config.train.steps), by_clock))
 
     @property
@@ -301,6 +306,8 @@ class Trainer:
     def advance(self, limit: int | None = None) -> StepRecord:
         """One step, or on a GPU as many as are queued at once, at most `limit`; then the callbacks."""
         left = self.config.train.steps - self.step
+        if self.config.train.time_limit is not None:  # without one no clock decides anything: runs can be repeated
+            left = min(left, self._pace.steps_at_once(self.step, self._shared_seconds))
         self._refine()
         self.stepper.set_learning_rate(self.learning_rate)
         self.stepper.set_progress(self.progress)
