@@ -137,7 +137,7 @@ def test_flags_that_contradict_the_captured_step_are_refused_by_name(flags: dict
         {"accumulate_grad_batches": 2, "max_steps": 2},
         {"fast_dev_run": 2},
         {"profiler": "simple", "max_steps": 2},
-        {"max_time": "00:00:00:02", "max_steps": 3},
+        {"max_time": "00:01:00:00", "max_steps": 3},
         {"devices": 1, "strategy": "auto", "limit_val_batches": 1, "max_steps": 2, "val_check_interval": 2},
     ],
     ids=lambda flags: next(iter(flags)),
