@@ -9,16 +9,13 @@ from __future__ import annotations
 import importlib
 import io
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn
 
 from ..errors import NerfturboError, is_out_of_memory
 from . import clock
+from .interrupts import interrupts_arrive
 
 # torch's libraries read these when they are loaded, which is later. Without the first, memory that a step frees goes
 # back to the system and returns page by page in the next one, about 8% of a step on a CPU; without the second, OpenMP's
@@ -79,10 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb is None:
         return _overview(arguments)
     module, function, _ = VERBS[verb]
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, _terminate) if in_main_thread else None
     try:
-        return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
+        with interrupts_arrive():
+            return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
     except NerfturboError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -99,9 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return _fail(f"memory: expected enough for this, ran out ({reason}); {MEMORY_HINT}")
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, previous)
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -138,10 +131,6 @@ def _fail(message: str) -> int:
         traceback.print_exc()
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -65,3 +65,32 @@ def test_exit_codes_of_the_real_command(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2 and out == ""
     assert [line for line in err.splitlines() if line.startswith("error: ")] and "Traceback" not in err
+
+
+CALLED_BY_C = """
+import ctypes, os, signal, sys, time
+from nerfturbo.cli import doctor
+from nerfturbo.cli.main import main
+
+def command(rest):
+    @ctypes.CFUNCTYPE(None)
+    def callback():  # as LLVM calls numba while kernels compile
+        os.kill(os.getpid(), signal.SIG{name})
+        for _ in range(10_000):  # here the signal's handler raises, and what it raises cannot pass through C
+            pass
+
+    for _ in range(3):
+        callback()
+    time.sleep(60.0)
+    return 0
+
+doctor.main = command
+sys.exit(main(["doctor"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_an_interrupt_inside_a_callback_of_c_is_not_lost(name: str) -> None:
+    program = [sys.executable, "-c", CALLED_BY_C.format(name=name)]
+    run = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stderr) == (130, "interrupted\n")
