@@ -61,7 +61,11 @@ def process(source: Path, output: Path, settings: ProcessConfig | None = None, *
     work = _Work(output, source)
     tool = open_tool(settings.tool)
     with work.locked():
-        return _Process(source, names, settings, tool, work, report).run()
+        try:
+            return _Process(source, names, settings, tool, work, report).run()
+        except InputError:
+            work.take_back()
+            raise
 
 
 def is_current(source: Path, output: Path) -> bool:
@@ -81,6 +85,7 @@ class _Work:
         self.output, self.folder = output, output / "work"
         self.images, self.sparse = output / "images", output / "sparse"
         self.log = self.folder / "colmap.log"
+        self.is_new = not output.exists()
         if output.resolve() == source.resolve():
             raise InputError(str(output), "a folder beside the photos, or inside", "the folder of the photos itself")
         self.state: dict[str, Any] = {"version": _VERSION, "stages": {}}
@@ -110,6 +115,11 @@ class _Work:
                     hint = "wait for it, or end it"
                     raise InputError(str(self.output), "a folder of our own", "another process at it", hint) from None
             yield
+
+    def take_back(self) -> None:
+        """The folder goes again, if it was not there before and nothing in it was finished."""
+        if self.is_new and not self.state["stages"]:
+            shutil.rmtree(self.output, ignore_errors=True)  # its lock is open: not every system lets go of that
 
     def is_done(self, stage: str, key: str) -> bool:
         results = {"pictures": self.images, "poses": self.sparse / "0"}

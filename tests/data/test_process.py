@@ -178,8 +178,10 @@ def wrong_inputs(folder: Path) -> list[tuple[Path, Path, str]]:
 
 def test_what_is_not_photos_is_named(colmap: None, tmp_path: Path) -> None:
     for source, output, words in wrong_inputs(tmp_path):
+        there = output.exists()
         with pytest.raises(InputError, match=words):
             process(source, output, FAST, report=Words())
+        assert output.exists() == there  # a mistake leaves no folder behind
     with pytest.raises(InputError, match="--frames: expected at least 2"):
         process(tmp_path / "one", tmp_path / "out", ProcessConfig(frames=1), report=Words())
 
