@@ -113,6 +113,7 @@ def profile_steps(
         total = time.perf_counter() - begun
     clock.seconds["host"] = max(0.0, total - sum(clock.seconds.values()))
     if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(trace))
     costs = [
         StageCost(name, 1e3 * seconds / steps, seconds / total, clock.peaks.get(name))

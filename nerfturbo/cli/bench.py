@@ -45,9 +45,9 @@ def ops(argv: Sequence[str]) -> int:
     args = parse(OpsArgs, argv, "bench ops")
     from ..bench.ops import render_table, run_ops_benchmark, write_timings
     from ..bench.plot import Bars, bar_chart
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
 
-    check_writable(args.output)
+    check_result(args.output)
     device = resolve_device(args.device)
     timings = run_ops_benchmark(device, args.ops or None, quick=args.quick, seed=args.seed)
     write_timings(args.output, timings, device=device, seed=args.seed)
@@ -77,9 +77,9 @@ def step(argv: Sequence[str]) -> int:
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
     from ..data.fitting import fitted_config
     from ..data.scene import load_scene
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
 
-    check_writable(args.output)
+    check_result(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     budget = QUICK if args.quick else StepBudget(steps=config.grid.update_every)
     scene = load_scene(args.scene, "train", downscale=args.downscale)
@@ -123,12 +123,12 @@ def scene(argv: Sequence[str]) -> int:
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
     from ..data.fitting import fitted_config
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
     from .progress import showing
     from .scenes import open_scenes
     from .warm import warm_up
 
-    check_writable(args.output)
+    check_result(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     runs = []
     with showing() as display:
@@ -191,10 +191,10 @@ def render(argv: Sequence[str]) -> int:
     from ..bench.record import write_json
     from ..bench.render import LARGE, SIZES, render_record, render_table, run_render_benchmark
     from ..evaluation.evaluate import choose_views
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
     from .common import load_run, open_test_scene, with_data
 
-    check_writable(args.output)
+    check_result(args.output)
     opened = load_run(args.run, resolve_device(args.device))
     scene = open_test_scene(with_data(opened.config, args.data))
     views, repeats = choose_views(len(scene), args.eval_views), 3 if args.quick else 30

@@ -62,10 +62,10 @@ def main(argv: Sequence[str]) -> int:
     check_positive(positive | {"--downscale": args.downscale, "--max-fine": args.max_fine})
     if not args.seeds:
         raise InputError("--seeds", "at least one", "none")
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
     from .progress import showing
 
-    check_writable(args.output)
+    check_result(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     plan = _plan(args, config, device)
     with showing() as display:

@@ -43,12 +43,12 @@ def main(argv: Sequence[str]) -> int:
     from ..bench.record import write_json
     from ..bench.trainers import LABELS, choose_loops, draw_bars, run_trainers_benchmark, trainers_record
     from ..data.fitting import fitted_config
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
     from .progress import showing
     from .scenes import open_scenes
     from .warm import warm_up
 
-    check_writable(args.output)
+    check_result(args.output)
     device, loops = resolve_device(args.device), [name.replace("-", " ") for name in args.loops]
     choose_loops(device, loops)  # a wrong name is found before anything runs
     config = _config(args.settings, start, args.scene, args.downscale)

@@ -56,10 +56,10 @@ def ablation(argv: Sequence[str]) -> int:
     from ..bench import ablation as bench
     from ..bench.continued import held_values
     from ..bench.record import write_json
-    from ..evaluation.run_folder import check_writable, write_text
+    from ..evaluation.run_folder import check_result, write_text
     from .progress import showing
 
-    check_writable(args.output)
+    check_result(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     rows: dict[str, bench.AblationRow] = {}
     with showing() as display:

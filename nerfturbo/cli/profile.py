@@ -35,12 +35,12 @@ def main(argv: Sequence[str]) -> int:
 
     from ..bench.profile import MEANING, profile_record, profile_steps
     from ..bench.record import write_json
-    from ..evaluation.run_folder import check_writable
+    from ..evaluation.run_folder import check_result
     from .bench import _config, _show, _table
     from .measure import prepare
     from .progress import showing
 
-    check_writable(args.output)
+    check_result(args.output)
     trace = args.output.with_suffix(".trace.json")
     name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     with showing() as display:

@@ -51,12 +51,12 @@ def main(argv: Sequence[str]) -> int:
 
     from ..bench.memory import memory_budget
     from ..bench.tune import tune
-    from ..evaluation.run_folder import check_writable, config_document, finite, write_json
+    from ..evaluation.run_folder import check_result, config_document, finite, write_json
     from .bench import _config
     from .measure import prepare
     from .progress import showing
 
-    check_writable(args.output)
+    check_result(args.output)
     name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     device = torch.device(name)
     with showing() as display:
@@ -72,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
             steps=args.steps,
             say=display.note,
         )
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.output, config_document(found.config))
     train, optim = found.config.train, found.config.optim
     if args.json:

@@ -156,6 +156,15 @@ def check_writable(path: Path) -> Path:
     return nearest
 
 
+def check_result(path: Path) -> None:
+    """Refuse, before minutes of work, a JSON file that could not be written, or whose plots would replace it."""
+    if path.suffix.lower() != ".json":
+        raise InputError("--output", "a file ending in .json", str(path))
+    check_writable(path)
+    if path.is_dir():
+        raise InputError(str(path), "a file", "a folder of that name", "choose another name")
+
+
 def check_output(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before any work is done, a folder that cannot be written or that holds something."""
     nearest = check_writable(path)

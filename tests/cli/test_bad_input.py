@@ -121,6 +121,17 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_scene_is_opened(ner
     assert "opening" not in result.err and Path("file").read_text() == "x" and nothing_left("file")
 
 
+@pytest.mark.parametrize("verb", ["tune", "profile", "bench step", "bench ablation", "bench precision"])
+def test_results_that_could_not_be_written_are_refused_before_the_work(
+    nerfturbo: Nerfturbo, scene: Path, verb: str
+) -> None:
+    Path("there.json").mkdir()
+    words = [*verb.split(), *([] if verb == "bench step" else [scene]), "--output"]
+    assert_refused(nerfturbo(*words, "there.json"), "there.json: expected a file, got a folder of that name")
+    assert_refused(nerfturbo(*words, "plot.svg"), "--output: expected a file ending in .json, got plot.svg")
+    assert [path.name for path in Path.cwd().iterdir()] == ["there.json"]
+
+
 def test_other_peoples_folders_are_left_alone(nerfturbo: Nerfturbo, scene: Path) -> None:
     Path("thesis").mkdir()
     Path("thesis/chapter").write_text("x")

@@ -106,7 +106,7 @@ def test_precisions_are_compared_with_fp32(nerfturbo: Nerfturbo, scene: Path, tm
 
 
 def test_tune_writes_a_config_that_train_takes(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
-    output = tmp_path / "tuned.json"
+    output = tmp_path / "new" / "tuned.json"
     flags = ["--steps", 6, "--device", "cpu", "--output", output, "--max-batch", 2048]
     done = nerfturbo("tune", scene, *FLAGS, *flags, "--json")
     assert done.code == 0, done.err
@@ -141,7 +141,7 @@ def test_a_batch_that_does_not_fit_is_survived(scene: Path, tmp_path: Path) -> N
 def test_profile_names_every_stage_and_writes_a_trace(
     nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, kind: str
 ) -> None:
-    output = tmp_path / "profile.json"
+    output = tmp_path / "new" / "profile.json"
     flags = ["--steps", 3, "--warm-steps", 2, "--device", "cpu", "--output", output, "--field.kind", kind]
     done = nerfturbo("profile", scene, *FLAGS, *flags)
     assert done.code == 0, done.err
