@@ -7,6 +7,7 @@ farthest corner any of the cameras can see.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -27,7 +28,8 @@ from .documents import image_path, number, pose, read_frames, read_json
 from .images import load_images, save_image
 from .masks import find_mask, mask_notes
 from .placement import bounded_levels
-from .scene import Scene, Split, farthest_distance
+from .scene import SPLITS, Scene, Split, farthest_distance
+from .times import unit_times
 from .transforms import has_lenses, load_split_files
 
 BLENDER_AABB = Aabb.cube(1.5)
@@ -51,12 +53,13 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
     masks = [find_mask(folder, path) for path in paths]
     images = load_images(paths, downscale=downscale, masks=masks)
     width = images.sizes[:, :1].float()
+    times, moments = _times(placed, folder)
     cameras = Cameras(
         camera_to_world=poses,
         focal=(0.5 * width / math.tan(0.5 * angle)).expand(-1, 2).contiguous(),
         center=images.sizes.float() * 0.5,
         size=images.sizes,
-        times=_times(placed),
+        times=times,
     )
     levels, asked = bounded_levels(1)
     note = asked or f"bounded: Blender scenes stand in a box of {aabb.high[0] - aabb.low[0]:.3g} about the origin"
@@ -71,7 +74,7 @@ def load_blender(folder: Path, split: Split = "train", *, downscale: int = 1, aa
         split=split,
         has_alpha=images.channels == 4,
         source=str(folder),
-        notes=(note, *mask_notes(images, masks)),
+        notes=(note, *moments, *mask_notes(images, masks)),
         files=tuple(map(str, paths)),
     )
 
@@ -135,7 +138,15 @@ def _shared_angle(scene: Scene) -> float:
     return 2.0 * math.atan(float(half[0, 0]))
 
 
-def _times(placed: list[tuple[dict[str, Any], str]]) -> Tensor | None:
+def _times(placed: list[tuple[dict[str, Any], str]], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Of one split; the span of time is that of all of them."""
     if not any("time" in frame for frame, _ in placed):
-        return None
-    return torch.tensor([number(frame.get("time"), f"{place}: time") for frame, place in placed])
+        return None, ()
+    times = [number(frame.get("time"), f"{place}: time") for frame, place in placed]
+    of_all = list(times)
+    for split in SPLITS:
+        file = folder / f"transforms_{split}.json"
+        with contextlib.suppress(InputError):  # said when that split is opened
+            frames = read_frames(read_json(file, "a Blender transforms file"), file)
+            of_all += [number(frame.get("time"), f"{place}: time") for frame, place in frames]
+    return unit_times(times, of_all)

@@ -18,6 +18,7 @@ from .masks import find_mask, mask_notes
 from .ndc import wants_ndc
 from .placement import Placement, place, place_in_ndc, placed_poses
 from .scene import MissingSplitError, Scene, Split
+from .times import unit_times
 
 TEST_EVERY = 8
 FEW_VIEWS = 16  # of which one is enough to score
@@ -69,7 +70,7 @@ class View:
     lens: Lens
     split: Split = "train"
     mask: Path | None = None  # the one the file names, if it names any
-    time: float | None = None  # in [0, 1]
+    time: float | None = None  # in the file's unit
 
 
 def held_out(views: Sequence[View]) -> tuple[list[View], str]:
@@ -145,7 +146,11 @@ def posed_scene(
         source=str(folder),
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
-        notes=notes + placement.notes + jump_notes(poses, [view.image for view in views]) + mask_notes(images, masks),
+        notes=(
+            *(notes + placement.notes + _times_of(views, folder)[1]),
+            *jump_notes(poses, [view.image for view in views]),
+            *mask_notes(images, masks),
+        ),
         files=tuple(str(views[index].image) for index in chosen),
     )
 
@@ -162,19 +167,19 @@ def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
         focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),
         center=torch.tensor([view.lens.center for view in views], dtype=torch.float32),
         size=torch.tensor([(view.lens.width, view.lens.height) for view in views]),
-        times=_times_of(views, folder),
+        times=_times_of(views, folder)[0],
         model=model,
         distortion=None if model == "pinhole" else torch.tensor([view.lens.distortion for view in views]),
     )
 
 
-def _times_of(views: Sequence[View], folder: Path) -> Tensor | None:
+def _times_of(views: Sequence[View], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
     times = [view.time for view in views if view.time is not None]
     if not times:
-        return None
+        return None, ()
     if len(times) != len(views):
         raise InputError(str(folder), "a time in every frame or in none", f"{len(times)} of {len(views)}")
-    return torch.tensor(times, dtype=torch.float32)
+    return unit_times(times, times)
 
 
 def _shows_an_object(views: Sequence[View]) -> bool:

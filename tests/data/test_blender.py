@@ -78,6 +78,17 @@ def test_times_go_both_ways(tmp_path: Path) -> None:
     assert again.cameras.times is not None and again.cameras.times.tolist() == [0.0, 0.25, 1.0]
 
 
+def test_times_in_another_unit_become_those_of_all_splits(tmp_path: Path) -> None:
+    train, test = make_scene(3), replace(make_scene(2), split="test")
+    train = replace(train, cameras=replace(train.cameras, times=torch.tensor([0.0, 0.5, 1.0])))
+    test = replace(test, cameras=replace(test.cameras, times=torch.tensor([2.0, 10.0])))
+    folder = write_blender([train, test], tmp_path / "scene")
+    scenes = [load_blender(folder, "train"), load_blender(folder, "test")]
+    times = [scene.cameras.times.tolist() for scene in scenes if scene.cameras.times is not None]
+    assert times == [pytest.approx([0.0, 0.05, 0.1]), pytest.approx([0.2, 1.0])]
+    assert all("times from 0 to 10 are told as 0 to 1" in scene.notes for scene in scenes)
+
+
 def test_file_names_with_extension_and_backslashes(folder: Path) -> None:
     before = load_blender(folder)
     edit(folder, lambda d: [f.update(file_path=f["file_path"].replace("/", "\\") + ".png") for f in d["frames"]])
