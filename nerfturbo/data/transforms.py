@@ -53,12 +53,15 @@ def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1)
     file = folder / FILE
     document = read_json(file, "a transforms file")
     frames, paths, notes = _with_pictures(folder, read_frames(document, file), file)
-    listed = _listed_splits(document, frames, file)
-    views = _views(folder, document, frames, paths, listed or ["train"] * len(frames))
-    split_note = "splits by the file's own lists"
+    listed, left_out = _listed_splits(document, frames, file)
     if listed is None:
-        views, split_note = held_out(views)
-    return _scene(folder, views, split, downscale, (document, file), (*notes, split_note))
+        views, split_note = held_out(_views(folder, document, frames, paths, ["train"] * len(frames)))
+        return _scene(folder, views, split, downscale, (document, file), (*notes, split_note))
+    used = [index for index, name in enumerate(listed) if name is not None]
+    splits = [name for name in listed if name is not None]
+    views = _views(folder, document, [frames[index] for index in used], [paths[index] for index in used], splits)
+    notes += ("splits by the file's own lists", *left_out)
+    return _scene(folder, views, split, downscale, (document, file), notes)
 
 
 def has_lenses(document: dict[str, Any]) -> bool:
@@ -209,8 +212,13 @@ def _model(document: dict[str, Any], placed_frame: Frame) -> CameraModel:
     return _MODELS[name.upper()]
 
 
-def _listed_splits(document: dict[str, Any], frames: list[Frame], file: Path) -> list[Split] | None:
-    """The split of each frame by `train_filenames` and its kin; None where the file has none of them."""
+def _listed_splits(
+    document: dict[str, Any], frames: list[Frame], file: Path
+) -> tuple[list[Split | None] | None, tuple[str, ...]]:
+    """The split of each frame by `train_filenames` and its kin, and warnings; None where the file has none of them.
+
+    A frame that no list names is trained on only if there is no list of those to train on, as in nerfstudio.
+    """
     chosen: dict[str, Split] = {}
     for split in SPLITS:
         names = document.get(f"{split}_filenames")
@@ -220,9 +228,20 @@ def _listed_splits(document: dict[str, Any], frames: list[Frame], file: Path) ->
             raise InputError(f"{file}: {split}_filenames", "a list of file paths", shown(names))
         chosen |= {posixpath.normpath(name.replace("\\", "/")): split for name in names}
     if not chosen:
-        return None
+        return None, ()
     keys = [posixpath.normpath(str(frame["file_path"]).replace("\\", "/")) for frame, _ in frames]
-    return [chosen.get(key, "train") for key in keys]
+    unknown = [name for name in chosen if name not in keys]
+    if len(unknown) == len(chosen):
+        expected = "paths of frames, as file_path has them"
+        raise InputError(f"{file}: {chosen[unknown[0]]}_filenames", expected, shown(unknown[0]))
+    rest: Split | None = "train" if document.get("train_filenames") is None else None
+    splits = [chosen.get(key, rest) for key in keys]
+    notes: tuple[str, ...] = ()
+    if unknown:
+        notes += (f"warning: {len(unknown)} names in the lists are of no picture that is there, as {unknown[0]}",)
+    if None in splits:
+        notes += (f"warning: {splits.count(None)} frames left out, because no list names them",)
+    return splits, notes
 
 
 def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:

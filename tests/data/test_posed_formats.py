@@ -90,7 +90,20 @@ def test_lists_choose_the_splits(tmp_path: Path) -> None:
     names = [f"./images/view_{index:02d}.png" for index in range(10)]
     lists = {"train_filenames": names[:6], "val_filenames": names[6:7], "test_filenames": names[7:]}
     folder = folders.write_transforms(tmp_path / "scene", **lists)
+    assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [6, 1, 3]
+    assert "warning: 6 frames left out, because no list names them" in load_scene(folder).notes
+    del lists["train_filenames"]  # all the others then
+    folder = folders.write_transforms(tmp_path / "rest", **lists)
     assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [12, 1, 3]
+
+
+def test_names_in_lists_that_are_no_frames(tmp_path: Path) -> None:
+    folder = folders.write_transforms(tmp_path / "scene", test_filenames=["images/view_03.png", "images/gone.png"])
+    assert len(load_scene(folder, "test")) == 1
+    assert any(note.startswith("warning: 1 names in the lists") for note in load_scene(folder).notes)
+    folder = folders.write_transforms(tmp_path / "bare", test_filenames=["view_03.png"])
+    with pytest.raises(InputError, match=r"test_filenames: expected paths of frames, .* got 'view_03.png'"):
+        load_scene(folder)
 
 
 def test_frames_have_their_own_lenses(tmp_path: Path) -> None:
@@ -343,6 +356,12 @@ def test_times_of_frames_travel(tmp_path: Path) -> None:
     (folder / "transforms.json").write_text(json.dumps(document))
     times = load_scene(folder, "test").cameras.times
     assert times is not None and times.tolist() == pytest.approx([0.0, 8.0 / 15.0])
+    for index, frame in enumerate(document["frames"]):
+        frame["time"] = 100.0 + 2.0 * index  # seconds, or the numbers of frames
+    (folder / "transforms.json").write_text(json.dumps(document))
+    scene = load_scene(folder, "test")
+    assert scene.cameras.times is not None and scene.cameras.times.tolist() == pytest.approx([0.0, 8.0 / 15.0])
+    assert "times from 100 to 130 are told as 0 to 1" in scene.notes
     del document["frames"][4]["time"]
     (folder / "transforms.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="a time in every frame or in none, got 15 of 16"):
