@@ -53,6 +53,8 @@ class TrainArgs:
     """Go on with this run folder, with its own values; give --steps or --time-limit to train longer."""
     seed: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Decides every random draw; short for --train.seed."""
+    on_instability: Literal["warn", "lower-lr", "stop"] | None = None
+    """What to do where half precision keeps overflowing; short for --train.on-instability."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: BackendName = "auto"
@@ -147,11 +149,14 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         raise InputError(
             "--trainer", "native", "lightning, which is not installed", "pip install 'nerfturbo[lightning]'"
         )
+    for logger in args.log:  # before a run is overwritten for it
+        if importlib.util.find_spec(logger) is None:
+            raise InputError("--log", "loggers whose packages are installed", logger, f"pip install {logger}")
     check_port(args.viewer_port, "--viewer-port")
     if args.turntable < 0:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
     steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps
-    given = {"steps": steps, "time_limit": args.time_limit, "seed": args.seed}
+    given = {"steps": steps, "time_limit": args.time_limit, "seed": args.seed, "on_instability": args.on_instability}
     train = replace(args.settings.train, **{name: value for name, value in given.items() if value is not None})
     device, config = resolve_device(args.device), replace(args.settings, train=train).apply(start)
     if is_launched():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +145,16 @@ def test_other_peoples_folders_are_left_alone(nerfturbo: Nerfturbo, scene: Path)
 def test_a_run_is_not_overwritten_by_accident(nerfturbo: Nerfturbo, scene: Path, run_folder: Path) -> None:
     result = nerfturbo("train", scene, *TINY_FLAGS, "--output", run_folder)
     assert_refused(result, "got a run; go on with it by --resume .* or replace it by --overwrite")
+
+
+def test_a_run_is_not_overwritten_for_a_logger_that_is_not_installed(
+    nerfturbo: Nerfturbo, scene: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    before = (run_folder / "config.json").read_bytes()
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--log", "wandb", "--overwrite", "--output", run_folder)
+    assert_refused(result, "--log: expected loggers whose packages are installed, got wandb; pip install wandb")
+    assert (run_folder / "config.json").read_bytes() == before and any((run_folder / "checkpoints").iterdir())
 
 
 def test_a_finished_run_is_not_resumed_without_more_steps(nerfturbo: Nerfturbo, run_folder: Path) -> None:

@@ -75,9 +75,10 @@ def test_without_json_the_result_names_its_files(nerfturbo: Nerfturbo, scene: Pa
 
 def test_nested_flags_and_shortcuts_reach_the_config(nerfturbo: Nerfturbo, scene: Path) -> None:
     flags = ["--steps", 1, "--seed", 7, "--downscale", 2, "--grid.decay", 0.9, "--output", "out"]
-    assert nerfturbo("train", scene, *TINY_FLAGS, *flags).code == 0
+    assert nerfturbo("train", scene, *TINY_FLAGS, *flags, "--on-instability", "lower-lr").code == 0
     config = json.loads(Path("out/config.json").read_text())["config"]
-    assert config["train"]["seed"] == 7 and config["grid"] == config["grid"] | {"decay": 0.9, "resolution": 8}
+    assert config["train"] == config["train"] | {"seed": 7, "on_instability": "lower-lr"}
+    assert config["grid"] == config["grid"] | {"decay": 0.9, "resolution": 8}
     assert config["data"] == config["data"] | {"source": str(scene.resolve()), "downscale": 2}
     assert json.loads(Path("out/metrics.json").read_text())["protocol"]["resolution"] == [8, 8]
 
