@@ -58,7 +58,7 @@ def load_transforms(folder: Path, split: Split = "train", *, downscale: int = 1)
         views, split_note = held_out(_views(folder, document, frames, paths, ["train"] * len(frames)))
         return _scene(folder, views, split, downscale, (document, file), (*notes, split_note))
     used = [index for index, name in enumerate(listed) if name is not None]
-    splits = [name for name in listed if name is not None]
+    splits: list[Split] = [name for name in listed if name is not None]
     views = _views(folder, document, [frames[index] for index in used], [paths[index] for index in used], splits)
     notes += ("splits by the file's own lists", *left_out)
     return _scene(folder, views, split, downscale, (document, file), notes)
@@ -234,8 +234,10 @@ def _listed_splits(
     if len(unknown) == len(chosen):
         expected = "paths of frames, as file_path has them"
         raise InputError(f"{file}: {chosen[unknown[0]]}_filenames", expected, shown(unknown[0]))
-    rest: Split | None = "train" if document.get("train_filenames") is None else None
-    splits = [chosen.get(key, rest) for key in keys]
+    if document.get("train_filenames") is None:
+        rest: dict[str, Split] = dict.fromkeys(keys, "train")
+        chosen = rest | chosen
+    splits: list[Split | None] = [chosen.get(key) for key in keys]
     notes: tuple[str, ...] = ()
     if unknown:
         notes += (f"warning: {len(unknown)} names in the lists are of no picture that is there, as {unknown[0]}",)
