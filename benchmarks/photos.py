@@ -25,10 +25,9 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, PhotoConfig
-from nerfturbo.data.builtin_distance import ray_distance
 from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.images import ImagePool
-from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, load_keypoints
+from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, exact_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, hold_out, is_builtin, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.ops.packed import packed_sum
@@ -63,20 +62,10 @@ def trained(config: Config, scene: Scene, args: argparse.Namespace, known: Keypo
     return trainer
 
 
-def exact_keypoints(scene: Scene, seed: int) -> Keypoints:
-    """Random places of the pictures of a built-in scene that show something, and how far away it is."""
-    photo = torch.arange(len(scene)).repeat_interleave(EXACT_FEATURES)
-    place = torch.rand(len(photo), 2, generator=torch.Generator().manual_seed(seed)) * scene.cameras.size[photo]
-    rays = scene.cameras.rays(photo, place[:, 0], place[:, 1])
-    distances = ray_distance(scene.name, rays)
-    hits = distances.isfinite()
-    return Keypoints(rays[hits], distances[hits], torch.ones(int(hits.sum())))
-
-
 def known_depths(given: Scene, test: Scene) -> tuple[Keypoints, Keypoints]:
     """Features of the training photos to train with, and those of held-out photos to score at, of other points."""
     if is_builtin(given.source):
-        return exact_keypoints(given, 0), exact_keypoints(test, 1)
+        return exact_keypoints(given, EXACT_FEATURES, seed=0), exact_keypoints(test, EXACT_FEATURES, seed=1)
     known, asked = load_keypoints(given, min_photos=TRAINED_PHOTOS), load_keypoints(test)
     assert known.points is not None and asked.points is not None
     return known[known.points % HELD_OUT_POINTS > 0], asked[asked.points % HELD_OUT_POINTS == 0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from nerfturbo.config import PhotoConfig
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.builtin_distance import ray_distance
-from nerfturbo.data.keypoints import Keypoints
+from nerfturbo.data.keypoints import Keypoints, exact_keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
@@ -101,16 +101,6 @@ def test_known_depths_of_ones_own_are_taken_and_checked() -> None:
         Keypoints(rays, torch.ones(3), torch.ones(2))
 
 
-def exact_keypoints(scene: Scene, n: int, seed: int) -> Keypoints:
-    """Random places of a built-in scene's pictures, at the distance of what they show."""
-    photo = torch.arange(len(scene)).repeat_interleave(n)
-    place = torch.rand(len(photo), 2, generator=torch.Generator().manual_seed(seed)) * scene.cameras.size[photo]
-    rays = scene.cameras.rays(photo, place[:, 0], place[:, 1])
-    distances = ray_distance(scene.name, rays)
-    hits = distances.isfinite()
-    return Keypoints(rays[hits], distances[hits], torch.ones(int(hits.sum())))
-
-
 def test_exact_distances_agree_with_the_pictures() -> None:
     scene = builtin_scene("toybox", "test", resolution=24, n_views=2)
     for index in range(2):
@@ -120,12 +110,17 @@ def test_exact_distances_agree_with_the_pictures() -> None:
         assert not hits[alpha == 0.0].any() and (alpha == 1.0).any() and (alpha == 0.0).any()
 
 
+def test_exact_depths_belong_to_built_in_scenes() -> None:
+    with pytest.raises(InputError, match="toybox"):
+        exact_keypoints(ball_scene(), 3, seed=0)
+
+
 def test_few_views_with_known_depths_have_the_right_surfaces_elsewhere() -> None:
     """Five pictures of the toy box, and how far away 241 places of them are: in views that were not trained on, rays
     end nearer to the surface (half as far from it, with three seeds), and pictures get no worse (1.2 dB better)."""
     few = builtin_scene("toybox", "train", resolution=40, n_views=5)
     test = builtin_scene("toybox", "test", resolution=40, n_views=3)
-    known, asked = exact_keypoints(few, 120, 0), exact_keypoints(test, 120, 1)
+    known, asked = exact_keypoints(few, 120, seed=0), exact_keypoints(test, 120, seed=1)
     base = preset("ngp-cpu")
     base = replace(base, train=replace(base.train, steps=120, batch_samples=1 << 12))
     error, psnr = {}, {}
@@ -155,7 +150,7 @@ def test_it_is_captured_with_the_step(deterministic: None) -> None:
     for capture in (True, False):
         config = replace(preset("ngp"), photo=PhotoConfig(depth_weight=0.05))
         config = replace(config, train=replace(config.train, steps=48, batch_samples=1 << 15, capture=capture))
-        trainer = Trainer(config, scene, device="cuda", keypoints=exact_keypoints(scene, 100, 0))
+        trainer = Trainer(config, scene, device="cuda", keypoints=exact_keypoints(scene, 100, seed=0))
         trainer.fit()
         states.append(trainer.model.state_dict())
     for name, value in states[0].items():
