@@ -16,7 +16,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 import nerfturbo.ops.kernels._hash_backward as hash_backward  # noqa: E402
-import nerfturbo.ops.kernels._hash_lanes as hash_lanes  # noqa: E402
 import nerfturbo.ops.kernels._library as library_kernels  # noqa: E402
 import nerfturbo.ops.kernels.adam as adam_kernels  # noqa: E402
 import nerfturbo.ops.kernels.fused_mlp as mlp_kernels  # noqa: E402
@@ -126,7 +125,6 @@ def hash_pieces(inputs: Inputs) -> list[Piece]:
             options += [{"BLOCK": b, "WARPS": w} for b, w in ((64, 2), (256, 8), (32, 1))]
             pieces += variants(label, backward, hash_backward, options if kind == torch.float32 else options[:5])
             pieces.append(Piece(f"{label}, 5 samples a ray", lambda run=backward: run(points=inputs.pruned)))
-            pieces += lane_pieces(inputs, label, buffer, layout)
     table = torch.zeros(inputs.halves["16x2"].shape, device=DEVICE)
 
     def deterministic() -> None:
@@ -142,28 +140,6 @@ def hash_pieces(inputs: Inputs) -> list[Piece]:
 
     pieces.append(Piece("hash backward 16x2 deterministic", deterministic, repeats=3))
     return [*pieces, Piece("hash backward 16x2 to positions", to_positions)]
-
-
-def lane_pieces(inputs: Inputs, label: str, buffer: torch.Tensor, layout: HashLayout) -> list[Piece]:
-    """The same gradient with runs added up along lanes, all levels in one launch or the fine ones apart."""
-    pair = 2 * layout.n_features * buffer.element_size() <= 16
-
-    def lanes(points: torch.Tensor, first: int, count: int) -> None:
-        hash_lanes.launch_lanes(
-            buffer, None, inputs.flag, points, inputs.grad_encoding, layout, inputs.used, first, count, pair
-        )
-
-    def split() -> None:
-        coarse = sum(level.scale <= hash_backward.RUN_SCALE for level in layout.levels)
-        lanes(inputs.positions, 0, coarse)
-        arguments = (buffer, None, inputs.flag, inputs.positions, inputs.grad_encoding, layout, inputs.used)
-        hash_backward._launch(*arguments, coarse, layout.n_levels - coarse, False)
-
-    tiles = [{"STEPS": s, "BLOCK": b, "WARPS": w} for s, b, w in ((4, 32, 1), (16, 32, 1), (8, 128, 4), (4, 128, 4))]
-    pieces = variants(f"{label} lanes", lambda: lanes(inputs.positions, 0, layout.n_levels), hash_lanes, tiles)
-    pieces.append(Piece(f"{label} lanes, fine levels apart", split))
-    pruned = Piece(f"{label} lanes, 5 samples a ray", lambda: lanes(inputs.pruned, 0, layout.n_levels))
-    return [*pieces, pruned]
 
 
 def network_pieces(inputs: Inputs) -> list[Piece]:
