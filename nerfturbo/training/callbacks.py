@@ -94,12 +94,12 @@ class MetricsLog:
         if record.step < self._due:
             return
         self._due = (record.step // self.every_steps + 1) * self.every_steps
-        seconds, rays, samples = self._last
-        elapsed = max(trainer.train_seconds - seconds, 1e-9)
+        now, (seconds, rays, samples) = trainer.train_seconds, self._last  # read once, for what follows may wait
+        elapsed = max(now - seconds, 1e-9)
         entry = {
             "kind": "step",
             "step": trainer.step,
-            "seconds": round(trainer.train_seconds, 4),
+            "seconds": round(now, 4),
             "loss": record.loss,
             "psnr": round(-10.0 * math.log10(max(self._mse, 1e-12)), 3),
             "rays_per_second": round((trainer.rays - rays) / elapsed),
@@ -112,7 +112,7 @@ class MetricsLog:
             "loss_scale": record.loss_scale,
             "skipped": trainer.skipped,
         } | ({} if self.monitor is None else self.monitor())
-        self._last = (trainer.train_seconds, trainer.rays, trainer.samples)
+        self._last = (now, trainer.rays, trainer.samples)
         self._write(entry)
 
     def add_preview(self, trainer: Trainer, psnr: float, image: Path | None = None) -> None:
