@@ -72,7 +72,7 @@ def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: Nerf
             client.view, client.fresh = replace(VIEW, channel="opacity"), True
             page._shares[True] = TimeShare()
             assert page.tick(model, 2, training=True)  # but another view is seen at once;
-            client.moved = time.monotonic()
+            client.moved = time.monotonic() + 60.0  # however long the next line takes to begin
             assert not page.tick(model, 3, training=False)  # nothing is refined while the camera moves,
             client.moved = 0.0
             assert page.tick(model, 3, training=False)  # and a paused training gives all its time
