@@ -28,8 +28,7 @@ def fit_whole(trainer: Trainer) -> TrainSummary:
 
 
 def fit_to_the_second(trainer: Trainer) -> TrainSummary:
-    """Train until the time limit, a few steps at a time: `fit` on a GPU queues all up to the next update of the grid,
-    which may be seconds, and looks at the clock between."""
+    """Train until the time limit, a few steps at a time: `fit` on a GPU may go on for half a second after it."""
     trainer.begin()
     while not trainer.is_over:
         trainer.advance(QUEUED_STEPS)
