@@ -1,4 +1,4 @@
-"""What to say before a long wait: pictures as phones take them are scored by a CPU for hours."""
+"""What to say before training: what was chosen, and that pictures as phones take them are scored by a CPU for hours."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import torch
 
 from ..config import Config
 from ..data.cameras import Cameras
+from ..data.scene import Scene
 from ..evaluation.evaluate import choose_views
 
 PIXELS_A_SECOND = {"grid": 50_000.0}  # of two cores that render a trained scene: benchmarks/cpu_scenes.json
 WITHOUT_A_GRID = 7_000.0
 PATIENCE = 900.0  # seconds of scoring that nobody is warned of
 DOWNSCALES = (2, 4, 8, 16)
+
+
+def choice_note(config: Config, scene: Scene) -> str:
+    """What a scene is trained with, in one line, whoever chose it."""
+    low, high = scene.aabb.low, scene.aabb.high
+    box = " x ".join(f"{b - a:.3g}" for a, b in zip(low, high, strict=True))
+    levels = f"{config.grid.levels} grid level{'s' if config.grid.levels > 1 else ''}"
+    behind = {"random": "random colours", "white": "white", "black": "black"}[config.train.background]
+    background = f"{behind} behind what is transparent" if scene.has_alpha else "as photographed"
+    reach = f"box of {box}, near {scene.near:.3g}, far {scene.far:.3g}"
+    return f"preset {config.preset}; {reach}, {levels}; background: {background}"
 
 
 def scoring_notes(cameras: Cameras, limit: int | None, config: Config, device: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from ..training.precision import resolve_precision
 from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
-from .advice import scoring_notes
+from .advice import choice_note, scoring_notes
 from .clock import since_command
 from .finish import Finished, finish
 from .process import find_poses
@@ -70,6 +70,7 @@ def _run(plan: Plan, display: Display) -> int:
         slow = scoring_notes(test_scene.cameras, plan.args.eval_views, config, plan.device)
         for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device), *slow):
             display.note(note)
+        display.note(choice_note(config, train_scene))
         team = join_team(plan.device, compression=config.train.compress_gradients)
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
     display.phase("preparing the model")

@@ -63,6 +63,7 @@ def test_json_goes_to_stdout_alone_and_progress_to_stderr(nerfturbo: Nerfturbo, 
     assert result.json["steps"] == 2 and result.json["run"] == "out"
     assert result.json["protocol"]["views"] == "1 of 2, evenly spaced"
     assert "training" in result.err and "opening" in result.err
+    assert re.search(r"preset ngp-cpu; box of 3 x 3 x 3, near 0, far \d.*, 1 grid level; background: rand", result.err)
 
 
 def test_without_json_the_result_names_its_files(nerfturbo: Nerfturbo, scene: Path) -> None:
