@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -30,6 +32,7 @@ from ..training.step import backward, gradient_scale
 from ..training.trainer import Trainer
 from .record import Record, machine
 
+PREFIX = "nerfturbo: "  # of the stages' names in a trace
 STAGES = ("rays", "march", "field", "composite", "backward", "optimizer", "grid", "host")
 MEANING = {
     "rays": "drawing pixels, their rays and colours, the background",
@@ -50,7 +53,7 @@ class StageCost:
     stage: str
     milliseconds: float
     share: float
-    peak_bytes: int | None  # beyond what was in use when it began; GPUs alone
+    peak_bytes: int | None  # beyond what was in use when it began; on a CPU: of tensors
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class _Clock:
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
         begun = time.perf_counter()
-        with torch.profiler.record_function(f"nerfturbo: {name}"):
+        with torch.profiler.record_function(PREFIX + name):
             yield
             self.wait()
         self.seconds[name] += time.perf_counter() - begun
@@ -111,6 +114,8 @@ def profile_steps(
         for step in range(first + 1, first + 1 + steps):
             _step(trainer, step, clock)
         total = time.perf_counter() - begun
+    if device.type == "cpu":
+        clock.peaks = _peaks_of_tensors(profiler)
     clock.seconds["host"] = max(0.0, total - sum(clock.seconds.values()))
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +125,23 @@ def profile_steps(
         for name, seconds in clock.seconds.items()
     ]
     return Profile(steps, 1e3 * total / steps, native, tuple(costs), _operators(profiler, device))
+
+
+def _peaks_of_tensors(profiler: torch.profiler.profile) -> dict[str, int]:
+    """The same for a CPU, which keeps no peaks: from the profiler's list of what was allocated and freed, and when."""
+    results = getattr(profiler.profiler, "kineto_results", None)
+    events = [] if results is None else results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    totals = [0, *accumulate(size for _, size in changes)]  # after as many changes
+    peaks: dict[str, int] = {}
+    for event in events:
+        if not changes or not event.name().startswith(PREFIX):
+            continue
+        begun = bisect_left(changes, (event.start_ns(),))
+        ended = bisect_left(changes, (event.start_ns() + event.duration_ns(),))
+        name = event.name().removeprefix(PREFIX)
+        peaks[name] = max(peaks.get(name, 0), max(totals[begun : ended + 1]) - totals[begun])
+    return peaks
 
 
 def _native(trainer: Trainer, warm_steps: int, steps: int) -> float:
@@ -177,7 +199,7 @@ def _step(trainer: Trainer, step: int, clock: _Clock) -> None:
 def _operators(profiler: torch.profiler.profile, device: torch.device) -> tuple[tuple[str, float, int], ...]:
     """The twelve that take most of the device's time."""
     name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    events = [event for event in profiler.key_averages() if not event.key.startswith(("nerfturbo: ", "Profiler"))]
+    events = [event for event in profiler.key_averages() if not event.key.startswith((PREFIX, "Profiler"))]
     events.sort(key=lambda event: getattr(event, name), reverse=True)
     return tuple((event.key[:80], getattr(event, name) / 1e3, int(event.count)) for event in events[:12])
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     title = f"one step: {found.native_ms:.2f} ms as trained, {found.step_ms:.2f} ms eager and waited for"
     table = _table(title, "stage", "ms", "share", "peak MB", "what")
     for cost in found.stages:
-        size = "-" if cost.peak_bytes is None else f"{cost.peak_bytes / 1e6:.0f}"
+        size = "-" if cost.peak_bytes is None else f"{cost.peak_bytes / 1e6:.1f}"
         table.add_row(cost.stage, f"{cost.milliseconds:.2f}", f"{100 * cost.share:.0f}%", size, MEANING[cost.stage])
     _show(table, args.output, as_json=args.json)
     if not args.json:

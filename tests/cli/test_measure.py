@@ -150,6 +150,10 @@ def test_profile_names_every_stage_and_writes_a_trace(
     assert set(costs) == {"rays", "march", "field", "composite", "backward", "optimizer", "grid", "host"}
     assert sum(costs.values()) == pytest.approx(values["step_ms"], rel=0.02)
     assert min(costs[name] for name in ("rays", "march", "field", "composite", "backward", "optimizer")) > 0.0
+    peaks = {cost["stage"]: cost["peak_bytes"] for cost in values["stages"]}
+    n_rays, bytes_of_a_ray = 64, 4 * (3 + 3)  # origins and directions at least
+    assert peaks["rays"] >= n_rays * bytes_of_a_ray and peaks["backward"] > 0
+    assert peaks["field"] < 64 << 20  # of a tiny batch, not of all that was ever allocated
     names = {event.get("name") for event in json.loads(output.with_suffix(".trace.json").read_text())["traceEvents"]}
     assert "nerfturbo: backward" in names and str(output.with_suffix(".trace.json")) in done.out
 
