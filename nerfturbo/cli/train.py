@@ -204,6 +204,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     fixed = {"DATA": args.scene, "--output": args.output, "--downscale": args.downscale, "--seed": args.seed}
     fixed |= {"--init-from": args.init_from, "--config": args.config}
     fixed |= {"--bounds": args.bounds, "--ndc": args.ndc or None}
+    fixed |= {"--preset": None if args.preset == "auto" else args.preset}
     for flag, value in fixed.items():
         if value is not None:
             raise InputError(flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")

@@ -161,6 +161,8 @@ def test_a_finished_run_is_not_resumed_without_more_steps(nerfturbo: Nerfturbo, 
     assert_refused(nerfturbo("train", "--resume", run_folder), "more than the 12 steps of the run, got 12.*eval")
     result = nerfturbo("train", "--resume", run_folder, "--steps", 20, "--seed", 3)
     assert_refused(result, "--seed: expected nothing beside --resume")
+    result = nerfturbo("train", "--resume", run_folder, "--steps", 20, "--preset", "vanilla")
+    assert_refused(result, "--preset: expected nothing beside --resume, got 'vanilla'; a run keeps its own")
 
 
 def test_a_checkpoint_of_another_model(nerfturbo: Nerfturbo, run_folder: Path) -> None:
