@@ -52,6 +52,11 @@ class BatchArgs:
     """Print the summary as one JSON object on stdout."""
 
 
+# `train --resume` refuses these
+KEPT_BY_RUNS = ("--downscale", "--seed", "--preset", "--config", "--bounds", "--ndc")
+KEPT_BY_RUNS += ("--init-from", "--init-parts", "--init-keep")
+
+
 @dataclass(frozen=True)
 class Job:
     """One line of the list."""
@@ -69,7 +74,7 @@ class Job:
 
         base = [sys.executable, "-m", "nerfturbo", "train"]
         if list_checkpoints(self.run / "checkpoints"):
-            return [*base, "--resume", str(self.run), *_without(self.flags, ("--downscale", "--seed"))]
+            return [*base, "--resume", str(self.run), *_without(self.flags, KEPT_BY_RUNS)]
         return [*base, self.scene, *self.flags, "--output", str(self.run), "--overwrite"]
 
 
@@ -124,14 +129,12 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _without(flags: Sequence[str], names: tuple[str, ...]) -> list[str]:
-    """Flags a resumed run keeps for itself are left out, with their values."""
+    """Flags a resumed run keeps for itself are left out, with their values: all words up to the next flag."""
     kept, skip = [], False
     for word in flags:
-        if skip:
-            skip = False
-        elif word in names:
-            skip = True
-        elif not word.startswith(tuple(f"{name}=" for name in names)):
+        if word.startswith("--"):
+            skip = word.split("=")[0].replace("_", "-") in names
+        if not skip:
             kept.append(word)
     return kept
 

@@ -39,7 +39,8 @@ def test_a_list_is_worked_off_and_gone_on_with(
 
 def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     scenes = tmp_path / "scenes.txt"
-    scenes.write_text("a/lego --steps 9 --seed 3\nb/lego\nbuiltin:chess")
+    kept = "--preset=vanilla --bounds bounded --ndc --init_from zoo:toybox-cpu --init-parts grid density_net"
+    scenes.write_text(f"a/lego --steps 9 --seed 3 {kept}\nb/lego\nbuiltin:chess")
     jobs = read_jobs(scenes, tmp_path / "out", ["--device", "cpu"])
     assert [job.name for job in jobs] == ["lego", "lego-2", "chess"]
     begun = jobs[0].command()
