@@ -45,4 +45,18 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
             return value
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
             return tuple(_checked(typing.get_args(option)[0], item, path) for item in value)
-    raise InputError(path, str(hint), repr(value))
+    raise InputError(path, " or ".join(map(_in_words, options)), repr(value))
+
+
+def _in_words(option: Any) -> str:
+    """What a value of this type is called.
+
+    >>> _in_words(int), _in_words(Literal["warn", "stop"]), _in_words(tuple[float, ...])
+    ('a whole number', "'warn' or 'stop'", 'a list, each a number')
+    """
+    if typing.get_origin(option) is Literal:
+        return " or ".join(map(repr, typing.get_args(option)))
+    if typing.get_origin(option) is tuple:
+        return f"a list, each {_in_words(typing.get_args(option)[0])}"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(option, str(option))

@@ -46,7 +46,7 @@ def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
     """
     n_frames = len(sharpness)
     if not 1 <= count <= n_frames:
-        raise InputError("frames", f"1 to the {n_frames} the video has", str(count))
+        raise InputError("--frames", f"1 to the {n_frames} the video has", str(count))
     edges = [index * n_frames // count for index in range(count + 1)]
     margin = n_frames // count // 8
     windows = [range(low + margin, high - margin) for low, high in itertools.pairwise(edges)]

@@ -202,6 +202,20 @@ def test_a_debug_variable_shows_the_traceback(nerfturbo: Nerfturbo, monkeypatch:
     assert result.code == 2 and "Traceback" in result.err and "error: nowhere" in result.err
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"train": {"steps": "many"}}, r"c\.json\.train\.steps: expected a whole number, got 'many'"),
+        ({"train": {"time_limit": "long"}}, r"train\.time_limit: expected a number or null, got 'long'"),
+        ({"train": {"on_instability": "wait"}}, r"expected 'warn' or 'lower-lr' or 'stop', got 'wait'"),
+        ({"optim": {"milestones": 0.5}}, r"optim\.milestones: expected a list, each a number, got 0\.5"),
+    ],
+)
+def test_values_in_a_config_file_are_named_in_words(nerfturbo: Nerfturbo, scene: Path, values: dict, says: str) -> None:
+    Path("c.json").write_text(json.dumps({"version": 1, "config": values}))
+    assert_refused(nerfturbo("train", scene, "--config", "c.json", "--output", "out"), says)
+
+
 def test_a_degenerate_box() -> None:
     for high in ((1.0, 1.0, 0.0), (1.0, 1.0, float("nan")), (1.0, 1.0, float("inf"))):
         with pytest.raises(InputError, match="aabb: expected low < high on three finite axes"):
