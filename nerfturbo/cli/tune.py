@@ -15,6 +15,9 @@ import tyro
 from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
+GPU_BATCH = 1 << 20  # samples: past this a step of an H200 only takes longer
+CPU_GROWTH = 4  # times the preset's batch: its steps take as many times longer
+
 
 @dataclass(frozen=True)
 class TuneArgs:
@@ -26,8 +29,9 @@ class TuneArgs:
     """The config file to write: `nerfturbo train --config FILE` takes it."""
     memory: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None
     """Memory that training may take; 80% of what is free unless given."""
-    max_batch: Annotated[int, tyro.conf.arg(metavar="SAMPLES")] = 1 << 20
-    """Never more samples per step than this: past some size a larger batch only takes longer."""
+    max_batch: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
+    """Never more samples per step than this: past some size a larger batch only takes longer. A million on a GPU; on a
+    CPU, where time ends long before memory does, four times the preset's."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 100
     """Of the range test, and of each short training."""
     preset: str = "auto"
@@ -62,13 +66,15 @@ def main(argv: Sequence[str]) -> int:
     with showing() as display:
         scenes, config = prepare(config, name, display, auto=start if args.preset == "auto" else None)
         budget = memory_budget(device) if args.memory is None else int(args.memory * 1e9)
-        display.phase(f"looking for a batch within {budget / 1e9:.2f} GB, then for a learning rate")
+        most = args.max_batch or (GPU_BATCH if device.type == "cuda" else CPU_GROWTH * config.train.batch_samples)
+        size = f"of at most {most} samples within {budget / 1e9:.2f} GB"
+        display.phase(f"looking for a batch {size}, then for a learning rate")
         found = tune(
             config,
             scenes[0],
             device=device,
             budget=budget,
-            most=args.max_batch,
+            most=most,
             steps=args.steps,
             say=display.note,
         )
