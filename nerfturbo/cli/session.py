@@ -20,7 +20,7 @@ from ..config import to_dict
 from ..data.fitting import fitted_config
 from ..data.loading import LoadOptions, loading
 from ..data.scene import Scene
-from ..errors import CheckpointError, DistributedError
+from ..errors import CheckpointError, DistributedError, InputError
 from ..evaluation.preview import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..presets import size_notes
@@ -118,7 +118,11 @@ def _run(plan: Plan, display: Display) -> int:
 def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
     """The run's folder, with the trainer where it goes on from: another field, a checkpoint, or nothing."""
     if plan.args.init_from is not None:
-        taken = trainer.initialise(plan.args.init_from, plan.args.init_parts, keep=plan.args.init_keep)
+        try:
+            taken = trainer.initialise(plan.args.init_from, plan.args.init_parts, keep=plan.args.init_keep)
+        except InputError as error:
+            flags = {"parts": "--init-parts"}  # the library's name is not the user's
+            raise InputError(flags.get(error.what, error.what), error.expected, error.got, error.hint) from None
         display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
     if plan.run is not None:
         trainer.resume(latest_checkpoint(plan.run.path))
