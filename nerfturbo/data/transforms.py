@@ -231,9 +231,10 @@ def _listed_splits(
         return None, ()
     keys = [posixpath.normpath(str(frame["file_path"]).replace("\\", "/")) for frame, _ in frames]
     unknown = [name for name in chosen if name not in keys]
-    if len(unknown) == len(chosen):
+    to_train = [name for name, split in chosen.items() if split == "train"] or list(chosen)
+    if all(name in unknown for name in to_train):
         expected = "paths of frames, as file_path has them"
-        raise InputError(f"{file}: {chosen[unknown[0]]}_filenames", expected, shown(unknown[0]))
+        raise InputError(f"{file}: {chosen[to_train[0]]}_filenames", expected, shown(to_train[0]))
     if document.get("train_filenames") is None:
         rest: dict[str, Split] = dict.fromkeys(keys, "train")
         chosen = rest | chosen

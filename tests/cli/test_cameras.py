@@ -35,8 +35,9 @@ def test_cameras_are_learned_exported_and_opened_again(nerfturbo: Nerfturbo, tmp
     assert len(document["test_filenames"]) == 2 and ("aabb_scale" in document) == (kind == "transforms")
     for frame in document["frames"]:  # beside the pictures, as a scene of its own
         frame["file_path"] = frame["file_path"].removeprefix("../")
-    names = [name.removeprefix("../") for name in document["test_filenames"]]
-    (folder / "transforms.json").write_text(json.dumps(document | {"test_filenames": names}))
+    for split in ("train_filenames", "test_filenames"):
+        document[split] = [name.removeprefix("../") for name in document[split]]
+    (folder / "transforms.json").write_text(json.dumps(document))
     again, model = load_scene(folder), load_model(latest_checkpoint(Path("run")))
     assert model.photos is not None and len(again) == model.photos.n_photos
     (folder / "transforms.json").unlink()

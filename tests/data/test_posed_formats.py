@@ -92,6 +92,9 @@ def test_lists_choose_the_splits(tmp_path: Path) -> None:
     folder = folders.write_transforms(tmp_path / "scene", **lists)
     assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [6, 1, 3]
     assert "warning: 6 frames left out, because no list names them" in load_scene(folder).notes
+    moved = lists | {"train_filenames": [f"../{name}" for name in names[:6]]}
+    with pytest.raises(InputError, match=r"train_filenames: expected paths of frames.*'\.\./images/view_00\.png'"):
+        load_scene(folders.write_transforms(tmp_path / "moved", **moved), "test")
     del lists["train_filenames"]  # all the others then
     folder = folders.write_transforms(tmp_path / "rest", **lists)
     assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [12, 1, 3]
