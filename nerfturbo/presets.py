@@ -47,7 +47,7 @@ _PRESETS: dict[str, Config] = {
         grid=GridConfig(resolution=96, hide_unseen=True),
         render=RenderConfig(prune=False),
         field=FieldConfig(kind="vanilla", width=256, depth=8),
-        optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
+        optim=OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
         train=TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14, initial_rays=1024),
     ),
     "factor": Config(
@@ -154,6 +154,7 @@ _PRESETS |= {
             preset=kind,
             grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
             field=replace(_PRESETS["vanilla"].field, kind=kind),
+            optim=replace(_PRESETS["vanilla"].optim, lr=5e-4, beta2=0.99),
         )
         for kind in ("tnerf", "dnerf")
     },
