@@ -19,7 +19,7 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .continued import fit_to_the_second, fit_whole
 from .fine_samples import FineSearch, FineTrial, StepTimer, has_two_passes, measure_base, search_fine, with_fine
-from .memory import best_trial, largest_batch, peak_memory, with_batch
+from .memory import BatchTrial, best_trial, largest_batch, peak_memory, with_batch
 
 MARKS = (0.1, 0.25, 0.5, 1.0)  # shares of the run at which test views are scored
 Part = Literal["same_batch", "same_memory", "same_time"]
@@ -172,7 +172,8 @@ class PrecisionResult:
     same_batch: tuple[PrecisionRun, ...] = ()
     same_memory: tuple[PrecisionRun, ...] = ()
     same_time: tuple[PrecisionRun, ...] = ()
-    largest: dict[str, int] = field(default_factory=dict)
+    largest: dict[str, int] = field(default_factory=dict)  # by kind: the batch of same_memory
+    misfits: dict[str, str] = field(default_factory=dict)  # kinds for which no batch fits the budget, and why
     searches: dict[str, FineSearch] = field(default_factory=dict)  # by kind: the fine samples of same_time
     images: dict[str, Tensor] = field(default_factory=dict)  # the first test view; "truth" among them
 
@@ -191,7 +192,8 @@ class PrecisionResult:
         both = [(kind.name, seed) for seed in plan.seeds for kind in plan.kinds]
         names = [f"{kind}, seed {seed}" for kind, seed in both if self.run_of("same_batch", kind, seed) is None]
         if plan.budget is not None:
-            names += [f"{k.name}, largest batch" for k in plan.kinds if self.run_of("same_memory", k.name) is None]
+            left = [k.name for k in plan.kinds if k.name not in self.misfits]
+            names += [f"{name}, largest batch" for name in left if self.run_of("same_memory", name) is None]
         if plan.equal_time is not None:
             names += [f"{k.name}, fine samples in fp32's time" for k in plan.kinds if k.name not in self.searches]
             without = [(kind, seed) for kind, seed in both if self.run_of("same_time", kind, seed) is None]
@@ -206,6 +208,7 @@ class Reports:
     trained: Callable[[PrecisionRun, PrecisionResult], None]
     searched: Callable[[FineSearch, PrecisionResult], None]
     tried: Callable[[str, FineTrial], None]  # a kind, and one step of its search
+    fitted: Callable[[str, BatchTrial], None]  # a kind, and one batch held against the budget
 
 
 def compare_precisions(
@@ -259,15 +262,25 @@ class _Comparison:
 
     def at_one_budget(self, budget: int) -> None:
         for kind in self.plan.kinds:
-            if self.result.run_of("same_memory", kind.name) is not None:
+            if self.result.run_of("same_memory", kind.name) is not None or kind.name in self.result.misfits:
                 continue
-            own = replace(self.config, train=replace(self.config.train, precision=kind.precision))
-            with matmul_precision(kind.matmul):
-                trials = largest_batch(own, self.scenes[0], device=self.device, budget=budget)
-            best = best_trial(trials)
-            if best is not None:
-                self.result = replace(self.result, largest=self.result.largest | {kind.name: best.batch_samples})
-                self._train(kind, with_batch(self.config, best.batch_samples), "same_memory")
+            if kind.name not in self.result.largest:
+                self._fit(kind, budget)
+            if kind.name in self.result.largest:
+                self._train(kind, with_batch(self.config, self.result.largest[kind.name]), "same_memory")
+
+    def _fit(self, kind: Kind, budget: int) -> None:
+        """The largest batch of this kind, or why there is none."""
+        own = replace(self.config, train=replace(self.config.train, precision=kind.precision))
+        tell = functools.partial(self.reports.fitted, kind.name)
+        with matmul_precision(kind.matmul):
+            trials = largest_batch(own, self.scenes[0], device=self.device, budget=budget, report=tell)
+        best = best_trial(trials)
+        if best is not None:
+            self.result = replace(self.result, largest=self.result.largest | {kind.name: best.batch_samples})
+        else:
+            why = f"not even {trials[0].batch_samples} samples a step fit the budget: {trials[0].why}"
+            self.result = replace(self.result, misfits=self.result.misfits | {kind.name: why})
 
     def search(self, rule: EqualTime) -> None:
         """What each kind affords; fp32's steps run beside all of them."""

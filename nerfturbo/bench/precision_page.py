@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -97,14 +98,15 @@ def _growth(search: FineSearch) -> tuple[list[float], list[float]]:
 def precision_page(result: PrecisionResult, title: str) -> str:
     """The whole page."""
     parts = [f"<h1>{escape(title)}</h1>", "<h2>At one batch</h2>", _table(summarise(result.same_batch))]
-    if result.same_memory:
+    if result.same_memory or result.misfits:
         parts += ["<h2>Each with the largest batch that fits one memory budget</h2>"]
-        parts += [_table(summarise(result.same_memory))]
+        parts += [_table(summarise(result.same_memory))] if result.same_memory else []
+        parts += [f"<p>{escape(f'{kind}: {why}')}</p>" for kind, why in result.misfits.items()]
     parts += plots(result).values()
     if result.searches:
         parts += ["<h2>Saved time spent on fine samples</h2>", _table(step_lines(result), STEP_COLUMNS)]
         parts += [_table(summarise(result.same_time), TIME_COLUMNS)] if result.same_time else []
-        parts += [f"<p>{escape(text)}</p>" for text in in_words(result)]
+        parts += [f"<p>{escape(text)}</p>" for text in in_words(replace(result, misfits={}))]
         parts += time_plots(result).values()
     parts += ["<h2>Pictures</h2>", _pictures(result.images)]
     own = [run for run in result.same_time if run not in result.same_batch]

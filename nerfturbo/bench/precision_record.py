@@ -63,9 +63,10 @@ def summarise(runs: Sequence[PrecisionRun]) -> list[dict[str, Any]]:
 
 
 def in_words(result: PrecisionResult) -> list[str]:
-    """A sentence for each precision beside fp32: what its time bought, also where that is nothing."""
+    """A sentence for each precision that no batch of the budget fits, and for each beside fp32 what its time bought,
+    also where that is nothing."""
     lines = {line["kind"]: line for line in summarise(result.same_time)}
-    base, found = lines.get(FP32.name), []
+    base, found = lines.get(FP32.name), [f"{kind}: {why}" for kind, why in result.misfits.items()]
     for kind, search in result.searches.items():
         if kind == FP32.name:
             continue
@@ -114,7 +115,8 @@ def precision_record(
         "memory_budget_bytes": plan.budget,
         "equal_time": None if plan.equal_time is None else asdict(plan.equal_time),
         "unfinished": [] if finished else result.missing(plan),
-        "largest_batch": result.largest,
+        "largest_batch": result.largest | dict.fromkeys(result.misfits),
+        "no_batch_fits": result.misfits,
         "same_batch": summarise(result.same_batch),
         "same_memory": summarise(result.same_memory),
         "same_time": summarise(result.same_time),
@@ -142,4 +144,6 @@ def recorded_result(values: dict[str, Any], images: dict[str, Tensor]) -> Precis
         parts[saved["part"]].append(PrecisionRun(**run))
     searches = {search["kind"]: FineSearch.of(search) for search in values.get("fine_samples", ())}
     runs = {part: tuple(own) for part, own in parts.items()}
-    return PrecisionResult(**runs, largest=values["largest_batch"], searches=searches, images=images)
+    largest = {kind: batch for kind, batch in values["largest_batch"].items() if batch is not None}
+    found = {"largest": largest, "misfits": values.get("no_batch_fits", {}), "searches": searches}
+    return PrecisionResult(**runs, **found, images=images)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench.fine_samples import FineSearch, FineTrial
+    from ..bench.memory import BatchTrial
     from ..bench.precision import PrecisionPlan, PrecisionResult, PrecisionRun
     from ..bench.record import Record
     from ..config import Config
@@ -141,6 +142,10 @@ class _Writer:
         times = trial.why if trial.ratio is None else f"{trial.ratio:.2f} times fp32's step"
         self.display.phase(f"{kind}, {trial.fine_samples} fine samples: {times}")
 
+    def fitted(self, kind: str, trial: BatchTrial) -> None:
+        took = "" if trial.n_bytes is None else f" ({trial.n_bytes / 1e6:.0f} MB)"
+        self.display.phase(f"{kind}, {trial.batch_samples} samples a step: {trial.why or 'fits' + took}")
+
     def keep(self, so_far: PrecisionResult) -> None:
         from ..bench.continued import write_renders
         from ..bench.record import write_json
@@ -168,7 +173,7 @@ class _Writer:
             and self.result.run_of("same_batch", FP32.name) is None
         ):
             self.display.note("fp32 is not among --only: there is no time of it to train for")
-        options = {"reports": Reports(self.trained, self.searched, self.tried), "held": self.result}
+        options = {"reports": Reports(self.trained, self.searched, self.tried, self.fitted), "held": self.result}
         with written_when_cut_short(self.display, output, lambda: self.result.n_runs):
             try:
                 self.result = compare_precisions(

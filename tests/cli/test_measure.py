@@ -105,6 +105,38 @@ def test_precisions_are_compared_with_fp32(nerfturbo: Nerfturbo, scene: Path, tm
     assert nerfturbo("bench", "precision", scene, *FLAGS, "--device", "cpu", "--only", "fp8").code == 2
 
 
+def test_each_precision_trains_the_largest_batch_of_one_budget(
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, advance, tried = {"fp32": 2048, "fp16": 4096, "bf16": 600}, Trainer.advance, []
+
+    def limited(trainer: Trainer) -> object:
+        train = trainer.config.train
+        tried.append((train.precision, train.batch_samples))
+        if train.batch_samples > most[train.precision]:
+            torch.empty(1 << 55)  # no machine has this much
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", limited)
+    output = tmp_path / "precision.json"
+    flags = ["--steps", 2, "--eval-views", 1, "--memory-budget", 100, "--device", "cpu", "--output", output]
+    command = ["bench", "precision", scene, *FLAGS, *flags, "--only", "fp32", "fp16"]
+    done = nerfturbo(*command, "bf16")
+    assert done.code == 0, done.err
+    values = json.loads(output.read_text())["values"]
+    assert values["largest_batch"] == {"fp32": 2048, "fp16": 4096, "bf16": None} and values["unfinished"] == []
+    assert [(line["kind"], line["batch_samples"]) for line in values["same_memory"]] == [("fp32", 2048), ("fp16", 4096)]
+    assert [run["batch_samples"] for run in values["runs"]] == [512, 512, 512, 2048, 4096]
+    assert values["same_memory"][1]["psnr_difference"] is not None
+    sentence = "bf16: not even 1024 samples a step fit the budget: out of memory: "
+    assert values["in_words"][0].startswith(sentence) and sentence in " ".join(done.out.split())
+    page = output.with_suffix(".html").read_text()
+    assert sentence in page and page.count("<td>4096</td>") == 1
+    tried.clear()
+    assert nerfturbo(*command, "bf16").code == 0 and not tried  # that nothing fits is an answer, not a gap
+    assert nerfturbo(*command[:-3], "--memory-budget", 0).code == 2
+
+
 def test_tune_writes_a_config_that_train_takes(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
     output = tmp_path / "new" / "tuned.json"
     flags = ["--steps", 6, "--device", "cpu", "--output", output]  # on a CPU at most 4 x the config's 512 samples
