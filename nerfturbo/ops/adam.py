@@ -125,6 +125,14 @@ class ScaleRule:
     lowest: float = 128.0
     highest: float = 65536.0
 
+    def __post_init__(self) -> None:
+        if not (self.growth >= 1.0 and 0.0 < self.backoff < 1.0):
+            raise InputError("growth, backoff", "growth >= 1 > backoff > 0", f"{self.growth:g}, {self.backoff:g}")
+        if self.growth_interval < 1:
+            raise InputError("growth_interval", "at least 1 step", str(self.growth_interval))
+        if not 0.0 < self.lowest <= self.highest:
+            raise InputError("lowest, highest", "0 < lowest <= highest", f"{self.lowest:g}, {self.highest:g}")
+
 
 @torch.no_grad()
 def finish_step(

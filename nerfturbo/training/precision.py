@@ -51,6 +51,14 @@ def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
     return _DTYPES[resolve_precision(config.train.precision, device)]
 
 
+def carried_scale(saved: float, *, scaled: bool, rule: ScaleRule | None = None) -> float:
+    """The loss scale to go on with from one that was saved, perhaps in another precision: 1 where none is used, the
+    initial one where none was."""
+    if not scaled:
+        return 1.0
+    return saved if saved >= (rule or ScaleRule()).lowest else INITIAL_SCALE
+
+
 class Scheduler(Protocol):
     """What advances with the steps: torch's learning-rate schedulers have this method."""
 
@@ -78,9 +86,10 @@ class MixedPrecision:
     False
 
     The model's parameters stay fp32: they are the masters, and autocast rounds them where they are multiplied. `step`
-    scales the loss, differentiates, unscales, clips, and lets the optimizer step only if every gradient is finite;
-    otherwise the step is skipped and counted, and the scale falls, never under its floor. A `scheduler` advances with
-    the steps that are made and not with those that are skipped. Gradients are zeroed either way.
+    scales the loss, differentiates, unscales, clips, and lets the optimizer step only if the loss and every gradient of
+    its parameters are finite; otherwise the step is skipped and counted, and the scale falls, never under its floor. A
+    `scheduler` advances with the steps that are made and not with those that are skipped. Gradients are zeroed either
+    way. Parameters may be frozen and unfrozen, and the optimizer may hold more than the model's.
     """
 
     def __init__(
@@ -93,16 +102,17 @@ class MixedPrecision:
         scheduler: Scheduler | None = None,
         rule: ScaleRule | None = None,
     ) -> None:
+        _check_optimizer(optimizer, scheduler)
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
             raise InputError("model", "parameters that require a gradient", "none")
-        for name, parameter in named:
-            if parameter.dtype != torch.float32:
-                hint = "keep the model in fp32, autocast rounds where it pays"
-                raise InputError(f"parameter {name}", "torch.float32, it is the master", str(parameter.dtype), hint)
         if clip_norm is not None and not clip_norm > 0.0:
             raise InputError("clip_norm", "a number > 0 or None", str(clip_norm))
         self.model, self.optimizer, self.scheduler, self.clip_norm = model, optimizer, scheduler, clip_norm
+        for name, parameter in (*named, *self._stepped().items()):
+            if parameter.dtype != torch.float32:
+                hint = "keep the model in fp32, autocast rounds where it pays"
+                raise InputError(f"parameter {name}", "torch.float32, it is the master", str(parameter.dtype), hint)
         self.device = named[0][1].device
         self.precision = resolve_precision(precision, self.device)
         self.rule = rule or ScaleRule()
@@ -110,7 +120,17 @@ class MixedPrecision:
         self._scale = torch.tensor(start, device=self.device)
         self._good = torch.zeros((), dtype=torch.int32, device=self.device)
         self._steps, self._skipped = (torch.zeros((), dtype=torch.int64, device=self.device) for _ in range(2))
-        self._named = named
+        self._bad_loss = torch.zeros((), dtype=torch.bool, device=self.device)  # since the last step
+
+    def _stepped(self) -> dict[str, Tensor]:
+        """What the optimizer steps now, by the model's names, or by its own for what is not of the model."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        own = [
+            (f"param_groups[{i}][{j}]", p)
+            for i, g in enumerate(self.optimizer.param_groups)
+            for j, p in enumerate(g["params"])
+        ]
+        return {names.get(parameter, name): parameter for name, parameter in own}
 
     @property
     def loss_scale(self) -> float:
@@ -131,32 +151,37 @@ class MixedPrecision:
 
     def backward(self, loss: Tensor) -> None:
         """Scale and differentiate only: call it several times before one `step()` to accumulate gradients."""
-        loss.float().backward(self._scale)
+        bad = ~torch.isfinite(loss.detach()).all()
+        self._bad_loss |= bad
+        # Of a loss that is not finite no gradient may be, so that all ranks of a team skip the step with this one.
+        (loss.float() * torch.where(bad, torch.nan, self._scale)).backward()
 
     @torch.no_grad()
     def step(self, loss: Tensor | None = None) -> PrecisionReport:
         """Differentiate `loss` (where given), then unscale, check, clip, step, schedule and zero the gradients."""
-        bad = None if loss is None or bool(torch.isfinite(loss)) else "loss"
         if loss is not None:
             with torch.enable_grad():
                 self.backward(loss)
-        scale = self._scale.clone()
-        gradients = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
+        scale, scaled = self._scale.clone(), self.precision == "fp16"
+        gradients = {name: _values(p) for name, p in self._stepped().items() if p.grad is not None}
         values = list(gradients.values())
-        if values and self.precision == "fp16":
+        if scaled:
             for value in values:
                 value.div_(scale)
         norm = torch.nn.utils.get_total_norm(values) if values else torch.zeros(())
+        bad = "loss" if bool(self._bad_loss) else None
         if bad is None and not bool(torch.isfinite(norm)):
-            bad = next(name for name, value in gradients.items() if not bool(torch.isfinite(value).all()))
+            bad = next((n for n, value in gradients.items() if not bool(torch.isfinite(value).all())), "gradient norm")
         if bad is None:
-            if self.clip_norm is not None and values:
-                torch.nn.utils.clip_grads_with_norm_([p for _, p in self._named], self.clip_norm, norm)
+            if self.clip_norm is not None:
+                share = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+                for value in values:
+                    value.mul_(share.to(value.device))
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        scaled = self.precision == "fp16"
+        self._bad_loss.zero_()
         finish_step(
             self._steps,
             torch.tensor(0.0 if bad is None else 1.0, device=self.device),
@@ -177,13 +202,37 @@ class MixedPrecision:
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        for name, tensor in (
-            ("scale", self._scale),
-            ("good_steps", self._good),
-            ("steps", self._steps),
-            ("skipped", self._skipped),
-        ):
+        """The inverse of `state_dict`; one that was saved in another precision will do."""
+        own = {"scale": self._scale, "good_steps": self._good, "steps": self._steps, "skipped": self._skipped}
+        missing = [name for name in own if name not in state]
+        if missing:
+            raise InputError("state", "what `state_dict` gave: " + ", ".join(own), f"no {missing[0]}")
+        scale = carried_scale(state["scale"], scaled=self.precision == "fp16", rule=self.rule)
+        state = state | {"scale": scale, "good_steps": state["good_steps"] if scale == state["scale"] else 0.0}
+        for name, tensor in own.items():
             tensor.fill_(state[name])
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler | None) -> None:
+    hint = ""
+    if not hasattr(optimizer, "param_groups"):
+        hint = "one optimizer with several parameter groups: a skipped step skips all of them"
+    elif isinstance(optimizer, torch.optim.LBFGS):
+        hint = "it evaluates the loss several times a step; use it in fp32 without this helper"
+    if hint:
+        raise InputError("optimizer", "an optimizer whose step() takes no closure", type(optimizer).__name__, hint)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        hint = "step it yourself with your metric, where report.skipped is False"
+        raise InputError("scheduler", "one whose step() takes no argument", type(scheduler).__name__, hint)
+
+
+def _values(parameter: Tensor) -> Tensor:
+    """The gradient's numbers, to be changed in place; of a sparse one those that are there, each once."""
+    assert parameter.grad is not None
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.coalesce()
+        return parameter.grad._values()
+    return parameter.grad
 
 
 @contextmanager

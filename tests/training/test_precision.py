@@ -134,6 +134,84 @@ def test_the_helper_keeps_its_state_and_refuses_half_masters() -> None:
         made("fp32", clip_norm=-1.0)
 
 
+def test_the_helper_unscales_all_that_the_optimizer_steps() -> None:
+    x, y = batch(0)
+    moved = []
+    for precision in ("fp32", "fp16"):
+        model, extra = Net(), nn.Parameter(torch.zeros(1))
+        model.first.requires_grad_(False)
+        optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [extra], "lr": 2.0}], lr=1.0)
+        amp = MixedPrecision(model, optimizer, precision=precision)
+        amp.step((model(x) + extra - y).square().mean())
+        model.first.requires_grad_(True)  # unfrozen on the way
+        report = amp.step((model(x) + extra - y).square().mean())
+        moved.append(torch.cat([extra.detach(), *(p.detach().flatten() for p in model.parameters())]))
+        assert not report.skipped
+    assert torch.allclose(*moved, atol=1e-4)
+    assert report.gradient_norm > 0.0
+
+
+def test_only_what_is_stepped_counts_and_others_are_named_by_group() -> None:
+    x, y = batch(0)
+    model, extra = Net(), nn.Parameter(torch.zeros(1))
+    amp = MixedPrecision(model, torch.optim.SGD([*model.second.parameters(), extra], lr=1e-3), precision="fp16")
+    norms = [amp.step((model(x) + extra - y).square().mean()).gradient_norm for _ in range(4)]
+    assert norms == pytest.approx([norms[0]] * 4, rel=0.1)  # what nobody steps or zeroes does not add up in it
+    extra.register_hook(lambda grad: grad * float("nan"))
+    assert amp.step((model(x) + extra - y).square().mean()).bad_tensor == "param_groups[0][2]"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_helper_takes_sparse_gradients(precision: str) -> None:
+    ways = []
+    for sparse in (False, True):
+        table = nn.Embedding.from_pretrained(torch.ones(8, 3), freeze=False, sparse=sparse)
+        amp = MixedPrecision(table, torch.optim.SGD(table.parameters(), lr=1.0), precision=precision, clip_norm=0.5)
+        norm = amp.step(table(torch.tensor([1, 1, 5])).square().sum()).gradient_norm
+        ways.append((norm, table.weight.detach().clone()))
+        amp.step(table(torch.tensor([2])).sum() * float("nan"))
+        assert amp.steps_skipped == 1 and torch.isfinite(table.weight).all()
+    assert ways[0][0] == pytest.approx(ways[1][0]) and torch.allclose(ways[0][1], ways[1][1])
+
+
+def test_a_loss_that_is_not_finite_leaves_no_finite_gradient() -> None:
+    x, y = batch(0)
+    model, amp = made("fp32")
+    amp.backward((model(x) - y).square().mean() + float("inf"))  # a constant: its own gradient would be finite
+    assert all(torch.isnan(p.grad).all() for p in model.parameters() if p.grad is not None)  # so other ranks skip too
+    amp.backward((model(x) - y).square().mean())
+    assert amp.step().bad_tensor == "loss"
+    assert amp.step((model(x) - y).square().mean()).bad_tensor is None
+
+
+def test_the_helper_refuses_what_it_cannot_drive() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(InputError, match=r"optimizer: .* got list; one optimizer with several parameter groups"):
+        MixedPrecision(model, [optimizer])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"optimizer: .* got LBFGS"):
+        MixedPrecision(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(InputError, match=r"scheduler: .* got ReduceLROnPlateau"):
+        MixedPrecision(model, optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"state: .* got no good_steps"):
+        MixedPrecision(model, optimizer).load_state_dict({"scale": 1.0})
+    for values in ({"backoff": 2.0}, {"growth": 0.5}, {"growth_interval": 0}, {"lowest": 0.0}, {"highest": 1.0}):
+        with pytest.raises(InputError, match=next(iter(values))):
+            ScaleRule(**values)
+
+
+@pytest.mark.parametrize(("saved", "loaded", "scale"), [("fp16", "fp32", 1.0), ("fp32", "fp16", 1024.0)])
+def test_a_state_of_another_precision_brings_no_scale_along(saved: str, loaded: str, scale: float) -> None:
+    x, y = batch(0)
+    _, first = made(saved)
+    model, amp = made(loaded)
+    expected = amp.step((model(x) - y).square().mean()).gradient_norm
+    model, amp = made(loaded)
+    amp.load_state_dict(first.state_dict())
+    assert amp.loss_scale == scale
+    assert amp.step((model(x) - y).square().mean()).gradient_norm == pytest.approx(expected)
+
+
 # The built-in trainer.
 
 
