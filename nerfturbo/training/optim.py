@@ -26,7 +26,7 @@ from ..fields.voxels import VoxelGrid
 from ..ops import GradientSink
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
 from .groups import ParameterGroup, level_decays, parameter_groups
-from .precision import INITIAL_SCALE
+from .precision import INITIAL_SCALE, carried_scale
 
 SWAPPED = 1 << 20  # values that change places at a time
 
@@ -253,6 +253,9 @@ class Optimizer:
         """The inverse of `state_tensors`, after the model's own tensors were loaded in place."""
         for name, value in self._scalars().items():
             value.copy_(tensors[name])
+        if (scale := carried_scale(float(self.scale), scaled=self.loss_scale is not None)) != float(self.scale):
+            self.scale.fill_(scale)  # saved in another precision
+            self.good_steps.zero_()
         for buffer in self.buffers:
             for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
                 for name, view in zip(buffer.names, buffer.views(flat), strict=True):

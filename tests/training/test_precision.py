@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -303,6 +304,28 @@ def test_the_watch_counts_rows_and_windows_over_chunks_of_steps() -> None:
     calm = ScaleWatch("fp16")
     for step in range(1, 400):  # the ordinary search for the scale: a fall now and then, growth in between
         assert calm.see(step, step % 100 == 0, 2048.0 if step % 100 else 1024.0) is None
+
+
+@pytest.mark.parametrize(("saved", "resumed", "scale"), [("fp16", "fp32", 1.0), ("fp32", "fp16", 1024.0)])
+def test_a_run_goes_on_in_another_precision_with_gradients_of_the_same_size(
+    saved: str, resumed: str, scale: float, tmp_path: Path
+) -> None:
+    moments = {}
+    with use_backend("reference"):
+        first = training(saved, accumulate=2)
+        first.config = replace(first.config, train=replace(first.config.train, steps=6))
+        first.fit()
+        checkpoint = first.save(tmp_path)
+        for precision in (saved, resumed):
+            for clip in (0.0, 1.0):
+                made = training(precision, accumulate=2)
+                made.optimizer.config = replace(made.optimizer.config, clip_norm=clip)
+                made.resume(checkpoint)
+                record = made.advance()
+                assert precision == saved or record.loss_scale == scale
+                moments[precision, clip] = [float(buffer.state.first.norm()) for buffer in made.optimizer.buffers]
+    for clip in (0.0, 1.0):
+        assert moments[resumed, clip] == pytest.approx(moments[saved, clip], rel=1e-2)
 
 
 def test_a_config_with_a_precision_comes_back_from_json() -> None:
