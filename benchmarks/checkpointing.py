@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nerfturbo.bench.memory import LARGEST_BATCH, peak_memory, resident_bytes, with_batch
+from nerfturbo.bench.memory import LARGEST_BATCH, peak_memory, with_batch
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene, load_scene
@@ -28,18 +28,18 @@ from nerfturbo.training.trainer import Trainer
 WARM_STEPS = 16
 
 
-def trial(config: Config, scene: Scene, device: torch.device, budget: float, baseline: int | None) -> dict[str, Any]:
+def trial(config: Config, scene: Scene, device: torch.device, budget: float) -> dict[str, Any]:
     """A few steps of training, or the reason why there are none."""
     row: dict[str, Any] = {"checkpointing": config.field.checkpointing, "batch_samples": config.train.batch_samples}
     try:
-        with peak_memory(device, baseline) as peak:
+        with peak_memory(device, count=True) as peak:
             trainer = Trainer(config, scene, device=device)
             trainer.begin()
             while trainer.step < WARM_STEPS:
                 trainer.advance(WARM_STEPS - trainer.step)
             trainer.end()
-            before = trainer.train_seconds
-            summary = trainer.fit()
+        before = trainer.train_seconds
+        summary = trainer.fit()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -75,10 +75,10 @@ def main() -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / torch.cuda.mem_get_info(index)[1]), index)
     rows, limit = [], {}
     for checkpointing in (False, True):
-        batch, baseline = args.batch, resident_bytes()
+        batch = args.batch
         while batch <= min(LARGEST_BATCH, 8 * limit.get(False, LARGEST_BATCH)):
             config = replace(with_batch(base, batch), field=replace(base.field, checkpointing=checkpointing))
-            rows.append(trial(config, scene, device, budget, baseline))
+            rows.append(trial(config, scene, device, budget))
             print(rows[-1], flush=True)
             if not rows[-1]["fits"]:
                 break

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..config import Config
 from ..data.scene import Scene
@@ -19,22 +23,51 @@ from .continued import fit_whole
 SMALLEST_BATCH = 1 << 10
 LARGEST_BATCH = 1 << 24
 TRIAL_STEPS = 3
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts what operations inside the block allocate, until it is freed; what was there before does not count.
+
+    By the storages of tensors: the same on any device, whatever an allocator keeps of earlier work.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_bytes = self._now = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._seen or storage._cdata in before:
+                continue
+            self._seen.add(storage._cdata)
+            self._now += storage.nbytes()
+            self.n_bytes = max(self.n_bytes, self._now)
+            weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        return result
+
+    def _freed(self, key: int, n_bytes: int) -> None:
+        self._seen.discard(key)
+        self._now -= n_bytes
 
 
 class PeakMemory:
-    """Filled in when its block ends: bytes of the device beyond those in use before (GPU), or of this process beyond a
-    baseline (CPU, Linux)."""
+    """Filled in when its block ends: bytes of the device beyond those in use before; None on a CPU unless counted."""
 
     n_bytes: int | None = None
 
 
 @contextlib.contextmanager
-def peak_memory(device: torch.device, baseline: int | None = None) -> Iterator[PeakMemory]:
+def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakMemory]:
     """Measure the most memory that was in use at any moment inside the block.
 
-    A process keeps pages that it has freed, so that on a CPU only growth beyond a baseline taken before all such
-    blocks (`resident_bytes`) means anything; without one nothing is measured there.
+    A GPU's allocator knows. On a CPU a process keeps what it has freed, so that its size says more about what ran
+    before: with `count` the tensors of the block are counted instead, which makes its operations slower.
     """
     found = PeakMemory()
     gc.collect()
@@ -45,27 +78,16 @@ def peak_memory(device: torch.device, baseline: int | None = None) -> Iterator[P
         before = torch.cuda.memory_allocated(device)  # such as cuBLAS's workspaces, one for every stream so far
         yield found
         found.n_bytes = torch.cuda.max_memory_allocated(device) - before
-        return
-    resettable = False
-    with contextlib.suppress(OSError):
-        RESET.write_text("5")
-        resettable = True
-    yield found
-    peak = _resident("VmHWM")
-    if resettable and baseline is not None and peak is not None:
-        found.n_bytes = max(0, peak - baseline)
+    elif count:
+        with contextlib.suppress(ImportError):
+            from ..ops.cpu.ngp_field import release
 
-
-def resident_bytes() -> int | None:
-    """Memory of this process now, where the system tells."""
-    return _resident("VmRSS")
-
-
-def _resident(name: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1]) * 1024
-    return None
+            release()  # kept for the next step by the last one
+        with PeakBytes() as counted:
+            yield found
+        found.n_bytes = counted.n_bytes
+    else:
+        yield found
 
 
 @dataclass(frozen=True)
@@ -94,12 +116,11 @@ def try_batch(
     *,
     device: torch.device,
     budget: int,
-    baseline: int | None = None,
 ) -> BatchTrial:
     """Train a few steps with this batch; running out of memory is an answer, not an error."""
     train = replace(with_batch(config, batch_samples).train, steps=TRIAL_STEPS, time_limit=None)
     why = ""
-    with peak_memory(device, baseline) as peak:
+    with peak_memory(device, count=True) as peak:
         try:
             fit_whole(Trainer(replace(config, train=train), scene, device=device))
         except (RuntimeError, MemoryError) as error:
@@ -124,10 +145,9 @@ def largest_batch(
 ) -> list[BatchTrial]:
     """Every trial in order: doubling from the smallest batch until one does not fit, then bisection to an eighth."""
     trials: list[BatchTrial] = []
-    baseline = resident_bytes()
 
     def fits(batch: int) -> bool:
-        trials.append(try_batch(config, scene, batch, device=device, budget=budget, baseline=baseline))
+        trials.append(try_batch(config, scene, batch, device=device, budget=budget))
         if report is not None:
             report(trials[-1])
         return trials[-1].fits

@@ -183,6 +183,11 @@ def scratch(name: str, *shape: int) -> Tensor:
     return buffers[name][:n].view(shape)
 
 
+def release_scratch() -> None:
+    """Give back the memory of this thread's `scratch`; it must not be in use."""
+    _local.__dict__.clear()
+
+
 def array(tensor: Tensor) -> np.ndarray:
     """The tensor's memory as a numpy array, without a copy unless its elements do not lie in order."""
     return tensor.detach().contiguous().numpy()

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from .._sink import GradientSink
 from ..hash_encode import HashLayout
 from ..ngp_field import MAX_LOGIT, NgpWeights
-from ._launch import array, as_float32, jit, launch, scratch
+from ._launch import array, as_float32, jit, launch, release_scratch, scratch
 from ._layers import (
     ALL,
     LINEAR,
@@ -145,6 +145,12 @@ def _take(n: int) -> Tensor:
     except IndexError:
         memory = torch.empty(0)
     return memory if memory.numel() >= n else torch.empty(n + n // 4)
+
+
+def release() -> None:
+    """Give back the memory that is kept for the next step: who measures memory must not find the last one's."""
+    _free.clear()
+    release_scratch()
 
 
 class _NgpField(torch.autograd.Function):
