@@ -6,39 +6,25 @@ overlaps and has no host time; it is timed as a whole beside them.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..config import Config
 from ..data.scene import Scene
-from ..fields.field import RayField
-from ..ops.composite_loss import LossRule, composite_loss
-from ..rendering.estimated import evaluate_rays
-from ..rendering.losses import color_loss
-from ..rendering.render import field_functions, volume_rendering
-from ..sampling.proposals import ProposedSamples
-from ..training.distributed import RayShare
-from ..training.proposed import gradient_weights, proposed_loss
-from ..training.stages import draw_background, place_samples, target_over
-from ..training.step import backward, gradient_scale
 from ..training.trainer import Trainer
 from .record import Record, machine
+from .timed_step import PREFIX, StageClock, step_timed
 
-PREFIX = "nerfturbo: "  # of the stages' names in a trace
-STAGES = ("rays", "march", "field", "composite", "backward", "optimizer", "grid", "host")
 MEANING = {
-    "rays": "drawing pixels, their rays and colours, the background",
+    "rays": "drawing pixels, their rays as the cameras are corrected, colours, the background",
     "march": "walking the grid and the visibility pass over the density, or the proposals",
     "field": "encoding and networks, forward",
-    "composite": "colours, compositing and loss, forward",
+    "composite": "colours, compositing and every loss, that of depths too, forward",
     "backward": "all gradients",
     "optimizer": "checking, unscaling, Adam, loss scale",
     "grid": "refreshing the occupancy grid, spread over the steps",
@@ -67,52 +53,21 @@ class Profile:
     operators: tuple[tuple[str, float, int], ...]  # name, milliseconds in all, calls
 
 
-class _Clock:
-    """Sums time and peak memory by stage."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self.peaks: dict[str, int] = {}
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        cuda = self.device.type == "cuda"
-        self.wait()
-        before = torch.cuda.memory_allocated(self.device) if cuda else 0
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        begun = time.perf_counter()
-        with torch.profiler.record_function(PREFIX + name):
-            yield
-            self.wait()
-        self.seconds[name] += time.perf_counter() - begun
-        if cuda:
-            used = torch.cuda.max_memory_allocated(self.device) - before
-            self.peaks[name] = max(self.peaks.get(name, 0), used)
-
-
 def profile_steps(
     config: Config, scene: Scene, *, device: torch.device, steps: int, warm_steps: int, trace: Path | None
 ) -> Profile:
     """Train `warm_steps`, then profile `steps` of them; the Chrome trace goes to `trace` where given."""
-    config = replace(config, train=replace(config.train, steps=warm_steps + 2 * steps, time_limit=None))
+    config = replace(config, train=replace(config.train, steps=warm_steps + 2 * steps + 1, time_limit=None))
     trainer = Trainer(config, scene, device=device)
     native = _native(trainer, warm_steps, steps)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    clock = _Clock(device)
-    first = trainer.step
-    _step(trainer, first, _Clock(device))  # eager kernels compile outside the clock
+    step_timed(trainer, StageClock(device), 1)  # eager kernels compile outside the clock
+    clock = StageClock(device)
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         begun = time.perf_counter()
-        for step in range(first + 1, first + 1 + steps):
-            _step(trainer, step, clock)
+        step_timed(trainer, clock, steps)
         total = time.perf_counter() - begun
     if device.type == "cpu":
         clock.peaks = _peaks_of_tensors(profiler)
@@ -155,45 +110,6 @@ def _native(trainer: Trainer, warm_steps: int, steps: int) -> float:
         trainer.advance(warm_steps + steps - trainer.step)
     trainer.stepper.finish()
     return 1e3 * (time.perf_counter() - begun) / (trainer.step - first)
-
-
-def _step(trainer: Trainer, step: int, clock: _Clock) -> None:
-    """One eager step in the trainer's words, stage after stage."""
-    model, optimizer = trainer.model, trainer.optimizer
-    n_rays = max(1, trainer.stepper.n_rays)
-    if model.grid.config.enabled and step % model.grid.config.update_every == 0:
-        with clock.stage("grid"):
-            model.grid.update(step, model.field.density)
-    with clock.stage("rays"):
-        batch = trainer.stepper.stages.draw(trainer.sampler, step, RayShare(0, n_rays))
-        background = draw_background(model.config, step, n_rays, trainer.device)
-    with clock.stage("march"):
-        samples, _ = place_samples(model, batch.rays, step=step)
-    scale, kind = gradient_scale(optimizer), model.config.train.loss
-    loss: Tensor
-    if isinstance(samples, ProposedSamples):
-        with clock.stage("field"):
-            near = gradient_weights(model, samples)
-            seen = evaluate_rays(model.field, batch.rays, samples, gradient_weights=near, photos=model.photos)
-        with clock.stage("composite"):
-            loss, _ = proposed_loss(model, batch, samples, seen, background, target_over(batch, background))
-    elif isinstance(model.field, RayField):
-        with clock.stage("field"):
-            raw = model.field.sample_logits(batch.rays, samples)
-        with clock.stage("composite"):
-            loss = composite_loss(raw, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=scale).loss
-    else:
-        _, rgb_sigma_fn = field_functions(model.field, batch.rays)
-        with clock.stage("field"):
-            rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
-        with clock.stage("composite"):
-            out = volume_rendering(lambda *_: (rgb, density), samples, background=background).rgb
-            loss = color_loss(out, target_over(batch, background), kind=kind, n_rays_kept=samples.n_rays_kept)
-    with clock.stage("backward"):
-        backward(loss, scale)
-    with clock.stage("optimizer"):
-        optimizer.step()
-        optimizer.finish_step()
 
 
 def _operators(profiler: torch.profiler.profile, device: torch.device) -> tuple[tuple[str, float, int], ...]:

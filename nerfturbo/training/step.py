@@ -232,11 +232,7 @@ class TrainingStep(RayBatches):
         if step % grid.update_every == 0:
             self.sampler.refresh()
         result = self._accumulate(step)
-        self.optimizer.step()
-        skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
-        self.optimizer.finish_step()
-        if self.optimizer.averages_due(step + 1):
-            self.optimizer.update_averages(self.optimizer.step_count)
+        skipped, scale = self.update(step)
         n_rays, n_samples, n_marched = (int(value) for value in _counts(result))
         parts = self.model.config.train.accumulate
         self.adapt(n_samples // parts, n_marched // parts)
@@ -253,20 +249,33 @@ class TrainingStep(RayBatches):
             loss_scale=scale,
         )
 
+    def differentiate(self, loss: Tensor, scale: Tensor | None) -> None:
+        """Add the gradients of one batch."""
+        backward(loss, scale)
+
+    def update(self, step: int) -> tuple[int, float]:
+        """Change the parameters by the gradients; whether that was skipped, and the loss scale that they had."""
+        self.optimizer.step()
+        skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
+        self.optimizer.finish_step()
+        if self.optimizer.averages_due(step + 1):
+            self.optimizer.update_averages(self.optimizer.step_count)
+        return skipped, scale
+
     def _accumulate(self, step: int) -> StepResult:
         """The gradients of one step, of one batch or the mean of several; what all ranks saw."""
         parts, team = self.model.config.train.accumulate, self.team
         scale, results = gradient_scale(self.optimizer, parts), []
         for part in range(parts - 1):
             results.append(self.loss(step, part, scale))
-            backward(results[-1].loss, scale)
+            self.differentiate(results[-1].loss, scale)
         results.append(self.loss(step, parts - 1, scale))
         result = mean_result(results)
         if team.alone:
-            backward(results[-1].loss, scale)
+            self.differentiate(results[-1].loss, scale)
             return result
         sums, wait = start_totals(result, team)  # travels while the gradients are computed
-        backward(results[-1].loss, scale)
+        self.differentiate(results[-1].loss, scale)
         wait()
         totals, weight = totals_of(sums, result)
         share_gradients(self.optimizer, weight, team)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.bench.profile import _Clock, _step
+from nerfturbo.bench.timed_step import StageClock, step_timed
 from nerfturbo.config import Config, GridConfig, SamplingConfig
 from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import UNBOUNDED_PRESETS, fitted_config
@@ -303,11 +303,10 @@ def test_on_a_gpu_the_recorded_step_is_the_eager_one_and_learns(name):
 @pytest.mark.parametrize("name", ["proposal-cpu", "hierarchy"])
 def test_a_profiled_step_is_the_step_of_training(name: str):
     config, states = tiny(name, steps=1), []
-    config = replace(config, optim=replace(config.optim, warmup_steps=1))  # a profile has no schedule
     for profiled in (False, True):
         trainer = Trainer(config, ball_scene())
         if profiled:
-            _step(trainer, 0, _Clock(torch.device("cpu")))
+            step_timed(trainer, StageClock(torch.device("cpu")), 1)
         else:
             trainer.fit()
         states.append({name: value.clone() for name, value in trainer.model.named_parameters()})
