@@ -61,10 +61,32 @@ def find_model(folder: Path) -> Path | None:
     return None
 
 
+def check_whole(folder: Path) -> None:
+    """Refuse a reconstruction of which one of the two files is missing: its pictures would pass for mere photos."""
+    for name in _FOLDERS:
+        for ending in (".bin", ".txt"):
+            files = [folder / name / f"{file}{ending}" for file in ("cameras", "images")]
+            there = [file for file in files if file.is_file()]
+            if len(there) != 1 or (not name and not _is_colmap_file(there[0])):
+                continue
+            (missing,) = set(files) - set(there)
+            hint = "copy it from where the scene was reconstructed, or remove the other to have the photos' poses found"
+            raise InputError(str(missing), f"a file beside {there[0].name}, which needs it", "no such file", hint)
+
+
+def _is_colmap_file(file: Path) -> bool:
+    """Among photos themselves a file of such a name may be anyone's list."""
+    try:
+        return bool(read_cameras(file) if file.stem == "cameras" else read_images(file))
+    except InputError:
+        return False
+
+
 def load_colmap(folder: Path, split: Split = "train", *, downscale: int = 1) -> Scene:
     """One split of a reconstruction; `held_out` chooses the test views, in the order of names."""
     model = find_model(folder)
     if model is None:
+        check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
     ending = ".bin" if all((model / f"{file}.bin").is_file() for file in ("cameras", "images")) else ".txt"
     cameras = read_cameras(model / f"cameras{ending}")

@@ -148,10 +148,16 @@ def load_scene(
 
 
 def recognise(folder: Path) -> SceneFormat | None:
-    """The first format that knows this folder, or this video file; one that holds nothing is an error."""
+    """The first format that knows this folder, or this video file; one that holds nothing, or half of a reconstruction,
+    is an error."""
     if folder.suffix.lower() not in VIDEO_ENDINGS or not folder.is_file():
         _check_folder(folder)
-    return next((scene_format for scene_format in FORMATS if scene_format.recognise(folder)), None)
+    found = next((scene_format for scene_format in FORMATS if scene_format.recognise(folder)), None)
+    if found is None or found.name == UNPOSED:
+        from .colmap import check_whole  # imported here: the loaders import this file
+
+        check_whole(folder)
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import subprocess
 import tracemalloc
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nerfturbo.data.colmap import load_colmap
 from nerfturbo.data.colmap_files import read_images, read_points
 from nerfturbo.data.scene import load_scene
+from nerfturbo.data.unposed import MissingPosesError
 from nerfturbo.errors import InputError
 
 from . import folders, fuzz
@@ -72,6 +75,37 @@ def test_a_count_beyond_the_file_is_refused_before_anything_is_read(tmp_path: Pa
         file.write_bytes(struct.pack("<Q", 1 << 60) + b"\0" * 100)
         with pytest.raises(InputError, match=rf"{name}: byte 8: expected {1 << 60}"):
             read(file)
+
+
+@pytest.mark.parametrize("place", ["sparse/0", "sparse", ""])
+@pytest.mark.parametrize(("missing", "left"), [("images", "cameras"), ("cameras", "images")])
+@pytest.mark.parametrize("text", [False, True])
+def test_half_of_a_reconstruction_does_not_pass_for_photos(
+    tmp_path: Path, place: str, missing: str, left: str, text: bool
+) -> None:
+    folder, ending = folders.write_colmap(tmp_path / "scene", text=text), ".txt" if text else ".bin"
+    for file in list((folder / "sparse" / "0").iterdir()):
+        file.rename(folder / place / file.name)
+    assert len(load_scene(folder)) == 14
+    (folder / place / f"{missing}{ending}").unlink()
+    expected = f"{folder / place / missing}{ending}: expected a file beside {left}{ending}"
+    with pytest.raises(InputError, match=re.escape(expected) + ".* got no such file"):
+        load_scene(folder)
+    with pytest.raises(InputError, match=re.escape(expected)):
+        load_colmap(folder)
+    (folder / place / f"{left}{ending}").unlink()
+    with pytest.raises(MissingPosesError):  # photos, and nothing else
+        load_scene(folder)
+
+
+def test_a_list_of_anyones_among_photos_is_no_half_of_a_reconstruction(tmp_path: Path) -> None:
+    folders.write_pictures(tmp_path)
+    (tmp_path / "images.txt").write_text("view_00.png\nview_01.png\n")
+    with pytest.raises(MissingPosesError):
+        load_scene(tmp_path)
+    folder = folders.write_llff(tmp_path / "llff")  # and files that say enough by themselves need none of it
+    (folder / "cameras.bin").write_bytes((folders.write_colmap(tmp_path / "c") / "sparse/0/cameras.bin").read_bytes())
+    assert len(load_scene(folder)) == 14
 
 
 def test_a_numpy_header_that_promises_too_much(tmp_path: Path) -> None:
