@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -250,8 +252,10 @@ def _text_cameras(file: Path) -> Iterator[tuple[int, ColmapCamera]]:
 
 
 def _text_images(file: Path) -> Iterator[ColmapImage]:
-    """Two lines each: the image, then its points, which may be an empty line."""
-    lines = _lines(file)
+    """Two lines each: the image, then its points, which may be an empty line. One that is cut short is an error: COLMAP
+    states the number of images before them, and the last one's points end with it."""
+    lines, count, pointed = _lines(file), 0, False
+    last, points = "", None
     for where, line in lines:
         if not line:
             continue
@@ -261,8 +265,28 @@ def _text_images(file: Path) -> Iterator[ColmapImage]:
             raise InputError(where, expected, shown(line))
         pose = _values(words[1:8], float, where)
         number, camera = _values([words[0], words[8]], int, where)
-        next(lines, None)
+        last, points = where, next(lines, (where, None))[1]
+        count, pointed = count + 1, pointed or bool(points)
         yield ColmapImage(number, words[9], camera, tuple(pose[:4]), tuple(pose[4:]))
+    hint = "the file is cut short: copy or export it again"
+    stated = _stated_images(file)
+    if stated is not None and count < stated:
+        hint += "; if you took images out of it yourself, correct that number"
+        raise InputError(str(file), f"{stated} images, as its header says", str(count), hint)
+    if points is None and pointed:  # a file without any points may have lost the last empty line in an editor
+        raise InputError(last, "a line of points after the image, as after the others", "the end of the file", hint)
+    if points is not None and len(points.split()) % 3:
+        got = f"{len(points.split())} numbers"
+        raise InputError(last, "X Y POINT3D_ID of every feature of the image in the next line", got, hint)
+
+
+def _stated_images(file: Path) -> int | None:
+    """How many images the comments at the beginning of images.txt speak of; None where they do not."""
+    with file.open(encoding="utf-8-sig") as lines:
+        for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
+            if found := re.match(r"# *Number of images: *(\d{1,9})\b", line):
+                return int(found[1])
+    return None
 
 
 def _text_points(file: Path) -> Iterator[Sequence[float]]:

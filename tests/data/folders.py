@@ -110,7 +110,7 @@ def _write_text(sparse: Path, names: list[str], model: int, parameters: list[flo
 
     numbers = " ".join(map(repr, parameters))
     (sparse / "cameras.txt").write_text(f"# cameras\n7 {MODELS[model][0]} {WIDTH} {HEIGHT} {numbers}\n")
-    lines = ["# images"]
+    lines = [f"# Number of images: {len(names)}, mean observations per image: 0.5"]
     for index, (name, (q, t)) in enumerate(zip(names, quaternions(), strict=True)):
         lines += [" ".join(map(repr, [index + 1, *q, *t, 7])) + f" {name}", "" if index % 2 else "1.0 2.0 -1"]
     (sparse / "images.txt").write_text("\n".join(lines) + "\n")

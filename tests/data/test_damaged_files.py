@@ -108,6 +108,47 @@ def test_a_list_of_anyones_among_photos_is_no_half_of_a_reconstruction(tmp_path:
     assert len(load_scene(folder)) == 14
 
 
+def test_images_that_are_cut_short(tmp_path: Path) -> None:
+    """images.txt as COLMAP writes it, cut at any byte: an error, unless every image and its points are whole."""
+    folder = folders.write_colmap(tmp_path / "scene", text=True)
+    file = folder / "sparse" / "0" / "images.txt"
+    content = file.read_bytes()
+    lines = content.splitlines(keepends=True)
+    assert len(read_images(file)) == folders.N_VIEWS == 16 and lines[-1] == b"\n"
+    whole = len(content) - 2  # without the empty line of points of the last image
+    for length in [*range(len(lines[0]), whole, 41), *range(whole - 120, whole)]:
+        file.write_bytes(content[:length])
+        with pytest.raises(InputError, match=r"images\.txt.*(cut short|CAMERA_ID NAME|damaged)"):
+            read_images(file)
+    file.write_bytes(b"".join(lines[:21]))  # between two images
+    with pytest.raises(
+        InputError, match=r"images\.txt: expected 16 images, as its header says, got 10; the file is cut"
+    ):
+        load_scene(folder)
+    file.write_bytes(b"".join(lines[:-2]) + lines[-2].rstrip() + b"\n")
+    with pytest.raises(InputError, match=r"line 32: expected a line of points .* got the end of the file; .*cut short"):
+        load_scene(folder)
+    file.write_bytes(b"".join(lines[:-1]) + b"1.0 2.0 -1 7.0")
+    with pytest.raises(InputError, match=r"line 32: expected X Y POINT3D_ID .* got 4 numbers; the file is cut short"):
+        load_scene(folder)
+
+
+def test_images_that_are_whole_in_other_ways(tmp_path: Path) -> None:
+    folder = folders.write_colmap(tmp_path / "scene", text=True)
+    file = folder / "sparse" / "0" / "images.txt"
+    lines = file.read_text().splitlines()
+    poses_alone = [part for line in lines[1::2] for part in (line, "")]
+    for text in (
+        "\n".join(poses_alone),  # poses that someone knows, without features or a header
+        "\n".join(poses_alone).rstrip(),  # saved by an editor that takes empty lines off the end
+        "\n".join(["# Number of images: 3, from an older file", *lines[1:]]) + "\n",  # images were added
+        "\n".join(["# Number of images: many", *lines[1:]]) + "\n",
+    ):
+        file.write_text(text)
+        assert len(read_images(file)) == 16
+        assert len(load_scene(folder)) == 14
+
+
 def test_a_numpy_header_that_promises_too_much(tmp_path: Path) -> None:
     folder = folders.write_llff(tmp_path / "scene")
     file = folder / "poses_bounds.npy"
