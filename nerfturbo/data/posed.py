@@ -115,7 +115,8 @@ def posed_scene(
     if not chosen:
         found = ", ".join(sorted({view.split for view in views})) or "none"
         raise MissingSplitError(str(folder), f"views of the {split} split", "none", f"it has {found}")
-    cameras = cameras_of(views, folder)
+    times, moments = _times_of(views, folder)
+    cameras = cameras_of(views, folder, times)
     poses = torch.stack([view.pose for view in views])
     masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
     images = load_images(
@@ -147,7 +148,7 @@ def posed_scene(
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
         notes=(
-            *(notes + placement.notes + _times_of(views, folder)[1]),
+            *(notes + placement.notes + moments),
             *jump_notes(poses, [view.image for view in views]),
             *mask_notes(images, masks),
         ),
@@ -155,8 +156,9 @@ def posed_scene(
     )
 
 
-def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
-    """One batch of cameras, at the poses of the file. Pinholes among distorted cameras get zeros as coefficients."""
+def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:
+    """One batch of cameras, at the poses of the file and at `times` (n,) from 0 to 1. Pinholes among distorted cameras
+    get zeros as coefficients."""
     models: set[CameraModel] = {view.lens.model for view in views}
     bent: set[CameraModel] = {model for model in models if model != "pinhole"}
     if len(bent) > 1 or (len(models) > 1 and not bent <= set(_PLAIN_AT_ZERO)):
@@ -167,7 +169,7 @@ def cameras_of(views: Sequence[View], folder: Path) -> Cameras:
         focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),
         center=torch.tensor([view.lens.center for view in views], dtype=torch.float32),
         size=torch.tensor([(view.lens.width, view.lens.height) for view in views]),
-        times=_times_of(views, folder)[0],
+        times=times,
         model=model,
         distortion=None if model == "pinhole" else torch.tensor([view.lens.distortion for view in views]),
     )

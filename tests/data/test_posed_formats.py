@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from nerfturbo.data import posed
 from nerfturbo.data.colmap import lens_of
 from nerfturbo.data.colmap_files import MODELS, ColmapCamera
 from nerfturbo.data.images import decode_image, save_image
 from nerfturbo.data.scene import FORMATS, MissingSplitError, Scene, farthest_distance, load_scene
+from nerfturbo.data.times import unit_times
 from nerfturbo.errors import InputError
 from nerfturbo.types import Aabb
 
@@ -351,7 +353,7 @@ def test_real_points_project_into_their_pictures(scene_dir: Callable[[str], Path
     assert inside / len(scene) > 0.3  # every view shows a good part of what all views together saw
 
 
-def test_times_of_frames_travel(tmp_path: Path) -> None:
+def test_times_of_frames_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.write_transforms(tmp_path / "scene")
     document = json.loads((folder / "transforms.json").read_text())
     for index, frame in enumerate(document["frames"]):
@@ -362,9 +364,12 @@ def test_times_of_frames_travel(tmp_path: Path) -> None:
     for index, frame in enumerate(document["frames"]):
         frame["time"] = 100.0 + 2.0 * index  # seconds, or the numbers of frames
     (folder / "transforms.json").write_text(json.dumps(document))
+    told: list[int] = []
+    monkeypatch.setattr(posed, "unit_times", lambda given, of_all: told.append(len(given)) or unit_times(given, of_all))
     scene = load_scene(folder, "test")
     assert scene.cameras.times is not None and scene.cameras.times.tolist() == pytest.approx([0.0, 8.0 / 15.0])
-    assert "times from 100 to 130 are told as 0 to 1" in scene.notes
+    assert scene.notes.count("times from 100 to 130 are told as 0 to 1") == 1
+    assert told == [16]  # once, for all views
     del document["frames"][4]["time"]
     (folder / "transforms.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="a time in every frame or in none, got 15 of 16"):
