@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,40 @@ def test_points_lie_on_the_surface(model: NerfModel, tmp_path: Path) -> None:
     moved = cloud.positions.double() @ similarity()[:3, :3].T + similarity()[:3, 3]
     assert np.abs(read.vertices - moved.numpy()).max() < 1e-4
     assert np.abs(read.colors[:, :3] / 255.0 - cloud.colors.numpy()).max() < 0.01
+
+
+class Fog(Toybox):
+    """The same density everywhere in the scene's box: what a field begins as."""
+
+    def __init__(self, thickness: float) -> None:
+        super().__init__()
+        self.thickness = thickness
+
+    def distance(self, positions: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(positions[:, 0])  # all of it is occupied
+
+    def density(self, positions: torch.Tensor, times: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.full_like(positions[:, 0], self.thickness)
+
+
+def test_where_there_are_no_points_the_error_says_why(model: NerfModel) -> None:
+    cameras = ball_scene(n_views=2, size=12).cameras
+    with use_backend("reference"):
+        for thickness, got in (
+            (0.05, r"no pixel .* is more than \d+% opaque"),
+            (0.4, r"\d+ opaque pixels .* thin fog"),
+        ):
+            fog = make_model(Fog(thickness))
+            with pytest.raises(InputError, match=got + ".*; train it longer") as error:
+                extract_points(fog, cameras, export_box(fog, None), 100)
+            assert "--box" not in str(error.value)
+        inside = Aabb((-0.3, -0.3, -0.3), (0.3, 0.3, 0.3))  # of the hollow ball, which no camera sees
+        with pytest.raises(
+            InputError, match=r"none in \(-0\.3, .*; choose another --box: what they see lies in"
+        ) as error:
+            extract_points(model, cameras, inside, 100)
+    numbers = [float(word) for word in re.findall(r"-?\d\.\d+", str(error.value).split("lies in")[1])]
+    assert len(numbers) >= 4 and 0.7 < max(map(abs, numbers)) <= 1.0  # the ball, 0.9 from its centre
 
 
 def test_the_grid_comes_back(model: NerfModel, tmp_path: Path) -> None:
