@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,10 @@ _WARNING = "warning: "
 
 @dataclass(frozen=True)
 class InfoArgs:
-    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why."""
+    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why.
+
+    With the preset that `train` takes; of photos or a video without poses, what they are and how to go on.
+    """
 
     scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """A scene folder, a folder of photos, a video, or a built-in scene by name."""
@@ -48,10 +50,13 @@ def info(argv: Sequence[str]) -> int:
         from ..evaluation.scene_plot import check_plot_path
 
         check_plot_path(args.plot)
-    if (photos := _describe_unposed(args)) is not None:
-        return _print_unposed(photos, as_json=args.json)
+    from .scene_unposed import describe_unposed, print_unposed
+
+    if (photos := describe_unposed(args.scene, plot=args.plot is not None)) is not None:
+        print(json.dumps(photos)) if args.json else print_unposed(photos)
+        return 0
     splits = _open_splits(args)
-    description = describe_splits(splits)
+    description = describe_splits(splits) | _describe_choice(splits)
     if args.plot is not None:
         _plot(args.plot, splits, description)
     if args.json:
@@ -69,7 +74,8 @@ def info(argv: Sequence[str]) -> int:
         print(f"  {split:<6}{found['views']} views, {sizes}, {alpha}{times}; cameras {distances} from the centre")
     _print_cameras(description["cameras"])
     _print_bounds(description["bounds"])
-    for note in description["notes"]:
+    print(f"  preset  {description['preset']}, which `nerfturbo train` takes here unless told")
+    for note in description["fitted"] + description["notes"]:
         print(f"  note  {note}")
     for warning in description["warnings"]:
         print(f"  warning  {warning}")
@@ -133,6 +139,17 @@ def describe_splits(splits: dict[str, Scene | None]) -> dict[str, Any]:
     }
 
 
+def _describe_choice(splits: dict[str, Scene | None]) -> dict[str, Any]:
+    """The preset that `train` would take for this scene on this machine, and what it would change to fit it."""
+    from ..data.fitting import fitted_config
+    from .settings import starting_config
+
+    start = starting_config(())
+    scene = splits["train"] or next(scene for scene in splits.values() if scene is not None)
+    config, notes = fitted_config(start, scene, auto=start)
+    return {"preset": config.preset, "fitted": list(notes)}
+
+
 def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, Any]) -> None:
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
@@ -151,44 +168,6 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
         positions = cloud.positions @ placed[:3, :3].T + placed[:3, 3]
         points = PlotPoints(positions.numpy(), cloud.colors.numpy())
     plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
-
-
-def _describe_unposed(args: InfoArgs) -> dict[str, Any] | None:
-    """Of photos or a video whose poses are not known yet; None for all other scenes."""
-    from ..data.scene import UNPOSED, is_builtin, recognise
-
-    source = Path(args.scene).expanduser()
-    found = None if is_builtin(args.scene) else recognise(source)
-    if found is None or found.name != UNPOSED:
-        return None
-    from ..data.images import image_size
-    from ..data.photos import find_photos, is_video
-    from ..data.unposed import poses_folder
-
-    folder = poses_folder(source)
-    if (folder / "sparse" / "0").is_dir():
-        return None
-    if args.plot is not None:
-        hint = "find them first: " + shlex.join(["nerfturbo", "process", str(source), str(folder)])
-        raise InputError("--plot", "a scene with poses", "pictures without", hint)
-    photos = [] if is_video(source) else find_photos(source)
-    facts = {"pictures": len(photos), "sizes": sorted({image_size(path) for path in photos})}
-    return {"name": source.resolve().name, "source": args.scene, "format": found.name, "poses": None, **facts}
-
-
-def _print_unposed(found: dict[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(found))
-        return 0
-    sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
-    print(
-        f"{found['name']}: {found['format']}, without poses"
-        + (f"; {found['pictures']} photos, {sizes}" if sizes else "")
-    )
-    print(
-        f"  `nerfturbo train {shlex.quote(found['source'])}` finds the poses first; `nerfturbo process` does that alone"
-    )
-    return 0
 
 
 def _describe_cameras(scene: Scene) -> dict[str, Any]:

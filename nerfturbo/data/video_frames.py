@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -23,7 +24,18 @@ from ..errors import InputError
 FRAMES_PER_SECOND = 3.0
 FEWEST, MOST = 30, 200  # frames by default: few enough for COLMAP on a CPU, enough for neighbours to overlap
 _LOOK_SIZE = 480  # of the longer side, where sharpness is measured
+_RATE = r"(\d+(?:\.\d+)?) fps"
 _HINT = "pip install imageio-ffmpeg, or install the program ffmpeg"
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What a video's file says of itself; None where it does not."""
+
+    frames: int | None
+    size: tuple[int, int] | None  # width and height, upright
+    fps: float | None
+    seconds: float | None
 
 
 def frame_count(n_frames: int, seconds: float) -> int:
@@ -93,6 +105,8 @@ class Decoder(Protocol):
 
     def duration(self, video: Path) -> float: ...
 
+    def facts(self, video: Path) -> VideoFacts: ...
+
     def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]: ...
 
     def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None: ...
@@ -121,9 +135,27 @@ class FfmpegDecoder:
         old = found is not None and int(found.group(1)) < 5
         self._every_frame = ["-vsync", "0"] if old else ["-fps_mode", "passthrough"]
 
-    def duration(self, video: Path) -> float:
+    def _header(self, video: Path) -> str:
+        """What ffmpeg says about the file."""
         run = subprocess.run([self.program, "-hide_banner", "-i", _plain(video)], capture_output=True)
-        text = run.stderr.decode("utf-8", errors="replace")
+        return run.stderr.decode("utf-8", errors="replace")
+
+    def facts(self, video: Path) -> VideoFacts:
+        seconds, text = self.duration(video), self._header(video)
+        # Packets are counted, not decoded: a frame each.
+        copied = ["-map", "0:v:0", "-c", "copy", "-f", "framecrc", "-"]
+        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), *copied]
+        packets = subprocess.run(command, capture_output=True).stdout.splitlines()
+        frames = sum(not line.startswith(b"#") for line in packets)
+        rate, size = re.search(_RATE, text), re.search(r"Video:.*?\b(\d{2,5})x(\d{2,5})\b", text)
+        turned = re.search(r"rotat(?:ion of|e +:) *(-?\d+)", text)
+        shape = None if size is None else (int(size[1]), int(size[2]))
+        if shape is not None and turned is not None and int(turned[1]) % 180 == 90:
+            shape = (shape[1], shape[0])
+        return VideoFacts(frames or None, shape, None if rate is None else float(rate[1]), seconds or None)
+
+    def duration(self, video: Path) -> float:
+        text = self._header(video)
         self.complaint = _last_line(text.replace("At least one output file must be specified", ""))
         found = re.search(r"Duration: (\d+):(\d+):(\d+(?:\.\d+)?)", text)
         if "Video:" not in text:
@@ -161,8 +193,7 @@ class FfmpegDecoder:
                 os.replace(written, file)
 
     def _rate(self, video: Path) -> float:
-        run = subprocess.run([self.program, "-hide_banner", "-i", _plain(video)], capture_output=True)
-        found = re.search(r"(\d+(?:\.\d+)?) fps", run.stderr.decode("utf-8", errors="replace"))
+        found = re.search(_RATE, self._header(video))
         return float(found.group(1)) if found else 30.0
 
 
@@ -171,6 +202,15 @@ class OpenCvDecoder:
 
     def __init__(self) -> None:
         self.complaint = ""
+
+    def facts(self, video: Path) -> VideoFacts:
+        cv2, capture = _cv2(), self._open(video)
+        names = (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS)
+        frames, width, height, rate = (capture.get(name) for name in names)
+        first = next(_decoded(capture), None)
+        size = (round(width), round(height)) if first is None else (first.shape[1], first.shape[0])  # turned upright
+        known = rate > 0.0 and frames > 0.0
+        return VideoFacts(round(frames) or None, size, rate or None, frames / rate if known else None)
 
     def duration(self, video: Path) -> float:
         capture = self._open(video)

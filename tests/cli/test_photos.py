@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from nerfturbo.data import video_frames
 from nerfturbo.data.photos import copy_photos, find_photos
 from nerfturbo.data.scene import load_scene
 from nerfturbo.data.unposed import MissingPosesError, has_poses, poses_folder
@@ -82,11 +83,32 @@ def test_ctrl_c_ends_colmap_too_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert list(state["stages"]) == ["pictures"] and not (output / "work" / "features.db").exists()
 
 
+def test_a_video_without_poses_is_described(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="nothing to write an MP4 with")
+    write_video(Path("walk.mp4"), [torch.full((48, 64, 3), 20 * index, dtype=torch.uint8) for index in range(8)], fps=4)
+    found = nerfturbo("scene", "info", "walk.mp4", "--json").json
+    assert found["video"] == {"frames": 8, "size": [64, 48], "fps": 4.0, "seconds": 2.0, "taken": 8}
+    shown = nerfturbo("scene", "info", "walk.mp4").out
+    assert "walk.mp4: photos or video, without poses; a video: 8 frames, 64 x 48, 4 fps, 2.0 s" in shown
+    assert f"next  nerfturbo process walk.mp4 {Path('walk_nerfturbo_colmap').resolve()}" in shown
+    Path("damaged.mp4").write_bytes(b"no video" * 99)
+    refused = nerfturbo("scene", "info", "damaged.mp4")
+    assert refused.code == 2 and "damaged.mp4: expected a video" in refused.err
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(video_frames.importlib.util, "find_spec", lambda name: None)
+    unread = nerfturbo("scene", "info", "walk.mp4")  # nothing here decodes it, and what to do next is said all the same
+    assert unread.code == 0 and "pip install imageio-ffmpeg" in unread.out and "next  nerfturbo process" in unread.out
+
+
 def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
     photo_scene.write_photos(Path("room"), 3)
     found = nerfturbo("scene", "info", "room", "--json").json
     assert found["poses"] is None and found["pictures"] == 3 and found["sizes"] == [[320, 240]]
-    assert "nerfturbo train room" in nerfturbo("scene", "info", "room").out
+    shown = nerfturbo("scene", "info", "room").out
+    assert "without poses; 3 photos, 320 x 240" in shown and "nerfturbo train room" in shown
+    assert found["next"] == f"nerfturbo process room {Path('room').resolve() / 'nerfturbo_colmap'}"
+    assert f"next  {found['next']}" in shown and found["preset"] is None
+    assert "preset  {}, or {} where".format(*found["presets"]) in shown
     refused = nerfturbo("scene", "info", "room", "--plot", "a.png")
     assert refused.code == 2 and "nerfturbo process room" in refused.err and not Path("a.png").exists()
     with pytest.raises(MissingPosesError, match="expected pictures with poses"):

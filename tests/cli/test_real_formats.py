@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nerfturbo.evaluation.run_folder import open_run
+
 from ..data import folders
 from ..data.test_ndc import write_facing
 from .conftest import Nerfturbo
@@ -18,6 +20,7 @@ def test_scene_info_says_what_was_chosen(nerfturbo: Nerfturbo) -> None:
     assert found["splits"]["test"]["views"] == 1 and found["warnings"]
     shown = nerfturbo("scene", "info", folder).out
     for words in (
+        "preset  proposal",
         "opencv, 1 different",
         "unbounded, 4 grid levels",
         "note  aabb_scale 8",
@@ -33,7 +36,10 @@ def test_an_unbounded_capture_through_a_real_lens_trains_without_a_flag(nerfturb
     small = ["--grid.resolution", 16, "--field.log2-entries", 10, "--train.batch-samples", 1024]
     result = nerfturbo("train", folder, "--steps", 4, "--turntable", 0, "--output", "run", *small, "--json")
     assert result.code == 0, result.err
+    described = nerfturbo("scene", "info", folder, "--json").json
     assert "preset proposal-cpu, because the scene has no end" in result.err
+    assert described["preset"] == open_run("run").read_config().preset == "proposal-cpu"
+    assert all(note in result.err for note in described["fitted"]) and len(described["fitted"]) == 2
     assert "grid.levels 5" in result.err and "every 8th picture is a test view" in result.err
     assert nerfturbo("eval", "run").code == 0
     assert nerfturbo("train", "--resume", "run", "--steps", 6, "--turntable", 0).code == 0

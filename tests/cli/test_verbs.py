@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from urllib.error import URLError
 
 import pytest
+import torch
 
 import nerfturbo as package
 from nerfturbo.cli.main import VERBS
+from nerfturbo.presets import preset
 
 from .conftest import Nerfturbo
 
@@ -119,6 +121,8 @@ def test_scene_info(nerfturbo: Nerfturbo, scene: Path) -> None:
     assert found["bounds"]["low"] == [-1.5, -1.5, -1.5]
     shown = nerfturbo("scene", "info", scene)
     assert shown.code == 0 and "4 views, 16 x 16, with alpha" in shown.out
+    auto = preset("auto", "cuda" if torch.cuda.is_available() else "cpu").preset
+    assert found["preset"] == auto and f"preset  {auto}, which `nerfturbo train` takes" in shown.out
 
 
 def test_scene_write_can_be_read_again(nerfturbo: Nerfturbo) -> None:

@@ -55,6 +55,12 @@ def test_the_sharpest_frame_of_each_window(video: Path, decoder: str, tmp_path: 
             assert np.abs(np.asarray(image).astype(float) - truth).mean() < 25.0  # this noise compresses badly
 
 
+def test_facts_are_those_of_the_file(video: Path, decoder: str) -> None:
+    facts = video_frames.open_decoder().facts(video)
+    assert (facts.frames, facts.size, facts.fps) == (N_FRAMES, (photo_scene.WIDTH, photo_scene.HEIGHT), 10.0)
+    assert facts.seconds == pytest.approx(2.0, abs=0.11)
+
+
 def test_windows_cover_the_video() -> None:
     values = [0.0] * 1000
     chosen = video_frames.choose_frames(values, 90)
@@ -92,4 +98,5 @@ def test_phones_that_were_held_upright(decoder: str, tmp_path: Path) -> None:
     with Image.open(tmp_path / "out" / name) as image:
         pixels = np.asarray(image)
     assert len(sharpness) == 4 and pixels.shape[:2] == (160, 96)
+    assert video_frames.open_decoder().facts(tmp_path / "tagged.mp4").size == (96, 160)
     assert pixels[120, 24, 0] > 200 and pixels[40, 24, 0] < 50 and pixels[120, 72, 0] < 50  # turned to the left
