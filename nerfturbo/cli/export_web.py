@@ -16,6 +16,7 @@ from .parse import parse
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
+    from ..export.web.baked import Baked
     from ..rendering.model import NerfModel
     from .progress import Display
 
@@ -32,6 +33,8 @@ class WebArgs(ExportArgs):
     """What the page's files may take; resolution and view-dependent features are chosen to fit."""
     tune_seconds: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
     """Fine-tune for so long; unless given, 30 s on a GPU and 20 s on a CPU. 0 leaves it out."""
+    tune_steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Fine-tune by so many steps, however long they take: on a CPU two pages of one run are then the same."""
     eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Compare the page's pictures of this many test views; unless given, 10 on a GPU, fewer large ones on a CPU."""
     time: Annotated[float, tyro.conf.arg(metavar="T")] = 0.0
@@ -68,6 +71,8 @@ def _check(args: WebArgs) -> None:
         raise InputError("--budget-mb", "0.5 to 2000", str(args.budget_mb))
     if args.tune_seconds is not None and not 0.0 <= args.tune_seconds <= 3600.0:
         raise InputError("--tune-seconds", "0 to 3600", str(args.tune_seconds))
+    if args.tune_steps is not None and args.tune_steps < 1:
+        raise InputError("--tune-steps", "a number > 0", str(args.tune_steps), "--tune-seconds 0 leaves it out")
     if args.eval_views is not None and args.eval_views < 0:
         raise InputError("--eval-views", "a number >= 0", str(args.eval_views))
     if not 0.0 <= args.time <= 1.0:
@@ -96,6 +101,7 @@ def _export(args: WebArgs) -> dict[str, Any]:
             budget_bytes=room_for_data(args.budget_mb * 1e6),
             bytes_per_byte=1.0 if args.split else 4.0 / 3.0,
             tune_seconds=args.tune_seconds,
+            tune_steps=args.tune_steps,
             time=moving,
             seed=config.train.seed,
         )
@@ -114,17 +120,11 @@ def _export(args: WebArgs) -> dict[str, Any]:
             display.note(
                 f"{size / 1e6:.1f} MB are more than --budget-mb {args.budget_mb:g}: the scene has no less to give"
             )
-    lattice = result.baked.blocks.lattice
     return {
         "file": str(args.out),
         "bytes": size,
         "data_bytes": result.data_bytes,
-        "blocks": result.baked.blocks.n_blocks,
-        "vertices": result.baked.blocks.n_vertices,
-        "cells": list(lattice.cells),
-        "levels": lattice.levels,
-        "features": result.baked.n_features,
-        "voxel": lattice.voxel,
+        **_what_was_baked(result.baked),
         "score": None if found is None else asdict(found),
         "poses_aligned": aligned,
         "tune_steps": result.tune_steps,
@@ -133,6 +133,18 @@ def _export(args: WebArgs) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "peak_memory_bytes": peak_memory_bytes(),
         "peak_gpu_memory_bytes": peak_gpu_memory_bytes(torch.device(device)),
+    }
+
+
+def _what_was_baked(baked: Baked) -> dict[str, Any]:
+    blocks, lattice = baked.blocks, baked.blocks.lattice
+    return {
+        "blocks": blocks.n_blocks,
+        "vertices": blocks.n_vertices,
+        "cells": list(lattice.cells),
+        "levels": lattice.levels,
+        "features": baked.n_features,
+        "voxel": lattice.voxel,
     }
 
 

@@ -16,9 +16,14 @@ def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Pat
     assert Path("a.html").stat().st_size == said["bytes"] < 30e6 and said["score"]["views"] == 1
     assert said["blocks"] > 0 and said["bake_seconds"] <= said["seconds"] and said["tune_steps"] > 0
     assert "<title>&lt;ball&gt;</title>" in Path("a.html").read_text("utf-8")
+    words = ["--tune-steps", "2", "--backend", "reference", "--eval-views", "0", "--json"]
+    counted = [nerfturbo("export", "web", run_folder, f"{name}.html", *words).json for name in "bc"]
+    assert [made["tune_steps"] for made in counted] == [2, 2] and counted[0]["data_bytes"] == counted[1]["data_bytes"]
+    refused = nerfturbo("export", "web", run_folder, "d.html", "--tune-steps", "0")
+    assert refused.code == 2 and "--tune-steps: expected a number > 0, got 0" in refused.err
     again = nerfturbo("export", "web", run_folder, "a.html", *FLAGS)
     assert again.code == 2 and "--overwrite" in again.err
     folder = nerfturbo("export", "web", run_folder, "site", *FLAGS, "--split", "--tune-seconds", "0")
     assert folder.code == 0 and "serve the folder" in folder.out and "dB against the field" in folder.out, folder.err
     assert {"index.html", "main.js", "data"} <= {path.name for path in Path("site").iterdir()}
-    assert sorted(path.name for path in Path(".").iterdir()) == ["a.html", "site"]
+    assert sorted(path.name for path in Path(".").iterdir()) == ["a.html", "b.html", "c.html", "site"]

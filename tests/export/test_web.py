@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
 from nerfturbo.export.web.pack import Chunk, pack
 from nerfturbo.export.web.page import PageFacts, bundle, write_page
 from nerfturbo.export.web.reference import render_page, trace
-from nerfturbo.export.web.teacher import SeenCells, as_covered, close_holes, coverage
+from nerfturbo.export.web.teacher import LEAST_RAYS, SeenCells, as_covered, ask_field, close_holes, coverage
 from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import StepRule, march
@@ -214,6 +215,29 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
     assert "<title>a &lt;b&gt; &amp; &lt;/script&gt;</title>" in text and "a <b>" not in text
     assert "http:" not in text and "https:" not in text
     assert not [line for line in bundle().splitlines() if line.startswith(("import ", "export "))]
+
+
+def test_a_busy_machine_bakes_the_same_page(model: NerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock decides how many rays look, and so how fine the cells are; with a number of steps, nor anything else."""
+    cameras, settings = ball_scene(n_views=16, size=64).cameras, BakeSettings(4e5, n_rays=1 << 16, tune_steps=3)
+    with use_backend("cpu"):
+        quiet = bake(model, cameras, settings)
+        true, begun = time.perf_counter, time.perf_counter()
+        monkeypatch.setattr(time, "perf_counter", lambda: begun + 1000.0 * (true() - begun))  # all takes far longer
+        busy = bake(model, cameras, settings)
+    assert sum(busy.seconds.values()) > 50.0 * sum(quiet.seconds.values())
+    assert busy.baked.blocks.lattice == quiet.baked.blocks.lattice and busy.tune_steps == quiet.tune_steps == 3
+    assert [chunk.content for chunk in busy.chunks] == [chunk.content for chunk in quiet.chunks]
+
+
+def test_rays_with_many_samples_end_the_look_early(model: NerfModel) -> None:
+    cameras, lattice = ball_scene(n_views=16, size=64).cameras, Lattice.around(Aabb.cube(1.2), 0.05, 1)
+    with use_backend("cpu"):
+        whole, _ = ask_field(model, cameras, lattice, 1 << 16)
+        cut, _ = ask_field(model, cameras, lattice, 1 << 16, max_samples=1)
+        again, _ = ask_field(model, cameras, lattice, 1 << 16, max_samples=1)
+    assert len(whole) == 1 << 16 and len(cut) == len(again) == LEAST_RAYS
+    assert torch.equal(cut.colors, whole.colors[:LEAST_RAYS]) and torch.equal(cut.colors, again.colors)
 
 
 class Garden(Shiny):

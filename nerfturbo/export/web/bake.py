@@ -41,7 +41,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BakeSettings:
-    """What a page may cost, in bytes of its file and in seconds of fine-tuning; None: what suits the device."""
+    """What a page may cost, in bytes of its file and in seconds or steps of fine-tuning; None: what suits the device.
+
+    With `tune_steps` alone no clock decides anything: the same run gives the same page, on a busy machine too.
+    """
 
     budget_bytes: float
     bytes_per_byte: float = 1.0  # of the file, for one of data: 4 / 3 in base64
@@ -86,13 +89,13 @@ class _Pace:
     """What suits a device."""
 
     n_rays: int
-    look_seconds: float
+    look_samples: int
     tune_rays: int
     tune_steps: int
     tune_seconds: float
 
 
-_PACES = {"cpu": _Pace(1 << 19, 15.0, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 15.0, 1 << 15, 6000, 30.0)}
+_PACES = {"cpu": _Pace(1 << 19, 1 << 24, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 1 << 31, 1 << 15, 6000, 30.0)}
 
 
 def bake(
@@ -119,13 +122,15 @@ def bake(
     say("looking at the scene from its training cameras")
     finest = _finest_lattice(model, cameras, settings)
     n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
-    options = {"time": settings.time, "seed": settings.seed, "seconds": pace.look_seconds}
+    options = {"time": settings.time, "seed": settings.seed, "max_samples": pace.look_samples}
     pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
     say("choosing the size of the cells")
     finest, cells = as_covered(cells, finest)
     start = timed("look", start)
     say("asking the field")
-    limit = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
+    limit = settings.tune_seconds
+    if limit is None:
+        limit = pace.tune_seconds if settings.tune_steps is None else math.inf
     blocks, values, first_bytes = _within_budget(model, cameras, settings, finest, cells, features=limit > 0.0)
     start = timed("ask", start)
     say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")

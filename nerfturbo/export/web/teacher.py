@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -76,11 +75,11 @@ def ask_field(
     *,
     time: float | None = None,
     seed: int = 0,
-    seconds: float = math.inf,
+    max_samples: float = math.inf,
     progress: Progress | None = None,
 ) -> tuple[RayPool, SeenCells]:
     """Render `n_rays` pixels of the cameras, drawn evenly, and note the cells of the lattice that they see; fewer where
-    that takes longer than `seconds`."""
+    those have `max_samples`: a count and not a clock, for how fine the cells can be follows from the number of rays."""
     device = model.device
     cameras = cameras.to(device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -93,7 +92,7 @@ def ask_field(
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
     if model.proposer is not None:  # which places samples all along a ray, most of them for nothing
         chunk //= 4
-    started = clock.perf_counter()
+    n_samples = 0
     for first in range(0, n_rays, chunk):
         part = slice(first, first + chunk)
         rays = pool.rays(part)
@@ -101,15 +100,16 @@ def ask_field(
         pool.colors[part] = torch.cat([out.rgb[:, :3], out.opacity[:, None]], dim=1).half()
         samples = out.samples
         assert samples is not None  # held by render_rays
+        n_samples += int(samples.n_samples)
         seen = (out.weights > VISIBLE).nonzero()[:, 0]
         index, weight = samples.ray_indices[seen].long(), out.weights[seen]
         for share_of_step in (0.0, 0.5, 1.0):  # a sample may be longer than a cell
             t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
             gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight, weight * (index % 2 == 0))
-        spent, done = clock.perf_counter() - started, first + chunk
+        done = first + chunk
         if progress is not None:
-            progress(min(1.0, max(done / n_rays, spent / seconds)))
-        if spent > seconds and done >= LEAST_RAYS:
+            progress(min(1.0, max(done / n_rays, n_samples / max_samples)))
+        if n_samples > max_samples and done >= LEAST_RAYS:
             pool = pool.first(done)
             break
     cells = gathered.cells()
