@@ -98,8 +98,7 @@ def run_precision(
     steps = steps if time_limit is None else NO_STEP_LIMIT
     train = replace(config.train, steps=steps, time_limit=time_limit, precision=kind.precision)
     config = replace(config, train=train)
-    points: list[Point] = []
-    scales: list[tuple[int, float]] = []
+    points, scales = list[Point](), list[tuple[int, float]]()
     due = [max(1, round(steps * share)) for share in MARKS]
 
     def score(trainer: Trainer) -> None:
@@ -127,8 +126,9 @@ def run_precision(
         trainer = Trainer(config, scenes[0], device=device, callbacks=[follow])
         summary = fit_whole(trainer) if time_limit is None else fit_to_the_second(trainer)
         score(trainer)
-        if on_image is not None:
-            on_image(trainer.model.render_image(scenes[1].to(device).cameras, views[0]).rgb.cpu())
+        with trainer.optimizer.averaged():  # as it was scored
+            if on_image is not None:
+                on_image(trainer.model.render_image(scenes[1].to(device).cameras, views[0]).rgb.cpu())
     return PrecisionRun(
         kind=kind.name,
         seed=config.train.seed,

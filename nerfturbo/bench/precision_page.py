@@ -26,12 +26,14 @@ BATCH_COLUMNS = {
     "kind": "precision",
     "batch_samples": "batch, samples",
     "seconds": "s",
+    "rays_per_second": "rays/s",
     "samples_per_second": "samples/s",
     "samples_per_second_ratio": "times fp32",
     "peak_bytes": "peak bytes",
     "peak_bytes_ratio": "of fp32's",
     "psnr": "PSNR, dB",
     "psnr_difference": "dB more than fp32",
+    "ssim": "SSIM",
     "skipped": "steps skipped",
 }
 STEP_COLUMNS = {
@@ -64,11 +66,22 @@ def plots(result: PrecisionResult) -> dict[str, str]:
     sizes = [None if run.peak_bytes is None else run.peak_bytes / 1e6 for run in first]
     panels = [Bars("samples/s", [run.samples_per_second for run in first]), Bars("peak memory, MB", sizes)]
     found = {"speed": bar_chart("At one batch", names, panels)}
-    for axis, label in (("seconds", "seconds of training"), ("step", "steps")):
-        curves = [
-            Curve(run.kind, [getattr(p, axis) for p in run.points], [p.psnr for p in run.points]) for run in first
-        ]
-        found[f"psnr_over_{axis}"] = line_chart("Test views", curves, x_label=label, y_label="PSNR, dB")
+    found |= _score_plots(first, "Test views", "")
+    return found | _score_plots(result.same_memory, "Test views, each with its largest batch", "same_memory_")
+
+
+def _score_plots(runs: Sequence[PrecisionRun], title: str, prefix: str) -> dict[str, str]:
+    """PSNR and SSIM over seconds and over steps."""
+    found = {}
+    for score, unit in (("psnr", "PSNR, dB"), ("ssim", "SSIM")):
+        scored = [(run, [p for p in run.points if getattr(p, score) is not None]) for run in runs]
+        scored = [(run, points) for run, points in scored if points]
+        for axis, label in (("seconds", "seconds of training"), ("step", "steps")) if scored else ():
+            curves = [
+                Curve(run.kind, [getattr(p, axis) for p in points], [getattr(p, score) for p in points])
+                for run, points in scored
+            ]
+            found[f"{prefix}{score}_over_{axis}"] = line_chart(title, curves, x_label=label, y_label=unit)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -160,10 +161,10 @@ def _check_sampling(sampling: SamplingConfig) -> None:
 
 
 def check_positive(values: dict[str, float | int | None]) -> None:
-    """Refuse what is not above zero, by the name of its flag; None is a flag that was not given."""
+    """Refuse what is not above zero or has no end, by the name of its flag; None is a flag that was not given."""
     for flag, value in values.items():
-        if value is not None and not value > 0:
-            raise InputError(flag, "a number > 0", str(value))
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(flag, "a finite number > 0" if value == math.inf else "a number > 0", str(value))
 
 
 def asks_help(argv: Sequence[str]) -> bool:

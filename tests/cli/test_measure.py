@@ -101,7 +101,8 @@ def test_precisions_are_compared_with_fp32(nerfturbo: Nerfturbo, scene: Path, tm
     assert [point["step"] for point in values["runs"][0]["points"]] == [1, 2, 3, 4]
     page = output.with_suffix(".html").read_text()
     assert "|fp16 - fp32|" in page and "http" not in page.replace("http://www.w3.org", "")
-    assert (tmp_path / "precision-psnr_over_step.svg").is_file()
+    assert "rays/s" in page and "SSIM" in page
+    assert all((tmp_path / f"precision-{name}_over_step.svg").is_file() for name in ("psnr", "ssim"))
     assert nerfturbo("bench", "precision", scene, *FLAGS, "--device", "cpu", "--only", "fp8").code == 2
 
 
@@ -132,9 +133,11 @@ def test_each_precision_trains_the_largest_batch_of_one_budget(
     assert values["in_words"][0].startswith(sentence) and sentence in " ".join(done.out.split())
     page = output.with_suffix(".html").read_text()
     assert sentence in page and page.count("<td>4096</td>") == 1
+    curves = (tmp_path / "precision-same_memory_psnr_over_seconds.svg").read_text()
+    assert "fp16" in curves and "bf16" not in curves and curves in page
     tried.clear()
     assert nerfturbo(*command, "bf16").code == 0 and not tried  # that nothing fits is an answer, not a gap
-    assert nerfturbo(*command[:-3], "--memory-budget", 0).code == 2
+    assert all(nerfturbo(*command[:-3], "--memory-budget", bad).code == 2 for bad in (0, "inf"))
 
 
 def test_tune_writes_a_config_that_train_takes(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
