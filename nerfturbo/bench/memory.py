@@ -141,9 +141,13 @@ def largest_batch(
     device: torch.device,
     budget: int,
     most: int = LARGEST_BATCH,
+    start: int | None = None,
     report: Callable[[BatchTrial], None] | None = None,
 ) -> list[BatchTrial]:
-    """Every trial in order: doubling from the smallest batch until one does not fit, then bisection to an eighth."""
+    """Every trial in order: doubling from the smallest batch until one does not fit, then bisection to an eighth.
+
+    Where `start` fits, doubling begins there.
+    """
     trials: list[BatchTrial] = []
 
     def fits(batch: int) -> bool:
@@ -153,6 +157,11 @@ def largest_batch(
         return trials[-1].fits
 
     low, high = 0, SMALLEST_BATCH
+    if start is not None:
+        if fits(start):
+            low, high = start, 2 * start
+        elif start <= high:
+            return trials
     while high <= most and fits(high):
         low, high = high, high * 2
     if low == 0 or high > most:

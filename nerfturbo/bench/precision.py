@@ -19,7 +19,7 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .continued import fit_to_the_second, fit_whole
 from .fine_samples import FineSearch, FineTrial, StepTimer, has_two_passes, measure_base, search_fine, with_fine
-from .memory import BatchTrial, best_trial, largest_batch, peak_memory, with_batch
+from .memory import BatchTrial, best_trial, largest_batch, peak_memory, try_batch, with_batch
 
 MARKS = (0.1, 0.25, 0.5, 1.0)  # shares of the run at which test views are scored
 Part = Literal["same_batch", "same_memory", "same_time"]
@@ -161,7 +161,7 @@ class PrecisionPlan:
     seeds: tuple[int, ...]
     steps: int
     eval_views: int | None = None
-    budget: int | None = None  # bytes: each precision also with the largest batch that fits
+    budget: int | Literal["fp32"] | None = None  # bytes, or those of fp32: each also with the largest batch that fits
     equal_time: EqualTime | None = None  # for configs with a coarse and a fine pass
 
 
@@ -174,6 +174,7 @@ class PrecisionResult:
     same_time: tuple[PrecisionRun, ...] = ()
     largest: dict[str, int] = field(default_factory=dict)  # by kind: the batch of same_memory
     misfits: dict[str, str] = field(default_factory=dict)  # kinds for which no batch fits the budget, and why
+    budget: int | None = None  # bytes: what was given, or what fp32 took
     searches: dict[str, FineSearch] = field(default_factory=dict)  # by kind: the fine samples of same_time
     images: dict[str, Tensor] = field(default_factory=dict)  # the first test view; "truth" among them
 
@@ -185,7 +186,8 @@ class PrecisionResult:
     @property
     def n_runs(self) -> int:
         """Trainings, not counting those that stand in two parts."""
-        return sum(run not in self.same_batch for run in self.same_time) + len(self.same_batch) + len(self.same_memory)
+        later = (*self.same_memory, *self.same_time)
+        return len(self.same_batch) + sum(run not in self.same_batch for run in later)
 
     def missing(self, plan: PrecisionPlan) -> list[str]:
         """What the plan asks for and is not here."""
@@ -220,8 +222,8 @@ def compare_precisions(
     reports: Reports,
     held: PrecisionResult | None = None,
 ) -> PrecisionResult:
-    """Every kind with every seed at one batch; within a budget, each at its own largest batch; with a coarse and a fine
-    pass, each with the fine samples that it affords in fp32's time.
+    """Every kind with every seed at one batch; within a budget, each at its own largest batch (the first seed); with
+    a coarse and a fine pass, each with the fine samples that it affords in fp32's time.
 
     What `held` has is not measured again.
     """
@@ -260,26 +262,48 @@ class _Comparison:
                 if self.result.run_of("same_batch", kind.name, seed) is None:
                     self._train(kind, self._seeded(self.config, seed), "same_batch", picture=kind.name)
 
-    def at_one_budget(self, budget: int) -> None:
+    def at_one_budget(self, given: int | Literal["fp32"]) -> None:
+        if self.result.budget is None:
+            self.result = replace(self.result, budget=self._taken_by_fp32() if given == "fp32" else given)
+        seed = self.plan.seeds[0]
         for kind in self.plan.kinds:
             if self.result.run_of("same_memory", kind.name) is not None or kind.name in self.result.misfits:
                 continue
+            first = self.result.run_of("same_batch", kind.name, seed)
+            if kind == FP32 and given == "fp32" and first is not None:  # that very training was made already
+                largest = self.result.largest | {kind.name: first.batch_samples}
+                self.result = replace(self.result, largest=largest, same_memory=(*self.result.same_memory, first))
+                continue
             if kind.name not in self.result.largest:
-                self._fit(kind, budget)
+                self._fit(kind)
             if kind.name in self.result.largest:
-                self._train(kind, with_batch(self.config, self.result.largest[kind.name]), "same_memory")
+                config = with_batch(self.config, self.result.largest[kind.name])
+                self._train(kind, self._seeded(config, seed), "same_memory")
 
-    def _fit(self, kind: Kind, budget: int) -> None:
+    def _taken_by_fp32(self) -> int | None:
+        """At the config's batch."""
+        own = replace(self.config, train=replace(self.config.train, precision=FP32.precision))
+        with matmul_precision(FP32.matmul):
+            trial = try_batch(own, self.scenes[0], own.train.batch_samples, device=self.device, budget=1 << 62)
+        self.reports.fitted(FP32.name, trial)
+        return trial.n_bytes if trial.fits else None
+
+    def _fit(self, kind: Kind) -> None:
         """The largest batch of this kind, or why there is none."""
-        own = replace(self.config, train=replace(self.config.train, precision=kind.precision))
+        budget, own = self.result.budget, replace(self.config.train, precision=kind.precision)
+        if budget is None:
+            why = "fp32 does not fit this machine, so that there is no budget: give --memory-budget GB"
+            self.result = replace(self.result, misfits=self.result.misfits | {kind.name: why})
+            return
         tell = functools.partial(self.reports.fitted, kind.name)
+        options = {"device": self.device, "start": own.batch_samples, "report": tell}
         with matmul_precision(kind.matmul):
-            trials = largest_batch(own, self.scenes[0], device=self.device, budget=budget, report=tell)
+            trials = largest_batch(replace(self.config, train=own), self.scenes[0], budget=budget, **options)
         best = best_trial(trials)
         if best is not None:
             self.result = replace(self.result, largest=self.result.largest | {kind.name: best.batch_samples})
         else:
-            why = f"not even {trials[0].batch_samples} samples a step fit the budget: {trials[0].why}"
+            why = f"not even {trials[-1].batch_samples} samples a step fit the budget: {trials[-1].why}"
             self.result = replace(self.result, misfits=self.result.misfits | {kind.name: why})
 
     def search(self, rule: EqualTime) -> None:

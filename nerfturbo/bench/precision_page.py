@@ -112,7 +112,8 @@ def precision_page(result: PrecisionResult, title: str) -> str:
     """The whole page."""
     parts = [f"<h1>{escape(title)}</h1>", "<h2>At one batch</h2>", _table(summarise(result.same_batch))]
     if result.same_memory or result.misfits:
-        parts += ["<h2>Each with the largest batch that fits one memory budget</h2>"]
+        budget = "" if result.budget is None else f": {result.budget / 1e6:.0f} MB"
+        parts += [f"<h2>Each with the largest batch that fits one memory budget{budget}</h2>"]
         parts += [_table(summarise(result.same_memory))] if result.same_memory else []
         parts += [f"<p>{escape(f'{kind}: {why}')}</p>" for kind, why in result.misfits.items()]
     parts += plots(result).values()
@@ -122,8 +123,8 @@ def precision_page(result: PrecisionResult, title: str) -> str:
         parts += [f"<p>{escape(text)}</p>" for text in in_words(replace(result, misfits={}))]
         parts += time_plots(result).values()
     parts += ["<h2>Pictures</h2>", _pictures(result.images)]
-    own = [run for run in result.same_time if run not in result.same_batch]
-    parts += ["<h2>Stability</h2>", _stability([*result.same_batch, *result.same_memory, *own])]
+    own = [run for run in (*result.same_memory, *result.same_time) if run not in result.same_batch]
+    parts += ["<h2>Stability</h2>", _stability([*result.same_batch, *own])]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 

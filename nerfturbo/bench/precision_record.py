@@ -18,7 +18,7 @@ from .precision import FP32, PARTS, Part, Point, PrecisionPlan, PrecisionResult,
 from .record import Record, machine
 
 # What the runs of a file share.
-SETTINGS = ("scene", "preset", "config", "steps", "memory_budget_bytes", "equal_time", "protocol")
+SETTINGS = ("scene", "preset", "config", "steps", "memory_budget", "equal_time", "protocol")
 EQUAL_TIME = (
     "the time that a precision saves is spent on fine samples: the most per ray with which a step takes no longer than "
     "fp32's with the config's, blocks of both timed in turn, found by doubling and bisection to a sixteenth; with "
@@ -112,7 +112,8 @@ def precision_record(
         "config": asdict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
         "steps": plan.steps,
         "protocol": protocol(config, scene, len(views)) | {"seeds": seeds},
-        "memory_budget_bytes": plan.budget,
+        "memory_budget": plan.budget,
+        "memory_budget_bytes": result.budget,
         "equal_time": None if plan.equal_time is None else asdict(plan.equal_time),
         "unfinished": [] if finished else result.missing(plan),
         "largest_batch": result.largest | dict.fromkeys(result.misfits),
@@ -126,8 +127,8 @@ def precision_record(
     }
     text = (
         "every precision trains the same steps on the same draws, kernels compiled before; then each with the largest "
-        "batch that fits the budget; test views scored with the clock stopped; peak memory is that of a training step "
-        "beside the pictures; medians over the seeds"
+        "batch that fits the budget, pictures included (fp32: what it takes at the config's batch); test views scored "
+        "with the clock stopped; peak memory is that of a training step beside the pictures; medians over the seeds"
     )
     if plan.equal_time is not None:
         text += "; " + EQUAL_TIME.format(by=plan.equal_time.by)
@@ -146,4 +147,5 @@ def recorded_result(values: dict[str, Any], images: dict[str, Tensor]) -> Precis
     runs = {part: tuple(own) for part, own in parts.items()}
     largest = {kind: batch for kind, batch in values["largest_batch"].items() if batch is not None}
     found = {"largest": largest, "misfits": values.get("no_batch_fits", {}), "searches": searches}
+    found["budget"] = values["memory_budget_bytes"]
     return PrecisionResult(**runs, **found, images=images)

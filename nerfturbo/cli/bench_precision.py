@@ -39,8 +39,8 @@ class PrecisionArgs(TrainingArgs):
     """One training each; medians count."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
     """Only these of fp32, tf32, fp16 and bf16; all that the device has units for unless given."""
-    memory_budget: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None
-    """Also train each precision with the largest batch that fits this much memory."""
+    memory_budget: Annotated[float | Literal["fp32", "none"], tyro.conf.arg(metavar="GB|fp32|none")] = "fp32"
+    """Also train each precision with the largest batch that fits this much memory: what fp32 takes, or so many GB."""
     equal_time: Literal["seconds", "steps", "none"] = "seconds"
     """With a coarse and a fine pass (presets hierarchy, proposal): also spend the time that a precision saves on more
     fine samples per ray, and train for fp32's seconds, or for as many steps."""
@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     """Train every precision, print the tables, write JSON, page and plots."""
     start = starting_config(argv)
     args = parse(PrecisionArgs, argv, "bench precision", default=PrecisionArgs(settings=Settings.of(start)))
-    positive = {"--steps": args.steps, "--eval-views": args.eval_views, "--memory-budget": args.memory_budget}
+    positive = {"--steps": args.steps, "--eval-views": args.eval_views}
+    positive |= {} if isinstance(args.memory_budget, str) else {"--memory-budget": args.memory_budget}
     check_positive(positive | {"--downscale": args.downscale, "--max-fine": args.max_fine})
     if not args.seeds:
         raise InputError("--seeds", "at least one", "none")
@@ -89,7 +90,8 @@ def _plan(args: PrecisionArgs, config: Config, device: str) -> PrecisionPlan:
         if name not in {kind.name for kind in kinds}:
             raise InputError("--only", "some of " + ", ".join(kind.name for kind in kinds), repr(name))
     chosen = tuple(kind for kind in kinds if not args.only or kind.name in args.only)
-    budget = None if args.memory_budget is None else int(args.memory_budget * 1e9)
+    gigabytes = args.memory_budget
+    budget = int(gigabytes * 1e9) if not isinstance(gigabytes, str) else "fp32" if gigabytes == "fp32" else None
     fine, rule = config.sampling.n_samples, None
     if has_two_passes(config) and args.equal_time != "none":
         most = args.max_fine or MOST_TIMES * fine
@@ -200,7 +202,9 @@ def _tables(result: PrecisionResult, title: str) -> Group:
 
     from ..bench.precision_record import in_words
 
-    parts: list[Table | str] = [_batch_table(result, title)]
+    parts: list[Table | str] = [_batch_table(result.same_batch, title)]
+    if result.same_memory:
+        parts.append(_batch_table(result.same_memory, f"the largest batches of {(result.budget or 0) / 1e6:.0f} MB"))
     if result.searches:
         parts.append(_step_table(result))
     if result.same_time:
@@ -208,14 +212,14 @@ def _tables(result: PrecisionResult, title: str) -> Group:
     return Group(*parts, *in_words(result))
 
 
-def _batch_table(result: PrecisionResult, title: str) -> Table:
+def _batch_table(runs: Sequence[PrecisionRun], title: str) -> Table:
     from ..bench.precision_record import summarise
     from .progress import quantity
 
     table = _table(
         title, "precision", "batch", "samples/s", "times fp32", "MB", "of fp32's", "dB", "dB more", "skipped"
     )
-    for line in (*summarise(result.same_batch), *summarise(result.same_memory)):
+    for line in summarise(runs):
         forms = {"samples_per_second_ratio": ".2f", "peak_bytes": ".0f", "peak_bytes_ratio": ".2f"}
         cells = _cells(line, forms | {"psnr": ".2f", "psnr_difference": "+.2f"})
         speed = quantity(line["samples_per_second"])

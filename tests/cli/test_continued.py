@@ -101,7 +101,8 @@ def test_other_settings_do_not_mix(
 
 def test_precisions_survive_a_signal_and_go_on(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
     output = tmp_path / "precision.json"
-    words = ["bench", "precision", scene, *FLAGS, "--only", "fp32", "fp16", "--output", output, "--seeds"]
+    flags = ["--memory-budget", "none", "--only", "fp32", "fp16", "--output", output]
+    words = ["bench", "precision", scene, *FLAGS, *flags, "--seeds"]
     command = [sys.executable, "-m", "nerfturbo", *map(str, [*words, *range(500)])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120.0
@@ -130,6 +131,7 @@ def test_fine_samples_in_fp32s_time_go_on_where_they_were_cut_short(
 ) -> None:
     output = tmp_path / "precision.json"
     two = ["--sampling.kind", "hierarchy", "--sampling.coarse-samples", 4, "--sampling.n-samples", 4, "--max-fine", 8]
+    two += ["--memory-budget", "none"]
     command = ["bench", "precision", scene, *FLAGS, *two, "--only", "fp32", "fp16", "--output", output]
     monkeypatch.setattr(fine_samples, "BLOCK_SECONDS", 0.01)
     searched: list[str] = []
