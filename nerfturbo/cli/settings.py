@@ -31,6 +31,7 @@ from .parse import flag_value
 MAX_APPEARANCE = 48  # with the 16 of the view direction, what one kernel takes per ray
 
 MAX_PROPOSALS = 3
+CHECKPOINTED = ("vanilla", "tnerf", "dnerf")  # fields that can compute their layers again
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,22 @@ class Settings:
             if not value >= 0.0:
                 raise InputError(flag, "a number >= 0", str(value))
         _check_appearance(self.photo.appearance)
+        _check_acts(optim, field)
         if not 0 <= train.seed < 1 << 63:
             raise InputError("--seed", "an integer from 0 to below 2^63", str(train.seed))
+
+
+def _check_acts(optim: OptimConfig, field: FieldConfig) -> None:
+    """Refuse values that would have no effect at all."""
+    if optim.warmup_steps < 0:
+        raise InputError("--optim.warmup-steps", "a number >= 0", str(optim.warmup_steps))
+    for share in optim.milestones:
+        if not 0.0 < share < 1.0:
+            hint = "half of the run is 0.5"
+            raise InputError("--optim.milestones", "shares of the run, above 0 and below 1", f"{share:g}", hint)
+    if field.checkpointing and field.kind not in CHECKPOINTED:
+        fields, hint = ", ".join(CHECKPOINTED), "the others keep little for the backward"
+        raise InputError("--field.checkpointing", f"a --field.kind of {fields}", field.kind, hint)
 
 
 def _check_appearance(numbers: int) -> None:
