@@ -87,7 +87,7 @@ class FieldConfig:
     anti_alias: bool = False
     """Hash grid: levels finer than the footprint of a pixel fade out (Zip-NeRF), for pictures from many distances."""
     checkpointing: bool = False
-    """Vanilla: keep no hidden layers for the backward but compute them again; less memory, a step takes twice as long."""
+    """Vanilla: keep no hidden layers for the backward but compute them again: less memory, steps twice as long."""
 
 
 @dataclass(frozen=True)
