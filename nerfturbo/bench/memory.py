@@ -156,14 +156,15 @@ def largest_batch(
             report(trials[-1])
         return trials[-1].fits
 
-    low, high = 0, SMALLEST_BATCH
+    low, high, refused = 0, SMALLEST_BATCH, most + 1
     if start is not None:
         if fits(start):
             low, high = start, 2 * start
-        elif start <= high:
-            return trials
-    while high <= most and fits(high):
+        else:
+            refused = start
+    while high < refused and fits(high):
         low, high = high, high * 2
+    high = min(high, refused)
     if low == 0 or high > most:
         return trials
     while high - low > max(SMALLEST_BATCH // 2, low // 8):

@@ -83,6 +83,16 @@ class PrecisionRun:
         return self.points[-1].ssim
 
 
+def step_bytes(config: Config, scene: Scene, device: torch.device) -> int | None:
+    """What a step takes at its peak, without scoring and beside the pictures, which a CPU had before."""
+    with peak_memory(device, count=True) as peak:
+        trainer = Trainer(config, scene, device=device)
+        trainer.stepper.advance(0, 1)
+    there = device.type != "cuda" or trainer.sampler.on_host
+    pictures = 0 if there else trainer.sampler.scene.images.pixels.nbytes
+    return None if peak.n_bytes is None else peak.n_bytes - pictures
+
+
 def run_precision(
     config: Config,
     scenes: tuple[Scene, Scene],
@@ -118,11 +128,7 @@ def run_precision(
                 score(trainer)
 
     with matmul_precision(kind.matmul):
-        with peak_memory(device) as peak:  # of a step alone, without scoring; compiled and warm before the clock runs
-            warm = Trainer(config, scenes[0], device=device)
-            warm.stepper.advance(0, 1)
-        pictures = 0 if warm.sampler.on_host else warm.sampler.scene.images.pixels.nbytes
-        del warm
+        peak_bytes = step_bytes(config, scenes[0], device)  # compiled and warm before the clock runs
         trainer = Trainer(config, scenes[0], device=device, callbacks=[follow])
         summary = fit_whole(trainer) if time_limit is None else fit_to_the_second(trainer)
         score(trainer)
@@ -137,7 +143,7 @@ def run_precision(
         seconds=summary.train_seconds,
         rays_per_second=summary.rays / max(summary.train_seconds, 1e-9),
         samples_per_second=summary.samples / max(summary.train_seconds, 1e-9),
-        peak_bytes=None if peak.n_bytes is None else peak.n_bytes - pictures,
+        peak_bytes=peak_bytes,
         points=tuple(points),
         skipped=trainer.skipped,
         loss_scales=tuple(scales),

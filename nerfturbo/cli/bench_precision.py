@@ -216,9 +216,7 @@ def _batch_table(runs: Sequence[PrecisionRun], title: str) -> Table:
     from ..bench.precision_record import summarise
     from .progress import quantity
 
-    table = _table(
-        title, "precision", "batch", "samples/s", "times fp32", "MB", "of fp32's", "dB", "dB more", "skipped"
-    )
+    table = _table(title, "", "batch", "samples/s", "x fp32", "MB", "x fp32", "dB", "more", "skipped")
     for line in summarise(runs):
         forms = {"samples_per_second_ratio": ".2f", "peak_bytes": ".0f", "peak_bytes_ratio": ".2f"}
         cells = _cells(line, forms | {"psnr": ".2f", "psnr_difference": "+.2f"})

@@ -101,6 +101,7 @@ def test_precisions_are_compared_with_fp32(nerfturbo: Nerfturbo, scene: Path, tm
     assert parts[:4] == [("same_batch", kind, seed) for seed in (2, 1) for kind in ("fp32", "fp16")]
     # And in the memory that fp32 takes: its own training counts there too; plain torch needs more for tiny halves.
     assert parts[4:] == [("same_memory", "fp32", 2)] and values["runs"][4]["points"] == values["runs"][0]["points"]
+    assert all(50_000 < run["peak_bytes"] < values["memory_budget_bytes"] * 2 for run in values["runs"])
     assert values["memory_budget"] == "fp32" and values["largest_batch"] == {"fp32": 512, "fp16": None}
     whole = f" MB of {values['memory_budget_bytes'] / 1e6:.0f} MB"
     assert values["no_batch_fits"]["fp16"].startswith("not even 512 samples a step fit the budget: took ")
