@@ -42,8 +42,20 @@ def bar_chart(title: str, names: Sequence[str], panels: Sequence[Bars]) -> str:
             y = 60 + ROW * row - 9
             color = COLORS[0] if row == 0 else COLORS[index % 2 + 1]
             parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="16" rx="2" fill="{color}"/>')
-            parts.append(_text(left + length + 4, y + 12, f"{value:.4g}"))
+            parts.append(_text(left + length + 4, y + 12, short(value)))
     return _svg(width, height, parts)
+
+
+def short(value: float) -> str:
+    """Four digits, in thousands or millions where there are more.
+
+    >>> short(0.5), short(1231.3), short(448_442.0), short(29.9e6)
+    ('0.5', '1231', '448.4 k', '29.9 M')
+    """
+    for least, unit, name in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{value / unit:.4g} {name}"
+    return f"{value:.4g}"
 
 
 @dataclass(frozen=True)

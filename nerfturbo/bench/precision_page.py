@@ -20,7 +20,7 @@ from .precision_record import in_words, summarise
 STYLE = """body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:1100px;padding:0 1rem;color:#111}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #ddd}
 td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin:.4rem}figcaption{font-size:13px;color:#555}
-img{image-rendering:pixelated;max-width:300px;width:240px}"""
+img{image-rendering:pixelated;max-width:300px;width:240px}svg{width:49%;height:auto;min-width:340px;vertical-align:top}"""
 DIFFERENCE_GAIN = 8.0
 BATCH_COLUMNS = {
     "kind": "precision",
@@ -29,7 +29,7 @@ BATCH_COLUMNS = {
     "rays_per_second": "rays/s",
     "samples_per_second": "samples/s",
     "samples_per_second_ratio": "times fp32",
-    "peak_bytes": "peak bytes",
+    "peak_bytes": "peak, MB",
     "peak_bytes_ratio": "of fp32's",
     "psnr": "PSNR, dB",
     "psnr_difference": "dB more than fp32",
@@ -52,7 +52,7 @@ TIME_COLUMNS = {
     "seconds": "s",
     "rays_per_second": "rays/s",
     "samples_per_second": "samples/s",
-    "peak_bytes": "peak bytes",
+    "peak_bytes": "peak, MB",
     "psnr": "PSNR, dB",
     "psnr_difference": "dB more than fp32",
     "ssim": "SSIM",
@@ -136,13 +136,19 @@ def step_lines(result: PrecisionResult) -> list[dict[str, Any]]:
 
 def _table(lines: Sequence[dict[str, Any]], columns: dict[str, str] = BATCH_COLUMNS) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in columns.values())
-    rows = "".join("<tr>" + "".join(f"<td>{_cell(line[name])}</td>" for name in columns) + "</tr>" for line in lines)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{_cell(name, line[name])}</td>" for name in columns) + "</tr>" for line in lines
+    )
     return f"<table><tr>{head}</tr>{rows}</table>"
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
+    if name == "peak_bytes":
+        return f"{value / 1e6:,.0f}"
+    if name == "psnr_difference":
+        return f"{value:+.2f}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     return escape(str(value))
