@@ -20,7 +20,8 @@ from .precision_record import in_words, summarise
 STYLE = """body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:1100px;padding:0 1rem;color:#111}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #ddd}
 td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin:.4rem}figcaption{font-size:13px;color:#555}
-img{image-rendering:pixelated;max-width:300px;width:240px}svg{width:49%;height:auto;min-width:340px;vertical-align:top}"""
+img{image-rendering:pixelated;max-width:300px;width:240px}svg{width:49%;height:auto;min-width:340px;vertical-align:top}
+svg:first-of-type{display:block;width:auto}"""
 DIFFERENCE_GAIN = 8.0
 BATCH_COLUMNS = {
     "kind": "precision",
