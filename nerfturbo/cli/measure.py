@@ -57,9 +57,12 @@ def ablation(argv: Sequence[str]) -> int:
     from ..bench.continued import held_values
     from ..bench.record import write_json
     from ..evaluation.run_folder import check_result, write_text
+    from ..training.initialise import check_source
     from .progress import showing
 
     check_result(args.output)
+    if args.init_from is not None:
+        check_source(args.init_from)  # now, not after an hour of other cases
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     rows: dict[str, bench.AblationRow] = {}
     with showing() as display:

@@ -85,6 +85,11 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     return Initialised(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
 
 
+def check_source(source: Path | str) -> None:
+    """Raise what `initialise` would where there is no such source, or no field in it."""
+    _read(_located(str(source)))
+
+
 def _fitting_proposals(model: NerfModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of what places the samples, where the source has all of them; else they are learned anew."""
     own = {f"proposer.{n}": v for n, v in (() if model.proposer is None else model.proposer.state_dict().items())}

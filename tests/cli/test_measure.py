@@ -87,6 +87,10 @@ def test_ablation_begins_from_a_run_and_scores_on_the_way(
     scores = [rows[name]["psnr"] for name in (first, *others[:2])]
     assert len({round(score, 3) for score in scores}) == 3  # it mattered where they began
     assert rows[others[2]]["psnr"] == pytest.approx(rows[first]["psnr"], abs=1e-6)  # looking changes nothing
+    missing = nerfturbo(
+        "bench", "ablation", scene, *FLAGS, "--init-from", tmp_path / "none", "--output", tmp_path / "b.json"
+    )
+    assert missing.code == 2 and "no such file" in missing.err and not (tmp_path / "b.json").exists()
 
 
 def test_precisions_are_compared_with_fp32(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
