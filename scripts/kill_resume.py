@@ -21,6 +21,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 
 COMMAND = [sys.executable, "-c", "import sys; from nerfturbo.cli.main import main; sys.exit(main())", "train"]
@@ -119,7 +120,10 @@ def main() -> int:
         equal = one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
         left = [path.name for path in killed.rglob("*.tmp")]
     result = {"kills": kills, "steps": steps, "save_every": args.save_every, "bit_equal": equal, "left_behind": left}
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    what = f"{Path(args.data).name}: a training run killed at random moments and resumed each time"
+    device = flags[flags.index("--device") + 1] if "--device" in flags else "cpu"
+    protocol = "SIGKILL, inside a save or anywhere by a coin; in the end compared with a run that was left alone"
+    write_json(args.output, Record(what, protocol, args.seed, result, machine=machine(device)))
     inside = sum(kill["moment"] == "inside a save" for kill in kills)
     print(f"{len(kills)} kills, {inside} of them inside a save: every resume worked, bit-equal in the end: {equal}")
     return 0 if equal and not left and kills else 1

@@ -118,8 +118,11 @@ def _run(plan: Plan, display: Display) -> int:
 def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
     """The run's folder, with the trainer where it goes on from: another field, a checkpoint, or nothing."""
     if plan.args.init_from is not None:
+        from ..training.initialise import KEEP
+
+        keep = KEEP if plan.args.init_keep is None else plan.args.init_keep
         try:
-            taken = trainer.initialise(plan.args.init_from, plan.args.init_parts, keep=plan.args.init_keep)
+            taken = trainer.initialise(plan.args.init_from, plan.args.init_parts, keep=keep)
         except InputError as error:
             flags = {"parts": "--init-parts"}  # the library's name is not the user's
             raise InputError(flags.get(error.what, error.what), error.expected, error.got, error.hint) from None

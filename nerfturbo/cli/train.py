@@ -87,8 +87,9 @@ class TrainArgs:
     """Begin from the trained field of this run folder, checkpoint or safetensors file, or zoo:NAME, with its grid."""
     init_parts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PART")] = ()
     """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
-    init_keep: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.6
-    """How much of the hash table's features is taken over: 1 for the same scene, less the more the new one differs."""
+    init_keep: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
+    """How much of the hash table's features is taken over: 1 for the same scene, less the more the new one differs; 0.6
+    unless given."""
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], tyro.conf.arg(metavar="LOGGER")] = ()
     """Write curves and previews for these too, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
     viewer: bool = False
@@ -141,9 +142,10 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     shortcuts = {"--steps": args.steps, "--time-limit": args.time_limit, "--downscale": args.downscale}
     check_positive(shortcuts | {"--eval-views": args.eval_views, "--keep": args.keep})
     parse_save_every(args.save_every)
-    if args.init_parts and args.init_from is None:
-        raise InputError("--init-parts", "--init-from beside it", "none", "name the run to begin from")
-    if not 0.0 < args.init_keep <= 1.0:
+    for flag, given in (("--init-parts", bool(args.init_parts)), ("--init-keep", args.init_keep is not None)):
+        if given and args.init_from is None:
+            raise InputError(flag, "--init-from beside it", "none", "name the run to begin from")
+    if args.init_keep is not None and not 0.0 < args.init_keep <= 1.0:
         raise InputError("--init-keep", "a number above 0, at most 1", f"{args.init_keep:g}", "1 takes all of it")
     if args.trainer == "lightning" and importlib.util.find_spec("lightning") is None:
         raise InputError(

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import tyro
 
+from ..errors import InputError
 from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     check_positive(limits | {"--downscale": args.downscale})
     import torch
 
-    from ..bench.memory import memory_budget
+    from ..bench.memory import SMALLEST_BATCH, memory_budget
     from ..bench.tune import tune
     from ..evaluation.run_folder import check_result, config_document, finite, write_json
     from .bench import _config
@@ -61,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
     from .progress import showing
 
     check_result(args.output)
+    if args.max_batch is not None and args.max_batch < SMALLEST_BATCH:
+        raise InputError("--max-batch", f"at least {SMALLEST_BATCH} samples", str(args.max_batch))
     name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
     device = torch.device(name)
     with showing() as display:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -171,7 +172,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     for path in list_checkpoints(folder):
         with contextlib.suppress(CheckpointError):
             score = read_state(path).score
-            if score is not None and (best is None or score >= best[0]):
+            if score is not None and not math.isnan(score) and (best is None or score >= best[0]):
                 best = (score, path)
     return None if best is None else best[1]
 

@@ -167,6 +167,8 @@ def test_tune_writes_a_config_that_train_takes(nerfturbo: Nerfturbo, scene: Path
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert (config["train"]["batch_samples"], config["optim"]["lr"]) == (2048, found["lr"])
     assert config["field"]["width"] == 16
+    few = nerfturbo("tune", scene, *FLAGS, *flags, "--max-batch", 100)
+    assert few.code == 2 and "--max-batch: expected at least 1024 samples, got 100" in few.err
     assert nerfturbo("train", "--config", output, "--preset", "ngp").code == 2
     assert nerfturbo("train", "--config", tmp_path / "missing.json").code == 2
     (tmp_path / "other.json").write_text("{}")

@@ -48,6 +48,8 @@ def test_what_cannot_begin_leaves_no_folder(
     assert wrong.code == 2 and "expected shape" in wrong.err and "--init-parts" in wrong.err
     assert nerfturbo("train", scene, *flags, "--init-from", tmp_path / "missing").code == 2
     assert nerfturbo("train", scene, *flags, "--init-parts", "grid").code == 2
+    alone = nerfturbo("train", scene, *flags, "--init-keep", 0.5)
+    assert alone.code == 2 and "--init-keep: expected --init-from beside it" in alone.err
     wrong = nerfturbo("train", scene, *flags, "--init-from", run_folder, "--init-parts", "nonsense")
     assert wrong.code == 2 and "--init-parts: expected some of" in wrong.err and "'nonsense'" in wrong.err
     keep = nerfturbo("train", scene, *flags, "--init-from", run_folder, "--init-keep", 2)

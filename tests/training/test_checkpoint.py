@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import resource
 import subprocess
@@ -134,7 +135,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def test_the_best_by_score_stays_besides_the_newest(tmp_path: Path) -> None:
-    for step, score in ((1, 20.0), (2, 25.0), (3, 24.0), (4, None), (5, 23.0)):
+    for step, score in ((1, math.nan), (2, 25.0), (3, 24.0), (4, None), (5, 23.0)):
         save_checkpoint(tmp_path, replace(state(step), score=score), model(), None, keep=2)
     assert steps_in(tmp_path) == [2, 4, 5]
     best = best_checkpoint(tmp_path)
