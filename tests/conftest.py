@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # The tensors of tests are small: more threads only wait, and each of several processes has its own.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, min(4, _usable_cores() // workers)))
+    # A shell starts what runs in its background deaf to Ctrl-C, and so would be all programs that tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if importlib.util.find_spec("hypothesis"):  # GPU machines may have nothing but torch, triton and pytest
         from hypothesis import settings
 
