@@ -3,15 +3,15 @@
     python benchmarks/pretrained.py --output benchmarks/cpu_pretrained.json
     python benchmarks/pretrained.py --device cuda --preset ngp-cpu --output benchmarks/h200_pretrained.json
 
-A field is trained on the toybox. Then two other scenes are trained, from random numbers and from that field: the
-toybox after somebody played with it (a ball and a cone moved, one crayon gone, another colour), and the chess board.
+A field is trained on the toybox. Then other scenes are trained, from random numbers and from that field: the toybox
+with a ball of another colour and without a crayon (`recoloured`), with another ball moved besides (`moved`), with a
+cone moved too (`edited`), and the chess board.
 Test views are scored along the way, the clock stopped. `--zoo FILE` also writes the field as one safetensors file.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,25 @@ class Point:
     psnr: float
 
 
-def played_with(split: Split, resolution: int) -> Scene:
-    """The toybox, edited: the red ball is teal now, the beach ball and the cone stand elsewhere, a crayon is gone."""
+SPLITS: tuple[Split, Split] = ("train", "test")
+EDITS = ("recoloured", "moved", "edited")  # each does what the one before does, and more
+
+
+def played_with(split: Split, resolution: int, edit: str = "edited") -> Scene:
+    """The toybox, edited: the red ball is teal now, a crayon is gone, the beach ball and the cone stand elsewhere."""
     scene = builtin_scene("toybox", split, resolution=resolution)
     solids, light = toybox()
     ball, beach, cone = (solids[index] for index in (RED_BALL, BEACH_BALL, CONE))
     teal = Material(TEAL, highlight=0.9, shininess=90.0, reflection=1.0)
     solids[RED_BALL] = replace(ball, material=teal)
-    solids[BEACH_BALL] = replace(beach, center=(beach.center[0] - 0.02, beach.center[1] + 0.14, beach.center[2]))
-    solids[CONE] = replace(cone, center=(cone.center[0] - 0.12, cone.center[1] - 0.26, cone.center[2]))
+    if edit != "recoloured":
+        solids[BEACH_BALL] = replace(beach, center=(beach.center[0] - 0.02, beach.center[1] + 0.14, beach.center[2]))
+    if edit == "edited":
+        solids[CONE] = replace(cone, center=(cone.center[0] - 0.12, cone.center[1] - 0.26, cone.center[2]))
     cameras = scene.cameras
     tables = pack(solids[:-2], light)
     pictures = render_views(tables, cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0]), resolution)
-    return replace(scene, name="toybox, edited", images=ImagePool.from_images(torch.from_numpy(pictures)))
+    return replace(scene, name=f"toybox, {edit}", images=ImagePool.from_images(torch.from_numpy(pictures)))
 
 
 def train(
@@ -108,33 +114,32 @@ def main() -> None:
     parser.add_argument("--resolution", type=int, default=200)
     parser.add_argument("--eval-views", type=int, default=5)
     parser.add_argument("--targets", type=float, nargs="+", default=[24.0, 26.0, 28.0, 30.0])
-    parser.add_argument("--scenes", nargs="+", choices=("edited", "chess"), default=["edited", "chess"])
+    parser.add_argument("--scenes", nargs="+", choices=(*EDITS, "chess"), default=[*EDITS, "chess"])
     parser.add_argument("--source", help="begin from this run, file or zoo:NAME instead of training the first field")
     parser.add_argument("--keep", type=float, default=KEEP, help="of the features, as --init-keep")
+    parser.add_argument("--rate", type=float, default=1.0, help="times the preset's learning rate")
     parser.add_argument("--zoo", type=Path, help="also write the first field as one file")
     parser.add_argument("--output", type=Path, default=Path("pretrained.json"))
     args = parser.parse_args()
     config = preset(args.preset, torch.device(args.device).type)
     config = replace(config, train=replace(config.train, steps=args.steps, time_limit=None))
+    config = replace(config, optim=replace(config.optim, lr=args.rate * config.optim.lr))
 
     def pair(name: str) -> tuple[Scene, Scene]:
         made = {"resolution": args.resolution}
         return builtin_scene(name, "train", **made), builtin_scene(name, "test", **made)
 
     path = args.zoo or args.output.with_suffix(".safetensors")
-    values: dict[str, Any] = {"source": args.source, "keep": args.keep}
+    values: dict[str, Any] = {"source": args.source, "keep": args.keep, "rate": args.rate}
     if args.source is None:
         first, points = train(config, pair("toybox"), args, None)
         with first.optimizer.averaged():
             save_field(first.model, path, about={"scene": "builtin:toybox", "preset": config.preset})
         print(f"toybox: {points[-1].psnr:.2f} dB after {args.steps} steps; {path}: {path.stat().st_size / 1e6:.2f} MB")
         values["source"] = {"scene": "toybox", "psnr": points[-1].psnr, "bytes": path.stat().st_size}
-    made: dict[str, Callable[[], tuple[Scene, Scene]]] = {
-        "edited": lambda: (played_with("train", args.resolution), played_with("test", args.resolution)),
-        "chess": lambda: pair("chess"),
-    }
     for name in args.scenes:
-        scenes = made[name]()
+        edited = [played_with(split, args.resolution, name) for split in SPLITS] if name in EDITS else pair(name)
+        scenes = (edited[0], edited[1])
         plain = train(config, scenes, args, None)[1]
         begun = train(config, scenes, args, args.source or path)[1]
         rows = compare(plain, begun, args.targets)
