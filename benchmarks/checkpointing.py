@@ -1,6 +1,6 @@
 """Gradient checkpointing on the original NeRF: memory and time with and without it, and a batch that only it can train.
 
-    python benchmarks/checkpointing.py DATA --budget 4 --output benchmarks/h200_checkpointing.json
+    python benchmarks/checkpointing.py DATA --budget 4 --output benchmarks/results/h200/checkpointing.json
     python benchmarks/checkpointing.py builtin:toybox --device cpu --downscale 2 --batch 4096 --budget 1   # to try it
 
 Batches double, from `--batch` on, until training runs out of `--budget` GB, or at 8 times what fitted without: on a GPU

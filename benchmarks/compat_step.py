@@ -1,6 +1,6 @@
 """nerfacc's example training loop over `nerfturbo.compat`, eager, without capture: milliseconds a step.
 
-    python benchmarks/compat_step.py --device cuda --out benchmarks/results/compat_step.json
+    python benchmarks/compat_step.py --device cuda --out benchmarks/results/h200/compat_step.json
     python benchmarks/compat_step.py --field tcnn --phases --profile        # where a step's time goes
 
 The loop is that of nerfacc's occupancy-grid example: sample with a density function, render, smooth L1, Adam, two

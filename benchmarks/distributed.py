@@ -1,6 +1,6 @@
 """What several processes and other people's loops cost on one device, as one JSON file.
 
-    python benchmarks/distributed.py --output benchmarks/distributed-h200.json          # on a GPU
+    python benchmarks/distributed.py --output benchmarks/results/h200/distributed.json # on a GPU
     python benchmarks/distributed.py --quick --device cpu --output quick.json  # to try it
 
 1. Parity: two gloo ranks that share the device against one process with twice the rays (fp32, fixed number of rays):

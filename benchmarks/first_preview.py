@@ -1,6 +1,6 @@
 """How long after the command `nerfturbo train` shows its first preview: with nothing cached, then with everything.
 
-    python benchmarks/first_preview.py benchmarks/cpu_first_preview.json [SCENE]
+    python benchmarks/first_preview.py benchmarks/results/cpu/first_preview.json [SCENE]
 
 Runs the command itself, twice, with cache folders of its own.
 """

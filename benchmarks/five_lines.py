@@ -1,7 +1,7 @@
 """The plain NeRF of examples/04 against the same with five changed lines (examples/05): seconds to the same PSNR.
 
-    python benchmarks/five_lines.py --device cpu --target 22 --out benchmarks/cpu_five_lines.json
-    python benchmarks/five_lines.py --device cuda --target 24 --out benchmarks/h200_five_lines.json
+    python benchmarks/five_lines.py --device cpu --target 22 --out benchmarks/results/cpu/five_lines.json
+    python benchmarks/five_lines.py --device cuda --target 24 --out benchmarks/results/h200/five_lines.json
 
 Both train on the built-in toybox in one run, after one short run of each that compiles and warms up. Time is that of
 training steps; the PSNR is that of 2048 pixels of unseen views.

@@ -1,6 +1,6 @@
 """Time the learned kernels on a GPU: hash encoding, networks, Adam, at the shapes of a training step.
 
-    python benchmarks/kernels.py --out benchmarks/results/kernels.json
+    python benchmarks/kernels.py --out benchmarks/results/h200/kernels.json
 
 Each kernel is first checked against the reference; what fails is not timed. Times are medians of CUDA-graph replays.
 Positions are consecutive samples of rays; 226,000 of 2^18 rows are in use, as in a training step. Variants of tile

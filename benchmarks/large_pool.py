@@ -1,6 +1,6 @@
 """How much memory training needs for pictures that fill a disk rather than memory.
 
-    python benchmarks/large_pool.py benchmarks/cpu_large_pool.json [--pictures 200 --width 3840 --seconds 60]
+    python benchmarks/large_pool.py benchmarks/results/cpu/large_pool.json [--pictures 200 --width 3840 --seconds 60]
 
 Writes JPEG files of a built-in scene, enlarged, with their cameras into a temporary folder, trains on them from the
 memory-mapped pool twice (the second start finds the pool), and reads the peak of each process's resident memory.

@@ -1,6 +1,6 @@
 """What the live page costs training: steps a second without it, with an idle client, and with a camera that moves.
 
-    python benchmarks/live_page.py benchmarks/h200_live_page.json [SCENE] [--seconds 20] [--rounds 3]
+    python benchmarks/live_page.py benchmarks/results/h200/live_page.json [SCENE] [--seconds 20] [--rounds 3]
 
 The client stands in for a browser: pictures are encoded for it and dropped, and in the moving phase it sends a new
 camera thirty times a second.

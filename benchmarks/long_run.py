@@ -1,6 +1,6 @@
 """A long run: no value of it may stop being finite.
 
-    python benchmarks/long_run.py SCENE benchmarks/h200_long_run.json [STEPS]
+    python benchmarks/long_run.py SCENE benchmarks/results/h200/long_run.json [STEPS]
 
 Writes, every 10,000 steps, the mean squared error, the loss scale and the number of skipped steps.
 """

@@ -1,6 +1,6 @@
 """What a run gives away, and what that costs: a video of 120 frames, and every export, with time and memory.
 
-    python benchmarks/outputs.py RUN benchmarks/h200_outputs.json [--frames 120] [--size 800] [--resolution 256]
+    python benchmarks/outputs.py RUN benchmarks/results/h200/outputs.json [--frames 120] [--size 800] [--resolution 256]
 
 The video is timed in this process, best of three, after one frame that compiles and records; encoding is inside. Each
 export runs as a command of its own, so that its memory is its own. The mesh of a built-in scene is compared with its

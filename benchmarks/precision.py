@@ -1,6 +1,6 @@
 """Hold mixed precision against its bars on a GPU: InstantNGP and the original NeRF, every precision, three seeds.
 
-    python benchmarks/precision.py DATA --output benchmarks/h200_precision.json
+    python benchmarks/precision.py DATA --output benchmarks/results/h200/precision.json
 
 Runs `nerfturbo bench precision` for both presets and says what holds: mixed within 0.1 dB of fp32; for the original
 NeRF fp16 at least 3 times the samples/s of IEEE fp32, 1.5 times those of TF32, in at most 60% of the memory.

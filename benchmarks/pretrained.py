@@ -1,7 +1,7 @@
 """What a pretrained field is worth: steps and seconds to a PSNR with and without `--init-from`.
 
-    python benchmarks/pretrained.py --output benchmarks/cpu_pretrained.json
-    python benchmarks/pretrained.py --device cuda --preset ngp-cpu --output benchmarks/h200_pretrained.json
+    python benchmarks/pretrained.py --output benchmarks/results/cpu/pretrained.json
+    python benchmarks/pretrained.py --device cuda --preset ngp-cpu --output benchmarks/results/h200/pretrained.json
 
 A field is trained on the toybox. Then other scenes are trained, from random numbers and from that field: the toybox
 with a ball of another colour and without a crayon (`recoloured`), with another ball moved besides (`moved`), with a

@@ -1,6 +1,6 @@
 """Time the ray kernels on a GPU: marching, pruning, compositing and loss, at the shapes of a training step.
 
-    python benchmarks/ray_kernels.py --out benchmarks/results/ray_kernels.json
+    python benchmarks/ray_kernels.py --out benchmarks/results/h200/ray_kernels.json
     python benchmarks/ray_kernels.py --only march --profile         time per kernel inside each piece
 
 Two kinds of step: 65,536 rays of which a visibility pass leaves about 3.5 samples each, and 8,192 rays of 28 samples.

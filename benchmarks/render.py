@@ -1,6 +1,6 @@
 """Train a scene for a few seconds on a GPU, then check and time its frames.
 
-    python benchmarks/render.py DATA --seconds 10 --out benchmarks/results/render.json
+    python benchmarks/render.py DATA --seconds 10 --out benchmarks/results/h200/render.json
 
 DATA is a scene folder with a test split. Frames are first compared with plain rendering, by pixels and by score; what
 fails is not timed. With it come the rounds of a frame with the samples each evaluates, the kernels of a recorded frame,

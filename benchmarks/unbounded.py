@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the kernels of a frame")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/unbounded.json"))
+    parser.add_argument("--out", type=Path, default=Path("unbounded.json"))
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []

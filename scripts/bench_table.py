@@ -1,6 +1,6 @@
 """A benchmark's JSON as a table for the documentation: of `nerfturbo bench ablation`, `precision` or `trainers`.
 
-python scripts/bench_table.py benchmarks/h200_ablation.json
+python scripts/bench_table.py benchmarks/results/h200/ablation.json
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from ..data.cameras import Cameras
 from ..data.scene import Scene
 from ..evaluation.evaluate import choose_views
 
-PIXELS_A_SECOND = {"grid": 50_000.0}  # of two cores that render a trained scene: benchmarks/cpu_scenes.json
+PIXELS_A_SECOND = {"grid": 50_000.0}  # of two cores that render a trained scene: benchmarks/results/cpu/scenes.json
 WITHOUT_A_GRID = 7_000.0
 PATIENCE = 900.0  # seconds of scoring that nobody is warned of
 DOWNSCALES = (2, 4, 8, 16)

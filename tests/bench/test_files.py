@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_readme() -> list[str]:
-    return sorted(set(re.findall(r"\(benchmarks/(\w+\.json)\)", (ROOT / "README.md").read_text())))
+    return sorted(set(re.findall(r"\(benchmarks/results/(\w+/\w+\.json)\)", (ROOT / "README.md").read_text())))
 
 
 @pytest.mark.parametrize("name", in_readme())
 def test_a_number_of_the_readme_can_be_repeated(name: str) -> None:
-    record: dict[str, Any] = json.loads((ROOT / "benchmarks" / name).read_text())
+    record: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
     for key in ("what", "command", "commit", "protocol"):
         assert record.get(key), f"{name} has no {key}"
     assert isinstance(record["seed"], int) and record["values"]
     assert record["machine"]["processor"] and record["machine"]["versions"]["torch"]
-    assert ("gpu" in record["machine"]) == name.startswith("h200"), name
+    assert ("gpu" in record["machine"]) == name.startswith("h200/"), name
