@@ -118,7 +118,7 @@ def main() -> int:
             raise SystemExit(f"exit codes {codes}")
         one, two = (load_file(latest_checkpoint(run) / "tensors.safetensors") for run in (whole, killed))
         equal = one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
-        left = [path.name for path in killed.rglob("*.tmp")]
+        left = [path.name for path in killed.rglob(".*.tmp*")]
     result = {"kills": kills, "steps": steps, "save_every": args.save_every, "bit_equal": equal, "left_behind": left}
     what = f"{Path(args.data).name}: a training run killed at random moments and resumed each time"
     device = flags[flags.index("--device") + 1] if "--device" in flags else "cpu"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InputError
+from ..files import replacing
 from ..training.trainer import Trainer, TrainSummary
 from .record import Record
 
@@ -73,13 +73,8 @@ def write_renders(output: Path, images: dict[str, Tensor]) -> None:
     """Whole or not at all."""
     from safetensors.torch import save_file
 
-    path = renders_file(output)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(renders_file(output)) as temporary:
         save_file({name: image.contiguous() for name, image in images.items()}, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_renders(output: Path) -> dict[str, Tensor]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 
 from ..errors import InputError
 from ..evaluation.machine import describe_machine, versions
+from ..files import write_atomically
 
 KEYS = ("what", "command", "commit", "machine", "protocol", "seed", "values")
 
@@ -65,21 +64,12 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def write_json(path: Path | str, record: Record | dict[str, Any]) -> Path:
-    """Write the record whole or not at all: into a temporary file beside the target, then renamed over it."""
+    """Write the record whole or not at all."""
     path = Path(path)
     content = {key: asdict(record)[key] for key in KEYS} if isinstance(record, Record) else record
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_atomically(path, text)
     except OSError as error:
         raise InputError("output", "a path that can be written", f"{path} ({error.strerror})") from error
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
     return path

@@ -258,7 +258,7 @@ def outcome_of(job: Job) -> Outcome:
 
 def write_summary(output: Path, outcomes: Sequence[Outcome]) -> None:
     """summary.json, and summary.md with the means of what is done."""
-    from ..evaluation.run_folder import write_text
+    from ..files import write_atomically
 
     rows = ["| scene | PSNR | SSIM | steps | seconds | |", "|---|---|---|---|---|---|"]
     for outcome in outcomes:
@@ -269,9 +269,9 @@ def write_summary(output: Path, outcomes: Sequence[Outcome]) -> None:
     scores = [outcome.psnr for outcome in done if outcome.psnr is not None]
     mean = f", mean PSNR {sum(scores) / len(scores):.2f} dB" if scores else ""
     rows += ["", f"{len(done)} of {len(outcomes)} scenes done{mean}", ""]
-    write_text(output / "summary.md", "\n".join(rows))
+    write_atomically(output / "summary.md", "\n".join(rows))
     document = {"written": time.strftime("%Y-%m-%dT%H:%M:%S"), "scenes": [asdict(outcome) for outcome in outcomes]}
-    write_text(output / "summary.json", json.dumps(document, indent=1) + "\n")
+    write_atomically(output / "summary.json", json.dumps(document, indent=1) + "\n")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -190,11 +190,11 @@ class _Writer:
 
 def _write_pages(result: PrecisionResult, output: Path, title: str) -> None:
     from ..bench.precision_page import plots, precision_page, time_plots
-    from ..evaluation.run_folder import write_text
+    from ..files import write_atomically
 
-    write_text(output.with_suffix(".html"), precision_page(result, title))
+    write_atomically(output.with_suffix(".html"), precision_page(result, title))
     for name, text in (plots(result) | time_plots(result)).items():
-        write_text(output.with_name(f"{output.stem}-{name}.svg"), text)
+        write_atomically(output.with_name(f"{output.stem}-{name}.svg"), text)
 
 
 def _tables(result: PrecisionResult, title: str) -> Group:

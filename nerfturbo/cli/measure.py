@@ -56,7 +56,8 @@ def ablation(argv: Sequence[str]) -> int:
     from ..bench import ablation as bench
     from ..bench.continued import held_values
     from ..bench.record import write_json
-    from ..evaluation.run_folder import check_result, write_text
+    from ..evaluation.run_folder import check_result
+    from ..files import write_atomically
     from ..training.initialise import check_source
     from .progress import showing
 
@@ -99,7 +100,7 @@ def ablation(argv: Sequence[str]) -> int:
                 if rows:
                     write_json(args.output, record())
                     plot = bench.ablation_plot(ordered(), f"{scenes[1].name}, {plan.steps} steps")
-                    write_text(args.output.with_suffix(".svg"), plot)
+                    write_atomically(args.output.with_suffix(".svg"), plot)
     _show(_ablation_table(ordered(), f"{scenes[1].name}, {plan.steps} steps"), args.output, as_json=args.json)
     return 0
 

@@ -11,8 +11,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..files import replacing
 from ..types import Aabb
 from .cameras import Cameras
 from .documents import image_path, number, pose, read_frames, read_json
@@ -91,21 +90,12 @@ def write_blender(scenes: Sequence[Scene], folder: str | Path) -> Path:
         raise InputError(str(folder), "a new or empty folder", "one that holds something", "choose another name")
     angles = [_shared_angle(scene) for scene in scenes]
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            for scene, angle in zip(scenes, angles, strict=True):
+                _write_split(scene, angle, temporary)
     except OSError as error:
         raise InputError(str(folder), "a place that can be written", error.strerror or str(error)) from None
-    try:
-        for scene, angle in zip(scenes, angles, strict=True):
-            _write_split(scene, angle, temporary)
-        temporary.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        if folder.exists():
-            folder.rmdir()
-        os.replace(temporary, folder)
-    except OSError as error:
-        raise InputError(str(folder), "a place that can be written", error.strerror or str(error)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already unless something failed
     return folder
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+from ..files import replacing
 
 _MAX_BYTES = 1 << 30  # larger sets are rendered each time rather than left on the user's disk
 
@@ -54,18 +55,11 @@ def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(path: Path, pictures: np.ndarray) -> None:
-    """Written beside its place and renamed, so that no reader ever sees half a file."""
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            np.savez(file, pictures=pictures)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            np.savez(temporary, pictures=pictures)
     except OSError as error:
         _warn_once(str(path.parent), error.strerror or str(error))
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 @functools.cache

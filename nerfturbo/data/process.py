@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputError
+from ..files import remove, write_atomically
 from . import video_frames
 from .documents import read_json
 from .photos import Photo, copy_photos, is_video, require_photos, share_one_camera
@@ -131,9 +132,7 @@ class _Work:
         self.save()
 
     def save(self) -> None:
-        temporary = self.output / f"{STATE_FILE}.tmp"
-        temporary.write_text(json.dumps(self.state, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self.output / STATE_FILE)
+        write_atomically(self.output / STATE_FILE, json.dumps(self.state, indent=1) + "\n")
 
     def forget_from(self, stage: str) -> None:
         """This stage and those after it are not valid any more. A result stays until the next, if its pictures do."""
@@ -323,14 +322,6 @@ def keep_neighbours(database: Path, most: int) -> None:
             pairs = [pair for (pair,) in connection.execute(f"SELECT pair_id FROM {table}").fetchall()]
             far = [pair for pair in pairs if abs(order[pair % PAIRS] - order[pair // PAIRS]) > most]
             connection.executemany(f"DELETE FROM {table} WHERE pair_id = ?", [(pair,) for pair in far])
-
-
-def remove(path: Path) -> None:
-    """A file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _checked(settings: ProcessConfig) -> ProcessConfig:

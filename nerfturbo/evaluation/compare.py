@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from .report import render_page, run_curves, shown_config
-from .run_folder import RunFolder, write_text
+from .run_folder import RunFolder
 
 
 def compare_runs(runs: list[RunFolder]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def compare_runs(runs: list[RunFolder]) -> dict[str, Any]:
 
 def write_comparison(path: Path, found: dict[str, Any]) -> None:
     """One page that needs no other file; whole or not at all."""
-    write_text(path, render_page(found, "compare_page"))
+    write_atomically(path, render_page(found, "compare_page"))
 
 
 def _names(runs: list[RunFolder]) -> list[str]:

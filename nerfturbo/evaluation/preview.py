@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data.conventions import PIXEL_CENTER
 from ..data.images import save_image
 from ..data.scene import Scene
+from ..files import replacing
 from ..rendering.image import RenderedImage, compile_image, render_image
 from ..rendering.model import NerfModel
 from ..types import Rays
@@ -69,9 +70,8 @@ class Preview:
         self._stride = self._stride_for(len(rows) * len(columns) * AIM_SECONDS / (time.perf_counter() - start))
         both = torch.cat([truth, render], dim=1)
         large = both.repeat_interleave(stride, 0).repeat_interleave(stride, 1)
-        temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")  # whoever watches the file never sees half of it
-        save_image(temporary, large)
-        temporary.replace(path)
+        with replacing(path) as temporary:  # whoever watches the file never sees half of it
+            save_image(temporary, large)
         counts = self._scene.used_pixels(self._index)
         counts = None if counts is None else counts.cpu()[rows[:, None], columns]
         return psnr(render, truth, None if counts is None or not bool(counts.any()) else counts)

@@ -14,8 +14,9 @@ from importlib.resources import files
 from typing import Any
 
 from ..config import NO_STEP_LIMIT, Config, to_dict
+from ..files import write_atomically
 from .pictures import load_comparison
-from .run_folder import RunFolder, finite, write_text
+from .run_folder import RunFolder, finite
 
 MAX_POINTS = 600  # of a curve
 MAX_PICTURES = 24  # views shown with pictures; the table lists all of them
@@ -33,7 +34,7 @@ CURVES = (
 
 def write_report(run: RunFolder) -> None:
     """Make report.html from what lies in the run folder."""
-    write_text(run.report_file, render_page(report_data(run)))
+    write_atomically(run.report_file, render_page(report_data(run)))
 
 
 def render_page(data: dict[str, Any], name: str = "report_page") -> str:

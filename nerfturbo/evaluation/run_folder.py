@@ -15,13 +15,13 @@ import glob
 import json
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import Config, from_dict, to_dict
 from ..errors import CheckpointError, InputError
+from ..files import remove, write_atomically
 from .machine import versions
 
 SCHEMA_VERSION = 1
@@ -103,7 +103,7 @@ class RunFolder:
     def trim_log(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged after `step`: a resumed run does those steps again."""
         kept = [record for record in self.read_log() if int(record.get("step", 0)) <= step]
-        write_text(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
+        write_atomically(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
 
 
@@ -207,27 +207,14 @@ def remove_own_files(run: RunFolder) -> None:
     for folder, patterns in _OWN_PATTERNS.items():
         inside = run.path / folder
         for path in [path for pattern in patterns for path in inside.glob(pattern)]:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove(path)
         if inside.is_dir() and not inside.is_symlink() and not any(inside.iterdir()):
             inside.rmdir()
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Whole or not at all; numbers that JSON cannot say (NaN, infinity) become null."""
-    write_text(path, json.dumps(finite(document), indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, json.dumps(finite(document), indent=1, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:

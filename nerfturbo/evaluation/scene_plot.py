@@ -5,7 +5,6 @@ an angle. Drawn with Pillow, twice as large as shown, and then averaged down.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ..data.scene import Scene
 from ..errors import InputError
+from ..files import replacing
 from ..types import Aabb
 
 if TYPE_CHECKING:
@@ -87,14 +87,11 @@ def plot_scene(path: Path, scenes: Sequence[Scene], points: PlotPoints | None, t
         _draw_panel(image, panel, scenes, points)
     _draw_words(draw, scenes, points, title)
     small = image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        small.save(temporary, "PNG")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            small.save(temporary, "PNG")
     except OSError as error:
         raise InputError("--plot", "a file that can be written", f"{path}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _panels(scenes: Sequence[Scene]) -> list[_Panel]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..files import replacing
 from ..sampling.crop import level_box, level_occupancy
 from ..sampling.occupancy_grid import OccupancyGrid
 
@@ -33,9 +33,7 @@ def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = Non
     thickness = grid.thickness.view(levels, r, r, r).float().cpu()
     density = torch.where(thickness < 0.0, torch.full_like(thickness, -1.0), thickness / grid.step_size)
     back = torch.eye(4, dtype=torch.float64) if to_original is None else to_original
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.npz")
-    try:
+    with replacing(path) as temporary:
         np.savez_compressed(
             temporary,
             occupied=level_occupancy(grid).cpu().numpy(),
@@ -44,6 +42,3 @@ def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = Non
             high=np.array([box.high for box in boxes]),
             to_original=back.cpu().numpy(),
         )
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from ..data.cameras import Cameras
 from ..errors import InputError
 from ..evaluation.camera_file import transform_points
+from ..files import replacing
 from ..rendering.image import render_image
 from ..rendering.model import NerfModel
 from ..types import Aabb, Rays
@@ -137,19 +137,14 @@ def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, re
 
 def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None) -> None:
     """Write .glb, .ply or .obj in the coordinates of the scene's own file; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     body = as_trimesh(mesh, to_original)
     extra: dict[str, dict[str, Any]] = {
         ".glb": {"include_normals": True, "tree_postprocessor": _unlit},
         ".ply": {"vertex_normal": True},
         ".obj": {"include_normals": True, "include_color": True, "header": "nerfturbo"},
     }
-    try:
+    with replacing(path) as temporary:
         body.export(temporary, **extra[path.suffix.lower()])
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def as_trimesh(mesh: Mesh, to_original: Tensor | None = None) -> trimesh.Trimesh:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..errors import InputError
 from ..fields.activations import MAX_EXPONENT
 from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
+from ..files import replacing
 from ..ops import use_backend
 from ..ops.contraction import Contraction, fold
 from ..ops.hash_encode import PRIMES
@@ -110,19 +110,16 @@ def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
     (n, 3) and `density` (n,). n is free.
     """
     plain = plain_field(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.onnx")
-    try:
-        _export(temporary, plain)
-        check = compare(temporary, model)
+    with replacing(path) as temporary:
+        try:
+            _export(temporary, plain)
+            check = compare(temporary, model)
+        finally:
+            temporary.with_name(temporary.name + ".data").unlink(missing_ok=True)
         limit = TOLERANCE["fp32" if model.device.type == "cpu" else "half"]
         if not check.color_error < limit or not check.density_error < limit:
             got = f"colours off by {check.color_error:.2g}, densities by {100 * check.density_error:.2g}%"
             raise InputError(str(path), "an ONNX graph that agrees with torch", got, "please report this")
-        temporary.replace(path)
-    finally:
-        for leftover in (temporary, temporary.with_name(temporary.name + ".data")):
-            leftover.unlink(missing_ok=True)
     return check
 
 

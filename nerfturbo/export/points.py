@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from ..data.cameras import Cameras
 from ..errors import InputError
 from ..evaluation.camera_file import transform_points
+from ..files import write_atomically
 from ..rendering.model import NerfModel
 from ..rendering.normals import surface_normals
 from ..sampling.crop import describe_box
@@ -120,10 +120,4 @@ def write_points(path: Path, cloud: PointCloud, to_original: Tensor | None = Non
     kinds = {"<f4": "float", "u1": "uchar"}
     header = ["ply", "format binary_little_endian 1.0", f"element vertex {rows.shape[0]}"]
     header += [f"property {kinds[kind]} {name}" for name, kind in fields] + ["end_header", ""]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.ply")
-    try:
-        temporary.write_bytes("\n".join(header).encode("ascii") + rows.tobytes())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, "\n".join(header).encode("ascii") + rows.tobytes())

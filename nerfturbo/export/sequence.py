@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from ..data.images import save_image
 from ..errors import InputError
 from ..evaluation.channels import Channel
 from ..evaluation.run_folder import write_json
+from ..files import replacing
 from .behind import Behind
 from .frames import Look
 
@@ -110,9 +110,5 @@ class Sequence:
         self._behind.submit(lambda: self._write(self.path(channel, index), frame))
 
     def _write(self, path: Path, frame: Tensor) -> None:
-        temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.png")
-        try:
+        with replacing(path) as temporary:
             save_image(temporary, frame)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)

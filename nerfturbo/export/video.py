@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from ..data.images import save_image
 from ..errors import InputError
+from ..files import replacing
 from .behind import Behind
 
 if TYPE_CHECKING:
@@ -67,21 +67,18 @@ def video_writer(path: Path, *, fps: float = 24) -> Iterator[Callable[[Tensor], 
     check_video_path(path)
     if not fps > 0.0:
         raise InputError("fps", "a number > 0", str(fps))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    writer = (_Gif if path.suffix.lower() == ".gif" else _Mp4)(temporary, fps)
-    behind = Behind(1, ahead=AHEAD)
-    try:
-        yield lambda frame: behind.submit(lambda: writer.add(frame))
-        behind.finish()
-        if not writer.started:
-            raise InputError("frames", "at least one", "none")
-        writer.finish()
-        temporary.replace(path)
-    finally:
-        behind.close(drop=True)
-        writer.abandon()
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        writer = (_Gif if path.suffix.lower() == ".gif" else _Mp4)(temporary, fps)
+        behind = Behind(1, ahead=AHEAD)
+        try:
+            yield lambda frame: behind.submit(lambda: writer.add(frame))
+            behind.finish()
+            if not writer.started:
+                raise InputError("frames", "at least one", "none")
+            writer.finish()
+        finally:
+            behind.close(drop=True)
+            writer.abandon()
 
 
 class _Gif:

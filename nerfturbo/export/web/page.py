@@ -11,9 +11,7 @@ import base64
 import html
 import json
 import math
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -23,6 +21,7 @@ from typing import Any
 from ...data.cameras import Cameras
 from ...errors import InputError
 from ...evaluation.run_folder import finite
+from ...files import replacing, write_atomically
 from .bake import BakeResult, Score
 from .pack import Chunk, header
 
@@ -69,13 +68,7 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     if split:
         _write_folder(path, page, result.chunks)  # type: ignore[possibly-undefined]
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(page)  # type: ignore[possibly-undefined]
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(path, page)  # type: ignore[possibly-undefined]
     return size
 
 
@@ -136,21 +129,13 @@ def _element(index: int, chunk: Chunk) -> str:
 
 
 def _write_folder(path: Path, page: bytes, chunks: Sequence[Chunk]) -> None:
-    """A folder beside its place, then moved there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         (temporary / DATA_FOLDER).mkdir(parents=True)
         (temporary / "index.html").write_bytes(page)
         for name in MODULES:
             (temporary / name).write_text(_source(name), encoding="utf-8")
         for index, chunk in enumerate(chunks):
             (temporary / DATA_FOLDER / f"chunk-{index:03d}.bin").write_bytes(chunk.content)
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""Files and folders that appear whole or not at all: written beside their place, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_NUMBERS = itertools.count()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write text (UTF-8) or bytes; whoever reads the file sees the old content or the new one."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path`, with the same ending, for a file or a folder that takes its place when the block succeeds.
+
+    Folders above are made. When the block fails, nothing of it stays and `path` is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}-{next(_NUMBERS)}.tmp{path.suffix}")
+    try:
+        yield temporary
+        if temporary.is_dir() and path.is_dir():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
