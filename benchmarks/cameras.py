@@ -28,7 +28,7 @@ from nerfturbo.data.images import save_image
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import MissingSplitError, Scene, hold_out, load_scene
 from nerfturbo.evaluation.align import aligned_to, camera_changes, camera_errors
-from nerfturbo.evaluation.camera_file import transform_poses
+from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.presets import preset
 from nerfturbo.rendering.photos import rotation_matrices

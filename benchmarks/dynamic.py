@@ -24,7 +24,7 @@ from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.images import save_image
 from nerfturbo.data.scene import Scene, hold_out, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
-from nerfturbo.evaluation.pictures import error_colors
+from nerfturbo.evaluation.images import error_colors
 from nerfturbo.presets import preset
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer

@@ -26,13 +26,11 @@ from nerfturbo.bench.surface import score_surface, surface_points
 from nerfturbo.cli.common import load_run, open_views
 from nerfturbo.data.scene import BUILTIN_PREFIX
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.machine import peak_gpu_memory_bytes
-from nerfturbo.evaluation.paths import orbit_path
+from nerfturbo.evaluation.camera_path import orbit_path
+from nerfturbo.evaluation.results import peak_gpu_memory_bytes
 from nerfturbo.export.frames import FrameMaker, Look
-from nerfturbo.export.mesh import MeshSettings, extract_mesh
-from nerfturbo.export.seen import SeenDepths
+from nerfturbo.export.mesh import MeshSettings, VisibleDepths, export_box, extract_mesh, voxel_size
 from nerfturbo.export.video import can_write_mp4, video_writer
-from nerfturbo.export.volume import export_box, voxel_size
 
 PROTOCOL = (
     "video: seconds for all frames of an orbit, rendering, copying and encoding included, best of three after one "
@@ -83,7 +81,7 @@ def surface(opened, cameras, resolution: int, name: str) -> dict:
     voxel = voxel_size(model, resolution)
     mesh = extract_mesh(model, export_box(model, None), MeshSettings(resolution), cameras=cameras)
     truth = surface_points(name, 50_000)
-    seen = SeenDepths.render(model, cameras).sees(truth.to(model.device), 2.0 * voxel).cpu()
+    seen = VisibleDepths.render(model, cameras).sees(truth.to(model.device), 2.0 * voxel).cpu()
     return {"scene": name, "voxel": voxel} | asdict(score_surface(mesh, name, seen, truth, voxel=voxel))
 
 

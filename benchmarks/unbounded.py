@@ -35,8 +35,8 @@ from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.images import save_image
 from nerfturbo.data.scene import Scene, farthest_distance
+from nerfturbo.evaluation.camera_path import interpolated_path
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
-from nerfturbo.evaluation.paths import interpolated_path
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.sampling.from_geometry import box_around
 

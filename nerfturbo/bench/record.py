@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from ..evaluation.machine import describe_machine, versions
+from ..evaluation.results import describe_machine, versions
 from ..files import write_atomically
 
 KEYS = ("what", "command", "commit", "machine", "protocol", "seed", "values")

@@ -13,8 +13,7 @@ from ..config import Config
 from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
-from ..evaluation.machine import peak_gpu_memory_bytes, peak_memory_bytes
-from ..evaluation.results import measure_baselines, protocol
+from ..evaluation.results import measure_baselines, peak_gpu_memory_bytes, peak_memory_bytes, protocol
 from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
 from ..training.trainer import Trainer

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("--output", "a file ending in .html", str(output))
     if output is not None and output.exists() and not args.overwrite:
         raise InputError(str(output), "a new file", "one that is there", "replace it by --overwrite, or name another")
-    from ..evaluation.compare import compare_runs, write_comparison
+    from ..evaluation.report import compare_runs, write_comparison
     from ..evaluation.run_folder import check_writable, finite, open_run
 
     if output is not None:

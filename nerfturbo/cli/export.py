@@ -89,8 +89,7 @@ class CamerasArgs(ExportArgs):
 def mesh(argv: Sequence[str]) -> int:
     """Volume, marching cubes, colours, file."""
     args = parse(MeshArgs, argv, "export mesh")
-    from ..export.mesh import MeshSettings, check_mesh_path, extract_mesh, write_mesh
-    from ..export.volume import voxel_size
+    from ..export.mesh import MeshSettings, check_mesh_path, extract_mesh, voxel_size, write_mesh
 
     settings = MeshSettings(args.resolution, args.density, args.faces)
     check_mesh_path(args.out, settings)
@@ -192,7 +191,7 @@ def cameras(argv: Sequence[str]) -> int:
 
 
 def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Any:
-    from ..export.volume import export_box
+    from ..export.mesh import export_box
     from .common import box_of
 
     return export_box(opened.model, None if corners is None else box_of(corners, "--box"))
@@ -207,7 +206,7 @@ def _export(
     import torch
 
     from ..data.ndc import require_plain
-    from ..evaluation.machine import peak_gpu_memory_bytes, peak_memory_bytes
+    from ..evaluation.results import peak_gpu_memory_bytes, peak_memory_bytes
     from ..evaluation.run_folder import check_writable, open_run
     from .common import chosen_backend, load_run, open_views, with_data
     from .progress import duration, showing

@@ -82,7 +82,7 @@ def _check(args: WebArgs) -> None:
 def _export(args: WebArgs) -> dict[str, Any]:
     import torch
 
-    from ..evaluation.machine import peak_gpu_memory_bytes, peak_memory_bytes
+    from ..evaluation.results import peak_gpu_memory_bytes, peak_memory_bytes
     from ..export.web.bake import BakeSettings, bake, score, views_to_score
     from ..export.web.page import PageFacts, room_for_data, write_page
     from .common import chosen_backend, load_run, open_views, with_data

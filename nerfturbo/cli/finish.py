@@ -16,15 +16,14 @@ from ..config import Config
 from ..data.cameras import Cameras
 from ..data.images import save_image
 from ..data.scene import Scene
+from ..evaluation.camera_path import orbit_path, with_times
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
+from ..evaluation.images import comparison
 from ..evaluation.metrics import Perceptual
-from ..evaluation.paths import orbit_path, with_times
-from ..evaluation.pictures import comparison
 from ..evaluation.report import write_report
 from ..evaluation.results import Training, evaluation_metrics, measure_baselines, training_metrics
 from ..evaluation.run_folder import RunFolder
-from ..export.behind import Behind
-from ..export.video import can_write_mp4, write_video
+from ..export.video import WriterPool, can_write_mp4, write_video
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
@@ -120,7 +119,7 @@ def score_run(
     for old in run.images.glob("test_*.png"):
         old.unlink()
 
-    writing = Behind(WRITERS, ahead=2 * WRITERS)  # encoding a picture takes longer than a GPU does to render it
+    writing = WriterPool(WRITERS, ahead=2 * WRITERS)  # encoding a picture takes longer than a GPU does to render it
 
     def on_view(done: int, total: int, score: ViewScore, image: RenderedImage, truth: Tensor) -> None:
         picture, path = comparison(image.rgb, truth), run.view_file(score.index)

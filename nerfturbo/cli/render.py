@@ -17,10 +17,9 @@ from .parse import parse
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..evaluation.camera_file import CameraPath
-    from ..evaluation.channels import Channel
-    from ..export.frames import FrameMaker
-    from ..export.sequence import Sequence as FrameSequence
+    from ..evaluation.camera_path import CameraPath
+    from ..evaluation.images import Channel
+    from ..export.frames import FrameMaker, FrameSequence
     from .common import OpenRun
     from .progress import Display
 
@@ -146,9 +145,16 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
     import torch
 
-    from ..evaluation.camera_file import CameraPath, read_camera_path
+    from ..evaluation.camera_path import (
+        CameraPath,
+        interpolated_path,
+        orbit_path,
+        read_camera_path,
+        spiral_path,
+        still_path,
+        with_times,
+    )
     from ..evaluation.evaluate import choose_views
-    from ..evaluation.paths import interpolated_path, orbit_path, spiral_path, still_path, with_times
     from .common import open_views, with_data
 
     config = with_data(opened.config, args.data)
@@ -179,7 +185,7 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 def _at_scale(path: CameraPath, scale: float) -> CameraPath:
     from dataclasses import replace
 
-    from ..evaluation.camera_file import MAX_SIDE
+    from ..evaluation.camera_path import MAX_SIDE
 
     if scale == 1.0:
         return path
@@ -222,9 +228,7 @@ def parse_ranges(words: Sequence[str], n: int) -> list[int]:
 
 
 def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[Path, ...], display: Display) -> None:
-    from ..export.frames import FrameMaker, Look
-    from ..export.sequence import Sequence as FrameSequence
-    from ..export.sequence import digest
+    from ..export.frames import FrameMaker, FrameSequence, Look, digest
     from .common import box_of
 
     chosen = parse_ranges(args.only, len(path.cameras))

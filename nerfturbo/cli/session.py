@@ -21,7 +21,7 @@ from ..data.fitting import fitted_config
 from ..data.loading import LoadOptions, loading
 from ..data.scene import Scene
 from ..errors import CheckpointError, DistributedError, InputError
-from ..evaluation.preview import Preview
+from ..evaluation.evaluate import Preview
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..presets import size_notes
 from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints

@@ -16,7 +16,7 @@ import torch
 from ..config import Config
 from ..data.batches import PixelSampler
 from ..data.scene import Scene, is_builtin
-from ..evaluation.preview import Preview
+from ..evaluation.evaluate import Preview
 from ..ops._dispatch import resolve
 from ..rendering.image import render_image
 from ..rendering.model import NerfModel, SceneBounds

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     begun = time.perf_counter()
     with showing() as display:
         from ..data.fitting import fitted_config
-        from ..evaluation.preview import Preview
+        from ..evaluation.evaluate import Preview
         from ..ops._dispatch import resolve
         from ..training.trainer import Trainer
         from .scenes import open_scenes

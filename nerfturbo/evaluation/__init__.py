@@ -1,8 +1,8 @@
 """Scores on unseen views, camera paths, the run folder and its report."""
 
+from .camera_path import orbit_path
 from .evaluate import Evaluation, ViewScore, evaluate
 from .metrics import psnr, ssim
-from .paths import orbit_path
 from .report import write_report
 from .run_folder import RunFolder, open_run
 

@@ -22,7 +22,7 @@ from typing import Any
 from ..config import Config, from_dict, to_dict
 from ..errors import CheckpointError, InputError
 from ..files import remove, write_atomically
-from .machine import versions
+from .results import versions
 
 SCHEMA_VERSION = 1
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4")

@@ -13,7 +13,7 @@ import torch
 from ..data.documents import read_json
 from ..data.scene import Scene
 from ..errors import InputError
-from ..evaluation.camera_file import transform_poses
+from ..evaluation.camera_path import transform_poses
 from ..evaluation.run_folder import write_json
 
 MODELS = {"pinhole": "PINHOLE", "opencv": "OPENCV", "fisheye": "OPENCV_FISHEYE"}

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
-from ..evaluation.channels import Channel, channel_picture, to_bytes
+from ..data.images import save_image, to_bytes
+from ..errors import InputError
 from ..evaluation.evaluate import choose_views
+from ..evaluation.images import Channel, channel_image
+from ..evaluation.run_folder import write_json
+from ..files import replacing
 from ..rendering.frame import FrameRenderer
 from ..rendering.image import RenderedImage, render_view, supersampled
 from ..rendering.model import NerfModel
 from ..sampling.crop import cropped
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb
+from .video import WriterPool
 
 PROBE_PIXELS = 64  # of the longer side of the small pictures that decide the range of depths
 SOLID = 0.5  # opacity from which a pixel has a depth worth showing
@@ -82,10 +93,10 @@ class FrameMaker:
         for channel in self.look.channels:
             rays = self.cameras[index].to(self.model.device).image_rays(0) if channel == "normal" else None
             depths = self.depths if channel == "depth" else (0.0, 1.0)
-            shown = channel_picture(
+            shown = channel_image(
                 channel, image, self._background, depths=depths, rays=rays, field=self.model.field, grid=self.model.grid
             )
-            pictures[channel] = to_bytes(shown)
+            pictures[channel] = to_bytes(shown).cpu()
         return pictures
 
     @property
@@ -112,3 +123,92 @@ class FrameMaker:
             return 0.0, self.model.bounds.far
         low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
         return low, max(high, low + 1e-3)
+
+
+VERSION = 1
+WRITERS = 4  # threads: encoding a PNG takes longer than rendering it on a GPU
+_NAME = re.compile(r"(frame|depth|opacity|normal)_\d{4,}\.png")
+
+
+def frame_name(channel: Channel, index: int) -> str:
+    """
+    >>> frame_name("color", 7), frame_name("depth", 7)
+    ('frame_0007.png', 'depth_0007.png')
+    """
+    return f"{'frame' if channel == 'color' else channel}_{index:04d}.png"
+
+
+def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:
+    """What decides the pixels of a sequence, in 32 hexadecimal digits."""
+    state = hashlib.sha256()
+    crop = None if look.crop is None else [look.crop.low, look.crop.high]
+    state.update(json.dumps([VERSION, checkpoint, look.background, crop, cameras.model]).encode())
+    parts = (cameras.camera_to_world, cameras.focal, cameras.center, cameras.size, cameras.times, cameras.distortion)
+    for part in parts:
+        state.update(b"-" if part is None else part.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()[:32]
+
+
+class FrameSequence:
+    """PNG files of one rendering in one folder. Use it as a context: leaving it waits for the last file."""
+
+    def __init__(self, folder: Path, key: str, *, overwrite: bool = False) -> None:
+        self.folder, self._key, self._overwrite = folder, key, overwrite
+        self.check()
+        self._behind = WriterPool(WRITERS, ahead=4 * WRITERS)
+
+    @property
+    def _note(self) -> Path:
+        return self.folder / "frames.json"
+
+    def check(self) -> None:
+        """Refuse frames of another rendering, before anything is rendered."""
+        if self._overwrite or not self.folder.is_dir() or not self._old_frames() or self._saved_key() == self._key:
+            return
+        hint = "choose another folder, or replace them by --overwrite"
+        raise InputError(str(self.folder), "an empty folder, or one with frames of this rendering", "others", hint)
+
+    def _old_frames(self) -> list[Path]:
+        return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+
+    def _saved_key(self) -> str | None:
+        try:
+            return json.loads(self._note.read_text(encoding="utf-8"))["digest"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def __enter__(self) -> FrameSequence:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._saved_key() != self._key:
+            for path in self._old_frames():
+                path.unlink()
+            write_json(self._note, {"version": VERSION, "digest": self._key})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._behind.finish()
+        finally:
+            self._behind.close(drop=False)
+
+    def path(self, channel: Channel, index: int) -> Path:
+        return self.folder / frame_name(channel, index)
+
+    def has(self, channels: tuple[Channel, ...], index: int) -> bool:
+        """Whether all files of a frame are there."""
+        return all(self.path(channel, index).is_file() for channel in channels)
+
+    def load(self, channel: Channel, index: int) -> Tensor:
+        from PIL import Image
+
+        with Image.open(self.path(channel, index)) as image:
+            return torch.from_numpy(np.array(image.convert("RGB")))
+
+    def save(self, channel: Channel, index: int, frame: Tensor) -> None:
+        """Queue a file; waits where the disk is far behind."""
+        self._behind.submit(lambda: self._write(self.path(channel, index), frame))
+
+    def _write(self, path: Path, frame: Tensor) -> None:
+        with replacing(path) as temporary:
+            save_image(temporary, frame)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,23 +14,25 @@ from torch import Tensor
 
 from ..data.cameras import Cameras
 from ..errors import InputError
-from ..evaluation.camera_file import transform_points
+from ..evaluation.camera_path import transform_points
+from ..evaluation.evaluate import choose_views
 from ..files import replacing
-from ..rendering.image import render_image
+from ..rendering.image import RenderedImage, render_image
 from ..rendering.model import NerfModel
+from ..sampling.crop import cropped_grid, describe_box, level_occupancy, occupied_box
+from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays
-from .needs import need
-from .seen import SeenDepths
-from .volume import Progress, density_volume, voxel_size
+from . import require_package
 
 if TYPE_CHECKING:
     import trimesh
+
 
 FORMATS = (".glb", ".ply", ".obj")
 THICKNESS = 0.1  # the surface is where one marching step is this thick, unless a density is given
 SEEN_MARGIN = 1.0  # in voxels
 COLOR_REACH = 3.0  # in voxels
-CHUNK = 1 << 16
+COLOR_CHUNK = 1 << 16  # vertices
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,10 @@ def check_mesh_path(path: Path, settings: MeshSettings) -> None:
     """Refuse what could not be written, before any work is done."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(str(path), "a file ending in " + ", ".join(FORMATS), repr(path.suffix))
-    need("skimage", "scikit-image", "meshes", "mesh")
-    need("trimesh", "trimesh", "meshes", "mesh")
+    require_package("skimage", "scikit-image", "meshes", "mesh")
+    require_package("trimesh", "trimesh", "meshes", "mesh")
     if settings.n_faces is not None:
-        need("fast_simplification", "fast-simplification", "decimation", "mesh")
+        require_package("fast_simplification", "fast-simplification", "decimation", "mesh")
         if settings.n_faces < 4:
             raise InputError("--faces", "at least 4", str(settings.n_faces))
     if settings.density is not None and not 0.0 < settings.density < float("inf"):
@@ -91,7 +95,7 @@ def extract_mesh(
     vertices = torch.minimum(torch.maximum(vertices, box.tensor()[0]), box.tensor()[1])  # what is cut ends at the box
     faces = torch.from_numpy(triangles.astype(np.int64))
     if cameras is not None:
-        seen = SeenDepths.render(model, cameras, None if progress is None else lambda x: progress(0.5 + 0.4 * x))
+        seen = VisibleDepths.render(model, cameras, None if progress is None else lambda x: progress(0.5 + 0.4 * x))
         visible = seen.sees(vertices.to(model.device), SEEN_MARGIN * voxel).cpu()
         faces = faces[visible[faces].all(dim=1)]
     return _finish(model, vertices, faces, settings.n_faces, COLOR_REACH * voxel)
@@ -122,8 +126,8 @@ def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, re
     """
     settings = replace(model.settings, near_plane=0.0, far_plane=2.0 * reach, cone_angle=0.0, alpha_thre=0.0)
     parts = []
-    for start in range(0, positions.shape[0], CHUNK):
-        points, outward = (values[start : start + CHUNK].to(model.device) for values in (positions, normals))
+    for start in range(0, positions.shape[0], COLOR_CHUNK):
+        points, outward = (values[start : start + COLOR_CHUNK].to(model.device) for values in (positions, normals))
         outward = torch.nn.functional.normalize(outward, dim=-1)
         # A corner without a normal (its triangles cancel out) is looked at from above.
         outward = torch.where(outward.abs().sum(-1, keepdim=True) > 0.0, outward, outward.new_tensor([0.0, 0.0, 1.0]))
@@ -179,3 +183,135 @@ def _unlit(tree: dict[str, Any]) -> None:
     for body in tree["meshes"]:
         for primitive in body["primitives"]:
             primitive["material"] = 0
+
+
+CHUNK = 1 << 20  # lattice points looked at in one go
+MAX_POINTS = 1 << 31
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class DensityVolume:
+    """`density[i, j, k]` at low + (i, j, k) * voxel; zero all around, so that every surface closes."""
+
+    density: Tensor  # (nx, ny, nz) float32 on the CPU
+    low: tuple[float, float, float]
+    voxel: float
+    n_evaluated: int  # how often the field was asked
+
+    @property
+    def high(self) -> tuple[float, float, float]:
+        x, y, z = (a + self.voxel * (n - 1) for a, n in zip(self.low, self.density.shape, strict=True))
+        return x, y, z
+
+
+def export_box(model: NerfModel, box: Aabb | None, *, what: str = "--box") -> Aabb:
+    """What there is to export: the occupied part of the scene, of `box` where one is given.
+
+    Fails at once, before anything is evaluated, where that is empty, and names the occupied box.
+    """
+    occupied = occupied_box(model.grid)
+    if occupied is None:
+        hint = "train it longer"
+        raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
+    if box is None:
+        return occupied
+    inside = occupied_box(cropped_grid(model.grid, box, what=what))
+    inside = None if inside is None else inside.intersection(box)
+    if inside is None:
+        hint = f"what is occupied lies in {describe_box(occupied)}"
+        raise InputError(what, "a box that holds a part of the scene", describe_box(box), hint)
+    return inside
+
+
+def voxel_size(model: NerfModel, resolution: int) -> float:
+    """The longest side of the scene's box over the resolution: a number of voxels means one size in every export."""
+    if not 8 <= resolution <= 4096:
+        raise InputError("--resolution", "8 to 4096 voxels along the scene's box", str(resolution))
+    return max(model.bounds.aabb.size) / resolution
+
+
+def occupied_at(grid: OccupancyGrid, positions: Tensor) -> Tensor:
+    """(n,) bool for positions (n, 3): whether their cell, in the finest level that holds them, is occupied."""
+    r, levels = grid.config.resolution, level_occupancy(grid)
+    low, high = grid.aabb.tensor(positions.device)
+    unit = (positions - (low + high) * 0.5) / ((high - low) * 0.5)
+    largest = unit.abs().amax(-1)
+    level = torch.log2(largest.clamp_min(1.0)).ceil().long()
+    inside = level < grid.config.levels
+    level = level.clamp(max=grid.config.levels - 1)
+    cell = ((unit / torch.pow(2.0, level.float())[:, None] + 1.0) * (0.5 * r)).long().clamp(0, r - 1)
+    return levels[level, cell[:, 0], cell[:, 1], cell[:, 2]] & inside
+
+
+@torch.no_grad()
+def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progress | None = None) -> DensityVolume:
+    """Ask the field at every lattice point of the box that lies in an occupied cell; all others are empty."""
+    counts = [math.ceil(size / voxel - 1e-6) + 1 for size in box.size]
+    if math.prod(counts) > MAX_POINTS:
+        got = f"{counts[0]} x {counts[1]} x {counts[2]}"
+        raise InputError("--resolution", f"at most {MAX_POINTS} points in the box", got, "use a smaller one, or --box")
+    density = torch.zeros(*(n + 2 for n in counts))  # one empty layer all around
+    low = torch.tensor(box.low, device=model.device)
+    y, z = (torch.arange(n, device=model.device) * voxel + low[axis + 1] for axis, n in enumerate(counts[1:]))
+    plane = torch.cartesian_prod(y, z)
+    slabs, asked = max(1, CHUNK // plane.shape[0]), 0
+    for first in range(0, counts[0], slabs):
+        x = torch.arange(first, min(first + slabs, counts[0]), device=model.device) * voxel + low[0]
+        points = torch.cat([x.repeat_interleave(plane.shape[0])[:, None], plane.repeat(x.shape[0], 1)], dim=1)
+        chosen = occupied_at(model.grid, points).nonzero()[:, 0]
+        values = torch.zeros(points.shape[0], device=model.device)
+        if chosen.shape[0]:
+            values[chosen] = model.field.density(points[chosen]).float()
+        inner = density[first + 1 : first + 1 + x.shape[0], 1:-1, 1:-1]
+        inner.copy_(values.view(x.shape[0], counts[1], counts[2]))
+        asked += int(chosen.shape[0])
+        if progress is not None:
+            progress((first + x.shape[0]) / counts[0])
+    start_x, start_y, start_z = (value - voxel for value in box.low)
+    return DensityVolume(density, (start_x, start_y, start_z), voxel, asked)
+
+
+MAX_CAMERAS = 64
+MAX_PIXELS = 400  # of the longer side
+SOLID = 0.5
+
+
+@dataclass(frozen=True)
+class VisibleDepths:
+    """Cameras, evenly chosen and made small, with the picture each of them sees."""
+
+    cameras: Cameras
+    images: tuple[RenderedImage, ...]
+
+    @classmethod
+    def render(cls, model: NerfModel, cameras: Cameras, progress: Progress | None = None) -> VisibleDepths:
+        chosen = torch.tensor(choose_views(len(cameras), MAX_CAMERAS))
+        small = cameras[chosen]
+        small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max())))
+        images = []
+        for index in range(len(small)):
+            images.append(model.render_image(small, index))
+            if progress is not None:
+                progress((index + 1) / len(small))
+        return cls(small.to(model.device), tuple(images))
+
+    @torch.no_grad()
+    def sees(self, points: Tensor, margin: float) -> Tensor:
+        """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there."""
+        parts = [self._part(points[start : start + CHUNK], margin) for start in range(0, points.shape[0], CHUNK)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device=points.device)
+
+    def _part(self, points: Tensor, margin: float) -> Tensor:
+        seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
+        for index, image in enumerate(self.images):
+            which = torch.full((points.shape[0],), index, dtype=torch.int64, device=points.device)
+            pixels, ahead = self.cameras.project(which, points)
+            height, width = image.depth.shape
+            x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
+            inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+            surface = torch.where(image.opacity > SOLID, image.depth, torch.inf)
+            reach = surface[y.clamp(0, height - 1), x.clamp(0, width - 1)] + margin
+            seen |= inside & ((points - self.cameras.positions[index]).norm(dim=-1) < reach)
+        return seen

@@ -25,7 +25,7 @@ from ..ops.contraction import Contraction, fold
 from ..ops.hash_encode import PRIMES
 from ..ops.reference.spherical_harmonics import spherical_harmonics
 from ..rendering.model import NerfModel
-from .needs import need
+from . import require_package
 
 OPSET = 18  # the first with bitwise operations on integers, which the hash needs
 CHECKED_POINTS = 4096
@@ -100,7 +100,7 @@ def check_onnx_path(path: Path) -> None:
     if path.suffix.lower() != ".onnx":
         raise InputError(str(path), "a file ending in .onnx", repr(path.suffix))
     for module in ("onnx", "onnxscript", "onnxruntime"):
-        need(module, module, "ONNX", "onnx")
+        require_package(module, module, "ONNX", "onnx")
 
 
 def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:

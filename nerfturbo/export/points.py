@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ..data.cameras import Cameras
 from ..errors import InputError
-from ..evaluation.camera_file import transform_points
+from ..evaluation.camera_path import transform_points
 from ..files import write_atomically
 from ..rendering.model import NerfModel
 from ..rendering.normals import surface_normals
 from ..sampling.crop import describe_box
 from ..types import Aabb
-from .mesh import rotate_normals
-from .volume import Progress
+from .mesh import Progress, rotate_normals
 
 SOLID = 0.5
 RIM = 0.02  # optical thickness of one step from which a place counts as part of something

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib.util
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,10 @@ from torch import Tensor
 from ..data.images import save_image
 from ..errors import InputError
 from ..files import replacing
-from .behind import Behind
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 FORMATS = (".gif", ".mp4")
 AHEAD = 8  # frames that wait for the encoder at most
@@ -69,7 +71,7 @@ def video_writer(path: Path, *, fps: float = 24) -> Iterator[Callable[[Tensor], 
         raise InputError("fps", "a number > 0", str(fps))
     with replacing(path) as temporary:
         writer = (_Gif if path.suffix.lower() == ".gif" else _Mp4)(temporary, fps)
-        behind = Behind(1, ahead=AHEAD)
+        behind = WriterPool(1, ahead=AHEAD)
         try:
             yield lambda frame: behind.submit(lambda: writer.add(frame))
             behind.finish()
@@ -161,3 +163,39 @@ def _even(frame: Tensor) -> Tensor:
     if height % 2:
         frame = torch.cat([frame, frame[-1:]], dim=0)
     return torch.cat([frame, frame[:, -1:]], dim=1) if width % 2 else frame
+
+
+class WriterPool:
+    """Runs what it is given in `threads` threads, in order where there is one, never more than `ahead` calls behind.
+
+    What a call raises comes out of a later `submit`, or of `finish`.
+
+    >>> done = []
+    >>> work = WriterPool(1, ahead=2)
+    >>> for word in ("a", "b", "c"):
+    ...     work.submit(lambda word=word: done.append(word))
+    >>> work.finish()
+    >>> done
+    ['a', 'b', 'c']
+    """
+
+    def __init__(self, threads: int, *, ahead: int) -> None:
+        self._pool, self._ahead = ThreadPoolExecutor(threads, "nerfturbo-behind"), ahead
+        self._pending: deque[Future[None]] = deque()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queue a call; waits where too many are queued."""
+        while self._pending and (self._pending[0].done() or len(self._pending) >= self._ahead):
+            self._pending.popleft().result()
+        self._pending.append(self._pool.submit(work))
+
+    def finish(self) -> None:
+        """Wait for everything that is queued."""
+        while self._pending:
+            self._pending.popleft().result()
+        self._pool.shutdown()
+
+    def close(self, *, drop: bool) -> None:
+        """End the threads: after all that is queued, or only what has begun. Harmless after `finish`."""
+        self._pool.shutdown(cancel_futures=drop)
+        self._pending.clear()

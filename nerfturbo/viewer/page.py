@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..evaluation.poses import rotations
+from ..evaluation.camera_path import rotations
 from ..rendering.model import NerfModel
 from .gate import Gate, is_loopback
 from .painter import Painter, TimeShare, View

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
+from ..data.images import to_bytes
 from ..data.ndc import Ndc
 from ..errors import InputError
-from ..evaluation.channels import Channel, channel_picture, to_bytes
+from ..evaluation.images import Channel, channel_image
 from ..rendering.image import render_view
 from ..rendering.model import NerfModel
 from ..sampling.crop import cropped
@@ -122,10 +123,10 @@ class Painter:
                 self._depths = (low, max(high, low + 1e-3))
         rays = camera.to(model.device).image_rays(0) if view.channel == "normal" else None
         depths = self._depths or (model.bounds.near, model.bounds.far)
-        shown = channel_picture(
+        shown = channel_image(
             view.channel, image, background, depths=depths, rays=rays, field=model.field, grid=model.grid
         )
-        return to_bytes(shown)
+        return to_bytes(shown).cpu()
 
     def _cropped(self, model: NerfModel, crop: Aabb | None, step: int) -> OccupancyGrid | RayEstimator:
         """What places samples in a crop, made again when training has changed the whole of it."""

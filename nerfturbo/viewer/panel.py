@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..data.scene import Scene
-from ..evaluation.channels import CHANNELS
+from ..evaluation.camera_path import quaternions
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
-from ..evaluation.poses import quaternions
+from ..evaluation.images import CHANNELS
 from ..rendering.model import NerfModel
 from ..sampling.crop import level_box, level_occupancy
 from ..types import Aabb

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
-from ..evaluation.camera_file import CameraPath, write_camera_path
-from ..evaluation.poses import interpolate_poses
+from ..evaluation.camera_path import CameraPath, interpolate_poses, write_camera_path
 from ..types import Aabb
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nerfturbo.cli import finish
 from nerfturbo.cli.progress import SilentDisplay
 from nerfturbo.evaluation.evaluate import evaluate, truth_image
-from nerfturbo.evaluation.pictures import comparison
+from nerfturbo.evaluation.images import comparison
 from nerfturbo.evaluation.run_folder import RunFolder, create_run
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds

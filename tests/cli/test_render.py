@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nerfturbo.evaluation.camera_file import CameraPath, write_camera_path
+from nerfturbo.evaluation.camera_path import CameraPath, write_camera_path
 
 from ..tiny import ball_scene
 from .conftest import Nerfturbo

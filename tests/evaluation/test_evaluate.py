@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
+from nerfturbo.evaluation.evaluate import Preview, choose_views, evaluate, truth_image
 from nerfturbo.evaluation.metrics import psnr
-from nerfturbo.evaluation.preview import Preview
 from nerfturbo.evaluation.results import evaluation_metrics, measure_baselines
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds

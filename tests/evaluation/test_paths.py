@@ -8,7 +8,7 @@ import torch
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.paths import orbit_path
+from nerfturbo.evaluation.camera_path import orbit_path
 
 from ..tiny import ball_scene
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.evaluation.pictures import ERROR_AT_FULL, error_colors, load_comparison, save_comparison
+from nerfturbo.evaluation.images import ERROR_AT_FULL, error_colors, load_comparison, save_comparison
 from nerfturbo.evaluation.report import MAX_PICTURES, MAX_POINTS, _views_with_pictures, report_data, write_report
 from nerfturbo.evaluation.run_folder import RunFolder, create_run
 from nerfturbo.export.video import write_video

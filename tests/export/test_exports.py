@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import struct
@@ -17,13 +18,21 @@ from nerfturbo.bench.surface import score_surface, surface_points
 from nerfturbo.config import GridConfig, SamplingConfig
 from nerfturbo.data.builtin_distance import signed_distance
 from nerfturbo.errors import InputError
-from nerfturbo.export import needs
 from nerfturbo.export.grid import write_grid
-from nerfturbo.export.mesh import Mesh, MeshSettings, check_mesh_path, extract_mesh, write_mesh
+from nerfturbo.export.mesh import (
+    Mesh,
+    MeshSettings,
+    VisibleDepths,
+    check_mesh_path,
+    density_volume,
+    export_box,
+    extract_mesh,
+    occupied_at,
+    voxel_size,
+    write_mesh,
+)
 from nerfturbo.export.onnx import compare, write_onnx
 from nerfturbo.export.points import extract_points, write_points
-from nerfturbo.export.seen import SeenDepths
-from nerfturbo.export.volume import density_volume, export_box, occupied_at, voxel_size
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.occupancy import pack_bits
 from nerfturbo.ops.reference.march import is_occupied
@@ -31,7 +40,7 @@ from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.sampling.crop import level_occupancy
 from nerfturbo.types import Aabb
 
-from ..evaluation.test_camera_file import similarity
+from ..evaluation.test_camera_path import similarity
 from ..tiny import ball_scene, tiny_config
 
 RESOLUTION = 36
@@ -104,7 +113,7 @@ def test_what_no_camera_sees_is_left_out(model: NerfModel, mesh: Mesh) -> None:
     assert float(mesh.vertices[:, 2].min()) > -0.85  # the cameras stand above: the lowest part is hidden
     points = torch.tensor([[0.0, 0.0, LID], [0.0, 0.0, 0.5], [0.0, 0.0, -LID], [0.0, 0.0, 1.05]])
     with use_backend("reference"):
-        seen = SeenDepths.render(model, ball_scene(n_views=6, size=24).cameras)
+        seen = VisibleDepths.render(model, ball_scene(n_views=6, size=24).cameras)
     assert seen.sees(points, 0.1).tolist() == [True, False, False, True]
 
 
@@ -253,6 +262,6 @@ def test_onnx_answers_as_torch_does(tmp_path: Path, contraction: Any) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'nerfturbo\[mesh\]'"):
         check_mesh_path(Path("a.glb"), MeshSettings())

@@ -11,9 +11,8 @@ import torch
 from nerfturbo.data.cameras import n_coefficients
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.channels import CHANNELS
-from nerfturbo.export.frames import FrameMaker, Look, recorded_size
-from nerfturbo.export.sequence import Sequence, digest
+from nerfturbo.evaluation.images import CHANNELS
+from nerfturbo.export.frames import FrameMaker, FrameSequence, Look, digest, recorded_size
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.rendering.normals import surface_normals
@@ -92,23 +91,23 @@ def test_only_plain_pinhole_cameras_of_one_size_are_recorded(tmp_path: Path) -> 
 def test_a_sequence_goes_on_and_refuses_another(tmp_path: Path) -> None:
     cameras, frame = ball_scene().cameras, torch.zeros(4, 4, 3, dtype=torch.uint8)
     key = digest("step 1", cameras, Look())
-    with Sequence(tmp_path / "s", key) as sequence:
+    with FrameSequence(tmp_path / "s", key) as sequence:
         sequence.save("color", 0, frame + 7)
-    with Sequence(tmp_path / "s", key) as again:
+    with FrameSequence(tmp_path / "s", key) as again:
         assert again.has(("color",), 0) and not again.has(("color",), 1) and not again.has(("color", "depth"), 0)
         assert torch.equal(again.load("color", 0), frame + 7)
     changed = [digest("step 2", cameras, Look()), digest("step 1", cameras[:2], Look())]
     changed.append(digest("step 1", cameras, Look(crop=Aabb.cube(1.0))))
     assert len({key, *changed}) == 4
     with pytest.raises(InputError, match="--overwrite"):
-        Sequence(tmp_path / "s", changed[0])
-    with Sequence(tmp_path / "s", changed[0], overwrite=True) as replaced:
+        FrameSequence(tmp_path / "s", changed[0])
+    with FrameSequence(tmp_path / "s", changed[0], overwrite=True) as replaced:
         assert not replaced.has(("color",), 0)
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["frames.json"]
 
 
 def test_a_disk_error_is_told_and_leaves_no_temporary_file(tmp_path: Path) -> None:
-    sequence = Sequence(tmp_path / "s", "k")
+    sequence = FrameSequence(tmp_path / "s", "k")
     with pytest.raises(OSError), sequence:
         (tmp_path / "s" / "frame_0000.png").mkdir()
         sequence.save("color", 0, torch.zeros(4, 4, 3, dtype=torch.uint8))

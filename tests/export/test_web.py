@@ -15,13 +15,11 @@ from nerfturbo.config import SamplingConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.metrics import psnr
 from nerfturbo.export.web.bake import BakeSettings, bake, score
-from nerfturbo.export.web.baked import Baked
-from nerfturbo.export.web.density import decode_density, encode_density
+from nerfturbo.export.web.baked import Baked, Chunk, decode_density, encode_density, pack
 from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
-from nerfturbo.export.web.pack import Chunk, pack
 from nerfturbo.export.web.page import PageFacts, bundle, write_page
 from nerfturbo.export.web.reference import render_page, trace
-from nerfturbo.export.web.teacher import LEAST_RAYS, SeenCells, as_covered, ask_field, close_holes, coverage
+from nerfturbo.export.web.teacher import LEAST_RAYS, VisibleCells, as_covered, ask_field, close_holes, coverage
 from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import StepRule, march
@@ -90,7 +88,7 @@ def test_holes_in_a_sheet_are_closed_and_nothing_else_grows() -> None:
     inner = (sheet % 21 > 4) & (sheet % 21 < 16) & (sheet // 21 % 21 > 4) & (sheet // 21 % 21 < 16)
     hole = inner & (torch.rand(sheet.shape[0], generator=torch.Generator().manual_seed(0)) < 0.25)
     kept = sheet[~hole]
-    closed = close_holes(SeenCells(kept, torch.ones(kept.shape[0]), torch.zeros(kept.shape[0])), lattice)
+    closed = close_holes(VisibleCells(kept, torch.ones(kept.shape[0]), torch.zeros(kept.shape[0])), lattice)
     assert bool(torch.isin(kept, closed.keys).all()) and int(hole.sum()) > 40
     assert float(torch.isin(sheet[hole], closed.keys).float().mean()) > 0.9
     assert int((~torch.isin(closed.keys, sheet)).sum()) == 0 and bool((closed.keys.diff() > 0).all())
@@ -159,7 +157,7 @@ def unpacked(chunks: list[Chunk], n_features: int) -> tuple[np.ndarray, np.ndarr
 
 @pytest.mark.parametrize("features", [True, False])
 def test_bytes_unpack_to_what_was_packed(features: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nerfturbo.export.web.pack.BLOCKS_PER_CHUNK", 7)
+    monkeypatch.setattr("nerfturbo.export.web.baked.BLOCKS_PER_CHUNK", 7)
     baked = make_baked(2, features=features)
     chunks = pack(baked)
     places, kept, texels = unpacked(chunks, baked.n_features)
@@ -275,7 +273,7 @@ def test_cells_are_as_fine_as_the_rays_that_looked_allow() -> None:
         light, even = torch.zeros(2, keys.shape[0])
         light.index_add_(0, where, torch.ones(n))
         even.index_add_(0, where, (torch.arange(n) % 2 == 0).float())
-        found, seen = as_covered(SeenCells(keys, light, even), lattice)
+        found, seen = as_covered(VisibleCells(keys, light, even), lattice)
         assert float(seen.light.sum()) == pytest.approx(n)
         return found, coverage(seen, found)
 

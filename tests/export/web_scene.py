@@ -7,11 +7,8 @@ import torch
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.export.web.bake import BakeResult
-from nerfturbo.export.web.baked import Baked
-from nerfturbo.export.web.density import encode_density
+from nerfturbo.export.web.baked import Baked, DeferredNetwork, encode_density, pack
 from nerfturbo.export.web.lattice import Lattice, SparseBlocks
-from nerfturbo.export.web.pack import pack
-from nerfturbo.export.web.shading import DeferredNetwork
 from nerfturbo.types import Aabb
 
 RADIUS = 0.8

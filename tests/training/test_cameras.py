@@ -25,7 +25,7 @@ from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation.align import CameraErrors, camera_errors
-from nerfturbo.evaluation.camera_file import transform_poses
+from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.photos import rotation_matrices

@@ -13,8 +13,8 @@ from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import fitted_config, motion_notes
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import Scene
+from nerfturbo.evaluation.camera_path import still_path, with_times
 from nerfturbo.evaluation.evaluate import evaluate
-from nerfturbo.evaluation.paths import still_path, with_times
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset
 from nerfturbo.training.checkpoint import latest_checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfturbo.evaluation.camera_file import read_camera_path
+from nerfturbo.evaluation.camera_path import read_camera_path
 from nerfturbo.ops import use_backend
 from nerfturbo.training.callbacks import MetricsLog
 from nerfturbo.training.checkpoint import list_checkpoints

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.evaluation.channels import CHANNELS
+from nerfturbo.evaluation.images import CHANNELS
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb

@@ -19,13 +19,10 @@ from ...evaluation.metrics import mean_psnr, psnr
 from ...rendering.estimated import half_box
 from ...rendering.model import NerfModel
 from ...sampling.crop import occupied_box
-from .baked import Baked
-from .distil import first_values
+from .baked import N_BASE, Baked, Chunk, pack
 from .lattice import Lattice, SparseBlocks
-from .pack import Chunk, pack
 from .reference import render_page
-from .shading import N_BASE
-from .teacher import SeenCells, as_covered, ask_field, close_holes, on_coarser, pixel_rays, pixel_size
+from .teacher import VisibleCells, as_covered, ask_field, close_holes, first_values, on_coarser, pixel_rays, pixel_size
 from .tune import TuneSettings, tune
 
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
@@ -187,7 +184,7 @@ def _levels(model: NerfModel) -> int:
 
 
 def _within_budget(
-    model: NerfModel, cameras: Cameras, settings: BakeSettings, finest: Lattice, cells: SeenCells, *, features: bool
+    model: NerfModel, cameras: Cameras, settings: BakeSettings, finest: Lattice, cells: VisibleCells, *, features: bool
 ) -> tuple[SparseBlocks, Tensor, float]:
     """The finest blocks whose first values fit, and their size; without features where the budget is too small."""
     lattice, seen = finest, cells

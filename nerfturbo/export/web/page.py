@@ -23,7 +23,7 @@ from ...errors import InputError
 from ...evaluation.run_folder import finite
 from ...files import replacing, write_atomically
 from .bake import BakeResult, Score
-from .pack import Chunk, header
+from .baked import Chunk, header
 
 MODULES = (
     "camera.js",

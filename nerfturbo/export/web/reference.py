@@ -14,14 +14,9 @@ from torch import Tensor
 
 from ...data.cameras import Cameras
 from ...data.conventions import PIXEL_CENTER
-from .baked import Baked
-from .density import decode_density
+from .baked import DENSITY, LAST_LIGHT, MAX_STEPS, N_BASE, NUDGE, STEP, Baked, decode_density, meant_features, shade
 from .lattice import CELLS, Lattice
-from .shading import DENSITY, N_BASE, meant_features, shade
-from .tune import LAST_LIGHT, STEP
 
-MAX_STEPS = 4096
-NUDGE = 0.01  # of a cell: how far a leap ends behind the border
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
 
 

@@ -12,9 +12,12 @@ from torch import Tensor
 from ...data.cameras import Cameras
 from ...data.conventions import PIXEL_CENTER
 from ...errors import InputError
+from ...evaluation.evaluate import choose_views
+from ...fields.field import Field
 from ...rendering.model import NerfModel
 from ...types import Rays
-from .lattice import Lattice
+from .baked import FEATURE_SCALE, N_BASE, N_FEATURES, encode_density
+from .lattice import Lattice, SparseBlocks
 
 VISIBLE = 0.01  # weight from which a sample counts as seen
 CHUNK = {"cpu": 1 << 14, "cuda": 1 << 16}  # rays
@@ -48,7 +51,7 @@ class RayPool:
 
 
 @dataclass(frozen=True)
-class SeenCells:
+class VisibleCells:
     """Cells of a lattice to which light comes, and how much of it over all rays."""
 
     keys: Tensor  # (n,) int64, each once
@@ -77,7 +80,7 @@ def ask_field(
     seed: int = 0,
     max_samples: float = math.inf,
     progress: Progress | None = None,
-) -> tuple[RayPool, SeenCells]:
+) -> tuple[RayPool, VisibleCells]:
     """Render `n_rays` pixels of the cameras, drawn evenly, and note the cells of the lattice that they see; fewer where
     those have `max_samples`: a count and not a clock, for how fine the cells can be follows from the number of rays."""
     device = model.device
@@ -137,9 +140,9 @@ class _Cells:
         if self._n_waiting > 1 << 24:
             self._merge()
 
-    def cells(self) -> SeenCells:
+    def cells(self) -> VisibleCells:
         self._merge()
-        return SeenCells(self.keys, *self.light.unbind(1))
+        return VisibleCells(self.keys, *self.light.unbind(1))
 
     def _merge(self) -> None:
         keys = torch.cat([self.keys, *(one for one, _ in self._waiting)])
@@ -149,7 +152,7 @@ class _Cells:
         self._waiting, self._n_waiting = [], 0
 
 
-def on_coarser(cells: SeenCells, lattice: Lattice, coarser: Lattice) -> SeenCells:
+def on_coarser(cells: VisibleCells, lattice: Lattice, coarser: Lattice) -> VisibleCells:
     """The same cells on a coarser lattice: those in which their centres lie."""
     level, cell = lattice.split_cells(cells.keys)
     device = cells.keys.device
@@ -160,16 +163,16 @@ def on_coarser(cells: SeenCells, lattice: Lattice, coarser: Lattice) -> SeenCell
     return gathered.cells()
 
 
-def coverage(cells: SeenCells, lattice: Lattice) -> float:
+def coverage(cells: VisibleCells, lattice: Lattice) -> float:
     """How much of the light of every other ray ends in cells that the rest saw, holes closed: with too few rays for the
     cells there are more holes than that."""
     saw = cells.even > 0.0
-    closed = close_holes(SeenCells(cells.keys[saw], cells.even[saw], cells.even[saw]), lattice).keys
+    closed = close_holes(VisibleCells(cells.keys[saw], cells.even[saw], cells.even[saw]), lattice).keys
     others = (cells.light - cells.even).clamp_min(0.0)
     return float(others[torch.isin(cells.keys, closed)].sum() / others.sum().clamp_min(1e-9))
 
 
-def as_covered(cells: SeenCells, lattice: Lattice) -> tuple[Lattice, SeenCells]:
+def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleCells]:
     """The lattice as fine as the rays that looked allow: coarser until hardly any light falls between the cells they
     saw, and without the outer levels to which none comes."""
     found, seen = lattice, cells
@@ -181,7 +184,7 @@ def as_covered(cells: SeenCells, lattice: Lattice) -> tuple[Lattice, SeenCells]:
     return replace(found, levels=levels), seen
 
 
-def close_holes(cells: SeenCells, lattice: Lattice) -> SeenCells:
+def close_holes(cells: VisibleCells, lattice: Lattice) -> VisibleCells:
     """With the cells that no ray happened to meet although most of their neighbours were met.
 
     A cell on top of a flat sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others.
@@ -211,7 +214,7 @@ def close_holes(cells: SeenCells, lattice: Lattice) -> SeenCells:
         keys, order = torch.cat([keys, *found]).sort()
         nothing = light.new_zeros(keys.shape[0] - light.shape[0])
         light, even = (torch.cat([part, nothing])[order] for part in (light, even))
-    return SeenCells(keys, light, even)
+    return VisibleCells(keys, light, even)
 
 
 def _with_neighbours(values: Tensor, axis: int) -> Tensor:
@@ -228,3 +231,52 @@ def pixel_size(cameras: Cameras, positions: Tensor) -> float:
     some = positions[:: max(1, positions.shape[0] // 4096)]
     distance = (some[:, None, :] - cameras.positions.to(some.device)[None]).norm(dim=-1)
     return float((distance / cameras.focal.to(some.device).mean(-1)).median())
+
+
+N_DIRECTIONS = 6
+VERTEX_CHUNK = 1 << 17
+
+
+@torch.no_grad()
+def first_values(
+    field: Field, cameras: Cameras, blocks: SparseBlocks, *, time: float | None = None, features: bool = True
+) -> Tensor:
+    """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty.
+
+    The base colour is the mean over the directions; features are the main components of how it differs from that.
+    """
+    eyes = cameras.positions.to(blocks.vertices.device)[torch.tensor(choose_views(len(cameras), N_DIRECTIONS))]
+    lattice = blocks.lattice
+    n_channels = N_BASE + (N_FEATURES if features else 0)
+    values = torch.zeros(blocks.n_vertices + 1, n_channels, device=blocks.vertices.device)
+    residuals = []
+    for first in range(0, blocks.n_vertices, VERTEX_CHUNK):
+        keys = blocks.vertices[first : first + VERTEX_CHUNK]
+        positions = lattice.vertex_positions(keys)
+        size = lattice.voxel * torch.pow(2.0, lattice.level_of(positions).clamp(max=lattice.levels - 1).float())
+        times = None if time is None else torch.full_like(positions[:, 0], time)
+        colors = []
+        for eye in eyes:
+            directions = torch.nn.functional.normalize(positions - eye, dim=-1)
+            rgb, density = field(positions, directions, times, None)
+            colors.append(rgb[:, :3].float())
+        seen = torch.stack(colors, dim=1)  # (n, directions, 3)
+        part = values[first : first + keys.shape[0]]
+        part[:, :3] = seen.mean(1).clamp(0.0, 1.0)
+        part[:, 3] = encode_density(density.float(), size)  # type: ignore[possibly-undefined]
+        if features:
+            residuals.append((seen - seen.mean(1, keepdim=True)).flatten(1).half())
+    if features:
+        values[:-1, N_BASE:] = _components(residuals)
+    return values
+
+
+def _components(residuals: list[Tensor]) -> Tensor:
+    """(n, 4) in [0, 1]: the main components, scaled so that two deviations fill the range."""
+    some = torch.cat([part[:: max(1, part.shape[0] // 4096)] for part in residuals]).float()
+    if float(some.abs().max()) < 1e-6:
+        return torch.full((sum(part.shape[0] for part in residuals), N_FEATURES), 0.5, device=some.device)
+    covariance = (some.T @ some / some.shape[0]).double().cpu()
+    axes = torch.linalg.eigh(covariance).eigenvectors[:, -N_FEATURES:].flip(-1).float().to(some.device)
+    scale = (some @ axes).std(0).clamp_min(1e-6) * 2.0
+    return torch.cat([(part.float() @ axes / scale / FEATURE_SCALE + 0.5).clamp(0.0, 1.0) for part in residuals])

@@ -21,13 +21,10 @@ from ...ops.composite import composite, visibility
 from ...ops.march import StepRule, march
 from ...ops.packed import compact
 from ...sampling.occupancy_grid import OccupancyGrid
-from .density import decode_density
+from .baked import DENSITY, LAST_LIGHT, N_BASE, STEP, DeferredNetwork, decode_density, meant_features, shade
 from .lattice import SparseBlocks
-from .shading import DENSITY, N_BASE, DeferredNetwork, meant_features, shade
 from .teacher import Progress, RayPool
 
-STEP = 0.5  # of a cell, between two samples
-LAST_LIGHT = 1.0 / 256.0  # a ray ends where less than this passes
 REPORT_EVERY = 20  # steps
 FINEST_GRID = 256  # cells per axis
 

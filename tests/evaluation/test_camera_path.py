@@ -12,9 +12,19 @@ import torch
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.camera_file import CameraPath, read_camera_path, write_camera_path
-from nerfturbo.evaluation.paths import interpolated_path, orbit_path, spiral_path, with_times
-from nerfturbo.evaluation.poses import interpolate_poses, pose_distances, quaternions, rotations
+from nerfturbo.evaluation.camera_path import (
+    CameraPath,
+    interpolate_poses,
+    interpolated_path,
+    orbit_path,
+    pose_distances,
+    quaternions,
+    read_camera_path,
+    rotations,
+    spiral_path,
+    with_times,
+    write_camera_path,
+)
 from nerfturbo.types import Aabb
 
 from ..tiny import ball_scene
