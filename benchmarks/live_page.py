@@ -26,10 +26,9 @@ from nerfturbo.data.fitting import fitted_config
 from nerfturbo.presets import preset
 from nerfturbo.training.callbacks import MetricsLog
 from nerfturbo.training.trainer import Trainer
-from nerfturbo.viewer.page import LivePage, _Client
+from nerfturbo.viewer.page import LivePage, ViewedTraining, _Client
 from nerfturbo.viewer.painter import Painter, View
 from nerfturbo.viewer.panel import SceneFacts
-from nerfturbo.viewer.training import ViewedTraining
 
 PHASES = ("alone", "idle", "moving")
 

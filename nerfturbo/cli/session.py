@@ -205,7 +205,7 @@ def _open_viewer(session: Session, scenes: tuple[Scene, Scene], args: TrainArgs)
     """Serve the live page, where one is asked for, painted between steps, until the process ends."""
     if not args.viewer:
         return
-    from ..viewer.training import ViewedTraining
+    from ..viewer.page import ViewedTraining
 
     model, run = session.trainer.model, session.run
     page = open_page(run, model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)

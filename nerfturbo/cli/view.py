@@ -68,7 +68,7 @@ def check_viewer(host: str, port: int) -> None:
     """Refuse, before any work is done, a live page that could not be served."""
     import importlib.util
 
-    from ..viewer.gate import check_address
+    from ..viewer.auth_proxy import check_address
 
     if importlib.util.find_spec("viser") is None:
         raise InputError("viser", "installed, for the live page", "not found", "pip install 'nerfturbo[viewer]'")

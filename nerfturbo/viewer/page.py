@@ -1,7 +1,7 @@
-"""The live page: viser behind the gate, one painter per client, and what the controls ask for.
+"""The viewer's page: viser behind the auth proxy, one painter per client, and the callback of training.
 
-Callbacks of the page run in viser's threads and only leave a note. Everything that touches the model happens in `tick`,
-which the thread that trains (or, for a saved run, the command's own) calls as often as it likes.
+viser's threads only leave notes. Everything that touches the model happens in `tick`, which the training thread (or,
+for a saved run, the command's own) calls as often as it likes.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import io
+import logging
 import secrets
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from ..errors import InputError
-from ..evaluation.camera_path import rotations
+from ..errors import CheckpointError, InputError
 from ..rendering.model import NerfModel
-from .gate import Gate, is_loopback
-from .painter import Painter, TimeShare, View
+from ..training.callbacks import MetricsLog
+from ..training.step import StepRecord
+from ..training.trainer import Trainer
+from .auth_proxy import AuthProxy, is_loopback
+from .painter import Painter, TimeShare, View, pose_of
 from .panel import Panel, SceneFacts
 
 if TYPE_CHECKING:
     import viser
 
+LOG = logging.getLogger("nerfturbo")
 REST_SECONDS = 0.3  # a camera rests, and its picture is refined, this long after its last message
 IDLE_PART = 0.4  # of the page's share of the time, for pictures that refine or renew what is seen already
 JPEG_QUALITY = 85
@@ -47,21 +48,6 @@ class _Client:
     moving: bool = False
 
 
-@dataclass
-class Wishes:
-    """What the page's buttons ask of training."""
-
-    paused: bool = False
-    save: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def take_save(self) -> bool:
-        """Whether a save was asked for since the last call."""
-        with self.lock:
-            asked, self.save = self.save, False
-        return asked
-
-
 class LivePage:
     """Serves the page until `close`; `url` is where to open it."""
 
@@ -69,45 +55,44 @@ class LivePage:
         try:
             import viser
         except ImportError:
-            raise InputError(
-                "viser", "installed, for the live page", "not found", "pip install 'nerfturbo[viewer]'"
-            ) from None
+            hint = "pip install 'nerfturbo[viewer]'"
+            raise InputError("viser", "installed, for the live page", "not found", hint) from None
         if token is None and not is_loopback(host):
             token = secrets.token_urlsafe(24)
-        # Who closes the page may do so while a picture is painted for it; nothing is wrong then.
+        # A page may be closed while its picture is painted.
         warnings.filterwarnings("ignore", message="Queued a .* on a closed connection")
         with contextlib.redirect_stdout(io.StringIO()):
             self._server = viser.ViserServer(host="127.0.0.1", port=0, label="nerfturbo", verbose=False)
         try:
-            self._gate = Gate(host, port, self._server.get_port(), token=token)
+            self._proxy = AuthProxy(host, port, self._server.get_port(), token=token)
         except InputError:
             self._stop_server()
             raise
         atexit.register(self.close)  # before viser's own farewell
-        self.wishes = Wishes()
         self.frames_sent = 0
         self._ndc = facts.train.cameras.ndc
         self._lock = threading.Lock()
         self._clients: dict[int, _Client] = {}
-        # Pictures of new views do not wait for what was spent on refining old ones: a camera is followed at once.
+        # New views do not wait for what refining old ones has spent: a camera is followed at once.
         self._shares, self._panel_share = {True: TimeShare(), False: TimeShare()}, TimeShare()
-        self._panel = Panel(self._server, facts, self.wishes, self._look_again)
+        self._panel = Panel(self._server, facts, self._repaint)
+        self.wishes = self._panel.wishes
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
 
     @property
     def url(self) -> str:
-        shown = "localhost" if is_loopback(self._gate.host) or self._gate.host in ("0.0.0.0", "::") else self._gate.host
-        query = "" if self._gate.token is None else f"?token={self._gate.token}"
-        return f"http://{shown}:{self._gate.port}/{query}"
+        host, token = self._proxy.host, self._proxy.token
+        shown = "localhost" if is_loopback(host) or host in ("0.0.0.0", "::") else host
+        return f"http://{shown}:{self.port}/" + ("" if token is None else f"?token={token}")
 
     @property
     def port(self) -> int:
-        return self._gate.port
+        return self._proxy.port
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        self._gate.close()
+        self._proxy.close()
         self._stop_server()
 
     def _stop_server(self) -> None:
@@ -129,27 +114,22 @@ class LivePage:
     def _move(self, client: _Client) -> None:
         """The client's camera as it is now; numbers that make no camera are ignored."""
         camera = client.handle.camera
-        pose = pose_of(np.asarray(camera.wxyz, dtype=float), np.asarray(camera.position, dtype=float))
-        angle, aspect = float(camera.fov), float(camera.aspect)
-        if pose is None or not 0.01 < angle < 3.1 or not 0.1 < aspect < 10.0:
-            return
-        view = self._panel.dress(View(pose, angle, aspect))
-        with self._lock:
-            client.view, client.moved, client.fresh, client.moving = view, time.monotonic(), True, True
+        pose, angle, aspect = pose_of(camera.wxyz, camera.position), float(camera.fov), float(camera.aspect)
+        if pose is not None and 0.01 < angle < 3.1 and 0.1 < aspect < 10.0:
+            view = self._panel.dress(View(pose, angle, aspect))
+            with self._lock:
+                client.view, client.moved, client.fresh, client.moving = view, time.monotonic(), True, True
 
-    def _look_again(self) -> None:
-        """A control changed what pictures show."""
+    def _repaint(self) -> None:
+        """A control changed what images show."""
         with self._lock:
             for client in self._clients.values():
                 if client.view is not None:
                     client.view, client.fresh = self._panel.dress(client.view), True
 
     def tick(self, model: NerfModel, step: int, *, training: bool, records: list[dict[str, Any]] | None = None) -> bool:
-        """Paint at most one picture, if one is due; returns whether anything was done.
-
-        While training, pictures of new views take at most the share of the time that the panel says, and those that
-        refine them a part of it.
-        """
+        """Paint at most one picture, if one is due; returns whether one was. While training, new views take at most the
+        panel's share of the time, and refinements a part of that."""
         now = time.monotonic()
         if self._panel_share.ready(now) and self._clients:
             self._panel.renew(model, step, records or [])
@@ -175,7 +155,7 @@ class LivePage:
         return True
 
     def _next_client(self, step: int) -> _Client | None:
-        """Of the clients that wait for a picture: one that sees nothing of its view yet, whose camera moved last."""
+        """Of the waiting clients, first those that see nothing of their view yet, then the one that moved last."""
         with self._lock:
             for client in self._clients.values():
                 if client.fresh and client.view is not None:
@@ -184,10 +164,6 @@ class LivePage:
             waiting = [client for client in self._clients.values() if client.painter.wants(step)]
             return max(waiting, key=lambda client: (client.painter.is_new, client.moved), default=None)
 
-    @property
-    def n_clients(self) -> int:
-        return len(self._clients)
-
     def serve(self, model: NerfModel, step: int) -> None:
         """Paint a saved run until interrupted."""
         while True:
@@ -195,14 +171,38 @@ class LivePage:
                 time.sleep(0.01)
 
 
-def pose_of(wxyz: np.ndarray, position: np.ndarray) -> Tensor | None:
-    """(3, 4) with our axes from viser's quaternion (OpenCV axes) and position; None where they are not a pose."""
-    numbers = np.concatenate([wxyz, position])
-    if numbers.shape != (7,) or not np.isfinite(numbers).all() or np.abs(position).max() > 1e6:
-        return None
-    length = float(np.linalg.norm(wxyz))
-    if length < 1e-6:
-        return None
-    turn = rotations(torch.as_tensor(wxyz / length, dtype=torch.float64)[None])[0]
-    turn = turn * torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
-    return torch.cat([turn, torch.as_tensor(position, dtype=torch.float64)[:, None]], dim=1).float()
+class ViewedTraining:
+    """The callback: paints between steps, pauses and saves. No error of the page ends training."""
+
+    def __init__(self, page: LivePage, log: MetricsLog, checkpoints: Path) -> None:
+        self.page, self._log, self._checkpoints, self._broken = page, log, checkpoints, False
+
+    def __call__(self, trainer: Trainer, record: StepRecord) -> None:
+        if self._broken:
+            return
+        try:
+            self._tick(trainer, training=True)
+            if self.page.wishes.paused:
+                self._wait(trainer)
+        except CheckpointError as error:
+            LOG.warning("%s; training goes on", error)
+        except Exception as error:
+            self._broken = True
+            LOG.warning("the live page stopped (%s: %s); training goes on", type(error).__name__, error)
+
+    def _tick(self, trainer: Trainer, *, training: bool) -> bool:
+        if self.page.wishes.save.is_set():
+            self.page.wishes.save.clear()
+            with trainer.clock_stopped():
+                path = trainer.save(self._checkpoints)
+            LOG.info("saved %s, as the live page asked", path)
+        return self.page.tick(trainer.model, trainer.step, training=training, records=self._log.records)
+
+    def _wait(self, trainer: Trainer) -> None:
+        """Until the page says to go on, or Ctrl-C; the clock of training stands still."""
+        LOG.info("paused by the live page at step %d", trainer.step)
+        with trainer.clock_stopped():
+            while self.page.wishes.paused and not trainer.should_stop:
+                if not self._tick(trainer, training=False):
+                    time.sleep(0.01)
+        LOG.info("training goes on")

@@ -1,7 +1,6 @@
-"""One client's picture: small while the camera moves, finer when it rests, and never more work than the budget allows.
+"""One client's image: small while the camera moves, finer when it rests.
 
-Rendering happens where `paint` is called: between two training steps, in the training thread. So it needs no lock,
-meets no half-written weights, and its share of the time is what the budget says.
+`paint` renders where it is called, between two training steps: no locks, no half-written weights.
 """
 
 from __future__ import annotations
@@ -9,7 +8,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,12 +18,11 @@ from ..data.cameras import Cameras
 from ..data.images import to_bytes
 from ..data.ndc import Ndc
 from ..errors import InputError
+from ..evaluation.camera_path import rotations
 from ..evaluation.images import Channel, channel_image
 from ..rendering.image import render_view
 from ..rendering.model import NerfModel
 from ..sampling.crop import cropped
-from ..sampling.occupancy_grid import OccupancyGrid
-from ..sampling.proposals import RayEstimator
 from ..types import Aabb
 
 FIRST_PIXELS = 48 * 48
@@ -43,6 +43,22 @@ class View:
     time: float | None = None
 
 
+def pose_of(wxyz: np.ndarray, position: np.ndarray) -> Tensor | None:
+    """(3, 4) with our axes from viser's quaternion (OpenCV axes) and position; None where they are not a pose."""
+    turn, place = torch.tensor(wxyz, dtype=torch.float64), torch.tensor(position, dtype=torch.float64)
+    length = torch.linalg.vector_norm(turn)
+    if turn.shape != (4,) or place.shape != (3,) or not (1e-6 <= length < math.inf and place.abs().max() <= 1e6):
+        return None
+    axes = rotations(turn[None] / length)[0] * torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
+    return torch.cat([axes, place[:, None]], dim=1).float()
+
+
+def pinhole(poses: Tensor, width: int, height: int, field_of_view_y: float) -> Cameras:
+    """Pinhole cameras by their vertical angle, as browsers have it."""
+    angle = 2.0 * math.atan(math.tan(0.5 * field_of_view_y) * width / height)
+    return Cameras.pinhole(poses, width=width, height=height, field_of_view_x=angle)
+
+
 class TimeShare:
     """Lets work happen only so often that it takes no more than a share of the time."""
 
@@ -53,7 +69,7 @@ class TimeShare:
         return now >= self._next
 
     def spent(self, seconds: float, share: float, now: float, *, least: float = 0.0) -> None:
-        """Work of `seconds` ended at `now`: wait until it is no more than `share` of the time, and at least `least`."""
+        """Work of `seconds` ended at `now`: wait until it is `share` of the time, and at least `least` seconds."""
         self._next = now + max(least, seconds * (1.0 / max(share, 1e-3) - 1.0))
 
 
@@ -67,12 +83,12 @@ class Painter:
         self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
         self._depths: tuple[float, float] | None = None
-        self._grid: tuple[Aabb, int, OccupancyGrid | RayEstimator] | None = None
+        self._estimators: dict[tuple[Aabb | None, int], Any] = {}  # of the last crop and step
 
     def look(self, view: View, *, moving: bool) -> None:
         """The client looks elsewhere, or at something else."""
         self._view, self._finished_at, self.is_new = view, None, True
-        if moving or not self._pixels:
+        if moving:
             self._pixels = 0
 
     def wants(self, step: int) -> bool:
@@ -85,35 +101,33 @@ class Painter:
         view = self._view
         if view is None:
             return None
-        target = MOVING_SECONDS if self._pixels == 0 else RESTING_SECONDS[training]
-        most = self._rate * target
-        wanted = most if self._pixels == 0 else min(most, 4.0 * self._pixels)
+        if self._pixels == 0:
+            wanted = self._rate * MOVING_SECONDS
+        else:
+            wanted = min(self._rate * RESTING_SECONDS[training], 4.0 * self._pixels)
         full = self.largest**2 / max(view.aspect, 1.0 / view.aspect)
         pixels = min(full, max(LEAST_PIXELS, wanted))
         self.is_new, begun = False, time.perf_counter()
         picture = self._render(model, view, pixels, step)
         seconds = max(time.perf_counter() - begun, 1e-4)
         self._rate = min(pixels / seconds, 0.5 * (self._rate + pixels / seconds))  # slower at once, faster with care
-        refined = pixels > 1.2 * self._pixels
-        self._pixels = int(pixels)
-        if pixels >= full or not refined:
+        if pixels >= full or pixels <= 1.2 * self._pixels:
             self._finished_at = step
+        self._pixels = int(pixels)
         return picture
 
     def _render(self, model: NerfModel, view: View, pixels: float, step: int) -> Tensor | None:
         height = max(4, round(math.sqrt(pixels / view.aspect)))
         width = max(4, round(height * view.aspect))
-        angle = 2.0 * math.atan(math.tan(0.5 * view.field_of_view_y) * width / height)
-        camera = Cameras.pinhole(view.camera_to_world[None], width=width, height=height, field_of_view_x=angle)
-        if view.time is not None:
-            camera = Cameras(
-                camera.camera_to_world, camera.focal, camera.center, camera.size, torch.tensor([view.time])
-            )
-        camera = camera if self._ndc is None else replace(camera, ndc=self._ndc.to(camera.device))
+        camera = pinhole(view.camera_to_world[None], width, height, view.field_of_view_y)
+        times = None if view.time is None else torch.tensor([view.time])
+        camera = replace(camera, times=times, ndc=None if self._ndc is None else self._ndc.to(camera.device))
         try:
-            estimator = self._cropped(model, view.crop, step)
+            if (view.crop, step) not in self._estimators:
+                self._estimators = {(view.crop, step): cropped(model.estimator, view.crop)}
         except InputError:
             return None
+        estimator = self._estimators[view.crop, step]
         background = torch.ones(3, device=model.device)
         image = render_view(model.field, estimator, camera, 0, settings=model.settings, background=background)
         if view.channel == "depth":
@@ -127,11 +141,3 @@ class Painter:
             view.channel, image, background, depths=depths, rays=rays, field=model.field, grid=model.grid
         )
         return to_bytes(shown).cpu()
-
-    def _cropped(self, model: NerfModel, crop: Aabb | None, step: int) -> OccupancyGrid | RayEstimator:
-        """What places samples in a crop, made again when training has changed the whole of it."""
-        if crop is None:
-            return model.estimator
-        if self._grid is None or self._grid[0] != crop or self._grid[1] != step:
-            self._grid = (crop, step, cropped(model.estimator, crop))
-        return self._grid[2]

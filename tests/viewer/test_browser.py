@@ -20,9 +20,8 @@ from nerfturbo.ops import use_backend
 from nerfturbo.training.callbacks import MetricsLog
 from nerfturbo.training.checkpoint import list_checkpoints
 from nerfturbo.training.trainer import Trainer
-from nerfturbo.viewer.page import LivePage
+from nerfturbo.viewer.page import LivePage, ViewedTraining
 from nerfturbo.viewer.panel import SceneFacts
-from nerfturbo.viewer.training import ViewedTraining
 
 from ..conftest import IN_CI
 from ..tiny import ball_scene, tiny_config
@@ -139,7 +138,7 @@ def test_the_page_lives(running: Running) -> None:
         before = running.trainer.step
         browser.close()
     until(lambda: running.trainer.step > before + 5, "training to go on after the page was closed")
-    until(lambda: running.page.n_clients == 0, "the client to be gone")
+    until(lambda: not running.page._clients, "the client to be gone")
 
 
 def _pause_and_save(page, running: Running) -> None:

@@ -16,8 +16,7 @@ from nerfturbo.evaluation.images import CHANNELS
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb
-from nerfturbo.viewer.page import pose_of
-from nerfturbo.viewer.painter import Painter, TimeShare, View
+from nerfturbo.viewer.painter import Painter, TimeShare, View, pose_of
 
 from ..tiny import ball_scene, tiny_config
 

@@ -1,8 +1,7 @@
-"""The door of the live page: one port, before which every connection shows that it may come in.
+"""The viewer's public port: it checks the first request of each connection and forwards those that are allowed.
 
-The page's own server listens on the loopback only. The gate takes the first request of each connection and passes the
-bytes on if it is allowed: the right token, where one is asked for, and an Origin that is the page itself, so that no
-other web page open in the same browser can speak to it. It runs in a thread of its own and never touches training.
+viser listens on the loopback only. A request needs the right token, where one is asked for, and an Origin that is the
+page itself, so that no other web page in the same browser can speak to it. The proxy runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import hmac
 import socket
 import threading
+from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,20 +20,11 @@ from ..errors import InputError
 MAX_HEAD = 16 * 1024  # bytes of a request before its body
 HEAD_SECONDS = 10.0
 COOKIE = "nerfturbo"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-_REFUSALS = {
-    400: "Bad Request",
-    403: "Forbidden",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    502: "Bad Gateway",
-}
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    return host in LOOPBACK or host.startswith("127.")
+    return host in ("::1", "localhost") or host.startswith("127.")
 
 
 def check_address(host: str, port: int) -> None:
@@ -53,7 +44,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return opened
 
 
-class Gate:
+class AuthProxy:
     """Listens on host and port and passes allowed connections on to a port of the loopback."""
 
     def __init__(self, host: str, port: int, target_port: int, *, token: str | None = None) -> None:
@@ -62,8 +53,7 @@ class Gate:
         self._socket.listen()  # from now on connections wait, even if the thread is not there yet
         self.port = int(self._socket.getsockname()[1])
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="live page gate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="viewer auth proxy", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -128,15 +118,11 @@ def check_request(head: bytes, token: str | None) -> int | bytes | None:
     if given and hmac.compare_digest(given.encode(), token.encode()):
         cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
         return f"HTTP/1.1 303 See Other\r\nLocation: /\r\nSet-Cookie: {cookie}\r\nContent-Length: 0\r\n\r\n".encode()
-    return None if hmac.compare_digest(_cookie(headers.get("cookie", "")).encode(), token.encode()) else 403
-
-
-def _cookie(text: str) -> str:
-    try:
-        found = SimpleCookie(text).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    cookies = SimpleCookie()
+    with contextlib.suppress(CookieError):
+        cookies.load(headers.get("cookie", ""))
+    kept = cookies[COOKIE].value if COOKIE in cookies else ""
+    return None if hmac.compare_digest(kept.encode(), token.encode()) else 403
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +135,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def _refuse(writer: asyncio.StreamWriter, code: int) -> None:
     text = "This page asks for its token: open the address that the command printed." if code == 403 else ""
-    head = f"HTTP/1.1 {code} {_REFUSALS[code]}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    head = f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     await _answer(writer, f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
 
 

@@ -1,4 +1,4 @@
-"""The gate: who may come in, and that nothing that comes in wrong brings it down."""
+"""The auth proxy: which requests pass, and that no malformed one brings it down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from nerfturbo.errors import InputError
-from nerfturbo.viewer.gate import MAX_HEAD, Gate, check_request, is_loopback
+from nerfturbo.viewer.auth_proxy import MAX_HEAD, AuthProxy, check_request, is_loopback
 
 TOKEN = "a-long-token"
 
@@ -69,23 +69,23 @@ def get(port: int, path: str = "/", **headers: str) -> tuple[int, bytes]:
 
 
 def test_connections_pass_and_bad_ones_leave_it_standing(echo: int) -> None:
-    gate = Gate("127.0.0.1", 0, echo, token=TOKEN)
+    proxy = AuthProxy("127.0.0.1", 0, echo, token=TOKEN)
     try:
-        assert get(gate.port)[0] == 403 and get(gate.port, "/?token=wrong")[0] == 403
-        assert get(gate.port, f"/?token={TOKEN}")[0] == 303
-        assert get(gate.port, Cookie=f"nerfturbo={TOKEN}") == (200, b"ok")
+        assert get(proxy.port)[0] == 403 and get(proxy.port, "/?token=wrong")[0] == 403
+        assert get(proxy.port, f"/?token={TOKEN}")[0] == 303
+        assert get(proxy.port, Cookie=f"nerfturbo={TOKEN}") == (200, b"ok")
         for garbage in (b"\x00" * 64 + b"\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a" * (2 * MAX_HEAD), b""):
-            with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as connection:
+            with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
                 connection.sendall(garbage)
                 connection.shutdown(socket.SHUT_WR)
                 assert not connection.recv(100).startswith(b"HTTP/1.1 200")
-        assert get(gate.port, Cookie=f"nerfturbo={TOKEN}") == (200, b"ok")
+        assert get(proxy.port, Cookie=f"nerfturbo={TOKEN}") == (200, b"ok")
     finally:
-        gate.close()
+        proxy.close()
     with pytest.raises(OSError):
-        get(gate.port)
+        get(proxy.port)
 
 
 def test_a_port_that_is_taken_is_named(echo: int) -> None:
     with pytest.raises(InputError, match=f"127.0.0.1:{echo}: expected an address.*another port"):
-        Gate("127.0.0.1", echo, echo)
+        AuthProxy("127.0.0.1", echo, echo)
