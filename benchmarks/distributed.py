@@ -31,7 +31,7 @@ from nerfturbo.bench.trainers import run_trainers_benchmark
 from nerfturbo.config import Config
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
-from nerfturbo.ops.step_state import COLUMNS
+from nerfturbo.ops.adam import COLUMNS
 from nerfturbo.presets import preset
 from nerfturbo.training.distributed import BACKEND_VARIABLE, ProcessTeam, Team, join_team
 from nerfturbo.training.graph import DeviceStep

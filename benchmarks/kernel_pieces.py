@@ -15,17 +15,14 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-import nerfturbo.ops.kernels._hash_backward as hash_backward  # noqa: E402
-import nerfturbo.ops.kernels._library as library_kernels  # noqa: E402
-import nerfturbo.ops.kernels.adam as adam_kernels  # noqa: E402
-import nerfturbo.ops.kernels.fused_mlp as mlp_kernels  # noqa: E402
-import nerfturbo.ops.kernels.hash_encode as hash_kernels  # noqa: E402
-import nerfturbo.ops.kernels.ngp_field as field_kernels  # noqa: E402
-import nerfturbo.ops.kernels.wide_mlp as wide_kernels  # noqa: E402
 from nerfturbo.ops import GradientSink, HashLayout, hash_encode, use_backend  # noqa: E402
 from nerfturbo.ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step  # noqa: E402
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_density, ngp_field  # noqa: E402
-from nerfturbo.ops.wide_mlp import wide_mlp  # noqa: E402
+from nerfturbo.ops.adam import triton as adam_kernels  # noqa: E402
+from nerfturbo.ops.hash_encode import triton as hash_kernels  # noqa: E402
+from nerfturbo.ops.mlp import triton as mlp_kernels  # noqa: E402
+from nerfturbo.ops.mlp import wide_mlp  # noqa: E402
+from nerfturbo.ops.ngp import NgpWeights, ngp_density, ngp_field  # noqa: E402
+from nerfturbo.ops.ngp import triton as field_kernels  # noqa: E402
 
 DEVICE = torch.device("cuda")
 CAPACITY, USED, N_RAYS, AHEAD = 1 << 18, 226_000, 8192, 1 << 20
@@ -117,20 +114,20 @@ def hash_pieces(inputs: Inputs) -> list[Piece]:
             def backward(
                 buffer: torch.Tensor = buffer, layout: HashLayout = layout, points: torch.Tensor = inputs.positions
             ) -> None:
-                hash_backward.add_table_gradient(buffer, points, inputs.grad_encoding, layout, inputs.used, inputs.flag)
+                hash_kernels.add_table_gradient(buffer, points, inputs.grad_encoding, layout, inputs.used, inputs.flag)
 
             label = f"hash backward {name} {str(kind)[6:]}"
             options = [{"RUN_BLOCK": b, "RUN_WARPS": w} for b, w in ((64, 1), (128, 1), (128, 4))]
             options += [{"RUN_SCALE": s} for s in (0.0, 100.0, 250.0, 700.0, 1100.0)]
             options += [{"BLOCK": b, "WARPS": w} for b, w in ((64, 2), (256, 8), (32, 1))]
-            pieces += variants(label, backward, hash_backward, options if kind == torch.float32 else options[:5])
+            pieces += variants(label, backward, hash_kernels, options if kind == torch.float32 else options[:5])
             pieces.append(Piece(f"{label}, 5 samples a ray", lambda run=backward: run(points=inputs.pruned)))
     table = torch.zeros(inputs.halves["16x2"].shape, device=DEVICE)
 
     def deterministic() -> None:
         torch.use_deterministic_algorithms(True)
         layout = LAYOUTS["16x2"]
-        hash_backward.add_table_gradient(table, inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
+        hash_kernels.add_table_gradient(table, inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
         torch.use_deterministic_algorithms(False)
 
     def to_positions() -> None:
@@ -157,7 +154,7 @@ def network_pieces(inputs: Inputs) -> list[Piece]:
         )
 
     def density() -> None:
-        mlp_kernels.backward(x, list(weights[:2]), grad_features, used, needs_x=True, sums=sums[:2])
+        mlp_kernels.mlp_backward(x, list(weights[:2]), grad_features, used, needs_x=True, sums=sums[:2])
 
     tiles = [{"BLOCK": b, "WARPS": w, "STAGES": s} for b, w, s in ((64, 4, 2), (64, 4, 1), (128, 8, 3), (128, 4, 3))]
     more = [{"FORWARD_PROGRAMS": p} for p in (2, 3, 6, 8)]
@@ -183,11 +180,13 @@ def other_mlp_pieces(inputs: Inputs) -> list[Piece]:
         x = torch.randn(widths[0], CAPACITY, device=DEVICE).half().t()
         dy = (torch.randn(widths[-1], CAPACITY, device=DEVICE) * 1e-3).half().t()
         label = "mlp " + "-".join(map(str, widths))
-        pieces.append(Piece(f"{label} forward", lambda x=x, w=weights: mlp_kernels.forward(x, w, inputs.used)))
+        pieces.append(Piece(f"{label} forward", lambda x=x, w=weights: mlp_kernels.mlp_forward(x, w, inputs.used)))
         pieces.append(
             Piece(
                 f"{label} backward",
-                lambda x=x, w=weights, dy=dy, s=sums: mlp_kernels.backward(x, w, dy, inputs.used, needs_x=True, sums=s),
+                lambda x=x, w=weights, dy=dy, s=sums: mlp_kernels.mlp_backward(
+                    x, w, dy, inputs.used, needs_x=True, sums=s
+                ),
             )
         )
     return pieces
@@ -224,10 +223,10 @@ def wide_pieces(inputs: Inputs) -> list[Piece]:
     sums = torch.zeros(256, device=DEVICE)
 
     def mask() -> None:
-        wide_kernels.mask_and_sum(grad, grad, sums)
+        mlp_kernels.mask_and_sum(grad, grad, sums)
 
     tiles = [{"ROWS": r, "COLS": c, "WARPS": w} for r, c, w in ((16, 256, 4), (32, 256, 8), (64, 128, 4), (16, 128, 4))]
-    pieces = variants("wide mask and bias", mask, wide_kernels, tiles)
+    pieces = variants("wide mask and bias", mask, mlp_kernels, tiles)
     pieces.append(Piece("wide forward, 2^16 samples", forward))
     pieces.append(Piece("wide forward + backward, 2^16 samples", train("triton"), repeats=3))
     return [*pieces, Piece("wide forward + backward, torch's layers", train("reference"), repeats=3)]
@@ -248,12 +247,12 @@ def exact_pieces(inputs: Inputs) -> list[Piece]:
     for name, a, b in (("256 x 256, 2^16 samples", x, x), ("64 x 32, 2^18 samples", back, narrow)):
 
         def gradient(a: torch.Tensor = a, b: torch.Tensor = b) -> None:
-            library_kernels.sum_of_products(a, b)
+            mlp_kernels.sum_of_products(a, b)
 
-        pieces += variants(f"fp32 gradient of a weight {name}", gradient, library_kernels, options)
+        pieces += variants(f"fp32 gradient of a weight {name}", gradient, mlp_kernels, options)
     exact = wide_network(torch.float32)[1]("triton")
     pieces.append(Piece("fp32 wide forward + backward, 2^16 samples", exact, repeats=3))
-    return [*pieces, Piece("fp32 wide forward + backward, weights whole", exact, library_kernels, whole, repeats=3)]
+    return [*pieces, Piece("fp32 wide forward + backward, weights whole", exact, mlp_kernels, whole, repeats=3)]
 
 
 def adam_pieces(inputs: Inputs) -> list[Piece]:
@@ -279,9 +278,7 @@ def adam_pieces(inputs: Inputs) -> list[Piece]:
     )
     # Skipping depends on the gradient, which the update zeroes: time a fresh copy of a real one each time.
     layout, real = LAYOUTS["16x2"], torch.zeros(master.shape, device=DEVICE)
-    hash_backward.add_table_gradient(
-        real.view(-1, 2), inputs.positions, inputs.grad_encoding, layout, inputs.used, None
-    )
+    hash_kernels.add_table_gradient(real.view(-1, 2), inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
     copy, sparse = torch.empty_like(real), AdamRule(skip_untouched=True)
 
     def skip_update() -> None:

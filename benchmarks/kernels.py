@@ -22,7 +22,7 @@ import torch
 from kernel_pieces import CAPACITY, DEVICE, GROUPS, LAYOUTS, USED, Inputs, Piece
 
 from nerfturbo.ops import hash_encode, use_backend
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from nerfturbo.ops.ngp import NgpWeights, ngp_density, ngp_field
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -36,14 +36,14 @@ from nerfturbo.ops import (
     visibility,
 )
 from nerfturbo.ops.composite_loss import composite_loss
-from nerfturbo.ops.occupancy import decay_and_max, pack_bits, threshold_bits
+from nerfturbo.ops.march import decay_and_max, pack_bits, threshold_bits
 from nerfturbo.types import Aabb, PackedSamples
 
 BOX, RESOLUTION = Aabb.cube(1.5), 128
 RULE = StepRule(step_size=BOX.diagonal / 1024)
-march_module = importlib.import_module("nerfturbo.ops.kernels.march")
-common = importlib.import_module("nerfturbo.ops.kernels._common")
-offsets_module = importlib.import_module("nerfturbo.ops.kernels._offsets")
+march_module = importlib.import_module("nerfturbo.ops.march.triton")
+common = importlib.import_module("nerfturbo.ops._triton")
+offsets_module = importlib.import_module("nerfturbo.ops.packed.triton")
 
 
 def scene(n_rays: int) -> tuple[Tensor, Tensor, OccupancyBits, Tensor]:

@@ -24,7 +24,7 @@ from nerfturbo.bench.record import write_json
 from nerfturbo.bench.render import RenderBenchmark, frames_of, measure_ms, render_record, run_render_benchmark
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.ops.frame import RoundLimits
-from nerfturbo.ops.kernels import ngp_logits as kernels
+from nerfturbo.ops.ngp import triton as kernels
 from nerfturbo.rendering import rounds
 from nerfturbo.rendering.model import NerfModel
 

@@ -27,10 +27,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from nerfturbo.ops import HashLayout, OccupancyBits, StepRule, march, visibility  # noqa: E402
-from nerfturbo.ops.ngp_field import ngp_density  # noqa: E402
-from nerfturbo.ops.ngp_visibility import MAX_LOGIT, NgpDensity, ngp_visibility  # noqa: E402
-from nerfturbo.ops.occupancy import pack_bits  # noqa: E402
-from nerfturbo.ops.sample_positions import sample_positions  # noqa: E402
+from nerfturbo.ops.march import pack_bits  # noqa: E402
+from nerfturbo.ops.ngp import (  # noqa: E402
+    MAX_LOGIT,
+    NgpDensity,
+    ngp_density,
+    ngp_visibility,
+)
+from nerfturbo.ops.positions import sample_positions  # noqa: E402
 from nerfturbo.types import Aabb, PackedSamples  # noqa: E402
 
 BOX = Aabb.cube(1.5)
@@ -165,7 +169,7 @@ def on_cpu(run: Callable[[], object]) -> float:
 
 @contextmanager
 def tile(setting: tuple[int, ...]) -> Iterator[None]:
-    import nerfturbo.ops.kernels.ngp_visibility as kernels
+    from nerfturbo.ops.ngp import triton as kernels
 
     before = [getattr(kernels, name) for name in NAMES]
     for name, value in zip(NAMES, setting, strict=True):

@@ -51,10 +51,8 @@ TOP = {"bench", "compat", "cli", "__init__", "__main__"}
 
 # What numeric code may lean on besides the standard library.
 OPS_THIRD_PARTY = {
-    "": {"torch"},
-    "reference": {"torch"},
     "cpu": {"torch", "numpy", "numba", "llvmlite"},  # llvmlite is the part of numba that emits instructions
-    "kernels": {"torch", "triton"},
+    "triton": {"torch", "triton"},
 }
 
 # Public functions with more than MAX_PARAMETERS: the marching call mirrors what its users know from elsewhere.
@@ -139,18 +137,23 @@ def test_imports_follow_the_way_of_a_ray(path: Path) -> None:
     assert not wrong, f"{unit} may import only {sorted(allowed)}\n" + "\n".join(wrong)
 
 
+def ops_backend(path: Path) -> str:
+    """ops/march/cpu.py and ops/_cpu/vector.py -> cpu; triton likewise; reference and contracts -> nothing."""
+    inside = path.relative_to(PACKAGE / "ops").with_suffix("").parts
+    return next((name for name in OPS_THIRD_PARTY if inside[-1] == name or inside[0] == f"_{name}"), "")
+
+
 @pytest.mark.parametrize("path", python_files(PACKAGE / "ops"), ids=name_of)
 def test_ops_lean_on_torch_and_their_backend_only(path: Path) -> None:
-    inside = path.relative_to(PACKAGE / "ops").parts
-    backend = inside[0] if len(inside) > 1 else ""
-    allowed = OPS_THIRD_PARTY[backend] | set(sys.stdlib_module_names) | {"nerfturbo"}
-    others = {"reference": ("cpu", "kernels"), "cpu": ("kernels",), "kernels": ("cpu",)}.get(backend, ())
+    backend = ops_backend(path)
+    allowed = OPS_THIRD_PARTY.get(backend, {"torch"}) | set(sys.stdlib_module_names) | {"nerfturbo"}
+    others = {"cpu", "triton"} - {backend}
     for line, module in imported_modules(path):
-        assert module.split(".")[0] in allowed, f"{name_of(path)}:{line} imports {module}"
-        for other in others:
-            assert not module.startswith(f"nerfturbo.ops.{other}"), (
-                f"{name_of(path)}:{line}: {backend} leans on {other}"
-            )
+        parts = module.split(".")
+        assert parts[0] in allowed, f"{name_of(path)}:{line} imports {module}"
+        if parts[:2] == ["nerfturbo", "ops"]:
+            leans = others & {part.removeprefix("_") for part in parts[2:4]}
+            assert not leans, f"{name_of(path)}:{line}: {backend or 'the contract'} leans on {leans}"
 
 
 def test_no_example_is_too_long() -> None:
@@ -187,7 +190,7 @@ def public_functions(path: Path) -> Iterator[tuple[str, Function, bool]]:
 def is_public(path: Path) -> bool:
     """Backends are reached through ops/ alone; compat/ mirrors foreign signatures."""
     inside = path.relative_to(PACKAGE)
-    foreign = inside.parts[0] == "compat" or inside.parts[:2] in (("ops", "cpu"), ("ops", "kernels"))
+    foreign = inside.parts[0] == "compat" or (inside.parts[0] == "ops" and ops_backend(path) != "")
     return not foreign and not (inside.name.startswith("_") and inside.name != "__init__.py")
 
 

@@ -80,7 +80,7 @@ def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakMe
         found.n_bytes = torch.cuda.max_memory_allocated(device) - before
     elif count:
         with contextlib.suppress(ImportError):
-            from ..ops.cpu.ngp_field import release
+            from ..ops.ngp.cpu import release
 
             release()  # kept for the next step by the last one
         with PeakBytes() as counted:

@@ -8,17 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..ops.aabb import ray_aabb
 from ..ops.adam import AdamState, adam_update
 from ..ops.composite import composite, visibility
 from ..ops.composite_loss import composite_loss
-from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
-from ..ops.importance import importance_sample
-from ..ops.march import OccupancyBits, StepRule, march
-from ..ops.ngp_field import NgpWeights, ngp_density, ngp_field
-from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits
+from ..ops.intervals import importance_sample
+from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits
+from ..ops.mlp import fused_mlp
+from ..ops.ngp import NgpWeights, ngp_density, ngp_field
 from ..ops.packed import compact, packed_cumsum, packed_sum
+from ..ops.positions import ray_aabb
 from ..ops.random import Stream, random_uniform
 from ..ops.spherical_harmonics import spherical_harmonics
 from .op_case import BOX, OpCase, packed_samples, some_samples, unit_vectors

@@ -8,29 +8,19 @@ import torch
 from torch import Tensor
 
 from ..fields.voxel_structure import build_structure, node_keys, split_nodes
-from ..ops.adam import check_gradients, finish_step
-from ..ops.camera_rays import camera_rays
-from ..ops.choose_pixels import PixelMask, choose_pixels, pack_words
-from ..ops.composite import composite_pixels
-from ..ops.draw_pixels import PixelPool, draw_pixels
-from ..ops.fade_levels import fade_levels
+from ..ops.adam import COLUMNS, RayBudget, StepState, check_gradients, finish_step, record_step
+from ..ops.composite import Thinning, composite_pixels, thin_codes
+from ..ops.composite_loss import RayLossRule, ray_losses
 from ..ops.frame import absorb_samples, finish_rays, next_samples, start_rays
-from ..ops.hash_encode import HashLayout
+from ..ops.hash_encode import HashLayout, fade_levels
 from ..ops.intervals import Space, Spacing, interval_weights, place_intervals
-from ..ops.march import OccupancyBits, StepRule
-from ..ops.ngp_field import NgpWeights, ngp_densities
-from ..ops.ngp_logits import ngp_logits, skips_unused
-from ..ops.ngp_query import ngp_query
-from ..ops.ngp_visibility import NgpDensity, ngp_visibility
-from ..ops.occupancy import pack_bits
+from ..ops.march import OccupancyBits, StepRule, pack_bits
+from ..ops.mlp import wide_mlp
+from ..ops.ngp import NgpDensity, NgpWeights, ngp_densities, ngp_logits, ngp_query, ngp_visibility, skips_unused
+from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words
+from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
-from ..ops.ray_losses import RayLossRule, ray_losses
-from ..ops.sample_positions import sample_positions
-from ..ops.step_state import COLUMNS, RayBudget, StepState, record_step
-from ..ops.thinning import Thinning, thin_codes
-from ..ops.voxel_lookup import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
-from ..ops.voxel_variation import voxel_variation
-from ..ops.wide_mlp import wide_mlp
+from ..ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
 from .op_case import BOX, OpCase, packed_samples, some_samples, unit_vectors
 
 RESOLUTION, N_BASIS, ROUNDS = 64, 9, 6

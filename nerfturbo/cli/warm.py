@@ -25,7 +25,7 @@ from ..training.step import TrainingStep
 from ..training.trainer import Trainer
 from .progress import Display
 
-WARMUP_MODULE = "nerfturbo.ops.cpu._warmup"
+WARMUP_MODULE = "nerfturbo.ops._cpu.warmup"
 POLITE_SWITCH_SECONDS = 5e-5
 
 

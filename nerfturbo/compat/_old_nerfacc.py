@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..ops.occupancy import decay_and_max
+from ..ops.march import decay_and_max
 from ..types import PackedSamples
 from .nerfacc._rays import indices_of, offsets_of_counts
 from .nerfacc._traverse import Grids, Planes, lattice_index, lattice_point, traverse

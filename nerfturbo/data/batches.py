@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.choose_pixels import ChosenPixels, PixelGuide, PixelMask, choose_pixels, pack_words
-from ..ops.draw_pixels import PixelPool, draw_pixels, drawn_offsets
+from ..ops.pixels import (
+    ChosenPixels,
+    PixelGuide,
+    PixelMask,
+    PixelPool,
+    choose_pixels,
+    draw_pixels,
+    drawn_offsets,
+    pack_words,
+)
 from ..types import Rays
 from .cameras import PIXEL_RADIUS
 from .error_map import ErrorMap

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.choose_pixels import PixelMask
+from ..ops.pixels import PixelMask
 from .images import ImagePool
 from .masks import pack_flags
 from .scene import Scene

@@ -7,7 +7,7 @@ Half of the draws stay uniform, the other half go to tiles in proportion to thei
 so that every pixel is drawn at least half as often as without a guide, and no weight exceeds 2. e_t is the mean
 absolute colour error of the rays that fell into the tile, a running mean over refreshes; a tile that no ray has met
 yet counts as the mean tile. The gradient of a loss is largest in expectation where its error is, which is where more
-rays lower the variance most; the weights (`ops/choose_pixels.py`) keep the expectation itself.
+rays lower the variance most; the weights (`ops/pixels`) keep the expectation itself.
 
 Sums are integers: they do not depend on the order in which rays add to them.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.choose_pixels import PixelGuide, PixelMask, unpack_words
+from ..ops.pixels import PixelGuide, PixelMask, unpack_words
 from .images import ImagePool
 
 MAX_TILES = 1 << 20

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.choose_pixels import PixelMask, unpack_words
+from ..ops.pixels import PixelMask, unpack_words
 from .loading import load_options
 from .masks import MaskFile, load_masks, pack_flags
 from .picture_files import open_picture, undecodable

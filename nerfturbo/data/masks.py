@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.choose_pixels import WORD, PixelMask
+from ..ops.pixels import WORD, PixelMask
 
 if TYPE_CHECKING:
     from .images import ImagePool

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.choose_pixels import PixelMask, choose_pixels
+from ..ops.pixels import PixelMask, choose_pixels
 from .images import ImagePool
 
 SLOTS = 2

@@ -12,9 +12,9 @@ import torch
 from ..data.cameras import Cameras
 from ..data.conventions import PIXEL_CENTER
 from ..errors import InputError
-from ..ops.aabb import ray_aabb
 from ..ops.march import StepRule
-from ..ops.reference.march import inverse_lattice, is_occupied, lattice
+from ..ops.march.reference import inverse_lattice, is_occupied, lattice
+from ..ops.positions import ray_aabb
 from ..rendering.model import NerfModel
 from ..sampling.proposals import RayEstimator
 from ..types import Rays

@@ -21,9 +21,9 @@ from ..fields.ngp import InstantNGP
 from ..fields.vanilla import VanillaNeRF
 from ..files import replacing
 from ..ops import use_backend
-from ..ops.contraction import Contraction, fold
 from ..ops.hash_encode import PRIMES
-from ..ops.reference.spherical_harmonics import spherical_harmonics
+from ..ops.positions import Contraction, fold
+from ..ops.spherical_harmonics.reference import spherical_harmonics
 from ..rendering.model import NerfModel
 from . import require_package
 
@@ -82,7 +82,7 @@ class PlainNgp(nn.Module):
         return torch.sigmoid(hidden @ color_out.T), torch.exp(features[:, 0].clamp(max=MAX_EXPONENT))
 
     def _encode(self, unit: Tensor, named: dict[str, Tensor]) -> Tensor:
-        """What ops/hash_encode.py computes; (n, levels * features)."""
+        """What ops/hash_encode computes; (n, levels * features)."""
         place = unit[:, None, :] * named["scales"] + 0.5  # (n, levels, 3)
         cell = place.floor()
         fraction = (place - cell)[:, :, None, :]

@@ -2,7 +2,7 @@
 
 from ..config import FactorConfig, FieldConfig, MotionConfig, VoxelConfig
 from ..errors import InputError
-from ..ops.contraction import Contraction
+from ..ops.positions import Contraction
 from ..types import Aabb
 from .anti_aliased import AntiAliasedNGP
 from .density import HashDensity

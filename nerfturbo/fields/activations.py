@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.ngp_field import MAX_LOGIT as MAX_EXPONENT
-from ..ops.ngp_query import activate
+from ..ops.ngp import MAX_LOGIT as MAX_EXPONENT
+from ..ops.ngp import activate
 
 
 class _TruncatedExp(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out.
 
 A pixel's cone is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over the
-size of the box it is the footprint that `ops.fade_levels` takes. Pictures from further away, or of fewer pixels,
+size of the box it is the footprint that `fade_levels` takes. Pictures from further away, or of fewer pixels,
 then see a smoother field instead of samples of a sharp one.
 """
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from ..config import FieldConfig
-from ..ops.fade_levels import fade_levels, level_weights
+from ..ops.composite import Thinning, visible_codes
 from ..ops.frame import NextSamples
-from ..ops.fused_mlp import fused_mlp
-from ..ops.hash_encode import hash_encode
-from ..ops.ngp_field import NgpWeights, ngp_field
-from ..ops.thinning import Thinning, visible_codes
+from ..ops.hash_encode import fade_levels, hash_encode, level_weights
+from ..ops.mlp import fused_mlp
+from ..ops.ngp import NgpWeights, ngp_field
 from ..types import Aabb, PackedSamples, Rays
 from .activations import activated, truncated_exp
 from .ngp import InstantNGP

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
-from ..ops.contraction import Contraction, unit_positions
-from ..ops.fused_mlp import fused_mlp
 from ..ops.hash_encode import HashLayout, hash_encode
+from ..ops.mlp import fused_mlp
+from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
 from .activations import truncated_exp
 from .hash_grid import HashGrid

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
-from ..ops.fused_mlp import fused_mlp
+from ..ops.mlp import fused_mlp
 
 
 def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -> Tensor:

@@ -11,15 +11,12 @@ from torch import Tensor, nn
 from ..config import FieldConfig
 from ..errors import InputError
 from ..ops import GradientSink
-from ..ops.contraction import Contraction, unit_positions
-from ..ops.fused_mlp import fused_mlp
+from ..ops.composite import Thinning, visible_codes
 from ..ops.hash_encode import HashLayout, hash_encode
-from ..ops.ngp_field import NgpWeights, ngp_densities, ngp_density, ngp_field
-from ..ops.ngp_query import ngp_query
-from ..ops.ngp_visibility import NgpDensity, ngp_visibility
-from ..ops.sample_positions import sample_positions
+from ..ops.mlp import fused_mlp
+from ..ops.ngp import NgpDensity, NgpWeights, ngp_densities, ngp_density, ngp_field, ngp_query, ngp_visibility
+from ..ops.positions import Contraction, sample_positions, unit_positions
 from ..ops.spherical_harmonics import spherical_harmonics
-from ..ops.thinning import Thinning, visible_codes
 from ..types import Aabb, PackedSamples, Rays
 from .activations import activated, truncated_exp
 from .hash_grid import HashGrid

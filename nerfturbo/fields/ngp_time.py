@@ -25,9 +25,9 @@ from ..errors import InputError
 from ..ops import GradientSink
 from ..ops.composite import visibility
 from ..ops.hash_encode import HashLayout, HashLevel
-from ..ops.ngp_field import NgpWeights, ngp_field
+from ..ops.ngp import NgpWeights, ngp_field
+from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_uniform
-from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
 from .activations import activated, truncated_exp

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..config import FieldConfig
-from ..ops.contraction import Contraction, unit_positions
-from ..ops.wide_mlp import wide_mlp
+from ..ops.mlp import wide_mlp
+from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
 from .encodings import frequency_encode
 from .mlp import draw_uniform

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.voxel_lookup import SIDE, VoxelIndex, blocks_per_axis
+from ..ops.voxels import SIDE, VoxelIndex, blocks_per_axis
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,18 @@ from ..config import FieldConfig, VoxelConfig
 from ..errors import InputError
 from ..ops import GradientSink
 from ..ops.composite import visibility
+from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
-from ..ops.sample_positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
-from ..ops.voxel_lookup import MAX_RESOLUTION, VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
-from ..ops.voxel_variation import voxel_variation
+from ..ops.voxels import (
+    MAX_RESOLUTION,
+    VoxelIndex,
+    VoxelTables,
+    color_width,
+    voxel_density,
+    voxel_lookup,
+    voxel_variation,
+)
 from ..types import Aabb, PackedSamples, Rays
 from .activations import activated, truncated_exp
 from .field import Carry, field_part
@@ -63,7 +70,7 @@ class VoxelGrid(nn.Module):
     table_sink: GradientSink | None = None
     nodes: Tensor  # (n_nodes,) int32: where each row lies
     blocks: Tensor  # (g, g, g) int32 and
-    rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxel_lookup`
+    rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxels`
     ticks: Tensor  # (resolution + 1,): where the nodes lie along an axis of the unit cube
     scales: Tensor  # (n_basis,): what each basis function is multiplied by
     history: Tensor  # (stages,) int64: nodes at the start of each stage so far

@@ -1,17 +1,16 @@
-"""The numeric operations. A file here is a contract: what is computed, shapes, gradients, errors.
-
-`reference/` holds the truth in plain torch, `cpu/` numba kernels, `kernels/` Triton kernels; `_dispatch` chooses.
+"""The numeric operations, a folder each: `__init__` is the contract (formula, shapes, gradients, errors), `reference`
+the same in plain torch, `cpu` numba kernels, `triton` Triton kernels. `_dispatch` chooses.
 """
 
 from ._dispatch import current_backend, use_backend
 from ._sink import GradientSink
-from .aabb import ray_aabb
 from .composite import composite, visibility
-from .fused_mlp import fused_mlp
 from .hash_encode import HashLayout, hash_encode
-from .importance import importance_sample
+from .intervals import importance_sample
 from .march import OccupancyBits, StepRule, march
+from .mlp import fused_mlp
 from .packed import compact, packed_cumsum, packed_sum
+from .positions import ray_aabb
 from .random import Stream, random_bits, random_uniform
 from .spherical_harmonics import spherical_harmonics
 

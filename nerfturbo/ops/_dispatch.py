@@ -22,7 +22,16 @@ from torch import Tensor
 from ..errors import BackendError, InputError
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
-_PACKAGES = {"reference": "reference", "cpu": "cpu", "triton": "kernels"}
+# (backend, op, function) for which plain torch is as fast as a kernel would be: the reference's function runs. Nothing
+# else falls back to it: a kernel that is missing is an error.
+_PLAIN_TORCH = {
+    ("cpu", "adam", "finish_step"),
+    ("cpu", "adam", "record_step"),
+    ("cpu", "frame", "finish_rays"),
+    ("cpu", "mlp", "wide_mlp"),
+    ("cpu", "ngp", "ngp_query"),
+    ("cpu", "pixels", "camera_rays"),
+}
 _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
 
 
@@ -96,17 +105,17 @@ def resolve(tensor: Tensor) -> str:
 
 
 def implementation(op: str, function: str, tensor: Tensor) -> Callable[..., Any]:
-    """The backend's function for `ops/<op>.py`: same name, same signature, same result in every backend."""
-    return _load(_PACKAGES[resolve(tensor)], op, function)
+    """The backend's function for `ops/<op>`: same name, same signature, same result in every backend."""
+    return _load(resolve(tensor), op, function)
 
 
 def optimized(op: str, function: str, tensor: Tensor) -> Callable[..., Any] | None:
     """`implementation`, or None where the reference runs: it leaves sinks and counts to its caller."""
     backend = resolve(tensor)
-    return None if backend == "reference" else _load(_PACKAGES[backend], op, function)
+    return None if backend == "reference" else _load(backend, op, function)
 
 
 @functools.cache
-def _load(package: str, op: str, function: str) -> Callable[..., Any]:
-    module = importlib.import_module(f".{package}.{op}", package=__package__)
-    return getattr(module, function)
+def _load(backend: str, op: str, function: str) -> Callable[..., Any]:
+    module = "reference" if (backend, op, function) in _PLAIN_TORCH else backend
+    return getattr(importlib.import_module(f".{op}.{module}", package=__package__), function)

@@ -22,7 +22,7 @@ def compile_only(device: torch.device | str) -> Iterator[bool]:
         yield False
         return
     try:
-        module = importlib.import_module(".kernels._precompile", __package__)
+        module = importlib.import_module("._triton.precompile", __package__)
     except ImportError:  # the parts of Triton and torch it leans on are not public
         yield False
         return

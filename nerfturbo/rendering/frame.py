@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..fields.anti_aliased import AntiAliasedNGP
 from ..fields.field import Field
 from ..ops._checks import check_device, check_shape
-from ..ops.camera_rays import camera_rays
 from ..ops.frame import FinishedRays, LiveRays, finish_rays
+from ..ops.pixels import camera_rays
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Rays
 from .image import RenderedImage, rows_at_once

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..config import LossConfig
+from ..ops.composite_loss import SURE, RayLossRule
 from ..ops.packed import packed_cumsum, packed_sum
-from ..ops.ray_losses import SURE, RayLossRule
 from ..types import PackedSamples
 
 HUBER_DELTA = 0.1

@@ -17,9 +17,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..fields.field import Field
 from ..ops.composite import composite, visibility
-from ..ops.gather import take_rows
 from ..ops.march import StepRule, march
-from ..ops.packed import compact
+from ..ops.packed import compact, take_rows
 from ..ops.random import Stream, random_uniform
 from ..sampling.estimator import SigmaFn
 from ..sampling.many_scenes import march_scenes

@@ -22,7 +22,6 @@ from ..fields.anti_aliased import AntiAliasedNGP
 from ..fields.field import Field
 from ..fields.ngp import InstantNGP
 from ..fields.voxels import VoxelGrid
-from ..ops.contraction import fold
 from ..ops.frame import (
     FinishedRays,
     LiveRays,
@@ -34,7 +33,8 @@ from ..ops.frame import (
     start_rays,
 )
 from ..ops.march import StepRule
-from ..ops.ngp_logits import ngp_logits, skips_unused
+from ..ops.ngp import ngp_logits, skips_unused
+from ..ops.positions import fold
 from ..sampling.occupancy_grid import OccupancyGrid
 from ..types import Aabb, Rays
 from .render import MarchSettings

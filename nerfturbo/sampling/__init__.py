@@ -1,6 +1,6 @@
 """Rays to packed samples."""
 
-from ..ops.contraction import contract, uncontract
+from ..ops.positions import contract, uncontract
 from .contracted_grid import ContractedGrid
 from .estimator import DensityFn, Estimator, SigmaFn
 from .histograms import Histogram, annealing, interlevel_loss

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..config import GridConfig
 from ..errors import InputError
-from ..ops.contraction import Contraction, unfold
-from ..ops.occupancy import pack_bits
+from ..ops.march import pack_bits
+from ..ops.march.reference import is_occupied
 from ..ops.packed import compact
-from ..ops.reference.march import is_occupied
-from ..ops.sample_positions import sample_positions
+from ..ops.positions import Contraction, sample_positions, unfold
 from ..types import Aabb, PackedSamples, Rays
 from .estimator import DensityFn, SigmaFn
 from .occupancy_grid import CHUNK, CellTeam, OccupancyGrid

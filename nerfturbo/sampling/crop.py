@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.occupancy import pack_bits, unpack_bits
+from ..ops.march import pack_bits, unpack_bits
 from ..types import Aabb
 from .occupancy_grid import OccupancyGrid
 from .proposals import RayEstimator

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..ops.contraction import Contraction
+from ..ops.positions import Contraction
 from ..types import Aabb, PackedSamples, Rays
 
 SigmaFn = Callable[[Tensor, Tensor, Tensor], Tensor]  # (t_starts, t_ends, ray_indices) -> density (n,)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.importance import importance_sample
-from ..ops.intervals import interval_weights
+from ..ops.intervals import importance_sample, interval_weights
 from ..ops.packed import packed_cumsum
 
 ANNEAL_SLOPE = 10.0

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..config import GridConfig
 from ..errors import InputError
-from ..ops.march import OccupancyBits
-from ..ops.occupancy import decay_and_max, pack_bits, threshold_bits, unpack_bits
+from ..ops.march import OccupancyBits, decay_and_max, pack_bits, threshold_bits, unpack_bits
 from ..ops.random import Stream, random_bits, random_uniform
 from ..types import Aabb
 from .estimator import DensityFn

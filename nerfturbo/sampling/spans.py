@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.aabb import ray_aabb
-from ..ops.intervals import PlacedIntervals, Space, Spacing, place_intervals
-from ..ops.spacing import Warp, spread
+from ..ops.intervals import PlacedIntervals, Space, Spacing, Warp, place_intervals, spread
+from ..ops.positions import ray_aabb
 from ..types import Aabb, Rays
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ops.aabb import ray_aabb
+from ..ops.positions import ray_aabb
 from ..types import Aabb, PackedSamples, Rays
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..ops.aabb import ray_aabb
+from ..ops.positions import ray_aabb
 from ..sampling.contracted_grid import ContractedGrid
 from .checkpoint import KEEP
 from .loggers import Logger, jsonl_logger

@@ -23,8 +23,8 @@ from torch import Tensor
 from ..data.batches import PixelSampler
 from ..errors import BackendError
 from ..fields import DynamicNGP, InstantNGP, VanillaNeRF, VoxelGrid
+from ..ops.adam import COLUMNS, RayBudget, StepState
 from ..ops.precompile import compile_only
-from ..ops.step_state import COLUMNS, RayBudget, StepState
 from ..rendering.model import NerfModel
 from ..sampling.contracted_grid import ContractedGrid
 from .distributed import Team

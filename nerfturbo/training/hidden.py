@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.batches import PixelSampler
 from ..ops.composite import visibility
-from ..ops.occupancy import pack_bits, unpack_bits
+from ..ops.march import pack_bits, unpack_bits
 from ..rendering.model import NerfModel
 from ..rendering.render import field_functions, ray_marching
 from ..sampling.from_geometry import cells_with_points, grown

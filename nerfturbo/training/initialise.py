@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, InputError
 from ..fields.hash_grid import HashGrid
-from ..ops.occupancy import pack_bits
+from ..ops.march import pack_bits
 from ..rendering.model import NerfModel
 from ..sampling.occupancy_grid import OccupancyGrid
 from .checkpoint import latest_checkpoint, read_state

@@ -13,8 +13,8 @@ from ..data.batches import PixelBatch
 from ..fields.activations import truncated_exp
 from ..fields.field import RayField
 from ..ops.composite import composite
+from ..ops.composite_loss import ray_losses
 from ..ops.packed import packed_sum
-from ..ops.ray_losses import ray_losses
 from ..rendering.losses import color_loss, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel
 from ..rendering.render import field_functions

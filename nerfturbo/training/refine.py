@@ -15,8 +15,8 @@ from torch import Tensor
 from ..data.cameras import Cameras
 from ..fields.field import AdaptiveField, Carry, field_part
 from ..ops.composite import composite
+from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_uniform
-from ..ops.sample_positions import sample_positions
 from ..rendering.model import NerfModel
 from ..rendering.render import ray_marching
 from .distributed import Team, split_evenly

@@ -15,11 +15,10 @@ from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
 from ..fields.field import RayField, RegularizedField
 from ..fields.ngp import InstantNGP
-from ..ops.composite_loss import LossRule, composite_loss
+from ..ops.composite import Thinning, visible_codes
+from ..ops.composite_loss import LossRule, composite_loss, ray_losses
 from ..ops.packed import compact
 from ..ops.random import Stream, random_bits, random_uniform
-from ..ops.ray_losses import ray_losses
-from ..ops.thinning import Thinning, visible_codes
 from ..rendering.losses import color_loss, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel
 from ..rendering.near import scale_near_gradients

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.batches import PixelSampler
-from ..ops.step_state import RayBudget, StepState, record_step
+from ..ops.adam import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
 from .optim import Optimizer

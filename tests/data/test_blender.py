@@ -46,7 +46,7 @@ def test_real_lego(scene_dir: Callable[[str], Path]) -> None:
 
 def test_lego_stands_in_the_box(scene_dir: Callable[[str], Path]) -> None:
     """The visible pixels' rays all meet the box: poses, pixel order and axes fit together."""
-    from nerfturbo.ops.aabb import ray_aabb
+    from nerfturbo.ops.positions import ray_aabb
 
     scene = load_scene(scene_dir("blender/lego"), "test", downscale=8)
     for index in (0, len(scene) // 2):

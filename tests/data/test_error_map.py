@@ -11,8 +11,8 @@ from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.error_map import ErrorMap
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.choose_pixels import PixelMask, pack_words
-from nerfturbo.ops.step_state import RayBudget, StepState
+from nerfturbo.ops.adam import RayBudget, StepState
+from nerfturbo.ops.pixels import PixelMask, pack_words
 from nerfturbo.rendering.losses import color_loss, weigh_gradient
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer

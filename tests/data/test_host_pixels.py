@@ -19,7 +19,7 @@ from nerfturbo.data.prefetch import DeviceFeed, HostPixels, Prefetcher
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.choose_pixels import PixelMask, pack_words
+from nerfturbo.ops.pixels import PixelMask, pack_words
 from nerfturbo.training import Trainer
 
 from ..tiny import ball_scene, tiny_config

@@ -19,7 +19,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import psnr, ssim
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.choose_pixels import PixelMask, pack_words, unpack_words
+from nerfturbo.ops.pixels import PixelMask, pack_words, unpack_words
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
 

@@ -34,8 +34,8 @@ from nerfturbo.export.mesh import (
 from nerfturbo.export.onnx import compare, write_onnx
 from nerfturbo.export.points import extract_points, write_points
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.occupancy import pack_bits
-from nerfturbo.ops.reference.march import is_occupied
+from nerfturbo.ops.march import pack_bits
+from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.sampling.crop import level_occupancy
 from nerfturbo.types import Aabb

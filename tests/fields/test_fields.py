@@ -14,7 +14,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.fields import Field, InstantNGP, VanillaNeRF
 from nerfturbo.fields.activations import activated, truncated_exp
 from nerfturbo.fields.encodings import frequency_encode
-from nerfturbo.ops.contraction import Contraction
+from nerfturbo.ops.positions import Contraction
 from nerfturbo.types import Aabb
 
 BOX = Aabb.cube(1.5)

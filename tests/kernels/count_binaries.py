@@ -26,9 +26,9 @@ import nerfturbo.compat.nerfacc as nerfacc
 import nerfturbo.compat.tinycudann as tcnn
 from nerfturbo import InstantNGP, preset
 from nerfturbo.ops import _dispatch
+from nerfturbo.ops._triton import launch as _launch
+from nerfturbo.ops._triton.precompile import zeroed_memory
 from nerfturbo.ops.composite import visibility
-from nerfturbo.ops.kernels import _launch
-from nerfturbo.ops.kernels._precompile import zeroed_memory
 from nerfturbo.ops.packed import compact
 from nerfturbo.types import Aabb, PackedSamples
 from tests.kernels.launch_kernels import Driver
@@ -43,7 +43,7 @@ def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
     names = {p.name for p in self.params}
     _, specialization, _ = self.device_caches[0][-1](*args, **kwargs)
     options = sorted((key, str(value)) for key, value in kwargs.items() if key not in names)
-    kernel = asked[f"{self.fn.__module__.rsplit('.')[-1]}.{self.__name__}"]
+    kernel = asked[f"{self.fn.__module__.split('.')[-2]}.{self.__name__}"]
     kernel[f"{specialization} {options}"].append(samples_of_step)
 
 

@@ -23,8 +23,8 @@ from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nerfturbo.errors import BackendError
-from nerfturbo.ops.kernels import _launch
-from nerfturbo.ops.kernels._launch import Kernel, launchable
+from nerfturbo.ops._triton import launch as _launch
+from nerfturbo.ops._triton.launch import Kernel, launchable
 
 launched: list[tuple[Any, ...]] = []  # grid, stream, function, and what follows the hooks
 compiling: list[str] = []  # launches that went through Triton

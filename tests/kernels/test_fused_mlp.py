@@ -126,7 +126,7 @@ def test_half_is_off_by_its_rounding_alone(kernel_device: torch.device, widths: 
 
 
 def test_what_does_not_fit_a_fused_kernel_runs_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    _mlp = pytest.importorskip("nerfturbo.ops.kernels._mlp")
+    _mlp = pytest.importorskip("nerfturbo.ops.mlp.triton")
     small = [torch.empty(64, 32, device="meta"), torch.empty(16, 64, device="meta")]
     large = [torch.empty(128, 128, device="meta")] * 4
     device = torch.device("cuda")

@@ -96,7 +96,7 @@ def test_a_sink_reports_a_gradient_that_is_not_finite(kernel_device: torch.devic
 def test_gpus_without_vector_atomics_give_the_same(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nerfturbo.ops.kernels import _hash_backward
+    from nerfturbo.ops.hash_encode import triton as _hash_backward
 
     layout = HashLayout(n_levels=2, n_features=2, **SMALL)
     positions = ray_points(40, kernel_device)

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from nerfturbo.ops.kernels._launch import cdiv, next_power_of_2
+from nerfturbo.ops._triton.launch import cdiv, next_power_of_2
 
 from .compile_kernels import kernel_files
 
@@ -32,10 +32,10 @@ def test_a_loop_with_any_number_of_samples_compiles_each_kernel_once() -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     asked = json.loads(run.stdout.splitlines()[-1])
     every = {1601, 1602, 1604, 1600, 1616, 1664, 3201, 1}
-    assert {"ngp_field._forward_kernel", "composite._backward_kernel", "packed._compact_kernel"} <= asked.keys()
+    assert {"ngp._forward_kernel", "composite._backward_kernel", "packed._compact_kernel"} <= asked.keys()
     for kernel, variants in asked.items():
         for numbers in variants:
-            if kernel in ("composite._forward_kernel", "composite._backward_kernel", "fused_mlp._backward_kernel"):
+            if kernel in ("composite._forward_kernel", "composite._backward_kernel", "mlp._backward_kernel"):
                 # Behind a function of torch's a single row has strides of its own.
                 assert set(numbers) in (every, every - {1}, {1}), f"{kernel}: {numbers}"
             else:
@@ -44,7 +44,7 @@ def test_a_loop_with_any_number_of_samples_compiles_each_kernel_once() -> None:
 
 @pytest.mark.parametrize("module", sorted(kernel_files()))
 def test_pointers_and_nothing_else_are_named_as_pointers(module: str) -> None:
-    for case in importlib.import_module(f"nerfturbo.ops.kernels.{module}").COMPILE_CASES:
+    for case in importlib.import_module(f"nerfturbo.ops.{module}.triton").COMPILE_CASES:
         for name, kind in case.signature.items():
             assert name.startswith("p_") == (isinstance(kind, str) and kind.startswith("*")), f"{name}: {kind}"
 

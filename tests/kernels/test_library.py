@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from nerfturbo.ops import GradientSink, fused_mlp, use_backend
-from nerfturbo.ops.kernels import _library
-from nerfturbo.ops.kernels import fused_mlp as mlp_kernels
-from nerfturbo.ops.kernels import ngp_field as field_kernels
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_field
-from nerfturbo.ops.wide_mlp import wide_mlp
+from nerfturbo.ops.mlp import triton as _library
+from nerfturbo.ops.mlp import triton as mlp_kernels
+from nerfturbo.ops.mlp import wide_mlp
+from nerfturbo.ops.ngp import NgpWeights, ngp_field
+from nerfturbo.ops.ngp import triton as field_kernels
 
 from ..ops.cases import assert_close, generator
 

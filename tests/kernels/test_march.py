@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from nerfturbo.ops import OccupancyBits, StepRule, march, use_backend
-from nerfturbo.ops.occupancy import pack_bits, unpack_bits
+from nerfturbo.ops.march import pack_bits, unpack_bits
 from nerfturbo.types import Aabb
 
 from ..ops.cases import assert_same_samples, generator, grid_to, make_grid, make_rays
 
-kernels = pytest.importorskip("nerfturbo.ops.kernels.march", reason="triton is not installed")
+kernels = pytest.importorskip("nerfturbo.ops.march.triton", reason="triton is not installed")
 ON_GPU = torch.cuda.is_available()
 LEVELS = [1, 3] if ON_GPU else [1]
 
@@ -22,7 +22,7 @@ LEVELS = [1, 3] if ON_GPU else [1]
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's segments are long and never skipped: take the GPU's."""
-    module = importlib.import_module("nerfturbo.ops.kernels.march")
+    module = importlib.import_module("nerfturbo.ops.march.triton")
     monkeypatch.setattr(module, "STEPS", 32)
     monkeypatch.setattr(module, "SKIP_EMPTY", True)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, HashLayout, use_backend
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_densities, ngp_density, ngp_field
+from nerfturbo.ops.ngp import NgpWeights, ngp_densities, ngp_density, ngp_field
 
 from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, generator, steady_rows
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nerfturbo.ops.reference import packed as reference
+from nerfturbo.ops.packed import reference as reference
 
-offsets_module = pytest.importorskip("nerfturbo.ops.kernels._offsets", reason="triton is not installed")
+offsets_module = pytest.importorskip("nerfturbo.ops.packed.triton", reason="triton is not installed")
 
 
 def _fit(counts: torch.Tensor, capacity: int | None, limit: torch.Tensor | None = None):

@@ -12,9 +12,9 @@ from nerfturbo import use_backend
 from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
-from nerfturbo.ops.kernels._precompile import zeroed_memory
+from nerfturbo.ops._triton.precompile import zeroed_memory
+from nerfturbo.ops.adam import RayBudget, StepState
 from nerfturbo.ops.precompile import compile_only
-from nerfturbo.ops.step_state import RayBudget, StepState
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.optim import Optimizer
 from nerfturbo.training.step import run_step

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nerfturbo.ops import Stream, importance_sample, random_bits, random_uniform, spherical_harmonics, use_backend
-from nerfturbo.ops.occupancy import decay_and_max, threshold_bits
+from nerfturbo.ops.march import decay_and_max, threshold_bits
 
 from ..ops.cases import Target, assert_close, compare, generator
 

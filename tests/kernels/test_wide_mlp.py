@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.wide_mlp import wide_mlp
+from nerfturbo.ops.mlp import wide_mlp
 
 from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, generator, steady_rows
 from ..peak import PeakBytes

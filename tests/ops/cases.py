@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from nerfturbo.ops import HashLayout, OccupancyBits, StepRule, use_backend
-from nerfturbo.ops.occupancy import pack_bits
-from nerfturbo.ops.reference.march import inverse_lattice
+from nerfturbo.ops.march import pack_bits
+from nerfturbo.ops.march.reference import inverse_lattice
 from nerfturbo.types import Aabb, PackedSamples
 
 HAS_CUDA = torch.cuda.is_available()
-_PACKAGES = {"cpu": "cpu", "triton": "kernels"}
 
 # Largest error allowed, relative to the largest value of the tensor it is in.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -56,13 +55,11 @@ TARGETS = (
 SIZED = tuple((target, n) for target in TARGETS for n in target.sizes)
 
 
-def require(target: Target, op: str) -> None:
-    """Skip where the backend cannot run at all (no numba, no triton) or has no file for the op."""
+def require(target: Target) -> None:
+    """Skip where the backend cannot run at all: no numba, no triton."""
     needs = {"cpu": "numba", "triton": "triton"}[target.backend]
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
-    if importlib.util.find_spec(f"nerfturbo.ops.{_PACKAGES[target.backend]}.{op}") is None:
-        pytest.skip(f"backend {target.backend!r} has no {op}")
 
 
 def spare_interpreter(target: Target, *, unless: bool) -> None:

@@ -17,7 +17,7 @@ BOX = Aabb((-1.0, -0.8, -1.2), (1.0, 1.1, 0.9))
 @pytest.mark.parametrize(("near", "far"), [(0.0, float("inf")), (0.2, 3.1)])
 def test_matches_reference(sized: tuple[Target, int], near: float, far: float, poisoned_empty: None):
     target, n = sized
-    require(target, "aabb")
+    require(target)
     origins, directions = (t.to(target.device) for t in make_rays(n))
     results = []
     for backend in (target.backend, "reference"):
@@ -28,7 +28,7 @@ def test_matches_reference(sized: tuple[Target, int], near: float, far: float, p
 
 
 def test_zero_rays(target: Target):
-    require(target, "aabb")
+    require(target)
     with use_backend(target.backend):
         t_min, t_max = ray_aabb(*[torch.zeros(0, 3, device=target.device)] * 2, BOX)
     assert t_min.shape == t_max.shape == (0,)
@@ -36,7 +36,7 @@ def test_zero_rays(target: Target):
 
 def test_special_rays(target: Target):
     """Along a face's plane outside it, from inside, away from the box, on a face, and rays that are not numbers."""
-    require(target, "aabb")
+    require(target)
     nan, inf = float("nan"), float("inf")
     origins = torch.tensor(
         [[5.0, 0, -3], [0, 0, 0], [0, 0, 3], [1.0, 0, -3], [nan, 0, 0], [0, 0, 0], [inf, 0, 0]], device=target.device

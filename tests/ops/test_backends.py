@@ -12,17 +12,16 @@ import torch
 
 import nerfturbo.ops
 from nerfturbo.errors import BackendError, InputError
-from nerfturbo.ops import composite, current_backend, hash_encode, packed_sum, ray_aabb, use_backend
+from nerfturbo.ops import _dispatch, composite, current_backend, hash_encode, packed_sum, ray_aabb, use_backend
 from nerfturbo.types import Aabb
 
 from .cases import SMALL_LAYOUT, TARGETS, Target, make_samples, make_table, require
 
 FOLDER = Path(nerfturbo.ops.__file__).parent
-PACKAGES = {"cpu": "cpu", "triton": "kernels"}
 DISPATCHED = sorted(
     {
         match
-        for path in FOLDER.glob("[a-z]*.py")
+        for path in FOLDER.glob("*/__init__.py")
         for match in re.findall(r'implementation\(\s*"(\w+)",\s*"(\w+)"', path.read_text())
     }
 )
@@ -36,9 +35,9 @@ def test_ops_are_found():
 @pytest.mark.parametrize(("op", "function"), DISPATCHED, ids=lambda name: name)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_same_name_and_parameters_as_the_reference(target: Target, op: str, function: str):
-    require(target, op)
-    reference = getattr(importlib.import_module(f"nerfturbo.ops.reference.{op}"), function)
-    own = getattr(importlib.import_module(f"nerfturbo.ops.{PACKAGES[target.backend]}.{op}"), function)
+    require(target)
+    reference = getattr(importlib.import_module(f"nerfturbo.ops.{op}.reference"), function)
+    own = _dispatch._load(target.backend, op, function)
     wanted = list(inspect.signature(reference).parameters)
     parameters = inspect.signature(own).parameters
     assert list(parameters)[: len(wanted)] == wanted

@@ -11,7 +11,7 @@ from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.camera_rays import camera_rays
+from nerfturbo.ops.pixels import camera_rays
 
 from .cases import Target, assert_close, require
 
@@ -24,7 +24,7 @@ def make_camera(width: int, height: int) -> tuple[Cameras, torch.Tensor]:
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (7, 5), (0, 4), (33, 21)])
 def test_matches_the_cameras(target: Target, width: int, height: int):
-    require(target, "camera_rays")
+    require(target)
     cameras, camera = make_camera(max(width, 1), max(height, 1))
     want = cameras.image_rays(0)
     with use_backend(target.backend):  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_matches_the_cameras(target: Target, width: int, height: int):
 
 
 def test_a_part_is_a_camera_with_another_centre(target: Target):
-    require(target, "camera_rays")
+    require(target)
     _, camera = make_camera(9, 12)
     shifted = camera - torch.eye(16)[15] * 5.0
     with use_backend(target.backend):  # type: ignore[arg-type]

@@ -7,16 +7,16 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.choose_pixels import (
+from nerfturbo.ops.pixels import (
     ChosenPixels,
     PixelGuide,
     PixelMask,
     choose_pixels,
     count_bits,
+    drawn_indices,
     pack_words,
     unpack_words,
 )
-from nerfturbo.ops.draw_pixels import drawn_indices
 
 from .cases import Target, assert_close, generator, require
 
@@ -54,7 +54,7 @@ def choose(n: int, **options: object) -> ChosenPixels:
 @pytest.mark.parametrize("kind", ["uniform", "masked", "guided", "both"])
 def test_matches_reference(sized: tuple[Target, int], kind: str, on_device: bool, poisoned_empty: None) -> None:
     target, n = sized
-    require(target, "choose_pixels")
+    require(target)
     mask = make_mask(target.device) if kind in ("masked", "both") else None
     guide = make_guide(target.device, mask) if kind in ("guided", "both") else None
     step = torch.tensor(9, device=target.device) if on_device else 9

@@ -40,7 +40,7 @@ def _inputs(samples: PackedSamples, channels: int = 3, dtype: torch.dtype = torc
 @pytest.mark.parametrize(("early_stop_eps", "alpha_thre"), THRESHOLDS)
 def test_matches_reference(sized: tuple[Target, int], early_stop_eps, alpha_thre, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "composite")
+    require(target)
     samples = make_samples(n_rays, tail=13)
     inputs = _inputs(samples)
     samples = samples_to(samples, target.device)
@@ -55,7 +55,7 @@ def test_matches_reference(sized: tuple[Target, int], early_stop_eps, alpha_thre
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_channels_and_dtypes(target: Target, channels: int, dtype: torch.dtype):
     """Half inputs are widened: results and rounding are those of fp32, gradients come back in the input's dtype."""
-    require(target, "composite")
+    require(target)
     samples = make_samples(target.pick(100, 10), tail=3)
     inputs = _inputs(samples, channels, dtype)
     samples = samples_to(samples, target.device)
@@ -65,7 +65,7 @@ def test_channels_and_dtypes(target: Target, channels: int, dtype: torch.dtype):
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_gradient_of_each_output_alone(target: Target, output: str):
     """Outputs without a gradient come as None into the backward."""
-    require(target, "composite")
+    require(target)
     samples = make_samples(target.pick(50, 8), tail=3)
     inputs = _inputs(samples)
     samples = samples_to(samples, target.device)
@@ -78,7 +78,7 @@ def test_gradient_of_each_output_alone(target: Target, output: str):
 
 
 def test_gradient_to_one_input_only(target: Target):
-    require(target, "composite")
+    require(target)
     samples = make_samples(target.pick(50, 8))
     inputs = _inputs(samples)
     samples = samples_to(samples, target.device)
@@ -88,7 +88,7 @@ def test_gradient_to_one_input_only(target: Target):
 
 def test_non_contiguous_inputs_and_expanded_gradients(target: Target):
     """A density cut out of a wider tensor, and the constant gradient that a mean sends back."""
-    require(target, "composite")
+    require(target)
     samples = make_samples(target.pick(60, 8))
     field = torch.rand(samples.capacity, 5, generator=generator())
     samples = samples_to(samples, target.device)
@@ -104,7 +104,7 @@ def test_non_contiguous_inputs_and_expanded_gradients(target: Target):
 def test_pixels_match_the_formula(sized: tuple[Target, int], behind: str, poisoned_empty: None):
     """Over no background, one, one per ray: values, and gradients to field and background through every result."""
     target, n_rays = sized
-    require(target, "composite")
+    require(target)
     samples = make_samples(n_rays, tail=13)
     inputs = _inputs(samples)
     inputs["density"] = 1.0 + inputs["density"] * 0.1  # neither opacities nor what they leave lose their digits
@@ -123,7 +123,7 @@ def test_pixels_match_the_formula(sized: tuple[Target, int], behind: str, poison
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_gradient_of_each_output_of_pixels_alone(target: Target, output: str):
-    require(target, "composite")
+    require(target)
     samples = make_samples(target.pick(60, 8), tail=4)
     inputs = _inputs(samples) | {"background": torch.rand(3, generator=generator(9))}
     inputs["density"] = 1.0 + inputs["density"] * 0.1
@@ -148,7 +148,7 @@ def test_a_background_of_another_shape_is_named():
 @pytest.mark.parametrize("n_rays", [0, 5])
 @pytest.mark.parametrize("capacity", [0, 4])
 def test_no_samples(target: Target, n_rays: int, capacity: int):
-    require(target, "composite")
+    require(target)
     zeros = torch.zeros(capacity, device=target.device)
     offsets = torch.zeros(n_rays + 1, dtype=torch.int32, device=target.device)
     samples = PackedSamples(zeros, zeros, zeros.int(), offsets)
@@ -167,7 +167,7 @@ def test_no_samples(target: Target, n_rays: int, capacity: int):
 @pytest.mark.parametrize(("early_stop_eps", "alpha_thre"), THRESHOLDS)
 def test_visibility_matches_weights(sized: tuple[Target, int], early_stop_eps, alpha_thre, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "composite")
+    require(target)
     samples = make_samples(n_rays, tail=13)
     density = _inputs(samples)["density"].to(target.device)
     samples = samples_to(samples, target.device)
@@ -193,7 +193,7 @@ def test_compacting_the_visible_changes_nothing(backend: str):
 
 
 def test_threshold_as_tensor(target: Target):
-    require(target, "composite")
+    require(target)
     samples = make_samples(20)
     inputs = {name: t.to(target.device) for name, t in _inputs(samples).items()}
     samples = samples_to(samples, target.device)
@@ -222,7 +222,7 @@ def _line(n: int, length: float) -> PackedSamples:
 
 @pytest.mark.parametrize("sigma", [0.0, 0.1, 3.0, 80.0])
 def test_constant_density_closed_form(target: Target, sigma: float):
-    require(target, "composite")
+    require(target)
     length, n = 2.0, 37
     samples = samples_to(_line(n, length), target.device)
     density = torch.full((n,), sigma, device=target.device)
@@ -234,7 +234,7 @@ def test_constant_density_closed_form(target: Target, sigma: float):
 
 
 def test_weights_and_transmittance_sum_to_one(target: Target):
-    require(target, "composite")
+    require(target)
     samples = samples_to(make_samples(target.pick(200, 12)), target.device)
     inputs = {name: t.to(target.device) for name, t in _inputs(samples).items()}
     with use_backend(target.backend):
@@ -248,7 +248,7 @@ def test_weights_and_transmittance_sum_to_one(target: Target):
 
 def test_splitting_an_interval_changes_nothing(target: Target):
     """Each interval cut in two with the same density and colour: colour and opacity stay."""
-    require(target, "composite")
+    require(target)
     draw = generator(1)
     density, rgb = torch.rand(9, generator=draw) * 4, torch.rand(9, 3, generator=draw)
     whole, halves = samples_to(_line(9, 3.0), target.device), samples_to(_line(18, 3.0), target.device)
@@ -261,7 +261,7 @@ def test_splitting_an_interval_changes_nothing(target: Target):
 
 
 def test_permuting_rays_permutes_the_result(target: Target):
-    require(target, "composite")
+    require(target)
     samples = make_samples(target.pick(40, 8))
     inputs = _inputs(samples)
     order = torch.randperm(samples.n_rays, generator=generator())
@@ -279,7 +279,7 @@ def test_permuting_rays_permutes_the_result(target: Target):
 
 def test_opaque_sample_hides_the_rest(target: Target):
     """Enormous density must give weight one, zero behind it and finite gradients."""
-    require(target, "composite")
+    require(target)
     samples = samples_to(_line(4, 4.0), target.device)
     density = torch.tensor([0.0, 1e20, 1.0, 1e38], device=target.device)
     inputs = {"density": density, "rgb": torch.ones(4, 3, device=target.device)}

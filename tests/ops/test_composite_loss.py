@@ -35,7 +35,7 @@ def _pixels(n_rays: int, channels: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("channels", [3, 4])
 def test_matches_reference(sized: tuple[Target, int], rule: LossRule, channels: int, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "composite_loss")
+    require(target)
     samples = make_samples(n_rays, tail=13)
     kept = None if n_rays == 1 else torch.tensor(n_rays - n_rays // 4, dtype=torch.int32)
     raw, pixels = _logits(samples), [t.to(target.device) for t in _pixels(n_rays, channels)]
@@ -51,7 +51,7 @@ def test_matches_reference(sized: tuple[Target, int], rule: LossRule, channels: 
 @pytest.mark.parametrize("layout", ["rows", "features", "cut"])
 def test_dtypes_and_layouts(target: Target, dtype: torch.dtype, layout: str):
     """The gradient comes back in the dtype and, where it can, the layout of the logits."""
-    require(target, "composite_loss")
+    require(target)
     samples = make_samples(target.pick(200, 12), tail=3)
     pixels = [t.to(target.device) for t in _pixels(samples.n_rays, 4)]
     raw = _logits(samples, dtype)
@@ -69,7 +69,7 @@ def test_dtypes_and_layouts(target: Target, dtype: torch.dtype, layout: str):
 
 def test_gradient_scale_keeps_half_gradients(target: Target):
     """Scaled early or late, the fp32 gradient is the same; in half precision only the early scale keeps its digits."""
-    require(target, "composite_loss")
+    require(target)
     samples = samples_to(make_samples(target.pick(200, 12)), target.device)
     pixels = [t.to(target.device) for t in _pixels(samples.n_rays, 3)]
     scale = torch.tensor(1024.0, device=target.device)
@@ -85,7 +85,7 @@ def test_gradient_scale_keeps_half_gradients(target: Target):
 
 
 def test_equals_composite_and_compare(target: Target):
-    require(target, "composite_loss")
+    require(target)
     samples = samples_to(make_samples(target.pick(100, 8)), target.device)
     background, wanted = (t.to(target.device) for t in _pixels(samples.n_rays, 3))
     raw = _logits(samples).clamp(max=6.0).to(target.device)
@@ -101,7 +101,7 @@ def test_equals_composite_and_compare(target: Target):
 @pytest.mark.parametrize("n_rays", [0, 5])
 @pytest.mark.parametrize("capacity", [0, 4])
 def test_no_samples(target: Target, n_rays: int, capacity: int, poisoned_empty: None):
-    require(target, "composite_loss")
+    require(target)
     zeros = torch.zeros(capacity, device=target.device)
     offsets = torch.zeros(n_rays + 1, dtype=torch.int32, device=target.device)
     kept = torch.tensor(0, dtype=torch.int32, device=target.device)
@@ -129,7 +129,7 @@ def test_gradcheck():
 
 
 def test_no_gradient_wanted(target: Target):
-    require(target, "composite_loss")
+    require(target)
     samples = samples_to(make_samples(6), target.device)
     pixels = [t.to(target.device) for t in _pixels(6, 3)]
     raw = _logits(samples).to(target.device)

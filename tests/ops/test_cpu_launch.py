@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.cpu._launch import jit, launch, scratch
-from nerfturbo.ops.cpu._warmup import is_cached, warmup
+from nerfturbo.ops._cpu import jit, launch, scratch
+from nerfturbo.ops._cpu.warmup import is_cached, warmup
 from nerfturbo.ops.hash_encode import hash_encode
 
 from .cases import SMALL_LAYOUT, make_positions, make_table
@@ -106,7 +106,8 @@ def test_kernels_run_in_a_forked_child():
 
 CACHE = """
 import sys
-from nerfturbo.ops.cpu import random, _launch
+from nerfturbo.ops import _cpu as _launch
+from nerfturbo.ops.random import cpu as random
 import torch
 random.random_bits(3, columns=1, seed=0, stream=0, step=0, first=0, device=torch.device("cpu"))
 print(random._words._cache.cache_path)
@@ -152,7 +153,7 @@ def test_warm_up_names_what_it_compiles_and_fills_the_cache():
 
 WARM = """
 import torch
-from nerfturbo.ops.cpu import _warmup
+from nerfturbo.ops._cpu import warmup as _warmup
 names = []
 assert not _warmup.is_cached()
 _warmup.warmup(names.append)

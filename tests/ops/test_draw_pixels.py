@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.draw_pixels import PixelPool, draw_pixels, drawn_offsets
+from nerfturbo.ops.pixels import PixelPool, draw_pixels, drawn_offsets
 
 from .cases import Target, assert_close, generator, require
 
@@ -28,7 +28,7 @@ def make_pool(device: str, channels: int = 4) -> PixelPool:
 @pytest.mark.parametrize("on_device", [False, True], ids=["number", "tensor"])
 def test_matches_reference(sized: tuple[Target, int], channels: int, on_device: bool, poisoned_empty: None):
     target, n = sized
-    require(target, "draw_pixels")
+    require(target)
     pool = make_pool(target.device, channels)
     step = torch.tensor(9, device=target.device) if on_device else 9
     results = []
@@ -41,7 +41,7 @@ def test_matches_reference(sized: tuple[Target, int], channels: int, on_device: 
 
 def test_chosen_pixels_are_looked_up(sized: tuple[Target, int], poisoned_empty: None):
     target, n = sized
-    require(target, "draw_pixels")
+    require(target)
     pool = make_pool(target.device)
     indices = torch.randint(0, pool.pixels.shape[0], (n,), generator=generator(4)).to(target.device)
     results = []
@@ -85,7 +85,7 @@ def test_centre_pixel_looks_forward():
 
 
 def test_zero_rays(target: Target):
-    require(target, "draw_pixels")
+    require(target)
     with use_backend(target.backend):  # type: ignore[arg-type]
         assert draw_pixels(make_pool(target.device), 0, seed=0, step=0).rgba.shape == (0, 4)
 
@@ -99,7 +99,7 @@ def test_bad_pool_is_named():
 @pytest.mark.parametrize("chosen", [False, True], ids=["drawn", "chosen"])
 def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, strata: int, poisoned_empty: None):
     target, n = sized
-    require(target, "draw_pixels")
+    require(target)
     pool = make_pool(target.device)
     indices = torch.randint(0, pool.pixels.shape[0], (n,), generator=generator(4)).to(target.device) if chosen else None
     results = []

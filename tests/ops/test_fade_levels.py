@@ -9,7 +9,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
-from nerfturbo.ops.fade_levels import fade_levels, level_weights
+from nerfturbo.ops.hash_encode import fade_levels, level_weights
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, require
 
@@ -27,7 +27,7 @@ def _case(n: int, layout: HashLayout, dtype: torch.dtype = torch.float32) -> dic
 @pytest.mark.parametrize("used", [None, 0.6])
 def test_matches_reference(sized: tuple[Target, int], layout: HashLayout, used: float | None, poisoned_empty: None):
     target, n = sized
-    require(target, "fade_levels")
+    require(target)
     inputs, count = _case(n, layout), None
     if used is not None:
         count = torch.tensor(int(used * n), dtype=torch.int32, device=target.device)
@@ -43,7 +43,7 @@ def test_matches_reference(sized: tuple[Target, int], layout: HashLayout, used: 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_and_feature_major_storage(target: Target, dtype: torch.dtype):
-    require(target, "fade_levels")
+    require(target)
     inputs = _case(40, SMALL_LAYOUT, dtype)
     inputs["encoding"] = inputs["encoding"].t().contiguous()
     compare(
@@ -75,7 +75,7 @@ def test_gradcheck():
 
 
 def test_no_rows(target: Target):
-    require(target, "fade_levels")
+    require(target)
     with use_backend(target.backend):  # type: ignore[arg-type]
         out = fade_levels(
             torch.zeros(0, SMALL_LAYOUT.n_outputs, device=target.device),

@@ -123,7 +123,7 @@ def check(got: FinishedRays, want: FinishedRays, exact: bool = True) -> None:
 
 @pytest.mark.parametrize(("name", "levels"), [*((name, 1) for name in RULES), ("plain", 3), ("cone", 3)])
 def test_rounds_take_the_samples_of_march(target: Target, name: str, levels: int, poisoned_empty: None):
-    require(target, "frame")
+    require(target)
     n = target.pick(300, 40)
     scene = setup(target, n, levels=levels, name=name)
     live, parts, out = run(target, scene)
@@ -136,7 +136,7 @@ def test_rounds_take_the_samples_of_march(target: Target, name: str, levels: int
 
 @pytest.mark.parametrize("fraction", [0.0, 0.02, 1.1])
 def test_empty_sparse_and_full_grids(target: Target, fraction: float):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(300, 30), resolution=32, fraction=fraction, name="coarse")
     scene = (*scene[:3], replace(scene[3], step_size=0.05 if not target.interpreted else 0.2))
     background = torch.tensor([0.2, 0.4, 0.9], device=target.device)
@@ -147,7 +147,7 @@ def test_empty_sparse_and_full_grids(target: Target, fraction: float):
 
 
 def test_early_stop_and_threshold(target: Target):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(300, 40), fraction=0.6)
     kinds = {"early_stop_eps": 0.3, "alpha_thre": torch.tensor(0.02, device=target.device)}
     live, _, out = run(target, scene, **kinds)
@@ -158,7 +158,7 @@ def test_early_stop_and_threshold(target: Target):
 
 @pytest.mark.parametrize("channels", [1, 3, 7])
 def test_any_number_of_channels(target: Target, channels: int):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(200, 30))
     background = torch.rand(scene[0].shape[0], channels, generator=generator(2)).to(target.device)
     _, _, out = run(target, scene, background, channels)
@@ -167,14 +167,14 @@ def test_any_number_of_channels(target: Target, channels: int):
 
 @pytest.mark.parametrize("n", [1, 63, 257])
 def test_any_number_of_rays(target: Target, n: int):
-    require(target, "frame")
+    require(target)
     scene = setup(target, n, fraction=0.1, name="coarse")
     check(run(target, scene)[2], expected(scene)[1], exact=target.backend == "cpu")
 
 
 @pytest.mark.parametrize("limits", [RoundLimits(1, 1), RoundLimits(32, 32), RoundLimits(2, 8, 1.0)], ids=str)
 def test_limits_do_not_show(target: Target, limits: RoundLimits):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(300, 40), fraction=0.05)
     _, parts, out = run(target, scene, limits=limits)
     check(out, expected(scene)[1], exact=target.backend == "cpu")
@@ -183,7 +183,7 @@ def test_limits_do_not_show(target: Target, limits: RoundLimits):
 
 
 def test_rays_wait_where_there_is_no_room(target: Target):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(3000, 600), fraction=1.1)
     limits = RoundLimits(32, 32)
     _, parts, out = run(target, scene, limits=limits, rows=ROWS)
@@ -193,7 +193,7 @@ def test_rays_wait_where_there_is_no_room(target: Target):
 
 
 def test_logits_and_unit_positions(target: Target):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(200, 30))
     box = Aabb((-1.0, -2.0, -3.0), (3.0, 2.0, 1.0))
     raw = torch.randn(ROWS, 4, generator=generator(5)).to(target.device)
@@ -213,7 +213,7 @@ def test_logits_and_unit_positions(target: Target):
 
 
 def test_no_rays_and_rays_that_are_not_numbers(target: Target):
-    require(target, "frame")
+    require(target)
     none = setup(target, 8)
     empty = (torch.zeros(0, 3, device=target.device), torch.zeros(0, 3, device=target.device), *none[2:])
     assert run(target, empty)[2].rgb.shape == (0, 3)
@@ -226,7 +226,7 @@ def test_no_rays_and_rays_that_are_not_numbers(target: Target):
 
 
 def test_inside_the_box_with_steps_that_grow(target: Target):
-    require(target, "frame")
+    require(target)
     scene = setup(target, target.pick(300, 40), levels=3)
     rule = replace(RULES["cone"], near=0.05, cone_angle=0.1)
     scene = (scene[0] * 0.1, scene[1], scene[2], rule)
@@ -235,7 +235,7 @@ def test_inside_the_box_with_steps_that_grow(target: Target):
 
 
 def test_wrong_arguments_are_named(target: Target):
-    require(target, "frame")
+    require(target)
     scene = setup(target, 8)
     with pytest.raises(InputError, match="rows: expected at least 8192"):
         next_samples(start_rays(*scene), rows=100)

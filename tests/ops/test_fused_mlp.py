@@ -32,7 +32,7 @@ def _call(inputs: Tensor, **weights: Tensor) -> Tensor:
 @pytest.mark.parametrize("widths", SHAPES, ids=lambda widths: "-".join(map(str, widths)))
 def test_matches_reference(sized: tuple[Target, int], widths: tuple[int, ...], poisoned_empty: None):
     target, n = sized
-    require(target, "fused_mlp")
+    require(target)
     inputs = _inputs(n, widths)
     # GPUs multiply fp32 on tensor cores with a short mantissa; the interpreter and numba do not.
     compare(target, _call, inputs, list(inputs), tolerance=5e-3 if target.device == "cuda" else 1e-5)
@@ -40,7 +40,7 @@ def test_matches_reference(sized: tuple[Target, int], widths: tuple[int, ...], p
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half(target: Target, dtype: torch.dtype):
-    require(target, "fused_mlp")
+    require(target)
     if target.interpreted and dtype == torch.bfloat16:
         pytest.skip("the interpreter's bf16 product is wrong")
     inputs = _inputs(target.pick(200, 20), (32, 64, 16), dtype)
@@ -49,20 +49,20 @@ def test_half(target: Target, dtype: torch.dtype):
 
 @pytest.mark.parametrize("wanted", [["inputs"], ["weight_1"], ["weight_0", "weight_2"]])
 def test_only_the_gradients_that_are_needed(target: Target, wanted: list[str]):
-    require(target, "fused_mlp")
+    require(target)
     inputs = _inputs(target.pick(100, 20), (32, 64, 64, 3))
     compare(target, _call, inputs, wanted, tolerance=5e-3 if target.device == "cuda" else 1e-5)
 
 
 def test_no_points(target: Target):
-    require(target, "fused_mlp")
+    require(target)
     inputs = _inputs(0, (32, 64, 16))
     compare(target, _call, inputs, list(inputs))
 
 
 def test_non_contiguous_input_and_gradient(target: Target):
     """A slice of a wider tensor comes in, and its gradient comes back through a slice of the output."""
-    require(target, "fused_mlp")
+    require(target)
     inputs = _inputs(target.pick(100, 20), (48, 64, 16))
 
     def function(inputs: Tensor, weight_0: Tensor, weight_1: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def test_non_contiguous_input_and_gradient(target: Target):
 
 def test_layout_of_the_encoder(target: Target):
     """Encoders store features first; as a transposed view that is still (n, 32)."""
-    require(target, "fused_mlp")
+    require(target)
     inputs = _inputs(target.pick(100, 20), (32, 64, 16))
 
     def function(inputs: Tensor, weight_0: Tensor, weight_1: Tensor) -> Tensor:

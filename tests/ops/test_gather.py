@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfturbo.ops import use_backend
 from nerfturbo.ops._dispatch import Backend
-from nerfturbo.ops.gather import take_rows
+from nerfturbo.ops.packed import take_rows
 from nerfturbo.training.trainer import Trainer
 
 from ..tiny import ball_scene, tiny_config

@@ -9,7 +9,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, hash_encode, use_backend
-from nerfturbo.ops.reference.hash_encode import table_rows
+from nerfturbo.ops.hash_encode.reference import table_rows
 
 from .cases import (
     SMALL_LAYOUT,
@@ -31,7 +31,7 @@ def _tolerance(dtype: torch.dtype) -> float | None:
 
 def test_matches_reference(sized: tuple[Target, int], poisoned_empty: None):
     target, n = sized
-    require(target, "hash_encode")
+    require(target)
     inputs = {"positions": make_positions(n), "table": make_table(SMALL_LAYOUT)}
     compare(
         target,
@@ -45,7 +45,7 @@ def test_matches_reference(sized: tuple[Target, int], poisoned_empty: None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n_features", [1, 2, 4, 8])
 def test_features_and_dtypes(target: Target, n_features: int, dtype: torch.dtype):
-    require(target, "hash_encode")
+    require(target)
     spare_interpreter(target, unless=n_features == 2 or (dtype == torch.float32 and n_features < 8))
     layout = replace(SMALL_LAYOUT, n_features=n_features)
     inputs = {"positions": make_positions(target.pick(257, 20)), "table": make_table(layout, dtype=dtype)}
@@ -60,7 +60,7 @@ def test_features_and_dtypes(target: Target, n_features: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("wanted", [["table"], ["positions"], []])
 def test_only_the_gradients_that_are_needed(target: Target, wanted: list[str]):
-    require(target, "hash_encode")
+    require(target)
     inputs = {"positions": make_positions(target.pick(129, 20)), "table": make_table(SMALL_LAYOUT)}
     function = lambda positions, table: hash_encode(positions, table, SMALL_LAYOUT)  # noqa: E731
     compare(target, function, inputs, wanted, tolerance=1e-4)
@@ -68,7 +68,7 @@ def test_only_the_gradients_that_are_needed(target: Target, wanted: list[str]):
 
 def test_real_layout(target: Target):
     """Sixteen levels up to a resolution of 2048: dense, hashed, and all the scales between."""
-    require(target, "hash_encode")
+    require(target)
     layout = HashLayout(log2_entries=14)
     inputs = {"positions": make_positions(target.pick(3001, 20)), "table": make_table(layout)}
     function = lambda positions, table: hash_encode(positions, table, layout)  # noqa: E731
@@ -83,13 +83,13 @@ def test_real_layout(target: Target):
 
 @pytest.mark.parametrize("layout", [SMALL_LAYOUT, HashLayout(n_levels=1, log2_entries=15, base_resolution=16)])
 def test_no_points(target: Target, layout: HashLayout):
-    require(target, "hash_encode")
+    require(target)
     inputs = {"positions": torch.zeros(0, 3), "table": make_table(layout)}
     compare(target, lambda positions, table: hash_encode(positions, table, layout), inputs, ["positions", "table"])
 
 
 def test_linear_in_the_table(target: Target):
-    require(target, "hash_encode")
+    require(target)
     positions = make_positions(target.pick(200, 20)).to(target.device)
     a, b = (make_table(SMALL_LAYOUT, seed=seed).to(target.device) for seed in (1, 2))
     with use_backend(target.backend):
@@ -99,7 +99,7 @@ def test_linear_in_the_table(target: Target):
 
 
 def test_exact_at_nodes_of_dense_levels(target: Target):
-    require(target, "hash_encode")
+    require(target)
     layout = HashLayout(n_levels=1, n_features=2, log2_entries=10, base_resolution=8, max_resolution=8)
     (level,) = layout.levels
     assert not level.hashed
@@ -112,7 +112,7 @@ def test_exact_at_nodes_of_dense_levels(target: Target):
 
 
 def test_continuous_across_cell_faces(target: Target):
-    require(target, "hash_encode")
+    require(target)
     layout = HashLayout(n_levels=2, n_features=2, log2_entries=9, base_resolution=5, max_resolution=31)
     table = make_table(layout)
     for level in layout.levels:
@@ -129,7 +129,7 @@ def test_continuous_across_cell_faces(target: Target):
 
 
 def test_outside_is_the_border_without_gradient(target: Target):
-    require(target, "hash_encode")
+    require(target)
     table = make_table(SMALL_LAYOUT).to(target.device)
     outside = torch.tensor([[1.5, 0.5, 0.3], [-2.0, 0.1, 7.0]], device=target.device, requires_grad=True)
     with use_backend(target.backend):
@@ -142,7 +142,7 @@ def test_outside_is_the_border_without_gradient(target: Target):
 
 def test_positions_that_are_not_numbers_touch_no_foreign_memory(target: Target):
     """NaN and infinite positions give some finite features; nothing is read or written out of bounds."""
-    require(target, "hash_encode")
+    require(target)
     if target.interpreted:
         pytest.skip("the interpreter casts NaN as numpy does, not as the hardware")
     table = make_table(SMALL_LAYOUT).to(target.device).requires_grad_()
@@ -156,7 +156,7 @@ def test_positions_that_are_not_numbers_touch_no_foreign_memory(target: Target):
 
 def test_repeated_backward_gives_equal_gradients(target: Target):
     """The CPU kernel is deterministic; Triton's atomics may change the last digits."""
-    require(target, "hash_encode")
+    require(target)
     inputs = {"positions": make_positions(target.pick(5000, 20)), "table": make_table(SMALL_LAYOUT)}
     inputs = {name: t.to(target.device) for name, t in inputs.items()}
     function = lambda positions, table: hash_encode(positions, table, SMALL_LAYOUT)  # noqa: E731

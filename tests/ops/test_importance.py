@@ -26,7 +26,7 @@ def test_matches_reference(
     sized: tuple[Target, int], n_bins: int, columns: int | None, padding: float, poisoned_empty: None
 ):
     target, n_rays = sized
-    require(target, "importance")
+    require(target)
     edges, weights = (t.to(target.device) for t in _histogram(n_rays, n_bins))
     jitter = None if columns is None else torch.rand(n_rays, columns, generator=generator()).to(target.device)
     results = []
@@ -44,7 +44,7 @@ def test_matches_reference(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_is_widened(target: Target, dtype: torch.dtype):
-    require(target, "importance")
+    require(target)
     edges = torch.linspace(0.0, 2.0, 9).expand(3, 9).to(dtype).to(target.device)
     weights = torch.ones(3, 8, dtype=dtype, device=target.device)
     with use_backend(target.backend):
@@ -54,7 +54,7 @@ def test_half_is_widened(target: Target, dtype: torch.dtype):
 
 
 def test_no_rays(target: Target):
-    require(target, "importance")
+    require(target)
     empty = torch.zeros(0, 5, device=target.device)
     with use_backend(target.backend):
         assert importance_sample(empty, empty[:, 1:], 7).shape == (0, 8)

@@ -10,8 +10,8 @@ import torch
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.composite import composite
-from nerfturbo.ops.contraction import unit_positions
 from nerfturbo.ops.intervals import Space, Spacing, interval_weights, place_intervals
+from nerfturbo.ops.positions import unit_positions
 from nerfturbo.types import Aabb, PackedSamples
 
 from .cases import Target, assert_close, compare, generator, require
@@ -33,7 +33,7 @@ def some_intervals(n_rays: int, n: int) -> dict[str, torch.Tensor]:
 )
 def test_places_as_the_reference(sized: tuple[Target, int], warp: str, space: str, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "intervals")
+    require(target)
     inputs = {name: value.to(target.device) for name, value in some_intervals(n_rays, 37).items()}
     options = {"spacing": Spacing(warp, 0.7), "space": SPACES[space]}  # type: ignore[arg-type]
     results = []
@@ -56,7 +56,7 @@ def test_middles_lie_where_the_contraction_puts_them():
 @pytest.mark.parametrize("n", [1, 70])
 def test_weights_and_their_gradient_match_the_reference(sized: tuple[Target, int], n: int, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "intervals")
+    require(target)
     draw = generator(5)
     distances = torch.rand(n_rays, n + 1, generator=draw).cumsum(-1).to(target.device)
     density = 8.0 * torch.rand(n_rays, n, generator=draw) ** 3
@@ -65,7 +65,7 @@ def test_weights_and_their_gradient_match_the_reference(sized: tuple[Target, int
 
 
 def test_weights_are_those_of_compositing(target: Target):
-    require(target, "intervals")
+    require(target)
     density, distances = torch.rand(6, 9) * 3.0, torch.rand(6, 10).cumsum(-1)
     samples = PackedSamples.from_counts(
         torch.full((6,), 9), distances[:, :-1].reshape(-1), distances[:, 1:].reshape(-1)
@@ -83,7 +83,7 @@ def test_gradcheck():
 
 
 def test_no_rays(target: Target):
-    require(target, "intervals")
+    require(target)
     empty = {name: value.to(target.device) for name, value in some_intervals(0, 3).items()}
     with use_backend(target.backend):
         assert place_intervals(**empty).positions.shape == (0, 3)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import OccupancyBits, StepRule, march, ray_aabb, use_backend
-from nerfturbo.ops.occupancy import pack_bits
-from nerfturbo.ops.reference.march import is_occupied
+from nerfturbo.ops.march import pack_bits
+from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.types import Aabb, PackedSamples
 
 from .cases import (
@@ -55,7 +55,7 @@ def _exact(target: Target, rule: StepRule) -> bool:
 @pytest.mark.parametrize("name", RULES)
 def test_matches_reference(sized: tuple[Target, int], name: str, levels: int, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "march")
+    require(target)
     spare_interpreter(target, unless=levels == 1 or name in ("plain", "cone"))
     rule = RULES[name] if not target.interpreted else replace(RULES[name], step_size=max(RULES[name].step_size, 0.05))
     origins, directions = make_rays(n_rays, radius=3.0 if levels == 1 else 2.0)
@@ -67,7 +67,7 @@ def test_matches_reference(sized: tuple[Target, int], name: str, levels: int, po
 
 @pytest.mark.parametrize("fraction", [0.0, 0.02, 0.6, 1.1])
 def test_any_occupancy(target: Target, fraction: float):
-    require(target, "march")
+    require(target)
     origins, directions = make_rays(target.pick(300, 8))
     rule = replace(STEP, step_size=0.02 if not target.interpreted else 0.1)
     got, want = _both(target, origins, directions, make_grid(16, fraction=fraction), rule)
@@ -77,7 +77,7 @@ def test_any_occupancy(target: Target, fraction: float):
 
 def test_from_inside_and_without_jitter(target: Target):
     """Cameras inside the box, as in a room, at several levels."""
-    require(target, "march")
+    require(target)
     origins, directions = make_rays(target.pick(300, 8), radius=0.3)
     rule = StepRule(step_size=0.05, near=0.05)
     got, want = _both(target, origins, directions, make_grid(16, 3), rule)
@@ -85,7 +85,7 @@ def test_from_inside_and_without_jitter(target: Target):
 
 
 def test_limits(target: Target):
-    require(target, "march")
+    require(target)
     n_rays = target.pick(300, 12)
     origins, directions = make_rays(n_rays)
     low = 2.0 + torch.rand(n_rays, generator=generator(2))
@@ -100,7 +100,7 @@ def test_limits(target: Target):
 
 
 def test_rays_beyond_the_active_count_get_nothing(target: Target):
-    require(target, "march")
+    require(target)
     n_rays = target.pick(200, 12)
     origins, directions = make_rays(n_rays)
     grid, rule = make_grid(16), replace(STEP, step_size=0.05)
@@ -114,7 +114,7 @@ def test_rays_beyond_the_active_count_get_nothing(target: Target):
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 1.7])
 def test_capacity_keeps_whole_rays_from_the_first_on(target: Target, share: float, poisoned_empty: None):
     """Compared with the same backend's exact-length result: a prefix of rays, then nothing, then a clean tail."""
-    require(target, "march")
+    require(target)
     n_rays = target.pick(200, 12)
     origins, directions = (t.to(target.device) for t in make_rays(n_rays))
     grid, rule = grid_to(make_grid(16), target.device), replace(STEP, step_size=0.05)
@@ -136,7 +136,7 @@ def test_capacity_keeps_whole_rays_from_the_first_on(target: Target, share: floa
 
 
 def test_no_rays_and_rays_that_miss(target: Target):
-    require(target, "march")
+    require(target)
     grid = make_grid(16, fraction=1.1)
     for origins, directions in (
         (torch.zeros(0, 3), torch.zeros(0, 3)),
@@ -156,7 +156,7 @@ def _march(target: Target, origins: Tensor, directions: Tensor, grid: OccupancyB
 
 
 def test_full_grid_is_uniform_sampling(target: Target):
-    require(target, "march")
+    require(target)
     origins, directions = make_rays(target.pick(100, 8))
     grid = OccupancyBits(torch.full((16**3 // 32,), -1, dtype=torch.int32), Aabb.cube(1.0), 16)
     rule = StepRule(step_size=0.05)
@@ -172,7 +172,7 @@ def test_full_grid_is_uniform_sampling(target: Target):
 
 def test_midpoints_are_occupied_and_none_is_missed(target: Target):
     """Brute force: every lattice midpoint well inside an occupied cell has its sample, every sample its cell."""
-    require(target, "march")
+    require(target)
     origins, directions = make_rays(target.pick(150, 6))
     grid = make_grid(16, fraction=0.1)
     rule = StepRule(step_size=0.04, near=0.5)
@@ -196,7 +196,7 @@ def test_midpoints_are_occupied_and_none_is_missed(target: Target):
 
 
 def test_permuting_rays_permutes_the_result(target: Target):
-    require(target, "march")
+    require(target)
     origins, directions = make_rays(target.pick(64, 8))
     order = torch.randperm(len(origins), generator=generator())
     grid, rule = make_grid(16), StepRule(step_size=0.05)
@@ -210,7 +210,7 @@ def test_permuting_rays_permutes_the_result(target: Target):
 
 
 def test_jitter_shifts_the_lattice(target: Target):
-    require(target, "march")
+    require(target)
     origins, directions = torch.tensor([[0.0, 0.0, -2.0]]), torch.tensor([[0.0, 0.0, 1.0]])
     grid = OccupancyBits(torch.full((8**3 // 32,), -1, dtype=torch.int32), Aabb.cube(1.0), 8)
     got, _ = _both(target, origins, directions, grid, StepRule(step_size=0.25), jitter=torch.tensor([0.5]))
@@ -218,7 +218,7 @@ def test_jitter_shifts_the_lattice(target: Target):
 
 
 def test_steps_grow_with_the_cone(target: Target):
-    require(target, "march")
+    require(target)
     origins, directions = make_rays(4, radius=0.1)
     grid = OccupancyBits(torch.full((2 * 8**3 // 32,), -1, dtype=torch.int32), Aabb.cube(1.0), 8, 2)
     rule = StepRule(step_size=0.02, near=0.1, cone_angle=0.05)

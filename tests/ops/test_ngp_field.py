@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.ops.hash_encode import hash_encode
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_density, ngp_field
+from nerfturbo.ops.ngp import NgpWeights, ngp_density, ngp_field
 
 from .cases import (
     SMALL_LAYOUT,
@@ -58,21 +58,21 @@ def _tolerance(target: Target) -> float:
 
 def test_matches_reference(sized: tuple[Target, int], poisoned_empty: None):
     target, n = sized
-    require(target, "ngp_field")
+    require(target)
     compare(target, _field(n, target.device), _inputs(n), NAMES, names=("raw",), tolerance=_tolerance(target))
 
 
 def test_widths_that_fill_no_register(sized: tuple[Target, int]):
     """Sizes that are no multiple of four, as a user may choose them."""
     target, n = sized
-    require(target, "ngp_field")
+    require(target)
     inputs = _inputs(n, encoding=30, hidden=20, features=15, directions=9)
     compare(target, _field(n, target.device), inputs, NAMES, names=("raw",), tolerance=_tolerance(target))
 
 
 def test_feature_major_encoding(target: Target):
     """The encoder stores features first: no copy, and the gradient comes back the same way."""
-    require(target, "ngp_field")
+    require(target)
     n = target.pick(300, 20)
     plain = _field(n, target.device)
     inputs = {name: t.to(target.device) for name, t in _inputs(n).items()}
@@ -88,7 +88,7 @@ def test_feature_major_encoding(target: Target):
 
 @pytest.mark.parametrize("used", [0, 1, 17])
 def test_rows_past_the_count_are_zero(target: Target, used: int, poisoned_empty: None):
-    require(target, "ngp_field")
+    require(target)
     n = target.pick(300, 20)
     inputs = _inputs(n)
     inputs["encoding"][used:] = float("nan")
@@ -102,7 +102,7 @@ def test_rows_past_the_count_are_zero(target: Target, used: int, poisoned_empty:
 
 
 def test_a_sink_takes_the_gradients_of_the_weights(target: Target):
-    require(target, "ngp_field")
+    require(target)
     n = target.pick(300, 20)
     inputs = {name: t.to(target.device) for name, t in _inputs(n).items()}
     _, want = run("reference", _field(n, target.device), inputs, NAMES)
@@ -124,7 +124,7 @@ def test_a_sink_takes_the_gradients_of_the_weights(target: Target):
 
 
 def test_a_sink_is_told_of_a_gradient_that_is_not_finite(target: Target):
-    require(target, "ngp_field")
+    require(target)
     inputs = {name: t.to(target.device).requires_grad_(name != "directions") for name, t in _inputs(20).items()}
     buffers = tuple(torch.zeros_like(inputs[name]) for name in NgpWeights._fields)
     found_inf = torch.zeros((), device=target.device)
@@ -135,7 +135,7 @@ def test_a_sink_is_told_of_a_gradient_that_is_not_finite(target: Target):
 
 
 def test_a_second_backward_gives_the_same_gradients(target: Target):
-    require(target, "ngp_field")
+    require(target)
     n = target.pick(300, 20)
     inputs = {name: t.to(target.device).requires_grad_() for name, t in _inputs(n).items()}
     with use_backend(target.backend):
@@ -150,7 +150,7 @@ def test_a_second_backward_gives_the_same_gradients(target: Target):
 
 def test_density_matches_reference(sized: tuple[Target, int], poisoned_empty: None):
     target, n = sized
-    require(target, "ngp_field")
+    require(target)
     inputs = _inputs(1, encoding=SMALL_LAYOUT.n_outputs)
     tensors = {
         "positions": make_positions(n),

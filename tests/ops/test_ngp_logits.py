@@ -7,8 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
-from nerfturbo.ops.ngp_field import NgpWeights
-from nerfturbo.ops.ngp_logits import ngp_logits
+from nerfturbo.ops.ngp import NgpWeights, ngp_logits
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, make_positions, make_table, require
 
@@ -47,14 +46,14 @@ def call(layout: HashLayout, n_used: int | None = None):
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("n", [0, 1, 63, 300])
 def test_matches_reference(target: Target, name: str, n: int, poisoned_empty: None):
-    require(target, "ngp_logits")
+    require(target)
     compare(target, call(LAYOUTS[name]), make_inputs(n, LAYOUTS[name]), tolerance=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("n_used", [0, 1, 70, 150, 1000])
 def test_rows_past_the_count_do_not_matter(target: Target, n_used: int, dtype: torch.dtype):
-    require(target, "ngp_logits")
+    require(target)
     inputs = make_inputs(150, SMALL_LAYOUT)
     inputs["table"] = inputs["table"].to(dtype)
     inputs["positions"][n_used:] = float("nan")
@@ -64,14 +63,14 @@ def test_rows_past_the_count_do_not_matter(target: Target, n_used: int, dtype: t
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_half_tables(target: Target, name: str):
-    require(target, "ngp_logits")
+    require(target)
     inputs = make_inputs(target.pick(5000, 100), LAYOUTS[name])
     inputs["table"] = inputs["table"].half()
     compare(target, call(LAYOUTS[name]), inputs, tolerance=2e-2)
 
 
 def test_needs_no_gradient_and_names_what_is_wrong(target: Target):
-    require(target, "ngp_logits")
+    require(target)
     inputs = {name: value.to(target.device).requires_grad_(value.is_floating_point()) for name, value in
               make_inputs(20, SMALL_LAYOUT).items()}  # fmt: skip
     with use_backend(target.backend):  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.hash_encode import hash_encode
-from nerfturbo.ops.ngp_field import NgpWeights, ngp_field
-from nerfturbo.ops.ngp_query import ngp_query
+from nerfturbo.ops.ngp import NgpWeights, ngp_field, ngp_query
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, make_positions, make_table, require
 
@@ -40,14 +39,14 @@ def _tolerance(target: Target) -> float:
 def test_matches_reference(sized: tuple[Target, int], moving: bool, poisoned_empty: None):
     """With and without gradients to where points lie and whence they are seen."""
     target, n = sized
-    require(target, "ngp_field")
+    require(target)
     inputs = _inputs(n)
     wanted = [name for name in inputs if moving or name not in ("positions", "directions")]
     compare(target, _query, inputs, wanted, names=OUTPUTS, tolerance=_tolerance(target))
 
 
 def test_is_its_parts_in_a_row(target: Target):
-    require(target, "ngp_field")
+    require(target)
     inputs = {name: value.to(target.device) for name, value in _inputs(50).items()}
     weights = NgpWeights(**{name: inputs[name] for name in NgpWeights._fields})
     inputs["table"] *= 100.0  # some densities saturate
@@ -61,7 +60,7 @@ def test_is_its_parts_in_a_row(target: Target):
 
 
 def test_reads_the_half_copy_and_trains_the_table(target: Target):
-    require(target, "ngp_field")
+    require(target)
     inputs = {name: value.to(target.device) for name, value in _inputs(64).items()}
     weights = NgpWeights(**{name: inputs[name].requires_grad_() for name in NgpWeights._fields})
     table, half = torch.zeros_like(inputs["table"]).requires_grad_(), inputs["table"].half()
@@ -77,7 +76,7 @@ def test_reads_the_half_copy_and_trains_the_table(target: Target):
 
 
 def test_deterministic_mode_matches_reference(target: Target):
-    require(target, "ngp_field")
+    require(target)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         inputs = _inputs(70)
@@ -87,7 +86,7 @@ def test_deterministic_mode_matches_reference(target: Target):
 
 
 def test_wrong_shapes_are_named(target: Target):
-    require(target, "ngp_field")
+    require(target)
     good = {name: value.to(target.device) for name, value in _inputs(5).items()}
     wrong = {"positions": good["positions"][:, :2], "directions": good["directions"][:4], "table": good["table"][1:]}
     wrong["colour_mid"] = good["colour_mid"][1:]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
-from nerfturbo.ops.ngp_visibility import NgpDensity, ngp_visibility
-from nerfturbo.ops.reference.composite import visibility
-from nerfturbo.ops.reference.ngp_field import ngp_density
-from nerfturbo.ops.reference.sample_positions import sample_positions
+from nerfturbo.ops.composite.reference import visibility
+from nerfturbo.ops.ngp import NgpDensity, ngp_visibility
+from nerfturbo.ops.ngp.reference import ngp_density
+from nerfturbo.ops.positions.reference import sample_positions
 from nerfturbo.types import Aabb, PackedSamples
 
 from .cases import (
@@ -96,7 +96,7 @@ def check(
 @pytest.mark.parametrize(("eps", "alpha_thre"), THRESHOLDS)
 def test_equals_the_composition(sized: tuple[Target, int], eps: float, alpha_thre: float, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "ngp_visibility")
+    require(target)
     samples = make_samples(n_rays, tail=13)
     kept = check(target, samples, make_field(), eps, alpha_thre)
     if n_rays > 50 and eps > 0.0:
@@ -108,20 +108,20 @@ def test_equals_the_composition(sized: tuple[Target, int], eps: float, alpha_thr
     [(16, 2, 64, torch.float16), (8, 4, 32, torch.float32), (5, 1, 24, torch.float32), (3, 8, 128, torch.bfloat16)],
 )
 def test_layouts_and_precisions(target: Target, levels: int, features: int, width: int, dtype: torch.dtype):
-    require(target, "ngp_visibility")
+    require(target)
     layout = HashLayout(levels, features, log2_entries=9, base_resolution=4, max_resolution=40)
     samples = make_samples(target.pick(300, 21), tail=5, seed=2)
     check(target, samples, make_field(layout, width, dtype), 1e-3, 0.0)
 
 
 def test_threshold_on_the_device(target: Target):
-    require(target, "ngp_visibility")
+    require(target)
     check(target, make_samples(target.pick(200, 19), tail=3), make_field(), 1e-3, 3e-2, on_device=True)
 
 
 @pytest.mark.parametrize("counts", [[], [0], [0, 0, 0], [1], [0, 70, 0, 0, 131, 1, 0], [8, 16, 4, 32]])
 def test_empty_and_long_rays(target: Target, counts: list[int], poisoned_empty: None):
-    require(target, "ngp_visibility")
+    require(target)
     total = sum(counts)
     place = torch.cat([torch.arange(n) for n in counts]) if counts else torch.zeros(0)
     starts = 1.0 + 0.03 * place.float()
@@ -132,14 +132,14 @@ def test_empty_and_long_rays(target: Target, counts: list[int], poisoned_empty: 
 
 def test_rays_without_a_sample_type_of_their_own(target: Target):
     """No capacity at all is an ordinary value."""
-    require(target, "ngp_visibility")
+    require(target)
     samples = PackedSamples.from_counts(torch.zeros(4, dtype=torch.int64), torch.zeros(0), torch.zeros(0))
     assert check(target, samples, make_field(), 1e-4, 0.0).shape == (0,)
 
 
 def test_overflowed_capacity_and_poisoned_tail(target: Target, poisoned_empty: None):
     """Rays that did not fit have empty ranges; what lies in the tail is never read."""
-    require(target, "ngp_visibility")
+    require(target)
     n_rays = target.pick(200, 23)
     samples = make_samples(n_rays, seed=4)
     n_kept = n_rays * 2 // 3
@@ -159,7 +159,7 @@ def test_overflowed_capacity_and_poisoned_tail(target: Target, poisoned_empty: N
 @pytest.mark.parametrize("logit", [float("nan"), 1e4, -1e4])
 def test_extreme_densities(target: Target, logit: float):
     """NaN is never visible, an opaque first sample hides the rest, and nothing hides behind nothing."""
-    require(target, "ngp_visibility")
+    require(target)
     field = make_field()
     table = torch.full_like(field.table, logit / 1e4)
     weights = tuple(torch.full_like(w, 10.0) for w in field.weights)
@@ -178,7 +178,7 @@ def test_extreme_densities(target: Target, logit: float):
 
 
 def test_same_in_every_run(target: Target):
-    require(target, "ngp_visibility")
+    require(target)
     samples = samples_to(make_samples(target.pick(1000, 30)), target.device)
     origins, directions = (value.to(target.device) for value in make_rays(samples.n_rays))
     field = field_to(make_field(), target.device)

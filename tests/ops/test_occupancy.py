@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.occupancy import decay_and_max, pack_bits, threshold_bits, unpack_bits
+from nerfturbo.ops.march import decay_and_max, pack_bits, threshold_bits, unpack_bits
 
 from .cases import Target, assert_close, generator, require
 
@@ -21,7 +21,7 @@ def _density(n: int) -> torch.Tensor:
 @pytest.mark.parametrize("repeats", [False, True])
 def test_decay_and_max_matches_reference(sized: tuple[Target, int], repeats: bool):
     target, n = sized
-    require(target, "occupancy")
+    require(target)
     n_cells = 512
     draw = generator(n)
     cells = torch.randint(0, n_cells, (n,), generator=draw) if repeats else torch.randperm(n_cells, generator=draw)[:n]
@@ -39,7 +39,7 @@ def test_decay_and_max_matches_reference(sized: tuple[Target, int], repeats: boo
 
 
 def test_repeated_cell_decays_once(target: Target):
-    require(target, "occupancy")
+    require(target)
     density = torch.tensor([1.0, 1.0, -1.0] + [0.5] * 29, device=target.device)
     cells = torch.tensor([0, 0, 0, 1, 1, 2], device=target.device)
     fresh = torch.tensor([0.1, 0.2, 0.3, 2.0, 3.0, 9.0], device=target.device)
@@ -50,7 +50,7 @@ def test_repeated_cell_decays_once(target: Target):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_fresh_values(target: Target, dtype: torch.dtype):
-    require(target, "occupancy")
+    require(target)
     density = torch.zeros(32, device=target.device)
     with use_backend(target.backend):
         decay_and_max(density, torch.arange(8, device=target.device), torch.ones(8, dtype=dtype).to(target.device), 0.5)
@@ -58,7 +58,7 @@ def test_half_fresh_values(target: Target, dtype: torch.dtype):
 
 
 def test_no_cells(target: Target):
-    require(target, "occupancy")
+    require(target)
     density = _density(64).to(target.device)
     with use_backend(target.backend):
         decay_and_max(density, torch.zeros(0, dtype=torch.int64, device=target.device), density[:0], 0.5)
@@ -69,7 +69,7 @@ def test_no_cells(target: Target):
 @pytest.mark.parametrize("n_words", [1, 2, 67])
 def test_threshold_matches_reference(target: Target, n_words: int, threshold: float, poisoned_empty: None):
     """A threshold below the mean, and one above, where the mean takes over."""
-    require(target, "occupancy")
+    require(target)
     density = _density(32 * n_words).to(target.device)
     results = []
     for backend in (target.backend, "reference"):
@@ -82,7 +82,7 @@ def test_threshold_matches_reference(target: Target, n_words: int, threshold: fl
 
 
 def test_mean_of_no_seen_cells(target: Target):
-    require(target, "occupancy")
+    require(target)
     bits = torch.ones(2, dtype=torch.int32, device=target.device)
     with use_backend(target.backend):
         mean = threshold_bits(torch.full((64,), -1.0, device=target.device), bits, 0.5)

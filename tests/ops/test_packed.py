@@ -30,7 +30,7 @@ MODES = [(e, r) for e in (False, True) for r in (False, True)]
 @pytest.mark.parametrize("channels", [None, 1, 3, 5])
 def test_sum_matches_reference(sized: tuple[Target, int], channels, dtype, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "packed")
+    require(target)
     samples = make_samples(n_rays, tail=17)
     shape = (samples.capacity,) if channels is None else (samples.capacity, channels)
     values = poison_tail(torch.randn(shape, generator=generator()).to(dtype), samples.offsets)
@@ -41,7 +41,7 @@ def test_sum_matches_reference(sized: tuple[Target, int], channels, dtype, poiso
 @pytest.mark.parametrize(("exclusive", "reverse"), MODES)
 def test_cumsum_matches_reference(sized: tuple[Target, int], exclusive, reverse, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "packed")
+    require(target)
     samples = make_samples(n_rays, tail=5)
     values = poison_tail(torch.randn(samples.capacity, generator=generator()), samples.offsets)
     offsets = samples.offsets.to(target.device)
@@ -57,7 +57,7 @@ def test_cumsum_matches_reference(sized: tuple[Target, int], exclusive, reverse,
 @pytest.mark.parametrize("n_rays", [0, 3])
 def test_nothing_to_sum(target: Target, n: int, n_rays: int):
     """No rays, no samples, or only a tail: zeros, and a gradient of zeros."""
-    require(target, "packed")
+    require(target)
     values = torch.full((n,), float("nan"), device=target.device, requires_grad=True)
     offsets = torch.zeros(n_rays + 1, dtype=torch.int32, device=target.device)
     with use_backend(target.backend):
@@ -105,7 +105,7 @@ def _same(got: PackedSamples, want: PackedSamples) -> None:
 def test_compact_matches_reference(sized: tuple[Target, int], share, poisoned_empty: None):
     """Exact length, and capacities that hold nothing, half, just everything, and more."""
     target, n_rays = sized
-    require(target, "packed")
+    require(target)
     samples = samples_to(make_samples(n_rays, tail=9), target.device)
     keep = (torch.rand(samples.capacity, generator=generator()) < 0.6).to(target.device)
     capacity = None if share is None else max(1, int(share * int((keep & samples.used).sum())))
@@ -118,7 +118,7 @@ def test_compact_matches_reference(sized: tuple[Target, int], share, poisoned_em
 
 def test_compact_keeps_what_marching_kept(target: Target):
     """Rays that marching dropped for lack of room stay dropped."""
-    require(target, "packed")
+    require(target)
     samples = samples_to(make_samples(10), target.device)
     kept = torch.tensor(7, dtype=torch.int32, device=target.device)
     samples = replace(samples, n_rays_kept=kept)
@@ -132,7 +132,7 @@ def test_compact_keeps_what_marching_kept(target: Target):
 
 @pytest.mark.parametrize("n_rays", [0, 3])
 def test_compact_nothing(target: Target, n_rays: int):
-    require(target, "packed")
+    require(target)
     samples = samples_to(make_samples(n_rays), target.device)
     keep = torch.zeros(samples.capacity, dtype=torch.bool, device=target.device)
     with use_backend(target.backend):

@@ -38,7 +38,7 @@ def test_known_answers(counter, key, result):
 @pytest.mark.parametrize("columns", [1, 2, 3, 4])
 def test_same_bits_as_reference(sized: tuple[Target, int], columns: int):
     target, n = sized
-    require(target, "random")
+    require(target)
     for draw in (random_bits, random_uniform):
         for seed, first, step in ((0, 0, 0), (2**63 + 12345, 2**32 - 5, 2**31 + 7), (-1, 2**40, 3)):
             results = []
@@ -52,7 +52,7 @@ def test_same_bits_as_reference(sized: tuple[Target, int], columns: int):
 
 
 def test_step_as_tensor_draws_the_same(target: Target):
-    require(target, "random")
+    require(target)
     with use_backend(target.backend):
         step = torch.tensor(12345, dtype=torch.int64, device=target.device)
         a = random_uniform(50, columns=3, seed=3, stream=Stream.JITTER, step=step, device=target.device)
@@ -61,7 +61,7 @@ def test_step_as_tensor_draws_the_same(target: Target):
 
 
 def test_zero_numbers(target: Target):
-    require(target, "random")
+    require(target)
     with use_backend(target.backend):
         got = random_uniform(0, columns=2, seed=3, stream=0, step=0, device=target.device)
     assert got.shape == (0, 2)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import composite, use_backend
-from nerfturbo.ops.ray_losses import SURE, RayLossRule, ray_losses
+from nerfturbo.ops.composite_loss import SURE, RayLossRule, ray_losses
 from nerfturbo.rendering.losses import distortion_loss, weights_loss
 from nerfturbo.types import PackedSamples
 
@@ -70,7 +70,7 @@ def test_gradcheck(rule: RayLossRule):
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_matches_reference(sized: tuple[Target, int], rule: RayLossRule, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "ray_losses")
+    require(target)
     samples = make_samples(n_rays, tail=13)
     kept = None if n_rays == 1 else torch.tensor(n_rays - n_rays // 4, dtype=torch.int32)
     samples = replace(samples, n_rays_kept=kept)
@@ -79,7 +79,7 @@ def test_matches_reference(sized: tuple[Target, int], rule: RayLossRule, poisone
 
 
 def test_rays_longer_than_a_tile(target: Target):
-    require(target, "ray_losses")
+    require(target)
     counts = [100, 8, 0, 32, 1, 33, 64]
     starts = torch.cat([torch.arange(count) * 0.02 for count in counts])
     samples = samples_to(PackedSamples.from_counts(torch.tensor(counts), starts, starts + 0.02), target.device)
@@ -91,7 +91,7 @@ def test_rays_longer_than_a_tile(target: Target):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["rows", "features", "cut"])
 def test_dtypes_and_layouts(target: Target, dtype: torch.dtype, layout: str):
-    require(target, "ray_losses")
+    require(target)
     samples = make_samples(target.pick(200, 12), tail=3)
     raw = _logits(samples, dtype)
     wide = raw if layout == "rows" else raw.t().contiguous() if layout == "features" else torch.cat([raw, raw], 1)
@@ -106,7 +106,7 @@ def test_dtypes_and_layouts(target: Target, dtype: torch.dtype, layout: str):
 
 
 def test_gradient_scale_keeps_half_gradients(target: Target):
-    require(target, "ray_losses")
+    require(target)
     samples = samples_to(make_samples(target.pick(200, 12)), target.device)
     scale = torch.tensor(1024.0, device=target.device)
     exact = None
@@ -123,7 +123,7 @@ def test_gradient_scale_keeps_half_gradients(target: Target):
 @pytest.mark.parametrize("n_rays", [0, 5])
 @pytest.mark.parametrize("capacity", [0, 4])
 def test_no_samples(target: Target, n_rays: int, capacity: int, poisoned_empty: None):
-    require(target, "ray_losses")
+    require(target)
     zeros = torch.zeros(capacity, device=target.device)
     offsets = torch.zeros(n_rays + 1, dtype=torch.int32, device=target.device)
     for kept in (None, torch.tensor(0, dtype=torch.int32, device=target.device)):
@@ -137,7 +137,7 @@ def test_no_samples(target: Target, n_rays: int, capacity: int, poisoned_empty: 
 
 
 def test_a_sample_that_is_not_a_number_spoils_no_other(target: Target):
-    require(target, "ray_losses")
+    require(target)
     samples = samples_to(make_samples(8), target.device)
     raw = _logits(samples).to(target.device)
     raw[5, 3] = float("nan")
@@ -186,7 +186,7 @@ def test_errors_name_the_argument():
 
 
 def test_no_gradient_wanted(target: Target):
-    require(target, "ray_losses")
+    require(target)
     samples = samples_to(make_samples(6), target.device)
     raw = _logits(samples).to(target.device)
     outputs, _ = run(target.backend, lambda raw: ray_losses(raw, samples, RULES["all"]), {"raw": raw}, [])

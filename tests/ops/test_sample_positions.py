@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.sample_positions import sample_positions
+from nerfturbo.ops.positions import sample_positions
 from nerfturbo.types import Aabb, PackedSamples
 
 from .cases import Target, assert_close, compare, generator, require
@@ -33,7 +33,7 @@ def make_samples(n_rays: int, device: str, tail: int = 5) -> PackedSamples:
 @pytest.mark.parametrize("aabb", [None, BOX], ids=["world", "box"])
 def test_matches_reference(sized: tuple[Target, int], aabb: Aabb | None, poisoned_empty: None):
     target, n = sized
-    require(target, "sample_positions")
+    require(target)
     samples = make_samples(n, target.device)
     inputs = {
         "origins": torch.randn(n, 3, generator=generator(1)),
@@ -50,7 +50,7 @@ def test_matches_reference(sized: tuple[Target, int], aabb: Aabb | None, poisone
 @pytest.mark.parametrize("contraction", ["sphere", "cube"])
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_contracts_as_the_reference(target: Target, contraction: str, differentiable: bool):
-    require(target, "sample_positions")
+    require(target)
     samples = make_samples(63, target.device)
     inputs = {name: torch.randn(63, 3, generator=generator(i)) for i, name in enumerate(("origins", "directions"))}
 
@@ -70,7 +70,7 @@ def test_gradcheck():
 
 
 def test_box_corners_map_to_unit_cube(target: Target):
-    require(target, "sample_positions")
+    require(target)
     samples = PackedSamples.from_counts(torch.ones(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2))
     samples = PackedSamples(
         *(t.to(target.device) for t in (samples.t_starts, samples.t_ends, samples.ray_indices, samples.offsets))
@@ -82,7 +82,7 @@ def test_box_corners_map_to_unit_cube(target: Target):
 
 
 def test_no_rays(target: Target):
-    require(target, "sample_positions")
+    require(target)
     samples = PackedSamples(
         torch.zeros(3), torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     )

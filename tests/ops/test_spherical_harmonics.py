@@ -20,7 +20,7 @@ def _directions(n: int) -> torch.Tensor:
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_matches_reference(sized: tuple[Target, int], degree: int, poisoned_empty: None):
     target, n = sized
-    require(target, "spherical_harmonics")
+    require(target)
     compare(
         target,
         lambda directions: spherical_harmonics(directions, degree),
@@ -31,19 +31,19 @@ def test_matches_reference(sized: tuple[Target, int], degree: int, poisoned_empt
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_directions_are_widened(target: Target, dtype: torch.dtype):
-    require(target, "spherical_harmonics")
+    require(target)
     inputs = {"directions": _directions(33).to(dtype)}
     compare(target, spherical_harmonics, inputs, ["directions"])
 
 
 def test_no_directions(target: Target):
-    require(target, "spherical_harmonics")
+    require(target)
     compare(target, spherical_harmonics, {"directions": torch.zeros(0, 3)}, ["directions"])
 
 
 def test_orthonormal(target: Target):
     """The integral over the sphere of products is the identity: a Fibonacci lattice is a good quadrature."""
-    require(target, "spherical_harmonics")
+    require(target)
     n = target.pick(20_000, 500)
     index = torch.arange(n, dtype=torch.float64) + 0.5
     z, angle = 1.0 - 2.0 * index / n, index * math.pi * (3.0 - math.sqrt(5.0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.step_state import COLUMNS, RayBudget, StepState, record_step
+from nerfturbo.ops.adam import COLUMNS, RayBudget, StepState, record_step
 
 from .cases import Target, assert_close, require
 
@@ -25,7 +25,7 @@ def values(device: str, n_samples: int, n_marched: int) -> dict[str, torch.Tenso
     [(500, 500, 200), (2000, 2000, 64), (1000, 8000, 64), (800, 800, 125), (0, 0, 200)],
 )
 def test_adapts_to_the_budget(target: Target, n_samples: int, n_marched: int, wanted: int):
-    require(target, "step_state")
+    require(target)
     state = StepState.create(step=7, n_active=100, length=4, device=target.device)
     with use_backend(target.backend):  # type: ignore[arg-type]
         record_step(state, values(target.device, n_samples, n_marched), BUDGET)
@@ -40,7 +40,7 @@ def test_adapts_to_the_budget(target: Target, n_samples: int, n_marched: int, wa
 
 
 def test_many_steps_match_the_reference(target: Target):
-    require(target, "step_state")
+    require(target)
     states = []
     for backend in (target.backend, "reference"):
         state = StepState.create(step=0, n_active=300, length=8, device=target.device)

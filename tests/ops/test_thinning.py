@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import compact, composite, random_bits, use_backend
-from nerfturbo.ops.ngp_visibility import ngp_visibility
-from nerfturbo.ops.reference.composite import composite as plain_composite
-from nerfturbo.ops.thinning import LONGEST, Thinning, stretched, thin_codes
+from nerfturbo.ops.composite import LONGEST, Thinning, stretched, thin_codes
+from nerfturbo.ops.composite.reference import composite as plain_composite
+from nerfturbo.ops.ngp import ngp_visibility
 from nerfturbo.types import PackedSamples
 
 from .cases import Target, assert_close, assert_packed, generator, make_rays, make_samples, require, samples_to
@@ -118,7 +118,7 @@ def test_gradient_is_right_on_average():
 @pytest.mark.parametrize("limit", [0.01, 0.2])
 def test_same_choice_on_every_backend(sized: tuple[Target, int], limit: float, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "thinning")
+    require(target)
     optical, samples = _fog(n_rays)
     optical[::7] = float("nan")  # counts as nothing
     thinning = Thinning(limit, _phases(n_rays))
@@ -132,7 +132,7 @@ def test_same_choice_on_every_backend(sized: tuple[Target, int], limit: float, p
 @pytest.mark.parametrize("share", [None, 0.5, 2.0])
 def test_compact_stretches_on_every_backend(sized: tuple[Target, int], share: float | None, poisoned_empty: None):
     target, n_rays = sized
-    require(target, "packed")
+    require(target)
     samples = samples_to(make_samples(n_rays, tail=9), target.device)
     codes = torch.randint(0, 65, (samples.capacity,), generator=generator(), dtype=torch.uint8)
     capacity = None if share is None else max(1, int(share * samples.capacity))
@@ -156,7 +156,7 @@ def test_stretching_keeps_middles_and_multiplies_lengths():
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 def test_visibility_thins_alike(target: Target, eps: float, poisoned_empty: None):
     """Equal to weights of everything, then codes, but where rounding decides."""
-    require(target, "ngp_visibility")
+    require(target)
     samples = make_samples(target.pick(300, 24), tail=5)
     origins, directions = (value.to(target.device) for value in make_rays(samples.n_rays))
     samples, field = samples_to(samples, target.device), field_to(make_field(), target.device)
@@ -176,7 +176,7 @@ def test_visibility_thins_alike(target: Target, eps: float, poisoned_empty: None
 
 
 def test_nothing_to_thin(target: Target):
-    require(target, "ngp_visibility")
+    require(target)
     samples = samples_to(make_samples(0), target.device)
     field, nothing = field_to(make_field(), target.device), torch.zeros(0, 3, device=target.device)
     thinning = Thinning(0.1, torch.zeros(0, dtype=torch.int32, device=target.device))

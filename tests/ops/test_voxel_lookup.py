@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, use_backend
-from nerfturbo.ops.voxel_lookup import VoxelIndex, VoxelTables, voxel_density, voxel_lookup
+from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, voxel_density, voxel_lookup
 
 from .cases import Target, assert_close, compare, generator, make_positions, require, spare_interpreter
 from .voxel_cases import index_to, make_tables, make_voxels
@@ -37,19 +37,19 @@ def check(target: Target, n: int, n_basis: int, wanted: list[str]) -> None:
 @pytest.mark.usefixtures("poisoned_empty")
 def test_matches_reference(sized: tuple[Target, int]) -> None:
     target, n = sized
-    require(target, "voxel_lookup")
+    require(target)
     check(target, n, 4, ["positions", "basis", "density", "color"])
 
 
 @pytest.mark.parametrize("n_basis", [1, 9, 16])
 def test_other_degrees(target: Target, n_basis: int) -> None:
-    require(target, "voxel_lookup")
+    require(target)
     spare_interpreter(target, unless=n_basis == 9)
     check(target, target.pick(257, 20), n_basis, ["density", "color"])
 
 
 def test_nothing_at_all(target: Target) -> None:
-    require(target, "voxel_lookup")
+    require(target)
     check(target, 0, 4, ["density", "color"])
 
 
@@ -68,7 +68,7 @@ def test_gradients_of_the_reference() -> None:
 
 
 def test_exact_at_stored_nodes_and_empty_at_missing_ones(target: Target) -> None:
-    require(target, "voxel_lookup")
+    require(target)
     resolution = 11
     index, nodes = make_voxels(resolution)
     tables = make_tables(nodes.shape[0], 1)
@@ -86,7 +86,7 @@ def test_exact_at_stored_nodes_and_empty_at_missing_ones(target: Target) -> None
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_no_seams_at_voxel_faces_stored_or_not(target: Target, share: float) -> None:
     """Just before and just behind a face, both values are the same, whatever of its two voxels is stored."""
-    require(target, "voxel_lookup")
+    require(target)
     index, nodes = make_voxels(share=share)
     index, r = index_to(index, target.device), index.resolution
     tables = VoxelTables(*(table.to(target.device) for table in make_tables(nodes.shape[0], 4)))
@@ -105,7 +105,7 @@ def test_no_seams_at_voxel_faces_stored_or_not(target: Target, share: float) -> 
 
 
 def test_density_alone_is_the_last_column(target: Target) -> None:
-    require(target, "voxel_lookup")
+    require(target)
     n = target.pick(500, 30)
     index, nodes = make_voxels()
     index, rays = index_to(index, target.device), rays_for(n).to(target.device)
@@ -122,7 +122,7 @@ def test_density_alone_is_the_last_column(target: Target) -> None:
 @pytest.mark.usefixtures("poisoned_empty")
 @pytest.mark.parametrize("half", [None, torch.float16])
 def test_a_sink_takes_the_gradients_and_unused_rows_give_none(target: Target, half: torch.dtype | None) -> None:
-    require(target, "voxel_lookup")
+    require(target)
     n, used = target.pick(200, 33), target.pick(150, 21)
     index, nodes = make_voxels()
     index, rays = index_to(index, target.device), rays_for(n).to(target.device)
@@ -149,7 +149,7 @@ def test_a_sink_takes_the_gradients_and_unused_rows_give_none(target: Target, ha
 
 
 def test_a_sink_reports_a_gradient_that_is_not_finite(target: Target) -> None:
-    require(target, "voxel_lookup")
+    require(target)
     index, nodes = make_voxels()
     index, rays = index_to(index, target.device), rays_for(5).to(target.device)
     given = {name: value.to(target.device) for name, value in inputs_for(5, 4, nodes.shape[0]).items()}

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from nerfturbo.fields.voxel_structure import split_nodes
 from nerfturbo.ops import GradientSink, use_backend
-from nerfturbo.ops.voxel_lookup import VoxelTables
-from nerfturbo.ops.voxel_variation import voxel_variation
+from nerfturbo.ops.voxels import VoxelTables, voxel_variation
 
 from .cases import Target, assert_close, compare, generator, require
 from .voxel_cases import index_to, make_tables, make_voxels
@@ -25,7 +24,7 @@ def drawn(n: int, m: int) -> Tensor:
 @pytest.mark.usefixtures("poisoned_empty")
 def test_matches_reference(sized: tuple[Target, int]) -> None:
     target, m = sized
-    require(target, "voxel_variation")
+    require(target)
     index, nodes = make_voxels()
     tables, chosen = make_tables(nodes.shape[0], 9), drawn(nodes.shape[0], m).to(target.device)
     index, nodes = index_to(index, target.device), nodes.to(target.device)
@@ -50,7 +49,7 @@ def test_gradients_of_the_reference() -> None:
 
 
 def test_a_ramp_has_its_slope_and_a_constant_none(target: Target) -> None:
-    require(target, "voxel_variation")
+    require(target)
     resolution = 5
     index, nodes = make_voxels(resolution, 1.0)
     x, y, z = split_nodes(nodes, resolution)
@@ -64,7 +63,7 @@ def test_a_ramp_has_its_slope_and_a_constant_none(target: Target) -> None:
 
 
 def test_steps_down_the_gradient_make_it_smooth(target: Target) -> None:
-    require(target, "voxel_variation")
+    require(target)
     index, nodes = make_voxels(4, 0.9)
     index, nodes = index_to(index, target.device), nodes.to(target.device)
     tables = VoxelTables(*(t.to(target.device).requires_grad_() for t in make_tables(nodes.shape[0], 1)))
@@ -81,7 +80,7 @@ def test_steps_down_the_gradient_make_it_smooth(target: Target) -> None:
 
 
 def test_a_sink_takes_the_gradient(target: Target) -> None:
-    require(target, "voxel_variation")
+    require(target)
     index, nodes = make_voxels(4, 0.9)
     index, nodes = index_to(index, target.device), nodes.to(target.device)
     chosen = drawn(nodes.shape[0], 20).to(target.device)

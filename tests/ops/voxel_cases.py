@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nerfturbo.fields.voxel_structure import build_structure, node_keys, split_nodes
-from nerfturbo.ops.voxel_lookup import VoxelIndex, VoxelTables, color_width
+from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width
 
 from .cases import generator
 

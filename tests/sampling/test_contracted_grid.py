@@ -9,7 +9,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.errors import InputError
-from nerfturbo.ops.contraction import fold, unfold, unit_positions
+from nerfturbo.ops.positions import fold, unfold, unit_positions
 from nerfturbo.sampling import ContractedGrid, Draw, RaySpan
 from nerfturbo.sampling.visible_cells import Frusta
 from nerfturbo.types import Aabb, Rays

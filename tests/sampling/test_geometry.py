@@ -17,7 +17,7 @@ from nerfturbo import (
     volume_rendering,
 )
 from nerfturbo.config import GridConfig
-from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.ops.march import unpack_bits
 from nerfturbo.types import PackedSamples
 
 BOX = Aabb.cube(1.0)

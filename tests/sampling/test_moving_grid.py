@@ -9,7 +9,7 @@ import torch
 
 from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
-from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.ops.march import unpack_bits
 from nerfturbo.rendering.render import ray_marching
 from nerfturbo.sampling.occupancy_grid import OccupancyGrid
 from nerfturbo.types import Aabb, Rays

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
-from nerfturbo.ops.occupancy import unpack_bits
-from nerfturbo.ops.reference.march import is_occupied
+from nerfturbo.ops.march import unpack_bits
+from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.types import Aabb
 

@@ -12,7 +12,7 @@ from torch import nn
 import nerfturbo as nt
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout
-from nerfturbo.ops.spacing import spread, unwarp, warp
+from nerfturbo.ops.intervals import spread, unwarp, warp
 from nerfturbo.sampling import Draw, HierarchyEstimator, Histogram, RayEstimator, RaySpan, annealing, interlevel_loss
 from nerfturbo.sampling.histograms import density_weights, outer_weights, resample
 from nerfturbo.types import Aabb, Rays

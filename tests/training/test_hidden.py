@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.ops.march import unpack_bits
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
 from nerfturbo.training.hidden import hide_unseen, shown_cells

@@ -14,7 +14,7 @@ from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.errors import CheckpointError, InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.ops.march import unpack_bits
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
 from nerfturbo.training.initialise import KEEP, ZOO, part_names, save_field, zoo_names

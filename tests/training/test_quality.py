@@ -14,7 +14,7 @@ from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.export.onnx import plain_field
 from nerfturbo.fields import AntiAliasedNGP
 from nerfturbo.ops import composite, use_backend, visibility
-from nerfturbo.ops.ray_losses import RayLossRule, ray_losses
+from nerfturbo.ops.composite_loss import RayLossRule, ray_losses
 from nerfturbo.presets import preset
 from nerfturbo.rendering.frame import FrameRenderer
 from nerfturbo.rendering.render import field_functions, volume_rendering

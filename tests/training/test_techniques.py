@@ -12,7 +12,7 @@ from nerfturbo.data.coarse import shrunken
 from nerfturbo.fields import VanillaNeRF, vanilla
 from nerfturbo.fields.vanilla import SMALLEST_PIECE
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.occupancy import unpack_bits
+from nerfturbo.ops.march import unpack_bits
 from nerfturbo.training import Trainer
 from nerfturbo.types import Aabb
 

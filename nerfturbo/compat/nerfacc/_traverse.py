@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...ops import march
-from ...ops.march import OccupancyBits, StepRule
-from ...ops.occupancy import pack_bits
+from ...ops.march import OccupancyBits, StepRule, pack_bits
 from ...types import Aabb, PackedSamples
 from ._rays import indices_of, offsets_of_counts, remembered, version_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.cpu._launch import array, jit, launch
+from ...ops._cpu import array, jit, launch
 from .lattice import BLOCK, CELLS, TEXELS, SparseBlocks
 
 GRAIN = 4096

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....ops import compact, march, visibility
-from ....ops.march import OccupancyBits, StepRule
-from ....ops.occupancy import decay_and_max, pack_bits
+from ....ops.march import OccupancyBits, StepRule, decay_and_max, pack_bits
 from ....types import PackedSamples
 from .._rays import packed_info_of, recall, remember, remembered, version_of
 from .._traverse import Grids, Planes, nested_box, traverse

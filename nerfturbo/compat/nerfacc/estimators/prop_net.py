@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ....errors import InputError
-from ....ops.spacing import Warp, spread
+from ....ops.intervals import Warp, spread
 from ..data_specs import RayIntervals
 from ..pdf import importance_sampling, searchsorted
 from ..volrend import render_transmittance_from_density

@@ -1,0 +1,192 @@
+"""Compile the kernels of a training step before it starts, saying which: a first start should not seem to hang.
+
+numba compiles a kernel at its first call and keeps it on disk: beside this file where that folder can be written, else
+in the user's cache folder, or in NUMBA_CACHE_DIR. Later starts load it in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...types import Aabb, PackedSamples
+from .._sink import GradientSink
+from ..adam import AdamRule, AdamState
+from ..adam import cpu as adam
+from ..composite_loss import LossRule
+from ..composite_loss import cpu as composite_loss
+from ..frame import RoundLimits, start_rays
+from ..frame import cpu as frame
+from ..hash_encode import HashLayout
+from ..hash_encode import cpu as hash_encode
+from ..march import OccupancyBits, StepRule
+from ..march import cpu as march
+from ..ngp import NgpDensity, NgpWeights
+from ..ngp import cpu as ngp
+from ..packed import cpu as packed
+from ..pixels import PixelPool
+from ..pixels import cpu as pixels
+from ..positions import cpu as positions_kernels
+from ..random import cpu as random
+from ..spherical_harmonics import cpu as spherical_harmonics
+
+# Kernels that a training step calls, by op.
+_STEP_KERNELS = {
+    "adam": ("_update", "_square_sums"),
+    "composite_loss": ("_forward",),
+    "frame": ("_find_all", "_fit", "_write", "_absorb"),
+    "hash_encode": ("_prepare", "_encode", "_scatter"),
+    "march": ("_mark_bricks", "_count", "_write", "_gather", "_decay", "_raise", "_sum_seen", "_pack"),
+    "ngp": ("_forward", "_backward", "_density", "_place", "_advance"),
+    "packed": ("_fit", "_count_kept", "_move_kept"),
+    "pixels": ("_look_up",),
+    "positions": ("_place",),
+    "spherical_harmonics": ("_evaluate",),
+}
+# The slower half, which a second process compiles.
+_HELPED = ("networks and loss", "hash_encode", "adam", "rendering")
+# What it can do on top when it starts while the scene is still being read or rendered.
+HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact", "occupancy grid", "occupancy bits")
+
+
+def warmup(report: Callable[[str], None], *, n_features: int = 4, helper: CompileHelper | None = None) -> None:
+    """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
+
+    `n_features` of the hash grid, which the encoder's kernels are specialised on. numba compiles on one core; where
+    there are more, a second process compiles a part of the kernels into the same cache: `helper`, if one was started
+    before, as it can be while a scene is read.
+    """
+    steps = dict(_steps(n_features))
+    cached = is_cached()
+    with contextlib.ExitStack() as stack:
+        if helper is None and not cached:
+            helper = stack.enter_context(CompileHelper(n_features))
+        helped = () if helper is None or cached else helper.names
+        for name in [name for name in steps if name not in helped]:
+            report(name)
+            steps[name]()
+        if helped and helper is not None:
+            report(", ".join(helped))
+            helper.wait()
+            for name in helped:  # from the cache; or, had the helper failed, compiled here after all
+                steps[name]()
+
+
+class CompileHelper:
+    """A second process that compiles the slower part of the kernels; nothing is lost if it fails.
+
+    It starts only where there is a core for it.
+    """
+
+    def __init__(self, n_features: int = 4, names: tuple[str, ...] = _HELPED) -> None:
+        self.names, self._process = names, None
+        if torch.get_num_threads() < 2:
+            self.names = ()
+            return
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as w; w.compile_part({n_features}, {names!r})"
+        )
+        nothing = subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            command = [sys.executable, "-c", code]
+            self._process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing)
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Until it is done, or the time is over."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=timeout)
+
+    def __enter__(self) -> CompileHelper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def compile_part(n_features: int, names: Sequence[str] = _HELPED) -> None:
+    """What the second process does."""
+    steps = dict(_steps(n_features))
+    for name in names:
+        steps[name]()
+
+
+def is_cached() -> bool:
+    """Whether the kernels of a training step lie on disk, compiled: a guess that costs a few milliseconds."""
+    try:
+        return all(kernel._cache._cache_file._load_index() for kernel in _kernels())
+    except (AttributeError, OSError):
+        return False
+
+
+def _kernels() -> Iterator[Any]:
+    for op, names in _STEP_KERNELS.items():
+        module = importlib.import_module(f"..{op}.cpu", __package__)
+        for kernel in (getattr(module, name) for name in names):
+            if hasattr(kernel._cache, "_cache_file"):  # not where there is no place for a cache
+                yield kernel
+
+
+def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name and call of each op, in the order of a training step."""
+    origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
+    box, device = Aabb.cube(1.0), torch.device("cpu")
+    grid = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), box, 4)
+    camera = (torch.eye(3, 4)[None], torch.ones(1, 4))
+    pool = PixelPool(torch.zeros(1, 4, dtype=torch.uint8), torch.tensor([0, 1]), torch.tensor([1]), *camera)
+    yield "draw_pixels", lambda: pixels.draw_pixels(pool, 1, seed=0, step=0, first=0)
+    yield "random", lambda: random.random_uniform(1, columns=3, seed=0, stream=0, step=0, first=0, device=device)
+    options = {"jitter": torch.zeros(1), "limits": None, "capacity": None, "n_active": None}
+    yield "march", lambda: march.march(origins, directions, grid, StepRule(0.5), **options)
+
+    layout = HashLayout(n_levels=1, n_features=n_features, log2_entries=6, base_resolution=2, max_resolution=2)
+    table = torch.zeros(layout.n_entries, n_features, requires_grad=True)
+    sizes = ((4, layout.n_outputs), (16, 4), (4, 32), (4, 4), (3, 4))
+    weights = NgpWeights(*(torch.zeros(size, requires_grad=True) for size in sizes))
+    samples = PackedSamples.from_counts(torch.tensor([1]), torch.ones(1), torch.ones(1) * 2)
+    field = NgpDensity(box, table, layout, weights[:2])
+    limits: dict[str, Any] = {"early_stop_eps": 1e-4, "alpha_thre": 0.0}
+    yield "visibility", lambda: ngp.ngp_visibility(origins, directions, samples, field, **limits)
+    keep = torch.ones(1, dtype=torch.bool)
+    yield "compact", lambda: packed.compact(samples, keep, capacity=None)
+
+    sink = GradientSink((torch.zeros_like(table),))
+    weight_sink = GradientSink(tuple(torch.zeros_like(weight) for weight in weights))
+    positions = positions_kernels.sample_positions(origins, directions, samples, aabb=box)
+    yield "hash_encode", lambda: hash_encode.hash_encode(positions, table, layout, sink=sink).sum().backward()
+    yield "spherical_harmonics", lambda: spherical_harmonics.spherical_harmonics(directions, 4)
+
+    def network() -> None:
+        encoding = hash_encode.hash_encode(positions, table, layout, sink=sink)
+        angular = spherical_harmonics.spherical_harmonics(directions, 4)
+        raw = ngp.ngp_field(encoding, angular, samples.ray_indices, weights, sink=weight_sink)
+        background, target = torch.zeros(1, 3), torch.zeros(1, 4)
+        rest = {"density_bias": 0.0, "early_stop_eps": 0.0, "gradient_scale": None}
+        composite_loss.composite_loss(raw, samples, background, target, rule=LossRule(), **rest)[0].backward()
+
+    yield "networks and loss", network
+    buffer, number = torch.zeros(4), torch.zeros(())
+    state, rule = AdamState.of(buffer), AdamRule()
+    adam_options = {"rule": rule, "half": None, "grad_scale": None, "found_inf": None}
+    yield "adam", lambda: adam.adam_update(buffer, torch.ones(4), state, torch.ones(()), **adam_options)
+    yield "gradient check", lambda: adam.check_gradients([buffer], number)
+    cells, density = torch.zeros(1, dtype=torch.int64), torch.zeros(32)
+    yield "occupancy grid", lambda: march.decay_and_max(density, cells, torch.ones(1), 0.95)
+    yield "occupancy bits", lambda: march.threshold_bits(density, torch.zeros(1, dtype=torch.int32), 0.01)
+
+    def rendering() -> None:
+        live = start_rays(origins, directions, grid, StepRule(0.5))
+        found = frame.next_samples(live, rows=8, limits=RoundLimits(), aabb=box)
+        hash_encode.hash_encode(found.positions, table.detach(), layout)
+        density, rgb = torch.ones(found.positions.shape[0]), torch.zeros(found.positions.shape[0], 3)
+        frame.absorb_samples(live, found, density, rgb, early_stop_eps=1e-4, alpha_thre=0.0, logits=True)
+
+    yield "rendering", rendering

@@ -1,0 +1,107 @@
+"""Adam on a CPU: one pass over memory instead of torch's dozen, for fp32; the rest takes the reference.
+
+Decomposition: a task = a chunk of parameters. The norm of the gradients sums chunks in fp64, in order: deterministic.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._cpu import array, as_float32, jit, launch
+from . import AdamRule, AdamState, reference
+
+CHUNK = 1 << 16
+ZERO = np.float32(0.0)
+
+
+@jit(exact=True)
+def _update(
+    first, last, params, grad, moment1, moment2, scale, rate1, rate2, lr, beta1, beta2, rest1, rest2, eps, decay,
+    decoupled, skip,
+):  # fmt: skip
+    """rate1 = 1 / (1 - beta1^t), rest1 = 1 - beta1, both rounded once to fp32; rate2 and rest2 likewise.
+
+    Every entry is computed and the untouched ones selected away: so it compiles to vectors, four times as fast.
+    """
+    l2 = ZERO if decoupled else decay
+    shrink = lr * decay if decoupled else ZERO
+    own, slope, mean, square = params[first:last], grad[first:last], moment1[first:last], moment2[first:last]
+    for i in range(own.shape[0]):
+        raw, p, m, v = slope[i], own[i], mean[i], square[i]
+        keep = skip and raw == ZERO
+        g = raw * scale + l2 * p
+        new_m, new_v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
+        change = lr * (new_m * rate1) / (np.float32(math.sqrt(new_v * rate2)) + eps) + shrink * p
+        mean[i] = m if keep else new_m
+        square[i] = v if keep else new_v
+        own[i] = p if keep else p - change
+        slope[i] = ZERO
+
+
+@jit(exact=True)
+def _square_sums(first, last, values, sums):
+    """sums[chunk] of the squares in chunks first ... last - 1, four at a time: they can be added side by side."""
+    for chunk in range(first, last):
+        part = values[chunk * CHUNK : (chunk + 1) * CHUNK]
+        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+        rest = part.shape[0] % 4
+        for i in range(rest, part.shape[0], 4):
+            a += np.float64(part[i]) * part[i]
+            b += np.float64(part[i + 1]) * part[i + 1]
+            c += np.float64(part[i + 2]) * part[i + 2]
+            d += np.float64(part[i + 3]) * part[i + 3]
+        for i in range(rest):
+            a += np.float64(part[i]) * part[i]
+        sums[chunk] = (a + b) + (c + d)
+
+
+def adam_update(
+    params: Tensor,
+    grad: Tensor,
+    state: AdamState,
+    lr: Tensor,
+    *,
+    rule: AdamRule,
+    half: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    if any(t.dtype != torch.float32 for t in (grad, state.first, state.second)):
+        reference.adam_update(params, grad, state, lr, rule=rule, half=half, grad_scale=grad_scale, found_inf=found_inf)
+        return
+    if found_inf is not None and found_inf.item() != 0:  # on a CPU reading a number costs nothing
+        grad.zero_()
+        return
+    time = state.step.item() + 1
+    numbers = [
+        1.0 if grad_scale is None else 1.0 / grad_scale.item(),
+        1.0 / (1.0 - rule.betas[0] ** time),
+        1.0 / (1.0 - rule.betas[1] ** time),
+        lr.item(),
+        *rule.betas,
+        1.0 - rule.betas[0],
+        1.0 - rule.betas[1],
+        rule.eps,
+        rule.weight_decay,
+    ]
+    arrays = [t.detach().view(-1).numpy() for t in (params, grad, state.first, state.second)]
+    flags = (rule.decoupled, rule.skip_untouched)
+    launch(_update, params.numel(), CHUNK, *arrays, *(np.float32(x) for x in numbers), *flags)
+    if half is not None:
+        half.copy_(params)
+
+
+def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
+    square = 0.0
+    for grad in grads:
+        sums = np.empty(-(-grad.numel() // CHUNK))
+        launch(_square_sums, sums.shape[0], 1, array(as_float32("grads", grad)).reshape(-1), sums)
+        square += float(sums.sum())
+    norm = torch.tensor(square, dtype=torch.float32).sqrt()
+    if not torch.isfinite(norm):
+        found_inf.fill_(1.0)
+    return norm

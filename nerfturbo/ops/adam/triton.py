@@ -1,0 +1,274 @@
+"""Adam in one pass over memory.
+
+One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. The master,
+its moments and the gradient are read once; master, moments, half copy and the zeroed gradient are written once: 34
+bytes per parameter with an fp32 gradient, 30 with a half one. With `skip_untouched`, rows of four without gradient
+read and write nothing else. The non-finite flag is read before the first write, so a skipped step is skipped
+everywhere.
+
+dtypes: fp32 master; moments, gradient and copy of any float type; fp32 arithmetic. Deterministic. Formulas:
+docs/ops/adam.md.
+
+The step's counters in one launch of one program. No atomics; everything is fp32 or integer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from .._triton import CompileCase, check_kernel_float
+from .._triton.launch import cdiv, launchable
+from . import COLUMNS, MAX_GROWTH, MIN_RAYS, AdamRule, AdamState, RayBudget, ScaleRule, StepState
+
+BLOCK, WARPS = 1024, 8
+CHECK_BLOCK, CHECK_PROGRAMS = 4096, 512
+
+
+@launchable(do_not_specialize=["n"])
+def _adam_kernel(
+    p_params, p_half, p_first, p_second, p_grad, p_step, p_lr, p_grad_scale, p_found_inf, n,
+    log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay,
+    DECAY: tl.constexpr, SKIP: tl.constexpr, ROWS_OF_4: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """DECAY: 0 none, 1 into the gradient, 2 decoupled. rest = 1 - beta, rounded once."""
+    i_row = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    i = i_row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    if ROWS_OF_4:
+        m = (i_row.to(tl.int64) * 4 < n)[:, None]  # one mask per row of four keeps loads 16 bytes wide
+    else:
+        m = i < n
+    skipped = False
+    if p_found_inf is not None:
+        skipped = tl.load(p_found_inf) != 0.0
+    if skipped:
+        tl.store(p_grad + i, tl.zeros([BLOCK // 4, 4], p_grad.dtype.element_ty), mask=m)
+    else:
+        time = (tl.load(p_step) + 1).to(tl.float32)
+        lr = tl.load(p_lr)
+        correct1 = 1.0 - tl.exp2(time * log2_beta1)
+        correct2 = 1.0 - tl.exp2(time * log2_beta2)
+        raw = tl.load(p_grad + i, mask=m, other=0.0).to(tl.float32)
+        if SKIP:
+            m = m & (tl.max((raw != 0.0).to(tl.int32), 1) != 0)[:, None]
+        params = tl.load(p_params + i, mask=m, other=0.0)
+        first = tl.load(p_first + i, mask=m, other=0.0).to(tl.float32)
+        second = tl.load(p_second + i, mask=m, other=0.0).to(tl.float32)
+        grad = raw
+        if p_grad_scale is not None:
+            grad = raw * (1.0 / tl.load(p_grad_scale))
+        if DECAY == 1:
+            grad += weight_decay * params
+        new_first = beta1 * first + rest1 * grad
+        new_second = beta2 * second + rest2 * grad * grad
+        change = lr * (new_first / correct1) / (tl.sqrt(new_second / correct2) + eps)
+        if DECAY == 2:
+            change += lr * weight_decay * params
+        new_params = params - change
+        if SKIP:
+            touched = raw != 0.0
+            new_first = tl.where(touched, new_first, first)
+            new_second = tl.where(touched, new_second, second)
+            new_params = tl.where(touched, new_params, params)
+        tl.store(p_params + i, new_params, mask=m)
+        tl.store(p_first + i, new_first.to(p_first.dtype.element_ty), mask=m)
+        tl.store(p_second + i, new_second.to(p_second.dtype.element_ty), mask=m)
+        if p_half is not None:
+            tl.store(p_half + i, new_params.to(p_half.dtype.element_ty), mask=m)
+        tl.store(p_grad + i, tl.zeros([BLOCK // 4, 4], p_grad.dtype.element_ty), mask=m)
+
+
+@launchable(do_not_specialize=["n"])
+def _norm_kernel(p_grad, p_sums, n, BLOCK: tl.constexpr):
+    """Sum of squares of every num_programs-th block: one number per program."""
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        grad = tl.load(p_grad + i, mask=i < n, other=0.0).to(tl.float32)
+        b_sum += grad * grad
+    tl.store(p_sums + tl.program_id(0), tl.sum(b_sum, 0))
+
+
+@launchable
+def _norm_finish_kernel(p_sums, p_norm, p_found_inf, n_sums, BLOCK: tl.constexpr):
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n_sums, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        b_sum += tl.load(p_sums + i, mask=i < n_sums, other=0.0)
+    norm = tl.sqrt(tl.sum(b_sum, 0))
+    tl.store(p_norm, norm)
+    if (norm < float("inf")) == 0:  # NaN is not below infinity either
+        tl.store(p_found_inf, 1.0)
+
+
+@launchable
+def _finish_kernel(p_step, p_found_inf, p_scale, p_good, p_skipped, growth, backoff, interval, lowest, highest):
+    bad = tl.load(p_found_inf) != 0.0
+    tl.store(p_step, tl.load(p_step) + tl.where(bad, 0, 1))
+    if p_skipped is not None:
+        tl.store(p_skipped, tl.load(p_skipped) + tl.where(bad, 1, 0))
+    if p_scale is not None:
+        good = tl.where(bad, 0, tl.load(p_good) + 1)
+        grow = good >= interval
+        scale = tl.load(p_scale) * tl.where(bad, backoff, tl.where(grow, growth, 1.0))
+        tl.store(p_scale, tl.minimum(tl.maximum(scale, lowest), highest))
+        tl.store(p_good, tl.where(grow, 0, good))
+    tl.store(p_found_inf, 0.0)
+
+
+def adam_update(
+    params: Tensor,
+    grad: Tensor,
+    state: AdamState,
+    lr: Tensor,
+    *,
+    rule: AdamRule,
+    half: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    check_kernel_float(grad=grad, first=state.first, second=state.second, half=half)
+    n = params.numel()
+    if n == 0:
+        return
+    decay = 0 if rule.weight_decay == 0 else 2 if rule.decoupled else 1
+    _adam_kernel[(cdiv(n, BLOCK),)](
+        p_params=params, p_half=half, p_first=state.first, p_second=state.second, p_grad=grad, p_step=state.step,
+        p_lr=lr, p_grad_scale=grad_scale, p_found_inf=found_inf, n=n,
+        log2_beta1=_log2(rule.betas[0]), log2_beta2=_log2(rule.betas[1]), beta1=rule.betas[0], beta2=rule.betas[1],
+        rest1=1.0 - rule.betas[0], rest2=1.0 - rule.betas[1], eps=rule.eps, weight_decay=rule.weight_decay,
+        DECAY=decay, SKIP=rule.skip_untouched, ROWS_OF_4=n % 4 == 0, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _log2(beta: float) -> float:
+    return math.log2(beta) if beta > 0 else -1e30
+
+
+def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
+    check_kernel_float(**{f"grads[{index}]": grad for index, grad in enumerate(grads)})
+    flat = [grad.contiguous() for grad in grads if grad.numel()]
+    counts = [min(cdiv(grad.numel(), CHECK_BLOCK), CHECK_PROGRAMS) for grad in flat]
+    sums = torch.empty(sum(counts), dtype=torch.float32, device=found_inf.device)
+    norm = torch.empty((), dtype=torch.float32, device=found_inf.device)
+    first = 0
+    for grad, count in zip(flat, counts, strict=True):
+        _norm_kernel[(count,)](p_grad=grad, p_sums=sums[first:], n=grad.numel(), BLOCK=CHECK_BLOCK, num_warps=8)
+        first += count
+    _norm_finish_kernel[(1,)](p_sums=sums, p_norm=norm, p_found_inf=found_inf, n_sums=first, BLOCK=512, num_warps=4)
+    return norm
+
+
+def finish_step(
+    step: Tensor,
+    found_inf: Tensor,
+    *,
+    scale: Tensor | None,
+    good_steps: Tensor | None,
+    skipped: Tensor | None,
+    rule: ScaleRule,
+) -> None:
+    _finish_kernel[(1,)](
+        p_step=step, p_found_inf=found_inf, p_scale=scale, p_good=good_steps, p_skipped=skipped,
+        growth=rule.growth, backoff=rule.backoff, interval=rule.growth_interval, lowest=rule.lowest,
+        highest=rule.highest, num_warps=1,
+    )  # fmt: skip
+
+
+def _adam_case(grad: str, skip: bool, scalars: bool = True) -> CompileCase:
+    pointers = {"p_params": "fp32", "p_half": "fp16", "p_first": "fp32", "p_second": "fp32", "p_grad": grad}
+    pointers |= {"p_step": "i64", "p_lr": "fp32"}
+    constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
+    if scalars:
+        pointers |= {"p_grad_scale": "fp32", "p_found_inf": "fp32"}
+    else:
+        constexprs |= {"p_grad_scale": None, "p_found_inf": None}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
+    numbers = ["log2_beta1", "log2_beta2", "beta1", "beta2", "rest1", "rest2", "eps", "weight_decay"]
+    name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}"
+    # For sm_80 the assembler stays at 32 registers for full occupancy and parks two numbers of the fp16 case.
+    spills = 8 if grad == "fp16" else 0
+    types = signature | dict.fromkeys(numbers, "fp32")
+    return CompileCase(_adam_kernel, types, constexprs, WARPS, max_spills=spills, name=name)
+
+
+COMPILE_CASES = [
+    *(_adam_case(grad, skip) for grad in ("fp32", "fp16") for skip in (False, True)),
+    _adam_case("fp32", False, scalars=False),
+    CompileCase(
+        _norm_kernel, {"p_grad": "*fp32", "p_sums": "*fp32", "n": "i32"}, {"BLOCK": CHECK_BLOCK}, 8, name="norm"
+    ),
+]
+
+
+@launchable(do_not_specialize=["samples", "marched", "max_rays", "length"])
+def _record_kernel(
+    p_step, p_active, p_totals, p_ring,
+    p_loss, p_mse, p_rays, p_samples, p_marched, p_found_inf, p_scale,
+    samples, marched, max_rays, length,
+    COLUMNS: tl.constexpr, MIN_RAYS: tl.constexpr, MAX_GROWTH: tl.constexpr,
+):  # fmt: skip
+    step = tl.load(p_step)
+    active = tl.load(p_active)
+    n_rays, n_samples, n_marched = tl.load(p_rays), tl.load(p_samples), tl.load(p_marched)
+    p_row = p_ring + (step % length) * COLUMNS
+    tl.store(p_row, tl.load(p_loss))
+    tl.store(p_row + 1, tl.load(p_mse))
+    tl.store(p_row + 2, n_rays.to(tl.float32))
+    tl.store(p_row + 3, n_samples.to(tl.float32))
+    tl.store(p_row + 4, n_marched.to(tl.float32))
+    tl.store(p_row + 5, tl.load(p_found_inf))
+    tl.store(p_row + 6, tl.load(p_scale))
+    tl.store(p_row + 7, active.to(tl.float32))
+    tl.store(p_totals, tl.load(p_totals) + n_rays)
+    tl.store(p_totals + 1, tl.load(p_totals + 1) + n_samples)
+    fill = samples.to(tl.float32) / tl.maximum(n_samples.to(tl.float32), 1.0)
+    march = marched.to(tl.float32) / tl.maximum(n_marched.to(tl.float32), 1.0)
+    growth = tl.minimum(tl.minimum(fill, march), MAX_GROWTH)
+    wanted = tl.floor(active.to(tl.float32) * growth)
+    wanted = tl.minimum(tl.maximum(wanted, MIN_RAYS), max_rays.to(tl.float32))
+    tl.store(p_active, wanted.to(tl.int32))
+    tl.store(p_step, step + 1)
+
+
+def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
+    _record_kernel[(1,)](
+        state.step,
+        state.n_active,
+        state.totals,
+        state.ring,
+        *(values[name] for name in COLUMNS[:-1]),
+        budget.samples,
+        budget.marched,
+        budget.max_rays,
+        state.ring.shape[0],
+        COLUMNS=len(COLUMNS),
+        MIN_RAYS=MIN_RAYS,
+        MAX_GROWTH=MAX_GROWTH,
+        num_warps=1,
+    )
+
+
+COMPILE_CASES += [
+    CompileCase(
+        _record_kernel,
+        {
+            "p_step": "*i64",
+            "p_active": "*i32",
+            "p_totals": "*i64",
+            "p_ring": "*fp32",
+            "p_loss": "*fp32",
+            "p_mse": "*fp32",
+            "p_rays": "*i32",
+            "p_samples": "*i32",
+            "p_marched": "*i32",
+            "p_found_inf": "*fp32",
+            "p_scale": "*fp32",
+            **dict.fromkeys(("samples", "marched", "max_rays", "length"), "i32"),
+        },
+        {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH},
+    )
+]

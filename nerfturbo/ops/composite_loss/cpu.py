@@ -1,0 +1,286 @@
+"""Compositing, colour loss and their gradient, ray by ray.
+
+Decomposition: a task = a chunk of rays. A ray is walked to its end for its colour and, once its error is known, back to
+its start for the gradient of the loss to the logits; the backward only multiplies by the gradient that arrives. With
+g_i = sum over channels of dL/dcolour * (rgb_i - background), the gradient that reaches weight i,
+
+    dL/dlogit_3 = density_i * length_i * (T_i e_i g_i - sum_{j > i} w_j g_j)
+    dL/dlogit_c = w_i * dL/dcolour_c * rgb_ic * (1 - rgb_ic).
+
+Logits are read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deterministic. Rows that no ray
+owns are never read.
+
+The regularisers of rays and their gradient, ray by ray.
+
+Decomposition: a task = a chunk of rays. A ray is walked to its end for its weights and sums, and back for the gradient.
+With g_i = dL/dw_i (for the distortion 2 (sum_j w_j |m_i - m_j| + w_i length_i / 3) / unit, for the opacity
+log((1 - O) / O)),
+
+    dL/dlogit_i = tau_i * (T_i (1 - alpha_i) g_i - sum_{j > i} w_j g_j + 4 sparsity tau_i / (1 + 2 tau_i^2)).
+
+Lengths are measured from the ray's first sample. fp32; the sum over rays in fp64, in order: deterministic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...types import PackedSamples
+from .._cpu import array, as_float32, jit, launch
+from . import SURE, LossRule, RayLossRule
+from .reference import MAX_EXPONENT
+
+CHUNK = 64  # rays
+ZERO, ONE, HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
+_HIGHEST = np.float32(MAX_EXPONENT)
+
+
+@jit(inline=True)
+def _density(logit, bias):
+    return np.float32(math.exp(min(logit + bias, _HIGHEST)))
+
+
+@jit(inner=True)
+def _march_ray(begin, end, starts, ends, raw, bias, eps, colour, weights, passed, rgb):
+    """Colour of one ray into `colour`; returns its opacity. Sample k of it leaves its weight, T_i e_i (-1: no weight)
+    and colour in the scratch arrays."""
+    through, opacity = ONE, ZERO
+    for k in range(end - begin):
+        i = begin + k
+        decay = np.float32(math.expm1(-_density(raw[3, i], bias) * (ends[i] - starts[i])))  # -alpha
+        if not -decay >= ZERO or through < eps:
+            passed[k] = -ONE
+            continue
+        weight = -decay * through
+        through += decay * through
+        weights[k], passed[k] = weight, through
+        opacity += weight
+        for channel in range(3):
+            value = ONE / (ONE + np.float32(math.exp(-raw[channel, i])))
+            rgb[channel, k] = value
+            colour[channel] += weight * value
+    return opacity
+
+
+@jit(inline=True)
+def _value_and_slope(error, huber, delta):
+    size = abs(error)
+    if not huber:
+        return error * error, error + error
+    if size <= delta:
+        return error * error / (delta + delta), error / delta
+    return size - HALF * delta, math.copysign(ONE, error)
+
+
+@jit()
+def _forward(
+    first, last, offsets, starts, ends, raw, background, target,
+    n_kept, bias, eps, huber, delta, share, losses, out, grad,
+):  # fmt: skip
+    """losses (n_rays, 2): sums over channels of value and squared error. share: of one value in the mean. grad (4, n)
+    receives the gradient of the loss, unless it is empty."""
+    longest = 0
+    for ray in range(first, last):
+        longest = max(longest, offsets[ray + 1] - offsets[ray])
+    weights, passed = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    rgb, colour, slope = np.empty((3, longest), np.float32), np.empty(3, np.float32), np.empty(3, np.float32)
+    for ray in range(first, last):
+        begin, end = offsets[ray], offsets[ray + 1]
+        colour[:] = ZERO
+        opacity = _march_ray(begin, end, starts, ends, raw, bias, eps, colour, weights, passed, rgb)
+        losses[ray, 0], losses[ray, 1] = 0.0, 0.0
+        for channel in range(3):
+            behind = background[ray, channel]
+            goal = target[ray, channel]
+            if target.shape[1] == 4:
+                goal = goal * target[ray, 3] + behind * (ONE - target[ray, 3])
+            out[ray, channel] = colour[channel] + behind * (ONE - opacity)
+            error = out[ray, channel] - goal
+            value, rise = _value_and_slope(error, huber, delta)
+            slope[channel] = rise * share if ray < n_kept else ZERO
+            if ray < n_kept:
+                losses[ray, 0] += value
+                losses[ray, 1] += error * error
+        if grad.shape[0] == 0:
+            continue
+        later = ZERO  # sum of w_j g_j over the samples behind
+        for k in range(end - begin - 1, -1, -1):
+            i = begin + k
+            if passed[k] < ZERO:
+                grad[0, i], grad[1, i], grad[2, i], grad[3, i] = ZERO, ZERO, ZERO, ZERO
+                continue
+            g = ZERO
+            for channel in range(3):
+                value = rgb[channel, k]
+                g += slope[channel] * (value - background[ray, channel])
+                grad[channel, i] = weights[k] * slope[channel] * value * (ONE - value)
+            grad[3, i] = _density(raw[3, i], bias) * (ends[i] - starts[i]) * (passed[k] * g - later)
+            later += weights[k] * g
+
+
+class _CompositeLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        raw: Tensor,
+        samples: PackedSamples,
+        background: Tensor,
+        target: Tensor,
+        rule: LossRule,
+        numbers: tuple[float, float],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n_rays, used = samples.n_rays, int(samples.offsets[-1])
+        kept = n_rays if samples.n_rays_kept is None else min(int(samples.n_rays_kept), n_rays)
+        share = 1.0 / (3 * max(kept, 1))
+        grad = torch.empty(4 if ctx.needs_input_grad[0] else 0, samples.capacity)
+        grad[:, used:] = 0.0
+        losses, rgb = np.empty((n_rays, 2)), torch.empty(n_rays, 3)
+        intervals = (array(samples.offsets), array(samples.t_starts.float()), array(samples.t_ends.float()))
+        pictures = (array(background.float()), array(target.float()))
+        settings = (*(np.float32(x) for x in numbers), rule.kind == "huber", np.float32(rule.delta), np.float32(share))
+        logits = array(as_float32("raw", raw).t())
+        launch(
+            _forward, n_rays, CHUNK, *intervals, logits, *pictures, kept, *settings, losses, rgb.numpy(), grad.numpy()
+        )
+        loss, mse = (torch.tensor(total * share, dtype=torch.float32) for total in losses.sum(axis=0))
+        ctx.save_for_backward(grad)
+        ctx.dtype = raw.dtype
+        ctx.mark_non_differentiable(mse, rgb)
+        return loss, mse, rgb
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_loss: Tensor, g_mse: Tensor, g_rgb: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        scale = float(g_loss)
+        result = grad if scale == 1.0 else grad * scale
+        return result.t().to(ctx.dtype), None, None, None, None, None  # raw, samples, background, target, rule, numbers
+
+
+def composite_loss(
+    raw: Tensor,
+    samples: PackedSamples,
+    background: Tensor,
+    target: Tensor,
+    *,
+    rule: LossRule,
+    density_bias: float,
+    early_stop_eps: float,
+    gradient_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _CompositeLoss.apply(
+        raw, samples, background.detach(), target.detach(), rule, (density_bias, early_stop_eps)
+    )
+
+
+TWO, FOUR, THIRD = np.float32(2.0), np.float32(4.0), np.float32(1.0 / 3.0)
+LOW, HIGH = np.float32(SURE), np.float32(1.0 - SURE)
+
+
+@jit(inner=True)
+def _walk(begin, end, starts, ends, logits, bias, sparsity, scratch):
+    """Weight, T (1 - alpha) (-1: no weight), tau, middle, and the sums of w and w m before sample k, as rows of
+    `scratch`; returns the ray's sums: w, w m, distortion times unit, sparsity."""
+    through, total, moment, spread, fog = ONE, ZERO, ZERO, ZERO, ZERO
+    for k in range(end - begin):
+        i = begin + k
+        length = ends[i] - starts[i]
+        tau = _density(logits[i], bias) * length
+        decay = np.float32(math.expm1(-tau))  # -alpha
+        middle = (starts[i] + ends[i]) * HALF - (starts[begin] + ends[begin]) * HALF
+        if not -decay >= ZERO:
+            scratch[1, k] = -ONE
+            continue
+        weight = -decay * through
+        through += decay * through
+        scratch[0, k], scratch[1, k], scratch[2, k], scratch[3, k] = weight, through, tau, middle
+        scratch[4, k], scratch[5, k] = total, moment
+        spread += TWO * weight * (middle * total - moment) + weight * weight * length * THIRD
+        total += weight
+        moment += weight * middle
+        if sparsity > ZERO:
+            fog += np.float32(math.log1p(TWO * tau * tau))
+    return total, moment, spread, fog
+
+
+@jit()
+def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, bias, weights, share, losses, grad):
+    """weights: of distortion over unit, opacity, sparsity. grad (n,) is written unless it is empty."""
+    distortion, entropy, sparsity = weights[0], weights[1], weights[2]
+    longest = 0
+    for ray in range(first, last):
+        longest = max(longest, offsets[ray + 1] - offsets[ray])
+    scratch = np.empty((6, longest), np.float32)
+    for ray in range(first, last):
+        begin, end = offsets[ray], offsets[ray + 1]
+        losses[ray] = 0.0
+        if ray >= n_kept:
+            if grad.shape[0]:
+                grad[begin:end] = ZERO
+            continue
+        total, _, spread, fog = _walk(begin, end, starts, ends, logits, bias, sparsity, scratch)
+        opacity = min(max(total, LOW), HIGH)
+        rest = np.float32(math.log1p(-opacity))
+        solid = np.float32(math.log(opacity))
+        losses[ray] = distortion * spread + sparsity * fog - entropy * (opacity * solid + (ONE - opacity) * rest)
+        if grad.shape[0] == 0:
+            continue
+        rise = entropy * (rest - solid) if LOW < total < HIGH else ZERO
+        later, after, after_moment = ZERO, ZERO, ZERO  # sums behind the sample: w g, w, w m
+        for k in range(end - begin - 1, -1, -1):
+            i = begin + k
+            if scratch[1, k] < ZERO:
+                grad[i] = ZERO
+                continue
+            weight, tau, middle = scratch[0, k], scratch[2, k], scratch[3, k]
+            far = middle * scratch[4, k] - scratch[5, k] + after_moment - middle * after
+            g = TWO * distortion * (far + weight * (ends[i] - starts[i]) * THIRD) + rise
+            slope = scratch[1, k] * g - later + FOUR * sparsity * tau / (ONE + TWO * tau * tau)
+            grad[i] = share * tau * slope
+            later += weight * g
+            after += weight
+            after_moment += weight * middle
+
+
+class _RayLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule, density_bias: float) -> Tensor:
+        n_rays, used = samples.n_rays, int(samples.offsets[-1])
+        kept = n_rays if samples.n_rays_kept is None else min(int(samples.n_rays_kept), n_rays)
+        share = 1.0 / max(kept, 1)
+        grad = torch.empty(samples.capacity if ctx.needs_input_grad[0] else 0)
+        grad[used:] = 0.0
+        losses = np.empty(n_rays)
+        intervals = (array(samples.offsets), array(samples.t_starts.float()), array(samples.t_ends.float()))
+        weights = np.array([rule.distortion / rule.unit, rule.opacity, rule.sparsity], np.float32)
+        logits = array(as_float32("raw", raw[:, 3]))
+        settings = (kept, np.float32(density_bias), weights, np.float32(share))
+        launch(_losses_forward, n_rays, CHUNK, *intervals, logits, *settings, losses, grad.numpy())
+        ctx.save_for_backward(grad)
+        ctx.dtype = raw.dtype
+        return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        out = torch.zeros(4, grad.shape[0])
+        torch.mul(grad, float(arrived), out=out[3])
+        return out.t().to(ctx.dtype), None, None, None  # raw, samples, rule, density_bias
+
+
+def ray_losses(
+    raw: Tensor,
+    samples: PackedSamples,
+    *,
+    rule: RayLossRule,
+    density_bias: float,
+    gradient_scale: Tensor | None,
+) -> Tensor:
+    return _RayLosses.apply(raw, samples, rule, density_bias)

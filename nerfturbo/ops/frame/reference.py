@@ -1,0 +1,112 @@
+"""Front-to-back rounds in plain torch: each marches all that is left of every live ray and takes its beginning."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...types import Aabb, PackedSamples
+from ..march import OccupancyBits
+from ..march.reference import inverse_lattice, lattice, march
+from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WINDOW, LiveRays, NextSamples, RoundLimits
+
+MAX_EXPONENT = 15.0
+
+
+def summarize_grid(grid: OccupancyBits) -> None:
+    return None
+
+
+def _rest(live: LiveRays, rays: Tensor) -> PackedSamples:
+    """All samples of these rays from their next lattice step on."""
+    step = live.state[rays, STEP]
+    limits = torch.full((rays.shape[0], 2), float("inf"), device=step.device)
+    limits[:, 0] = (lattice(live.rule, step) + lattice(live.rule, step + 1.0)) * 0.5
+    return march(
+        live.origins[rays], live.directions[rays], live.grid, live.rule,
+        jitter=None, limits=limits, capacity=None, n_active=None,
+    )  # fmt: skip
+
+
+def _beginning(samples: PackedSamples, k: Tensor, limit: Tensor) -> Tensor:
+    """(n,) bool: the samples of one round, `limit` of each ray within a window of lattice steps k."""
+    ray = samples.ray_indices.long()
+    first = samples.offsets[:-1].long()[ray]
+    rank = torch.arange(ray.shape[0], device=ray.device) - first
+    return (rank < limit[ray]) & (k - k[first] < WINDOW)
+
+
+def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb | None) -> NextSamples:
+    n_live, device = int(live.n_live), live.state.device
+    rays = live.places[live.side, :n_live].long()
+    rest = _rest(live, rays)
+    k = inverse_lattice(live.rule, rest.t_starts).round()
+    keep = _beginning(rest, k, limits.of(live.state[rays, TAKEN]))
+    place = rest.ray_indices.long()
+    counts = torch.zeros(n_live, dtype=torch.int64, device=device).index_add_(0, place, keep.long())
+    counts = torch.where(torch.cumsum(counts, 0) <= rows, counts, 0)  # who does not fit waits
+    waits = (rest.packed_info[:, 1] > 0) & (counts == 0)
+    keep &= ~waits[place]
+    n = int(keep.sum())
+
+    last = torch.full((n_live,), -1.0, device=device).scatter_reduce_(0, place[keep], k[keep], "amax")
+    live.state[rays, STEP] = torch.where(waits, live.state[rays, STEP], torch.where(counts > 0, last + 1.0, -1.0))
+    live.state[rays, TAKEN] += counts
+    spans = torch.zeros(2, live.state.shape[0], dtype=torch.int32, device=device)
+    spans[0, :n_live], spans[1, :n_live] = torch.cumsum(counts, 0) - counts, counts
+    live.counts[2] = n
+
+    owner = rays[place[keep]]
+    t_starts, t_ends = rest.t_starts[keep], rest.t_ends[keep]
+    positions = live.origins[owner] + live.directions[owner] * ((t_starts + t_ends) * 0.5)[:, None]
+    if aabb is not None:
+        positions = aabb.normalize(positions)
+    return NextSamples(positions, t_starts, t_ends, owner.int(), spans, live.counts[2])
+
+
+def activate(density: Tensor, rgb: Tensor, logits: bool) -> tuple[Tensor, Tensor]:
+    density, rgb = density.float(), rgb.float()
+    return (torch.exp(density.clamp(max=MAX_EXPONENT)), torch.sigmoid(rgb)) if logits else (density, rgb)
+
+
+def absorb_samples(
+    live: LiveRays,
+    samples: NextSamples,
+    density: Tensor,
+    rgb: Tensor,
+    *,
+    early_stop_eps: float,
+    alpha_thre: float | Tensor,
+    logits: bool,
+) -> None:
+    n_live = int(live.n_live)
+    rays = live.places[live.side, :n_live].long()
+    first, count = samples.spans[:, :n_live].long()
+    density, rgb = activate(density, rgb, logits)
+    state = live.state[rays]
+    for j in range(int(count.max()) if n_live else 0):
+        row = torch.where(j < count, first + j, 0)
+        t0, t1 = samples.t_starts[row], samples.t_ends[row]
+        decay = torch.expm1(-density[row] * (t1 - t0))  # -alpha
+        lit = (j < count) & (-decay >= alpha_thre) & (state[:, THROUGH] >= early_stop_eps)
+        decay = torch.where(lit, decay, 0.0)
+        weight = -decay * state[:, THROUGH]
+        state[:, THROUGH] += decay * state[:, THROUGH]
+        state[:, DEPTH] += weight * ((t0 + t1) * 0.5)
+        colour = torch.where(lit[:, None], rgb[row], 0.0)
+        state[:, COLOR : COLOR + live.channels] += weight[:, None] * colour
+    live.state[rays] = state
+    alive = (state[:, STEP] >= 0.0) & (state[:, THROUGH] >= early_stop_eps)
+    survivors = rays[alive]
+    live.places[1 - live.side, : survivors.shape[0]] = survivors.int()
+    live.counts[1 - live.side] = survivors.shape[0]
+    live.counts[2] = 0
+
+
+def finish_rays(live: LiveRays, background: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    through, depth = live.state[:, THROUGH], live.state[:, DEPTH]
+    rgb = live.state[:, COLOR : COLOR + live.channels]
+    if background is not None:
+        rgb = rgb + through[:, None] * background
+    opacity = 1.0 - through
+    return rgb.clamp(0.0, 1.0), opacity, depth / opacity.clamp(min=1e-6)

@@ -1,0 +1,566 @@
+"""The arithmetic of the hash grid that its kernels share: cells, table rows, level constants on the device.
+
+Gradient of the hash encoding to its table: weight times incoming gradient, added to eight corners per sample.
+
+One program = BLOCK samples of one level, level fastest in the grid. Atomic additions, which are not deterministic:
+
+- PAIR: the two corners along x that are neighbours in the table go out as one block of 2 F numbers, which becomes a
+  vector atomic (fp32: compute capability 9.0 and up; fp16: two numbers everywhere, more from 9.0 on). Where fp32
+  vectors are missing, pairs win nothing and each corner goes out alone.
+- RUNS: on coarse levels consecutive samples of a ray share a cell, and thousands of atomics would queue for few rows.
+  A segmented scan over the samples of one warp adds them up first; only the last sample of a run writes.
+- FIXED, the deterministic mode: sums are int64 fixed-point numbers, and integer addition knows no order. The scale is
+  a power of two from the largest incoming gradient, so that the sum cannot overflow and keeps ~40 bits. It costs 8
+  bytes per number of the table, one more pass over it, and scalar 64-bit atomics.
+
+Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
+
+Forward: one program = BLOCK samples of one level, level fastest in the grid, so that neighbouring programs read the
+same positions. The two corners along x are neighbours in the table wherever `row0 ^ row1 == 1` (the first hash prime
+is 1), and one load of 2 F numbers fetches both; where they are not, a second load of F numbers is predicated on. The
+result is stored feature-major: an (n_levels * F, n) buffer, transposed.
+
+Backward to the table: `_hash_backward.py`. Backward to positions: one program = BLOCK samples, all levels in turn, so
+no atomics.
+
+dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Forward and position gradients are
+deterministic. Derivation: docs/ops/hash_encode.md.
+
+Level weights in one pass over the encoding: one program = BLOCK samples of one level.
+
+Encoding fp16/bf16/fp32 with any strides (feature-major from `hash_encode`); the result has its dtype and layout; fp32
+inside. The backward is the forward on the gradient. No atomics.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...errors import InputError
+from .._sink import GradientSink, zero_tail
+from .._triton import (
+    INTERPRETED,
+    CompileCase,
+    check_kernel_float,
+    clamp_unit,
+    empty_in_layout_of,
+    feature_major,
+    load_point,
+    used_rows,
+)
+from .._triton.launch import cdiv, launchable
+from . import HashLayout
+
+
+@functools.lru_cache(maxsize=64)
+def level_constants(layout: HashLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(n_levels, 4) int32: first row / 8, nodes, mask of a hashed level (-1: dense), unused; (n_levels,) fp32 scales.
+
+    Rows start at multiples of 8, so the first row stays in 32 bits however large the table is.
+    """
+    rows = [(lv.offset // 8, lv.nodes, lv.size - 1 if lv.hashed else -1, 0) for lv in layout.levels]
+    constants = torch.tensor(rows, dtype=torch.int32).to(device)
+    return constants, torch.tensor([lv.scale for lv in layout.levels], dtype=torch.float32).to(device)
+
+
+@triton.jit
+def cell_of(x, scale):
+    """Cell and fraction of a coordinate along one axis."""
+    p = clamp_unit(x) * scale + 0.5
+    cell = p.to(tl.int32)  # p >= 0.5, so truncation is floor
+    return cell, p - cell.to(tl.float32)
+
+
+@triton.jit
+def row_of(x, y, z, nodes, hash_mask):
+    """Row of a node within its level; 32-bit products wrap, which the mask of a hashed level makes exact."""
+    if hash_mask >= 0:
+        row = (x ^ (y * -1640531535) ^ (z * 805459861)) & hash_mask
+    else:
+        row = x + nodes * (y + nodes * z)
+    return row
+
+
+@triton.jit
+def load_level(p_levels, p_scales, i_level):
+    """First row (int64), nodes, hash mask and scale of a level."""
+    p = p_levels + i_level * 4
+    return tl.load(p).to(tl.int64) * 8, tl.load(p + 1), tl.load(p + 2), tl.load(p_scales + i_level)
+
+
+BLOCK, WARPS = 128, 4
+RUN_BLOCK, RUN_WARPS = 32, 1
+RUN_SCALE = 450.0  # levels up to this many cells across the box are added up in runs first
+
+
+@triton.jit
+def _join_runs(flag_a, a, flag_b, b):
+    """Segmented addition: a set flag starts a new run."""
+    return flag_a | flag_b, tl.where(flag_b != 0, b, a + b)
+
+
+@triton.jit
+def _add(p, b_value, m, p_scale):
+    """Atomic addition of a block [BLOCK, k], as fixed-point numbers where a scale is given."""
+    if p_scale is not None:
+        b_value = b_value * tl.load(p_scale)
+    tl.atomic_add(p, b_value.to(p.dtype.element_ty), mask=m[:, None], sem="relaxed")
+
+
+@triton.jit
+def _add_pair(p_level, row0, row1, b_near, b_far, m, p_scale, F: tl.constexpr, BLOCK: tl.constexpr):
+    """Both corners along x, [BLOCK, F] each: one block where they are neighbours in the table, else two."""
+    i_feature = tl.arange(0, F)
+    paired = (row0 ^ row1) == 1
+    odd = ((row0 & 1) != 0)[:, None]
+    b_pair = tl.join(tl.where(odd, b_far, b_near), tl.where(odd, b_near, b_far))  # [BLOCK, F, 2]
+    b_pair = tl.reshape(tl.permute(b_pair, (0, 2, 1)), [BLOCK, 2 * F])
+    p = p_level + ((row0 >> 1) * (2 * F))[:, None] + tl.arange(0, 2 * F)[None, :]
+    _add(p, b_pair, m & paired, p_scale)
+    m_lone = m & (paired == 0)
+    _add(p_level + (row0 * F)[:, None] + i_feature[None, :], b_near, m_lone, p_scale)
+    _add(p_level + (row1 * F)[:, None] + i_feature[None, :], b_far, m_lone, p_scale)
+
+
+@triton.jit
+def _load_gradient(p_grad, p_found_inf, i, m, stride_gn, stride_gf, i_level, F: tl.constexpr, BLOCK: tl.constexpr):
+    """[BLOCK, F]: the incoming gradients of a level; and which rows hold any."""
+    b_grad = tl.zeros([BLOCK, F], tl.float32)
+    m_any = i < 0
+    for f in tl.static_range(F):
+        p = p_grad + i.to(tl.int64) * stride_gn + (i_level * F + f).to(tl.int64) * stride_gf
+        grad = tl.load(p, mask=m, other=0.0).to(tl.float32)
+        m_any = m_any | (grad != 0.0)
+        if p_found_inf is not None:
+            bad = (grad != grad) | (tl.abs(grad) == float("inf"))
+            tl.store(p_found_inf + i * 0, tl.full([BLOCK], 1.0, tl.float32), mask=bad)
+        b_grad = tl.where((tl.arange(0, F) == f)[None, :], grad[:, None], b_grad)
+    return b_grad, m_any
+
+
+@triton.jit
+def _cell(p_positions, i, m, stride_xn, stride_xc, scale):
+    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    ix, fx = cell_of(x, scale)
+    iy, fy = cell_of(y, scale)
+    iz, fz = cell_of(z, scale)
+    return ix, iy, iz, fx, fy, fz
+
+
+@triton.jit
+def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz, BLOCK: tl.constexpr):
+    """First and last sample of each run of consecutive samples in one cell, within this block."""
+    i_block = tl.arange(0, BLOCK)
+    m_before = (i < n_used) & (i_block > 0)
+    jx, jy, jz, _x, _y, _z = _cell(p_positions, i - 1, m_before, stride_xn, stride_xc, scale)
+    first = (i_block == 0) | (jx != ix) | (jy != iy) | (jz != iz)
+    m_after = (i + 1 < n_used) & (i_block < BLOCK - 1)
+    jx, jy, jz, _x, _y, _z = _cell(p_positions, i + 1, m_after, stride_xn, stride_xc, scale)
+    last = (m_after == 0) | (jx != ix) | (jy != iy) | (jz != iz)
+    return first, last
+
+
+@launchable(do_not_specialize=["n", "first_level"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
+def _backward_table_kernel(
+    p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
+    stride_xn, stride_xc, stride_gn, stride_gf,
+    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    i_level = first_level + tl.program_id(0) % LEVELS
+    start = (tl.program_id(0) // LEVELS) * BLOCK
+    n_used = used_rows(p_used, n)
+    if start < n_used:
+        i = start + tl.arange(0, BLOCK)
+        m = i < n_used
+        b_grad, m_write = _load_gradient(p_grad, p_found_inf, i, m, stride_gn, stride_gf, i_level, F=F, BLOCK=BLOCK)
+        offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
+        ix, iy, iz, fx, fy, fz = _cell(p_positions, i, m, stride_xn, stride_xc, scale)
+        flags = tl.zeros([BLOCK, F], tl.int32)
+        if RUNS:
+            first, last = _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz, BLOCK=BLOCK)
+            flags += first.to(tl.int32)[:, None]
+            m_write = m & last
+        for c in tl.static_range(4):
+            jy, jz = iy + (c & 1), iz + (c >> 1)
+            weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+            row0 = row_of(ix, jy, jz, nodes, hash_mask)
+            row1 = row_of(ix + 1, jy, jz, nodes, hash_mask)
+            b_near = (weight * (1.0 - fx))[:, None] * b_grad
+            b_far = (weight * fx)[:, None] * b_grad
+            if RUNS:
+                _flags, b_near = tl.associative_scan((flags, b_near), 0, _join_runs)
+                _flags, b_far = tl.associative_scan((flags, b_far), 0, _join_runs)
+            if PAIR:
+                _add_pair(p_table + offset * F, row0, row1, b_near, b_far, m_write, p_scale, F=F, BLOCK=BLOCK)
+            else:
+                p = p_table + offset * F + tl.arange(0, F)[None, :]
+                _add(p + (row0 * F)[:, None], b_near, m_write, p_scale)
+                _add(p + (row1 * F)[:, None], b_far, m_write, p_scale)
+
+
+@functools.lru_cache(maxsize=16)
+def _vector_atomics(device: torch.device) -> bool:
+    """Whether blocks of two and four fp32 numbers are one atomic operation."""
+    if device.type != "cuda":
+        return True  # the interpreter takes either; exercise the one that fast GPUs take
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _launch(
+    sums: Tensor, scale: Tensor | None, found_inf: Tensor | None, positions: Tensor, grad: Tensor, layout: HashLayout,
+    n_used: Tensor | None, first: int, count: int, runs: bool,
+) -> None:  # fmt: skip
+    if count == 0:
+        return
+    n, block = positions.shape[0], RUN_BLOCK if runs else BLOCK
+    levels, scales = level_constants(layout, sums.device)
+    # A vector atomic holds 16 bytes.
+    pair = 2 * layout.n_features * sums.element_size() <= 16
+    pair = pair and (sums.dtype == torch.float16 or _vector_atomics(sums.device))
+    _backward_table_kernel[(cdiv(n, block) * count,)](
+        p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
+        p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
+        stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+        stride_gn=grad.stride(0), stride_gf=grad.stride(1),
+        LEVELS=count, F=layout.n_features, BLOCK=block, PAIR=pair, RUNS=runs, num_warps=RUN_WARPS if runs else WARPS,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _coarse_levels(layout: HashLayout) -> int:
+    return sum(level.scale <= RUN_SCALE for level in layout.levels)
+
+
+def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The power of two that makes gradients integers, and its inverse (NaN where the gradient is not finite)."""
+    largest = zero_tail(grad, n_used).abs().amax().float()
+    _, exponent = torch.frexp(largest)
+    bits = 61 - math.ceil(math.log2(8 * grad.shape[0]))  # as if every corner of every sample met in one row
+    power = (bits - exponent).clamp(-120, 120).float()
+    power = torch.where(torch.isfinite(largest), power, torch.zeros_like(power))
+    inverse = torch.where(torch.isfinite(largest), torch.exp2(-power), torch.full_like(power, float("nan")))
+    return torch.exp2(power), inverse
+
+
+def add_table_gradient(
+    buffer: Tensor,
+    positions: Tensor,
+    grad: Tensor,
+    layout: HashLayout,
+    n_used: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """buffer += gradient of the table, for the incoming gradient (n, n_levels * n_features) in any strides."""
+    if buffer.dtype not in (torch.float32, torch.float16):
+        raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
+    if positions.shape[0] == 0:
+        return
+    n_coarse = _coarse_levels(layout)
+    sums, scale, inverse = buffer, None, None
+    if torch.are_deterministic_algorithms_enabled():
+        scale, inverse = _fixed_point_scale(grad, n_used)
+        sums = torch.zeros(buffer.shape, dtype=torch.int64, device=buffer.device)
+    common = (sums, scale, found_inf, positions, grad, layout, n_used)
+    _launch(*common, 0, n_coarse, True)
+    _launch(*common, n_coarse, layout.n_levels - n_coarse, False)
+    if inverse is not None:
+        buffer.add_(sums.to(torch.float32) * inverse)
+
+
+def _table_case(dtype: str, features: int, runs: bool, pair: bool = True, scale: str | None = None) -> CompileCase:
+    signature = {
+        "p_positions": "*fp32", "p_grad": "*fp16", "p_table": f"*{dtype}", "p_levels": "*i32", "p_scales": "*fp32",
+        "p_used": "*i32", "p_found_inf": "*fp32", "n": "i32", "first_level": "i32",
+        "stride_xc": "i32", "stride_gf": "i32",
+    }  # fmt: skip
+    constexprs = {
+        "LEVELS": 8, "F": features, "BLOCK": RUN_BLOCK if runs else BLOCK, "PAIR": pair, "RUNS": runs,
+        "stride_xn": 1, "stride_gn": 1, "p_scale": None,
+    }  # fmt: skip
+    if scale is not None:
+        del constexprs["p_scale"]
+        signature["p_scale"] = scale
+    kind = "runs" if runs else "each"
+    return CompileCase(
+        _backward_table_kernel, signature, constexprs, RUN_WARPS if runs else WARPS,
+        name=f"table-{dtype}-{features}-{kind}{'' if pair else '-lone'}",
+    )  # fmt: skip
+
+
+COMPILE_CASES = [
+    *(
+        _table_case(dtype, features, runs)
+        for dtype, features in (("fp32", 2), ("fp16", 2), ("fp16", 4))
+        for runs in (True, False)
+    ),
+    *(_table_case("fp32", features, runs, pair=False) for features in (2, 4) for runs in (True, False)),
+    *(_table_case("i64", 2, runs, pair=False, scale="*fp32") for runs in (True, False)),
+]
+
+
+@triton.jit
+def _blend_x(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
+    """The two corners along x times `weight`: [BLOCK, 2 F] from the pair, [BLOCK, F] from a lone second corner."""
+    i_pair = tl.arange(0, 2 * F)
+    paired = (row0 ^ row1) == 1
+    b_pair = tl.load(p_level + ((row0 >> 1) * (2 * F))[:, None] + i_pair[None, :], mask=m[:, None], other=0.0)
+    m_lone = m & (paired == 0)
+    b_lone = tl.load(p_level + (row1 * F)[:, None] + tl.arange(0, F)[None, :], mask=m_lone[:, None], other=0.0)
+    near, far = weight * (1.0 - fx), weight * fx
+    first = (i_pair // F)[None, :] == (row0 & 1)[:, None]  # which half of the pair is the near corner
+    b_weight = tl.where(first, near[:, None], tl.where(paired, far, 0.0)[:, None])
+    return b_weight * b_pair.to(tl.float32), far[:, None] * b_lone.to(tl.float32)
+
+
+# One sample a thread: what a stride is divisible by helps no access, and would have these compiled per number of rows.
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_of"])
+def _forward_kernel(
+    p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_of,
+    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_level = tl.program_id(0) % LEVELS
+    i = (tl.program_id(0) // LEVELS) * BLOCK + tl.arange(0, BLOCK)
+    n_used = used_rows(p_used, n)
+    m = i < n_used
+    b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
+    b_lone = tl.zeros([BLOCK, F], tl.float32)
+    if (tl.program_id(0) // LEVELS) * BLOCK < n_used:
+        offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
+        x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+        ix, fx = cell_of(x, scale)
+        iy, fy = cell_of(y, scale)
+        iz, fz = cell_of(z, scale)
+        for c in tl.static_range(4):
+            weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+            row0 = row_of(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+            row1 = row_of(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+            pair, lone = _blend_x(p_table + offset * F, row0, row1, fx, weight, m, F)
+            b_pair += pair
+            b_lone += lone
+    m_row = i < n  # rows past the used ones become zero
+    for f in tl.static_range(F):
+        # The column index of a register is a constant, so these sums are register picks, not reductions.
+        value = tl.sum(tl.where((tl.arange(0, 2 * F) % F == f)[None, :], b_pair, 0.0), 1)
+        value += tl.sum(tl.where((tl.arange(0, F) == f)[None, :], b_lone, 0.0), 1)
+        tl.store(p_out + (i_level * F + f).to(tl.int64) * stride_of + i, value.to(p_out.dtype.element_ty), mask=m_row)
+
+
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
+def _backward_positions_kernel(
+    p_positions, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_gn, stride_gf,
+    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < used_rows(p_used, n)
+    i_feature = tl.arange(0, F)
+    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    gx = tl.zeros([BLOCK], tl.float32)
+    gy = tl.zeros([BLOCK], tl.float32)
+    gz = tl.zeros([BLOCK], tl.float32)
+    for i_level in range(LEVELS):
+        offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
+        ix, fx = cell_of(x, scale)
+        iy, fy = cell_of(y, scale)
+        iz, fz = cell_of(z, scale)
+        columns = (i_level * F + i_feature).to(tl.int64) * stride_gf
+        p = p_grad + i.to(tl.int64)[:, None] * stride_gn + columns[None, :]
+        b_grad = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)  # [BLOCK, F]
+        for c in tl.static_range(8):
+            row = row_of(ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), nodes, hash_mask)
+            p = p_table + offset * F + (row * F)[:, None] + i_feature[None, :]
+            b_entry = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)
+            dot = tl.sum(b_grad * b_entry, 1) * scale
+            wx = fx if c & 1 else 1.0 - fx
+            wy = fy if c & 2 else 1.0 - fy
+            wz = fz if c & 4 else 1.0 - fz
+            gx += (dot if c & 1 else -dot) * wy * wz
+            gy += (dot if c & 2 else -dot) * wx * wz
+            gz += (dot if c & 4 else -dot) * wx * wy
+    m_row = i < n
+    p = p_out + i  # (3, n), transposed
+    tl.store(p, tl.where((x >= 0.0) & (x <= 1.0), gx, 0.0), mask=m_row)
+    tl.store(p + n, tl.where((y >= 0.0) & (y <= 1.0), gy, 0.0), mask=m_row)
+    tl.store(p + 2 * n.to(tl.int64), tl.where((z >= 0.0) & (z <= 1.0), gz, 0.0), mask=m_row)
+
+
+def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
+    n = positions.shape[0]
+    out = feature_major(n, layout.n_outputs, table.dtype, table.device)
+    if n:
+        levels, scales = level_constants(layout, table.device)
+        _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
+            p_positions=positions, p_table=table, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
+            stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=out.stride(1),
+            LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return out
+
+
+def positions_gradient(
+    positions: Tensor, table: Tensor, grad: Tensor, layout: HashLayout, n_used: Tensor | None
+) -> Tensor:
+    n = positions.shape[0]
+    out = torch.empty(3, n, dtype=torch.float32, device=positions.device)
+    if n:
+        levels, scales = level_constants(layout, table.device)
+        _backward_positions_kernel[(cdiv(n, BLOCK),)](
+            p_positions=positions, p_table=table, p_grad=grad, p_out=out, p_levels=levels, p_scales=scales,
+            p_used=n_used, n=n, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+            stride_gn=grad.stride(0), stride_gf=grad.stride(1),
+            LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return out.t()
+
+
+class _HashEncode(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        positions: Tensor,
+        table: Tensor,
+        half: Tensor | None,
+        layout: HashLayout,
+        sink: GradientSink | None,
+        n_used: Tensor | None,
+    ) -> Tensor:
+        source = table if half is None else half
+        ctx.save_for_backward(positions, source if ctx.needs_input_grad[0] else None, n_used)
+        ctx.layout, ctx.sink, ctx.like = layout, sink, (table.shape, table.dtype)
+        return encode_forward(positions, source, layout, n_used)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        positions, source, n_used = ctx.saved_tensors
+        grad_positions = grad_table = None
+        if ctx.needs_input_grad[0]:
+            grad_positions = positions_gradient(positions, source, grad, ctx.layout, n_used)
+        if ctx.needs_input_grad[1]:
+            found_inf = None if ctx.sink is None else ctx.sink.found_inf
+            if ctx.sink is None:
+                shape, dtype = ctx.like
+                buffer = torch.zeros(shape, dtype=torch.float32, device=grad.device)
+                add_table_gradient(buffer, positions, grad, ctx.layout, n_used, found_inf)
+                grad_table = buffer.to(dtype)
+            else:
+                add_table_gradient(ctx.sink.buffers[0], positions, grad, ctx.layout, n_used, found_inf)
+        # positions, table, half, layout, sink, n_used
+        return grad_positions, grad_table, None, None, None, None
+
+
+def hash_encode(
+    positions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    *,
+    half: Tensor | None = None,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    check_kernel_float(positions=positions, table=table, half=half)
+    positions, table = positions.float(), table.contiguous()
+    if half is not None:
+        half = half.detach().contiguous()
+    if not torch.is_grad_enabled():  # looking ahead, many times: without what autograd costs
+        return encode_forward(positions, table if half is None else half, layout, n_used)
+    return _HashEncode.apply(positions, table, half, layout, sink, n_used)
+
+
+_POINTERS = {"p_positions": "*fp32", "p_levels": "*i32", "p_scales": "*fp32", "p_used": "*i32", "n": "i32"}
+
+
+def _forward_case(dtype: str, features: int) -> CompileCase:
+    signature = {**_POINTERS, "p_table": f"*{dtype}", "p_out": f"*{dtype}"}
+    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK}
+    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_of": 1 << 18}
+    return CompileCase(_forward_kernel, signature, constexprs, WARPS, name=f"forward-{dtype}-{features}")
+
+
+def _positions_case(dtype: str) -> CompileCase:
+    signature = {**_POINTERS, "p_table": f"*{dtype}", "p_grad": f"*{dtype}", "p_out": "*fp32"}
+    signature |= dict.fromkeys(["stride_xn", "stride_xc", "stride_gn", "stride_gf"], "i32")
+    constexprs = {"LEVELS": 16, "F": 2, "BLOCK": BLOCK}
+    return CompileCase(_backward_positions_kernel, signature, constexprs, WARPS, name=f"positions-{dtype}")
+
+
+COMPILE_CASES += [
+    *(_forward_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("bf16", 2), ("fp32", 2))),
+    _positions_case("fp16"),
+]
+
+
+FADE_BLOCK, FADE_WARPS = 1024 if INTERPRETED else 256, 4
+
+
+@triton.jit
+def _erf(x):
+    """The error function of x >= 0, by the rational approximation of Hastings: off by 2e-7 at most."""
+    t = 1.0 / (1.0 + 0.3275911 * x)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return 1.0 - series * tl.exp(-x * x)
+
+
+@launchable(do_not_specialize=["n"])
+def _fade_kernel(
+    p_values, p_footprints, p_scales, p_out, p_used, n, strides,
+    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_level = tl.program_id(0) % LEVELS
+    i = (tl.program_id(0) // LEVELS) * BLOCK + tl.arange(0, BLOCK)
+    m = i < used_rows(p_used, n)
+    footprint = tl.maximum(tl.load(p_footprints + i, mask=m, other=1.0), 1e-12)  # at a point no level fades
+    weight = _erf(1.0 / (2.8284271 * footprint * tl.load(p_scales + i_level)))
+    for f in tl.static_range(F):
+        column = (i_level * F + f).to(tl.int64)
+        value = tl.load(p_values + i.to(tl.int64) * strides[0] + column * strides[1], mask=m, other=0.0).to(tl.float32)
+        p = p_out + i.to(tl.int64) * strides[2] + column * strides[3]
+        tl.store(p, tl.where(m, value * weight, 0.0).to(p_out.dtype.element_ty), mask=i < n)
+
+
+def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
+    out, n = empty_in_layout_of(values), values.shape[0]
+    if n:
+        _, scales = level_constants(layout, values.device)
+        _fade_kernel[(cdiv(n, FADE_BLOCK) * layout.n_levels,)](
+            p_values=values, p_footprints=footprints, p_scales=scales, p_out=out, p_used=n_used, n=n,
+            strides=(*values.stride(), *out.stride()), LEVELS=layout.n_levels, F=layout.n_features, BLOCK=FADE_BLOCK,
+            num_warps=FADE_WARPS,
+        )  # fmt: skip
+    return out
+
+
+class _FadeLevels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, encoding: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
+        ctx.save_for_backward(footprints, n_used)
+        ctx.layout = layout
+        return _run(encoding, footprints, layout, n_used)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        footprints, n_used = ctx.saved_tensors
+        return _run(grad, footprints, ctx.layout, n_used), None, None, None  # encoding, footprints, layout, n_used
+
+
+def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
+    check_kernel_float(encoding=encoding, footprints=footprints)
+    return _FadeLevels.apply(encoding, footprints.float().contiguous(), layout, n_used)
+
+
+def _fade_case(dtype: str, features: int) -> CompileCase:
+    signature: dict[str, str | tuple[str, ...]] = {"p_values": f"*{dtype}", "p_out": f"*{dtype}", "n": "i32"}
+    signature |= {"p_footprints": "*fp32", "p_scales": "*fp32", "p_used": "*i32", "strides": ("i32",) * 4}
+    shape = {"LEVELS": 32 // features, "F": features, "BLOCK": 256}
+    return CompileCase(_fade_kernel, signature, shape, FADE_WARPS, name=f"{dtype}-{features}")
+
+
+COMPILE_CASES += [_fade_case("fp16", 2), _fade_case("fp16", 4), _fade_case("fp32", 2)]

@@ -1,0 +1,181 @@
+"""Intervals along rays: distances, positions and weights in one walk along each ray, and the gradient in one back.
+
+Decomposition: a task = a chunk of rays. fp32. With `passed` the light that leaves an interval and g = dL/dw,
+
+    dL/ddensity_i = length_i (passed_i g_i - sum_{j > i} w_j g_j).
+
+Deterministic.
+
+Inversion of the cumulative weight: targets rise along a ray, so one walk over its bins serves them all.
+
+Decomposition: a task = a chunk of rays. Sums in fp64, results fp32. Deterministic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .._cpu import array, as_float32, jit, launch
+from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
+from . import LEAST, LEAST_REST, WARPS, Space, Spacing
+
+CHUNK = 128  # rays
+ZERO, _LEAST, _REST = np.float32(0.0), np.float32(LEAST), np.float32(LEAST_REST)
+
+
+@jit(inner=True)
+def _warp(t, kind):
+    if kind == 0:
+        return t
+    if kind == 1:
+        return ONE / max(t, _LEAST)
+    return HALF * t if t < ONE else ONE - HALF / t
+
+
+@jit(inner=True)
+def _unwarp(g, kind):
+    if kind == 0:
+        return g
+    if kind == 1:
+        return ONE / g
+    return TWO * g if g < HALF else HALF / max(ONE - g, _REST)
+
+
+@jit()
+def _place(first, last, places, origins, directions, near, far, kind, unit, box, fold, distances, positions):
+    """box: low and 1 / size of each axis. positions (3, n_rays * n)."""
+    n = places.shape[1] - 1
+    for ray in range(first, last):
+        low, high = _warp(near[ray, 0] / unit, kind), _warp(far[ray, 0] / unit, kind)
+        t0 = _unwarp(low + (high - low) * places[ray, 0], kind) * unit
+        distances[ray, 0] = t0
+        for i in range(n):
+            t1 = _unwarp(low + (high - low) * places[ray, i + 1], kind) * unit
+            distances[ray, i + 1] = t1
+            middle = (t0 + t1) * HALF
+            x = (origins[ray, 0] + directions[ray, 0] * middle - box[0, 0]) * box[1, 0]
+            y = (origins[ray, 1] + directions[ray, 1] * middle - box[0, 1]) * box[1, 1]
+            z = (origins[ray, 2] + directions[ray, 2] * middle - box[0, 2]) * box[1, 2]
+            x, y, z = fold_unit(x, y, z, fold)
+            positions[0, ray * n + i], positions[1, ray * n + i], positions[2, ray * n + i] = x, y, z
+            t0 = t1
+
+
+@jit()
+def _weigh(first, last, density, distances, weights, passed):
+    for ray in range(first, last):
+        through = ONE
+        for i in range(density.shape[1]):
+            decay = np.float32(math.expm1(-density[ray, i] * (distances[ray, i + 1] - distances[ray, i])))
+            weights[ray, i] = -decay * through
+            through += decay * through
+            passed[ray, i] = through
+
+
+@jit()
+def _weigh_back(first, last, distances, weights, passed, arrived, grad):
+    for ray in range(first, last):
+        behind = ZERO
+        for i in range(weights.shape[1] - 1, -1, -1):
+            g = arrived[ray, i]
+            grad[ray, i] = (distances[ray, i + 1] - distances[ray, i]) * (passed[ray, i] * g - behind)
+            behind += weights[ray, i] * g
+
+
+def place_intervals(
+    places: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    *,
+    near: Tensor,
+    far: Tensor,
+    spacing: Spacing,
+    space: Space,
+) -> tuple[Tensor, Tensor]:
+    n_rays, n = places.shape[0], places.shape[1] - 1
+    named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
+    inputs = [array(as_float32(name, value)) for name, value in named.items()]
+    box = np.array([[0.0] * 3, [1.0] * 3], np.float32)
+    if space.aabb is not None:
+        box = np.array([space.aabb.low, [1.0 / size for size in space.aabb.size]], np.float32)
+    distances, positions = torch.empty(n_rays, n + 1), torch.empty(3, n_rays * n)
+    rule = (WARPS.index(spacing.warp), np.float32(spacing.unit), box, FOLDS.index(space.contraction))
+    launch(_place, n_rays, CHUNK, *inputs, *rule, distances.numpy(), positions.numpy())
+    return distances, positions.t()
+
+
+class _IntervalWeights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, density: Tensor, distances: Tensor) -> Tensor:
+        weights, passed = torch.empty(density.shape), torch.empty(density.shape)
+        field = (array(as_float32("density", density)), array(as_float32("distances", distances)))
+        launch(_weigh, density.shape[0], CHUNK, *field, weights.numpy(), passed.numpy())
+        ctx.save_for_backward(distances, weights, passed)
+        ctx.dtype = density.dtype
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor, None]:
+        distances, weights, passed = ctx.saved_tensors
+        grad = torch.empty(weights.shape)
+        saved = (array(distances.float()), array(weights), array(passed))
+        launch(_weigh_back, weights.shape[0], CHUNK, *saved, array(arrived.float()), grad.numpy())
+        return grad.to(ctx.dtype), None  # density, distances
+
+
+def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
+    return _IntervalWeights.apply(density, distances)
+
+
+DRAW_CHUNK = 512
+
+
+@jit(exact=True)
+def _invert(first, last, edges, weights, jitter, padding, out):
+    """jitter is (n_rays, 1) or (n_rays, n_out)."""
+    n_bins, n_out = weights.shape[1], out.shape[1]
+    cdf = np.empty(n_bins + 1, np.float32)
+    for ray in range(first, last):
+        total = np.float32(0.0)
+        for b in range(n_bins):
+            total += weights[ray, b] + padding
+        running = np.float64(0.0)
+        cdf[0] = np.float32(0.0)
+        for b in range(n_bins):
+            running += weights[ray, b] + padding if total > 0.0 else edges[ray, b + 1] - edges[ray, b]
+            cdf[b + 1] = running
+        right, previous = 1, np.float32(0.0)
+        for i in range(n_out):
+            shift = jitter[ray, i if jitter.shape[1] > 1 else 0]
+            target = (np.float32(i) + shift) / np.float32(n_out) * cdf[n_bins]
+            if target < previous:
+                right = 1
+            previous = target
+            while right < n_bins and cdf[right] <= target:
+                right += 1
+            span, low, high = cdf[right] - cdf[right - 1], edges[ray, right - 1], edges[ray, right]
+            inside = np.float32(0.0)
+            if span > 0.0:
+                inside = min(max((target - cdf[right - 1]) / span, np.float32(0.0)), np.float32(1.0))
+            out[ray, i] = min(low + inside * (high - low), high)
+
+
+@torch.no_grad()
+def importance_sample(
+    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
+) -> Tensor:
+    n_rays = edges.shape[0]
+    shift = torch.full((n_rays, 1), 0.5) if jitter is None else jitter
+    out = torch.empty(n_rays, n_samples + 1)
+    histogram = (array(as_float32("edges", edges)), array(as_float32("weights", weights)))
+    launch(
+        _invert, n_rays, DRAW_CHUNK, *histogram, array(as_float32("jitter", shift)), np.float32(padding), out.numpy()
+    )
+    return out

@@ -1,0 +1,60 @@
+"""Spacing, box and contraction one after the other; weights by sums along the rays, gradients by autograd.
+
+Inversion of the cumulative weight by binary search.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..packed.reference import widen
+from ..positions import unit_positions
+from . import Space, Spacing, spread
+
+
+def place_intervals(
+    places: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    *,
+    near: Tensor,
+    far: Tensor,
+    spacing: Spacing,
+    space: Space,
+) -> tuple[Tensor, Tensor]:
+    unit = spacing.unit
+    distances = spread(widen(places), widen(near) / unit, widen(far) / unit, kind=spacing.warp) * unit
+    middle = (distances[:, 1:] + distances[:, :-1]) * 0.5
+    positions = (widen(origins)[:, None, :] + widen(directions)[:, None, :] * middle[..., None]).reshape(-1, 3)
+    return distances, positions if space.aabb is None else unit_positions(positions, space.aabb, space.contraction)
+
+
+def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
+    density, distances = widen(density), widen(distances)
+    optical = density * (distances[:, 1:] - distances[:, :-1])
+    before = torch.nn.functional.pad(optical.cumsum(-1)[:, :-1], (1, 0))
+    return torch.exp(-before) * -torch.expm1(-optical)
+
+
+@torch.no_grad()
+def importance_sample(
+    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
+) -> Tensor:
+    edges, weights = widen(edges), widen(weights) + padding
+    total = weights.sum(-1, keepdim=True)
+    lengths = edges[:, 1:] - edges[:, :-1]
+    weights = torch.where(total > 0.0, weights, lengths)
+    total = torch.where(total > 0.0, total, lengths.sum(-1, keepdim=True))
+    cdf = torch.cat([torch.zeros_like(total), weights.cumsum(-1)], dim=-1)
+    steps = torch.arange(n_samples + 1, device=edges.device, dtype=edges.dtype)
+    shift = 0.5 if jitter is None else jitter.to(edges.dtype)
+    target = ((steps + shift) / (n_samples + 1) * cdf[:, -1:]).expand(edges.shape[0], -1).contiguous()
+    right = torch.searchsorted(cdf, target, right=True).clamp(1, edges.shape[1] - 1)
+    cdf0, cdf1 = cdf.gather(1, right - 1), cdf.gather(1, right)
+    edge0, edge1 = edges.gather(1, right - 1), edges.gather(1, right)
+    span = cdf1 - cdf0
+    inside = torch.where(
+        span > 0.0, (target - cdf0) / span.clamp(min=torch.finfo(span.dtype).tiny), torch.zeros_like(span)
+    )
+    return torch.minimum(edge0 + inside.clamp(0.0, 1.0) * (edge1 - edge0), edge1)

@@ -1,0 +1,118 @@
+"""Marching by testing every step of the lattice: slow, and plainly right.
+
+Occupancy arithmetic in plain torch, without a read-back.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...types import PackedSamples
+from ..packed.reference import fit_offsets, scatter_to_capacity
+from ..positions.reference import ray_aabb
+from . import OccupancyBits, StepRule, pack_bits
+
+TESTED_AT_ONCE = 1 << 22  # lattice points held in memory at a time
+
+
+def lattice(rule: StepRule, u: Tensor) -> Tensor:
+    """t(u) of the step rule."""
+    linear = rule.near + u * rule.step_size
+    if rule.cone_angle == 0.0:
+        return linear
+    t_c = max(rule.near, rule.step_size / rule.cone_angle)
+    u_c = (t_c - rule.near) / rule.step_size
+    geometric = t_c * torch.exp((u - u_c).clamp(min=0.0) * math.log1p(rule.cone_angle))
+    return torch.where(u < u_c, linear, geometric)
+
+
+def inverse_lattice(rule: StepRule, t: Tensor) -> Tensor:
+    """u(t), the inverse of `lattice`."""
+    linear = (t - rule.near) / rule.step_size
+    if rule.cone_angle == 0.0:
+        return linear
+    t_c = max(rule.near, rule.step_size / rule.cone_angle)
+    u_c = (t_c - rule.near) / rule.step_size
+    geometric = u_c + torch.log(t.clamp(min=t_c) / t_c) / math.log1p(rule.cone_angle)
+    return torch.where(t < t_c, linear, geometric)
+
+
+def is_occupied(grid: OccupancyBits, positions: Tensor) -> Tensor:
+    """(...,) bool for positions (..., 3); points outside the outermost box clamp to its border cells."""
+    low, high = grid.aabb.tensor(positions.device, positions.dtype)
+    unit = (positions - (low + high) * 0.5) / ((high - low) * 0.5)
+    largest = unit.abs().amax(-1)
+    level = torch.zeros_like(largest, dtype=torch.int64)
+    for i in range(grid.levels - 1):
+        level = level + (largest > 2.0**i)
+    scale = torch.pow(2.0, -level.to(positions.dtype))
+    cell = ((unit * scale[..., None] + 1.0) * (0.5 * grid.resolution)).floor().long().clamp(0, grid.resolution - 1)
+    r = grid.resolution
+    index = ((level * r + cell[..., 0]) * r + cell[..., 1]) * r + cell[..., 2]
+    return ((grid.bits[index >> 5] >> (index & 31).to(torch.int32)) & 1).bool()
+
+
+@torch.no_grad()
+def march(
+    origins: Tensor,
+    directions: Tensor,
+    grid: OccupancyBits,
+    rule: StepRule,
+    *,
+    jitter: Tensor | None,
+    limits: Tensor | None,
+    capacity: int | None,
+    n_active: Tensor | None,
+) -> PackedSamples:
+    n_rays, device = origins.shape[0], origins.device
+    outer = grid.aabb.scaled(2.0 ** (grid.levels - 1))
+    t_min, t_max = ray_aabb(origins, directions, outer, near=rule.near, far=rule.far)
+    if limits is not None:
+        t_min, t_max = torch.maximum(t_min, limits[:, 0]), torch.minimum(t_max, limits[:, 1])
+    if n_active is not None:
+        t_max = torch.where(torch.arange(n_rays, device=device) < n_active, t_max, t_min)
+    offset = torch.zeros_like(t_min) if jitter is None else jitter.to(t_min.dtype)
+
+    first = (inverse_lattice(rule, t_min) - offset).floor().sub(1).clamp(min=0.0)
+    last = (inverse_lattice(rule, t_max) - offset).ceil().add(1)
+    n_steps = int((last - first).clamp(min=0).max().item()) if n_rays else 0
+    steps = torch.arange(n_steps, device=device, dtype=t_min.dtype)
+
+    starts, ends, counts = [], [], []
+    for rays in torch.arange(n_rays, device=device).split(max(1, TESTED_AT_ONCE // max(n_steps, 1))):
+        u = first[rays, None] + steps + offset[rays, None]  # (rays, steps)
+        t0, t1 = lattice(rule, u), lattice(rule, u + 1.0)
+        middle = (t0 + t1) * 0.5
+        keep = (middle >= t_min[rays, None]) & (middle < t_max[rays, None])
+        positions = origins[rays, None, :] + directions[rays, None, :] * middle[..., None]
+        keep &= is_occupied(grid, torch.nan_to_num(positions))
+        starts.append(t0[keep])
+        ends.append(t1[keep])
+        counts.append(keep.sum(-1, dtype=torch.int32))
+    empty = torch.zeros(0, device=device, dtype=t_min.dtype)
+    count = torch.cat(counts) if counts else torch.zeros(0, dtype=torch.int32, device=device)
+    offsets, kept = fit_offsets(count, capacity)
+    return scatter_to_capacity(
+        torch.cat([empty, *starts]), torch.cat([empty, *ends]), offsets, capacity=capacity, n_rays_kept=kept
+    )
+
+
+@torch.no_grad()
+def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:
+    old = density[cells]
+    fresh = torch.nan_to_num(fresh.to(density.dtype), nan=0.0, posinf=0.0, neginf=0.0)
+    seen = old >= 0.0
+    # First the decayed value (repeats write the same number), then the maximum over repeats.
+    density.index_put_((cells,), torch.where(seen, old * decay, old))
+    density.scatter_reduce_(0, cells, torch.where(seen, fresh, old), reduce="amax")
+
+
+@torch.no_grad()
+def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
+    seen = density >= 0.0
+    mean = density.clamp(min=0.0).sum() / seen.sum().clamp(min=1)
+    bits.copy_(pack_bits(density > mean.clamp(max=threshold)))
+    return mean

@@ -1,0 +1,348 @@
+"""The two networks behind a hash grid, as one op: Instant-NGP's density and colour.
+
+    y   = W_2 relu(W_1 encoding)                        density network; y_0 is the density logit
+    c   = W_5 relu(W_4 relu(W_3 [direction, y]))        colour network on the direction's encoding and all of y
+    raw = (c_0, c_1, c_2, y_0)                          logits: density = exp(y_0), colour = sigmoid(c)
+
+Fused because the networks are so small that writing and reading their hidden layers would cost more than computing
+them.
+
+Instant-NGP as rendering needs it: positions to colour and density logits, without gradients.
+
+Instant-NGP at points with directions, from the hash table to colours and densities, as one op.
+
+    rgb = sigmoid(c), density = exp(min(y_0, 15))      c and y_0 as `ngp_field` gives them for `hash_encode`
+
+For loops that ask a field point by point: one node of autograd and five launches forward and back, not three nodes with
+activations between them. The gradient of a saturated density is that of the exponential, not zero.
+
+Which samples light reaches, with Instant-NGP's density evaluated on the way: nothing behind the surface is computed.
+
+    density = exp(min(y_0, 15))     y_0 as `ngp_density` gives it at the middle of a sample
+    keep    = `visibility(density, samples, ...)`
+
+A ray is followed from its first sample on, a few samples at a time, and left once its transmittance falls below the
+threshold. Behind an opaque surface that saves most of the look-ups.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ...types import Aabb, PackedSamples
+from .._checks import check_device, check_float, check_int, check_shape
+from .._dispatch import implementation, optimized
+from .._sink import GradientSink, check_count, redirect_all, zero_tail
+from ..composite import Thinning
+from ..hash_encode import HashLayout
+
+MAX_LOGIT = 15.0  # density = exp(min(y_0, 15)), so that it stays finite
+
+
+class NgpWeights(NamedTuple):
+    """The five matrices, each (outputs, inputs) as in torch.nn.Linear; fp32 masters or halves."""
+
+    density_in: Tensor  # (hidden, encoding)
+    density_out: Tensor  # (features, hidden); row 0 gives the density logit
+    colour_in: Tensor  # (hidden, directions + features): first the direction's columns
+    colour_mid: Tensor  # (hidden, hidden)
+    colour_out: Tensor  # (3, hidden)
+
+
+def ngp_field(
+    encoding: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor | None,
+    weights: NgpWeights,
+    *,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    """(n, 4) fp32 logits: three of colour, one of density.
+
+    `encoding` (n, encoding) of the samples' positions, fp16 or bf16 for speed; `directions` (n_rays, directions), the
+    encoded view directions, one row per ray; `ray_indices` (n,) int32 says which row is a sample's (None: every sample
+    has its own). Differentiable to encoding, directions and weights. A `sink` with five buffers takes the weights'
+    gradients in place of autograd. `n_used`, a count on the device, says how many rows count: the others come out as
+    zero and receive no gradient; their ray index must be a valid one.
+
+    >>> weights = NgpWeights(*(torch.ones(s) for s in ((2, 3), (2, 2), (2, 4), (2, 2), (3, 2))))
+    >>> ngp_field(torch.ones(1, 3), torch.ones(1, 2), torch.zeros(1, dtype=torch.int32), weights).tolist()
+    [[56.0, 56.0, 56.0, 6.0]]
+    """
+    check_shape("encoding", encoding, ("n", "encoding"))
+    check_float("encoding", encoding)
+    check_float("directions", directions)
+    if ray_indices is None:
+        check_shape("directions", directions, (encoding.shape[0], "directions"))
+    else:
+        check_shape("directions", directions, ("n_rays", "directions"))
+        check_shape("ray_indices", ray_indices, (encoding.shape[0],))
+        check_int("ray_indices", ray_indices, torch.int32)
+    check_count(n_used, encoding.device)
+    weights = NgpWeights(*weights)
+    check_weights(weights, encoding.shape[1], directions.shape[1])
+    check_device(encoding=encoding, directions=directions, ray_indices=ray_indices, **weights._asdict())
+    if directions.shape[0] == 0 and encoding.shape[0] > 0:
+        raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
+    if sink is not None:
+        sink.check(NgpWeights._fields, weights)
+    field = optimized("ngp", "ngp_field", encoding)
+    if field is not None:
+        return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
+    field = implementation("ngp", "ngp_field", encoding)
+    own = NgpWeights(*redirect_all(weights, sink))
+    return zero_tail(field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
+
+
+def ngp_density(
+    positions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    weights: tuple[Tensor, Tensor],
+    *,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    """(n,) fp32 density logits at `positions` (n, 3) in [0, 1]: encoding and density network in one, no gradient.
+
+    For looking ahead: which samples are visible, which cells of a grid are occupied. `weights` are density_in and
+    density_out; `table` (n_entries, n_features) sets the precision (pass the half copy). Rows past the device count
+    `n_used` come out as zero.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> table = torch.ones(layout.n_entries, 2)
+    >>> ngp_density(torch.rand(1, 3), table, layout, (torch.ones(3, 4), torch.ones(2, 3))).round().tolist()
+    [12.0]
+    """
+    _check_look_up(positions, table, layout, weights)
+    check_count(n_used, positions.device)
+    density = optimized("ngp", "ngp_density", positions)
+    with torch.no_grad():
+        if density is not None:
+            return density(positions, table, layout, weights, n_used=n_used)
+        density = implementation("ngp", "ngp_density", positions)
+        return zero_tail(density(zero_tail(positions, n_used), table, layout, weights), n_used)
+
+
+def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
+    """(n,) fp32 densities, exp(min(logit, 15)) of `ngp_density`; no gradient.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> ngp_densities(torch.rand(1, 3), torch.ones(layout.n_entries, 2), layout, (torch.zeros(3, 4), torch.ones(2, 3)))
+    tensor([1.])
+    """
+    _check_look_up(positions, table, layout, weights)
+    densities = implementation("ngp", "ngp_densities", positions)
+    if not torch.is_grad_enabled():
+        return densities(positions, table, layout, weights)
+    with torch.no_grad():
+        return densities(positions, table, layout, weights)
+
+
+def _check_look_up(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> None:
+    check_shape("positions", positions, ("n", 3))
+    check_float("positions", positions)
+    check_shape("table", table, (layout.n_entries, layout.n_features))
+    check_float("table", table)
+    density_in, density_out = weights
+    check_shape("weights[0]", density_in, ("hidden", layout.n_outputs))
+    check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
+    check_device(positions=positions, table=table, density_in=density_in, density_out=density_out)
+
+
+def check_weights(weights: NgpWeights, encoding: int, directions: int) -> None:
+    """That the matrices fit each other, an encoding and directions of these widths."""
+    if all(isinstance(w, Tensor) for w in weights) and _fit(tuple(w.shape for w in weights), encoding, directions):
+        return
+    check_shape("density_in", weights.density_in, ("hidden", encoding))
+    hidden = weights.density_in.shape[0]
+    check_shape("density_out", weights.density_out, ("features", hidden))
+    check_shape("colour_in", weights.colour_in, (hidden, directions + weights.density_out.shape[0]))
+    check_shape("colour_mid", weights.colour_mid, (hidden, hidden))
+    check_shape("colour_out", weights.colour_out, (3, hidden))
+
+
+@functools.lru_cache(maxsize=64)
+def _fit(shapes: tuple[tuple[int, ...], ...], encoding: int, directions: int) -> bool:
+    """Known from the last time, as a loop asks at every step; which matrix is wrong, `check_weights` finds out."""
+    hidden, features = shapes[0][:1], shapes[1][:1]
+    if not hidden or not features:
+        return False
+    width = directions + features[0]
+    return shapes == ((*hidden, encoding), (*features, *hidden), (*hidden, width), hidden * 2, (3, *hidden))
+
+
+def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
+    """Whether unused rows cost `ngp_logits` nothing here, so that it may be called with many more than are in use.
+
+    Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed.
+    """
+    return implementation("ngp", "skips_unused", table)(table, weights)
+
+
+def ngp_logits(
+    positions: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor,
+    *,
+    table: Tensor,
+    layout: HashLayout,
+    weights: NgpWeights,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    """(n, 4) fp32: `ngp_field` of `hash_encode`, in one pass where that is faster. Not differentiable.
+
+    `positions` (n, 3) in [0, 1]; `directions` (n_rays, directions), the encoded view directions; `ray_indices` (n,)
+    int32 says which row is a sample's; `table` (n_entries, n_features) sets the precision (pass the half copy). Rows
+    from the device count `n_used` on, whatever they hold, come out as anything at all and cost nothing.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> weights = NgpWeights(*(torch.ones(s) for s in ((2, 4), (2, 2), (2, 4), (2, 2), (3, 2))))
+    >>> rays, table = torch.zeros(1, dtype=torch.int32), torch.ones(layout.n_entries, 2)
+    >>> ngp_logits(torch.rand(1, 3), torch.ones(1, 2), rays, table=table, layout=layout, weights=weights).round()
+    tensor([[72., 72., 72.,  8.]])
+    """
+    n = positions.shape[0]
+    check_shape("positions", positions, ("n", 3))
+    check_float("positions", positions)
+    check_shape("directions", directions, ("n_rays", "directions"))
+    check_float("directions", directions)
+    check_shape("ray_indices", ray_indices, (n,))
+    check_int("ray_indices", ray_indices, torch.int32)
+    check_shape("table", table, (layout.n_entries, layout.n_features))
+    check_float("table", table)
+    check_count(n_used, positions.device)
+    weights = NgpWeights(*weights)
+    check_weights(weights, layout.n_outputs, directions.shape[1])
+    check_device(positions=positions, directions=directions, ray_indices=ray_indices, table=table, **weights._asdict())
+    if directions.shape[0] == 0 and n > 0:
+        raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
+    logits = implementation("ngp", "ngp_logits", positions)
+    with torch.no_grad():
+        return logits(positions, directions, ray_indices, table=table, layout=layout, weights=weights, n_used=n_used)
+
+
+class _Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rgb, density = torch.sigmoid(logits[:, :3]), torch.exp(logits[:, 3].clamp(max=MAX_LOGIT))
+        ctx.save_for_backward(rgb, density)
+        ctx.by_column = logits.stride(0) == 1
+        return rgb, density
+
+    @staticmethod
+    def backward(ctx: Any, grad_rgb: Tensor, grad_density: Tensor) -> Tensor:  # type: ignore[override]
+        rgb, density = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives are wanted
+            return torch.cat([grad_rgb * rgb * (1.0 - rgb), (grad_density * density)[:, None]], dim=-1)
+        n = rgb.shape[0]
+        grad = torch.empty((4, n) if ctx.by_column else (n, 4), dtype=rgb.dtype, device=rgb.device)
+        grad = grad.t() if ctx.by_column else grad  # as the logits lie in memory
+        torch.ops.aten.sigmoid_backward.grad_input(grad_rgb, rgb, grad_input=grad[:, :3])
+        torch.mul(grad_density, density, out=grad[:, 3])
+        return grad
+
+
+def activate(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """rgb (n, 3) and density (n,) of fp32 or fp64 logits (n, 4), as one node of autograd.
+
+    >>> rgb, density = activate(torch.zeros(1, 4))
+    >>> rgb.tolist(), density.tolist()
+    ([[0.5, 0.5, 0.5]], [1.0])
+    """
+    return _Activate.apply(logits)  # type: ignore[no-any-return]
+
+
+def ngp_query(
+    positions: Tensor,
+    directions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    weights: NgpWeights,
+    *,
+    half: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """rgb (n, 3) and density (n,), fp32, at `positions` (n, 3) in [0, 1] seen along encoded `directions` (n, ...).
+
+    Differentiable to positions, directions, table and weights. `half`, a half copy of the table, is read in its place.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> weights = NgpWeights(*(torch.zeros(s) for s in ((2, 4), (2, 2), (2, 4), (2, 2), (3, 2))))
+    >>> rgb, density = ngp_query(torch.rand(5, 3), torch.ones(5, 2), torch.ones(layout.n_entries, 2), layout, weights)
+    >>> rgb.mean().item(), density.tolist()
+    (0.5, [1.0, 1.0, 1.0, 1.0, 1.0])
+    """
+    check_shape("positions", positions, ("n", 3))
+    check_float("positions", positions)
+    check_shape("directions", directions, (positions.shape[0], "directions"))
+    check_float("directions", directions)
+    check_shape("table", table, (layout.n_entries, layout.n_features))
+    check_float("table", table)
+    if half is not None:
+        check_shape("half", half, (layout.n_entries, layout.n_features))
+        check_float("half", half)
+    check_weights(weights, layout.n_outputs, directions.shape[1])
+    check_device(positions=positions, directions=directions, table=table, half=half, **weights._asdict())
+    query = implementation("ngp", "ngp_query", positions)
+    return query(positions, directions, table, layout, weights, half=half)
+
+
+@dataclass(frozen=True)
+class NgpDensity:
+    """Everything that decides Instant-NGP's density at a point of the box."""
+
+    aabb: Aabb
+    table: Tensor  # (n_entries, n_features); its dtype sets the precision: pass the half copy where there is one
+    layout: HashLayout
+    weights: tuple[Tensor, Tensor]  # density_in (hidden, n_outputs), density_out (features, hidden)
+
+
+def ngp_visibility(
+    origins: Tensor,
+    directions: Tensor,
+    samples: PackedSamples,
+    field: NgpDensity,
+    *,
+    early_stop_eps: float = 0.0,
+    alpha_thre: float | Tensor = 0.0,
+    thinning: Thinning | None = None,
+) -> Tensor:
+    """(capacity,) bool: `visibility` of the samples under the density of `field`, False in the tail.
+
+    `origins` and `directions` are (n_rays, 3); `alpha_thre` may be a () tensor on the device. Not differentiable. With
+    `thinning` the result is its codes, (capacity,) uint8: samples that add little are kept by chance.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> weights = (torch.ones(3, 4), torch.ones(2, 3))
+    >>> field = NgpDensity(Aabb.cube(1.0), torch.full((layout.n_entries, 2), 0.5), layout, weights)
+    >>> samples = PackedSamples.from_counts(torch.tensor([3]), torch.arange(3) / 10, torch.arange(1, 4) / 10)
+    >>> origins, directions = torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]])
+    >>> ngp_visibility(origins, directions, samples, field, early_stop_eps=1e-4).tolist()  # density exp(6), length 0.1
+    [True, False, False]
+    """
+    check_shape("origins", origins, (samples.n_rays, 3))
+    check_shape("directions", directions, (samples.n_rays, 3))
+    check_float("origins", origins)
+    check_float("directions", directions)
+    layout, (density_in, density_out) = field.layout, field.weights
+    check_shape("field.table", field.table, (layout.n_entries, layout.n_features))
+    check_float("field.table", field.table)
+    check_shape("field.weights[0]", density_in, ("hidden", layout.n_outputs))
+    check_shape("field.weights[1]", density_out, ("features", density_in.shape[0]))
+    check_device(
+        origins=origins, directions=directions, t_starts=samples.t_starts, table=field.table,
+        density_in=density_in, density_out=density_out,
+    )  # fmt: skip
+    if thinning is not None:
+        check_shape("thinning.phases", thinning.phases, (samples.n_rays,))
+        check_device(origins=origins, phases=thinning.phases)
+    visible = implementation("ngp", "ngp_visibility", origins)
+    options = {"early_stop_eps": float(early_stop_eps), "alpha_thre": alpha_thre, "thinning": thinning}
+    with torch.no_grad():
+        return visible(origins, directions, samples, field, **options)

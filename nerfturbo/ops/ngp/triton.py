@@ -1,0 +1,938 @@
+"""Positions to density logits: encode, then the density network's first output alone. Two launches.
+
+One kernel that never writes the encoding took three times as long on an H200 over 1.2 M samples: with all levels of a
+tile in registers few loads are in flight, and gathers are what this costs.
+
+dtypes: table fp16, bf16 or fp32 sets the operand type; weights, sums and the result fp32. Deterministic, no gradient.
+
+Instant-NGP's density and colour networks fused: one forward kernel, two backward kernels.
+
+Persistent programs load the weights once and walk over blocks of BLOCK samples; hidden layers never leave the
+multiprocessor. Encoding, features and their gradients are feature-major, raw is stored (4, n); the direction's
+encoding is gathered per ray, and instead of concatenating it with the density features, two products share one
+accumulator.
+
+The forward keeps the density network's 16 outputs per sample. With them the backward splits into a colour and a
+density kernel: one backward of all five layers needs more registers than there are. Weight gradients stay in
+registers over the walk and are added atomically once per program (in deterministic mode: stored per program and added
+in order).
+
+dtypes: products in the encoding's type, fp32 sums; weights of any float type; raw and its gradient fp32. Derivation:
+docs/ops/mlp.md.
+
+Instant-NGP from positions to logits, persistent programs over the rows in use: late rounds of a frame cost little.
+
+Two kernels: the first writes the encoding, feature-major, level after level as in `hash_encode`, the second runs both
+networks on it. (One kernel for both was slower, see `_ngp_density`.)
+
+dtypes: positions fp32; table fp16, bf16 or fp32 sets the operand type; weights of any float type, sums and logits fp32.
+Deterministic. Rows past the device count cost nothing; those of a block that is in use hold anything.
+
+Hash grid, both networks and their activations behind one node of autograd: the kernels of `hash_encode`, `ngp_field`
+and `fused_mlp` in a row. dtypes and determinism are theirs.
+
+Density and visibility in one walk along the rays, from the front, until they are opaque.
+
+Two launches. The first lists the rays that have samples, long ones from the front of the list and short ones from its
+back, so that none of the long ones is begun last. Then persistent programs, each with SLOTS slots: a slot holds one
+ray, takes its next STEPS samples in each round, and takes another ray from the list, by an atomic counter, once its own
+has ended or is opaque. So every round works on a full tile of SLOTS * STEPS samples, whatever the rays' lengths.
+Samples of a tile are encoded for all levels at once, and multiplied on tensor cores.
+
+dtypes: rays and intervals fp32; table fp16, bf16 or fp32 sets the operand type; weights and sums fp32. Which slot
+takes which ray depends on timing, the result does not: deterministic.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...errors import InputError
+from ...types import PackedSamples
+from .._sink import GradientSink, redirect_all, zero_tail
+from .._triton import (
+    INTERPRETED,
+    CompileCase,
+    check_kernel_float,
+    clamp_unit,
+    feature_major,
+    load_point,
+    one_minus_exp,
+    processors,
+    scalar_or_pointer,
+    used_rows,
+)
+from .._triton.launch import cdiv, for_any_count, launchable
+from ..composite import OPAQUE, Thinning, visible_thickness
+from ..composite.triton import thin_codes, visibility
+from ..hash_encode import HashLayout
+from ..hash_encode.triton import (
+    _blend_x,
+    add_table_gradient,
+    cell_of,
+    encode_forward,
+    hash_encode,
+    level_constants,
+    load_level,
+    positions_gradient,
+    row_of,
+)
+from ..mlp.reference import fused_mlp
+from ..mlp.triton import (
+    add_products,
+    add_weight,
+    fits,
+    fp32_precision,
+    is_capacity,
+    keep_rows,
+    library_field,
+    load_tile,
+    load_weight,
+    mlp_backward,
+    mlp_forward,
+    operand_type,
+    operands,
+    padded,
+    relu_backward,
+    relu_layer,
+    store_tile,
+    zero_blocks,
+    zero_sum,
+)
+from ..positions.triton import sample_positions
+from . import MAX_LOGIT, NgpDensity, NgpWeights, activate
+from . import MAX_LOGIT as _MAX_LOGIT
+
+
+def ngp_density(
+    positions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    weights: tuple[Tensor, Tensor],
+    *,
+    n_used: Tensor | None = None,
+    exponential: bool = False,
+) -> Tensor:
+    density_in, density_out = weights[0].contiguous(), weights[1].contiguous()
+    check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
+    encoding = hash_encode(positions, table, layout, n_used=n_used)
+    own = [density_in, density_out[:1]]
+    if not fits(weights, table.dtype, positions.device):
+        logits = fused_mlp(encoding, own)[:, 0].float()
+        return logits.clamp(max=MAX_LOGIT).exp() if exponential else logits
+    return mlp_forward(encoding, own, n_used, dtype=torch.float32, exponential=exponential)[:, 0]
+
+
+def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
+    return ngp_density(positions, table, layout, weights, exponential=True)
+
+
+BLOCK, WARPS, STAGES = 64, 4, 3
+LARGEST = tl.constexpr(_MAX_LOGIT)
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
+
+
+@triton.jit
+def _load_directions(
+    p_directions, p_rays, i, n, DS: tl.constexpr, PS: tl.constexpr, EVEN: tl.constexpr, T: tl.constexpr
+):
+    """[BLOCK, PS]: the direction's encoding of each sample's ray; without rays, of the sample."""
+    if p_rays is None:
+        ray = tl.minimum(i, n - 1)
+    elif EVEN:
+        ray = tl.load(p_rays + i)
+    else:
+        ray = tl.load(p_rays + i, mask=i < n, other=0)
+    c = tl.arange(0, PS)
+    p = p_directions + ray.to(tl.int64)[:, None] * DS + c[None, :]
+    if DS == PS:
+        return ray, tl.load(p).to(T)
+    else:
+        return ray, tl.load(p, mask=(c < DS)[None, :], other=0.0).to(T)
+
+
+@triton.jit
+def _colour_hidden(b_s, b_y, W3a, W3b, W4, T: tl.constexpr, PRECISION: tl.constexpr):
+    """The two hidden layers of the colour network."""
+    b_pre = tl.dot(b_s, W3a, tl.dot(b_y, W3b, input_precision=PRECISION), input_precision=PRECISION)
+    h1 = tl.maximum(b_pre, 0.0).to(T)
+    return h1, relu_layer(h1, W4, T, PRECISION)
+
+
+@launchable(do_not_specialize=["n"])
+def _forward_kernel(
+    p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_features, p_raw, p_used, n,
+    stride_xn, stride_xc, stride_c,
+    DE: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
+    PE: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, ACTIVATED: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    ALL: tl.constexpr = EVEN and p_used is None
+    W1 = load_weight(p_w1, PE, PH, DE, DH, DE, T)
+    W2 = load_weight(p_w2, PH, PF, DH, DF, DH, T)
+    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        m = i < n_used
+        b_x = load_tile(p_x, i, n, stride_xn, stride_xc, DE, PE, EVEN, T)
+        _ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
+        b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
+        b_y = keep_rows(b_y, m, ALL)
+        _h1, h2 = _colour_hidden(b_s, b_y.to(T), W3a, W3b, W4, T, PRECISION)
+        b_c = keep_rows(tl.dot(h2, W5, input_precision=PRECISION), m, ALL)
+        if p_features is not None:
+            store_tile(p_features, b_y, i, n, 1, stride_c, DF, PF, EVEN)
+        logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
+        if ACTIVATED:
+            b_c = 1.0 / (1.0 + tl.exp(-b_c))
+            logit = tl.exp(tl.where(logit > LARGEST, LARGEST, logit))
+        store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
+        tl.store(p_raw + 3 * tl.cast(stride_c, tl.int64) + i, logit, mask=i < n)
+    zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
+
+
+@launchable(do_not_specialize=["n"])
+def _colour_backward_kernel(
+    p_directions, p_rays, p_features, p_draw, p_dlogit, p_values, p_w3, p_w4, p_w5, p_dfeatures, p_ddirections,
+    p_g3, p_g4, p_g5, p_used, p_found_inf, n, stride_c, stride_rn, stride_rc, stride_ln,
+    DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    ALL: tl.constexpr = EVEN and p_used is None
+    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    G3a = zero_sum(PS, PH)
+    G3b = zero_sum(PF, PH)
+    G4 = zero_sum(PH, PH)
+    G5 = zero_sum(PH, 16)
+    for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        m = i < n_used
+        ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
+        b_y = keep_rows(load_tile(p_features, i, n, 1, stride_c, DF, PF, EVEN, T), m, ALL)
+        dlogit = tl.load(p_dlogit + i.to(tl.int64) * stride_ln, mask=m, other=0.0).to(tl.float32)
+        if p_values is None:
+            b_d = keep_rows(load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, T), m, ALL)
+        else:  # gradients of colours and densities, which were stored
+            b_rgb = load_tile(p_values, i, n, 1, stride_c, 3, 16, EVEN, tl.float32)
+            b_d = load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, tl.float32)
+            b_d = keep_rows((b_d * b_rgb * (1.0 - b_rgb)).to(T), m, ALL)
+            dlogit *= tl.load(p_values + 3 * tl.cast(stride_c, tl.int64) + i, mask=m, other=0.0)
+        h1, h2 = _colour_hidden(b_s, b_y, W3a, W3b, W4, T, PRECISION)
+        G5 = add_products(G5, h2, b_d, PH, 16, PRECISION)
+        b_d = relu_backward(h2, b_d, W5, T, PRECISION)
+        G4 = add_products(G4, h1, b_d, PH, PH, PRECISION)
+        b_d = relu_backward(h1, b_d, W4, T, PRECISION)
+        G3a = add_products(G3a, b_s, b_d, PS, PH, PRECISION)
+        G3b = add_products(G3b, b_y, b_d, PF, PH, PRECISION)
+        b_dy = tl.dot(b_d, tl.trans(W3b), input_precision=PRECISION)
+        b_dy += tl.where((tl.arange(0, PF) == 0)[None, :], dlogit[:, None], 0.0)
+        store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
+        if p_ddirections is not None:
+            b_ds = tl.dot(b_d, tl.trans(W3a), input_precision=PRECISION)
+            c = tl.arange(0, PS)
+            row = i if PARTIAL else ray  # deterministic mode keeps samples apart
+            p = p_ddirections + row.to(tl.int64)[:, None] * DS + c[None, :]
+            tl.atomic_add(p, b_ds, mask=m[:, None] & (c < DS)[None, :], sem="relaxed")
+    add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH, p_found_inf)
+    add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
+
+
+_any_forward_kernel = for_any_count(_forward_kernel, "stride_xc", "stride_c")
+_any_colour_backward_kernel = for_any_count(_colour_backward_kernel, "stride_c", "stride_rc")
+
+
+@functools.lru_cache(maxsize=64)
+def _widths(encoding: int, directions: int, features: int, hidden: int) -> dict[str, int]:
+    widths = {"DE": encoding, "DS": directions, "DF": features, "DH": hidden}
+    return widths | {"P" + name[1:]: padded(width) for name, width in widths.items()}
+
+
+def _shape(x: Tensor, directions: Tensor, weights: NgpWeights, fixed: bool) -> dict[str, Any]:
+    widths = _widths(x.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
+    return widths | operands(x.dtype, x.device) | {"BLOCK": BLOCK, "EVEN": fixed and x.shape[0] % BLOCK == 0}
+
+
+def _programs(n: int, per_processor: int, device: torch.device) -> int:
+    return min(cdiv(n, BLOCK), per_processor * processors(device))
+
+
+def forward(
+    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, n_used: Tensor | None, keep: bool,
+    *, activated: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """raw (n, 4), or colours and densities, and, if kept, the density network's output (n, features)."""
+    n = x.shape[0]
+    raw = feature_major(n, 4, torch.float32, x.device)
+    features = feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
+    if n:
+        w1, w2, w3, w4, w5 = weights
+        fixed = is_capacity(n, n_used)
+        kernel = _forward_kernel if fixed else _any_forward_kernel
+        kernel[(_programs(n, FORWARD_PROGRAMS, x.device),)](
+            p_x=x, p_directions=directions, p_rays=rays, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
+            p_features=features, p_raw=raw, p_used=n_used, n=n,
+            stride_xn=x.stride(0), stride_xc=x.stride(1), stride_c=raw.stride(1),
+            **_shape(x, directions, weights, fixed), ACTIVATED=activated, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+    return raw, features
+
+
+def colour_backward(
+    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, features: Tensor, draw: Tensor,
+    n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None, found_inf: Tensor | None = None,
+    *, dlogit: Tensor | None = None, values: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Gradient of the density network's output; weight gradients added to the last three of `sums`.
+
+    `draw` is the gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities.
+    """
+    dlogit = draw[:, 3] if dlogit is None else dlogit
+    n = features.shape[0]
+    dfeatures = torch.empty_strided(features.shape, features.stride(), dtype=features.dtype, device=features.device)
+    programs = _programs(n, BACKWARD_PROGRAMS, features.device)
+    partial = torch.are_deterministic_algorithms_enabled()
+    targets = [torch.empty(programs, *s.shape, device=s.device) if partial else s for s in sums[2:]]
+    fixed = is_capacity(n, n_used)
+    shape = _shape(x, directions, weights, fixed)
+    del shape["DE"], shape["PE"]
+    kernel = _colour_backward_kernel if fixed else _any_colour_backward_kernel
+    kernel[(programs,)](
+        p_directions=directions, p_rays=rays, p_features=features, p_draw=draw, p_dlogit=dlogit, p_values=values,
+        p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
+        p_dfeatures=dfeatures, p_ddirections=ddirections, p_g3=targets[0], p_g4=targets[1], p_g5=targets[2],
+        p_used=n_used, p_found_inf=found_inf, n=n, stride_c=features.stride(1),
+        stride_rn=draw.stride(0), stride_rc=draw.stride(1), stride_ln=dlogit.stride(0),
+        **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if partial:
+        for total, part in zip(sums[2:], targets, strict=True):
+            total.add_(part.sum(0))
+    return dfeatures
+
+
+def _directions_gradient(directions: Tensor, rays: Tensor | None) -> Tensor:
+    rows = directions.shape[0]
+    if rays is not None and torch.are_deterministic_algorithms_enabled():
+        rows = rays.shape[0]
+    return torch.zeros(rows, directions.shape[1], dtype=torch.float32, device=directions.device)
+
+
+def zero_sums(weights: Sequence[Tensor]) -> list[Tensor]:
+    """fp32 zeros of the matrices' shapes by one fill, each from an aligned address on."""
+    begins = [0]
+    for weight in weights:
+        begins.append(begins[-1] + cdiv(weight.numel(), 32) * 32)
+    zeros = torch.zeros(begins[-1], dtype=torch.float32, device=weights[0].device)
+    return [zeros.as_strided(w.shape, (w.shape[1], 1), at) for w, at in zip(weights, begins[:-1], strict=True)]
+
+
+def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor]:
+    return [s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
+
+
+class _NgpField(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        directions: Tensor,
+        rays: Tensor | None,
+        sink: GradientSink | None,
+        n_used: Tensor | None,
+        *weights: Tensor,
+    ) -> Tensor:
+        raw, features = forward(x, directions, rays, NgpWeights(*weights), n_used, any(ctx.needs_input_grad))
+        ctx.save_for_backward(x, directions, rays, features, n_used, *weights)
+        ctx.sink = sink
+        return raw
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
+        x, directions, rays, features, n_used, *weights = ctx.saved_tensors
+        sums = zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
+        found_inf = None if ctx.sink is None else ctx.sink.found_inf
+        dx = torch.zeros_like(x) if x.shape[0] == 0 else None
+        ddirections = _directions_gradient(directions, rays) if ctx.needs_input_grad[1] else None
+        if x.shape[0]:
+            dfeatures = colour_backward(
+                x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections, found_inf
+            )
+            dx = mlp_backward(
+                x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2], found_inf=found_inf
+            )
+        if ddirections is not None:
+            if rays is not None and torch.are_deterministic_algorithms_enabled():
+                total = torch.zeros(directions.shape, dtype=torch.float32, device=directions.device)
+                ddirections = total.index_add_(0, rays.long(), ddirections)
+            ddirections = ddirections.to(directions.dtype)
+        grads = [None] * 5 if ctx.sink is not None else in_types_of(weights, sums)
+        return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
+
+
+def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
+    widest = max(encoding, directions, weights.density_out.shape[0], weights.density_in.shape[0])
+    if widest > 64:
+        raise InputError("weights", "widths up to 64 on the Triton backend", str(widest), "use ops.fused_mlp")
+
+
+def ngp_field(
+    encoding: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor | None,
+    weights: NgpWeights,
+    *,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
+    check_widths(encoding.shape[1], directions.shape[1], weights)
+    if not fits(weights, encoding.dtype, encoding.device):
+        own = NgpWeights(*redirect_all(weights, sink))
+        return zero_tail(library_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
+    rays = None if ray_indices is None else ray_indices.contiguous()
+    return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
+
+
+def _cases(dtype: str, operand: Any, *, rays: bool = True) -> list[CompileCase]:
+    pointers = {"p_x": dtype, "p_directions": "fp32", "p_features": dtype, "p_raw": "fp32", "p_used": "i32"}
+    pointers |= {"p_rays": "i32"} if rays else {"p_values": "fp32"}
+    pointers |= {
+        "p_found_inf": "fp32",
+        "p_draw": "fp32",
+        "p_dlogit": "fp32",
+        "p_dfeatures": dtype,
+        **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)},
+    }
+    signature = {name: f"*{kind}" for name, kind in pointers.items()}
+    signature["n"] = "i32"
+    widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}
+    constexprs = widths | {"T": operand, "PRECISION": "tf32", "BLOCK": BLOCK, "EVEN": True, "PARTIAL": False}
+    constexprs |= {"stride_xn": 1, "stride_rn": 1, "stride_ln": 1, "p_ddirections": None, "ACTIVATED": not rays}
+    constexprs |= {"p_values": None} if rays else {"p_rays": None}
+    constexprs |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
+    result, own = [], "" if rays else "-own"
+    for kind, kernel in (("forward", _forward_kernel), ("colour-backward", _colour_backward_kernel)):
+        has = set(kernel.arg_names)
+        chosen = {k: v for k, v in signature.items() if k in has}
+        constant = {k: v for k, v in constexprs.items() if k in has}
+        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, 64, f"{kind}-{dtype}{own}"))
+    return result
+
+
+TENSOR_CORE_CASES = [
+    *_cases("fp16", tl.float16),
+    *_cases("fp16", tl.float16, rays=False),
+    *_cases("bf16", tl.bfloat16),
+]
+
+
+LOGITS_PROGRAMS = 4  # per multiprocessor
+ENCODE_BLOCK, ENCODE_WARPS, ENCODE_PROGRAMS = 128, 4, 12
+
+
+@launchable(do_not_specialize=["n"])
+def _encode_kernel(
+    p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc,
+    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    for task in range(tl.program_id(0), tl.cdiv(n_used, BLOCK) * LEVELS, tl.num_programs(0)):
+        i_level = task % LEVELS
+        i = (task // LEVELS) * BLOCK + tl.arange(0, BLOCK)
+        m = i < n_used
+        offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
+        x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+        ix, fx = cell_of(x, scale)
+        iy, fy = cell_of(y, scale)
+        iz, fz = cell_of(z, scale)
+        b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
+        b_lone = tl.zeros([BLOCK, F], tl.float32)
+        for c in tl.static_range(4):
+            weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+            row0 = row_of(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+            row1 = row_of(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+            pair, lone = _blend_x(p_table + offset * F, row0, row1, fx, weight, m, F)
+            b_pair += pair
+            b_lone += lone
+        for f in tl.static_range(F):
+            value = tl.sum(tl.where((tl.arange(0, 2 * F) % F == f)[None, :], b_pair, 0.0), 1)
+            value += tl.sum(tl.where((tl.arange(0, F) == f)[None, :], b_lone, 0.0), 1)
+            p = p_out + (i_level * F + f).to(tl.int64) * n + i
+            tl.store(p, value.to(p_out.dtype.element_ty), mask=m)
+
+
+@launchable(do_not_specialize=["n"])
+def _logits_kernel(
+    p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_raw, p_used, n,
+    LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
+    PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    W1 = load_weight(p_w1, ROWS * F, PH, LEVELS * F, DH, LEVELS * F, T)
+    W2 = load_weight(p_w2, PH, PF, DH, DF, DH, T)
+    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        m = i < n_used
+        b_x = load_tile(p_x, i, n, 1, n, LEVELS * F, ROWS * F, EVEN, T)
+        ray = tl.load(p_rays + i, mask=m, other=0)
+        b_s = load_tile(p_directions, ray, n, DS, 1, DS, PS, True, T)
+        b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
+        b_h = tl.dot(b_s, W3a, tl.dot(b_y.to(T), W3b, input_precision=PRECISION), input_precision=PRECISION)
+        b_h = relu_layer(tl.maximum(b_h, 0.0).to(T), W4, T, PRECISION)
+        b_c = tl.dot(b_h, W5, input_precision=PRECISION)
+        store_tile(p_raw, b_c, i, n, 1, n, 3, 16, EVEN)
+        logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
+        tl.store(p_raw + 3 * n.to(tl.int64) + i, logit, mask=m)
+
+
+def _launch_logits(
+    positions: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor,
+    *,
+    table: Tensor,
+    layout: HashLayout,
+    weights: NgpWeights,
+    n_used: Tensor | None,
+) -> Tensor:
+    n, device, features = positions.shape[0], table.device, layout.n_features
+    raw = torch.empty(4, n, dtype=torch.float32, device=device).t()  # the kernel counts n from column to column
+    if n == 0:
+        return raw
+    levels, scales = level_constants(layout, device)
+    encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
+    tasks = cdiv(n, ENCODE_BLOCK) * layout.n_levels
+    # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
+    _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
+        p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
+        stride_xn=positions.stride(0), stride_xc=positions.stride(1), LEVELS=layout.n_levels, F=features,
+        BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
+    )  # fmt: skip
+    widths = {"DS": directions.shape[1], "DF": weights.density_out.shape[0], "DH": weights.density_in.shape[0]}
+    widths |= {"P" + name[1:]: padded(width) for name, width in widths.items()}
+    w1, w2, w3, w4, w5 = weights
+    _logits_kernel[(min(cdiv(n, BLOCK), LOGITS_PROGRAMS * processors(device)),)](
+        p_x=encoding, p_directions=directions, p_rays=ray_indices, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
+        p_raw=raw, p_used=n_used, n=n, LEVELS=layout.n_levels,
+        ROWS=max(16 // features, 1 << (layout.n_levels - 1).bit_length()), F=features, **widths,
+        T=operand_type(table.dtype, device), PRECISION=fp32_precision(), BLOCK=BLOCK, EVEN=n % BLOCK == 0,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return raw
+
+
+def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
+    """Whether the kernels here run; otherwise encoding and networks run apart, on all rows."""
+    widest = max(*weights.density_in.shape, weights.colour_in.shape[1])
+    return widest <= 64 and fits(weights, table.dtype, table.device)
+
+
+def ngp_logits(
+    positions: Tensor,
+    directions: Tensor,
+    ray_indices: Tensor,
+    *,
+    table: Tensor,
+    layout: HashLayout,
+    weights: NgpWeights,
+    n_used: Tensor | None,
+) -> Tensor:
+    check_kernel_float(positions=positions, directions=directions, table=table, **weights._asdict())
+    positions, table = positions.detach().float(), table.detach().contiguous()
+    own = NgpWeights(*(w.detach().contiguous() for w in weights))
+    if not skips_unused(table, own):
+        used = torch.arange(positions.shape[0], device=table.device) < (
+            positions.shape[0] if n_used is None else n_used
+        )
+        rays = torch.where(used, ray_indices, 0)
+        encoding = encode_forward(positions, table, layout, n_used)
+        return ngp_field(encoding, directions, rays, own, n_used=n_used)
+    return _launch_logits(
+        positions, directions.contiguous(), ray_indices.contiguous(), table=table, layout=layout, weights=own,
+        n_used=n_used,
+    )  # fmt: skip
+
+
+def _logits_case(features: int, dtype: str = "fp16", operand: Any = tl.float16) -> CompileCase:
+    pointers = {"p_x": dtype, "p_directions": "fp32", "p_rays": "i32", "p_raw": "fp32", "p_used": "i32"}
+    pointers |= {f"p_w{j}": "fp32" for j in range(1, 6)}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
+    constexprs: dict[str, Any] = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "EVEN": True}
+    constexprs |= {"DS": 16, "DF": 16, "DH": 64, "PS": 16, "PF": 16, "PH": 64, "T": operand, "PRECISION": "tf32"}
+    constexprs |= {"BLOCK": BLOCK}
+    return CompileCase(_logits_kernel, signature, constexprs, WARPS, STAGES, name=f"networks-{dtype}-{features}")
+
+
+def _encode_case(features: int) -> CompileCase:
+    pointers = {"p_positions": "fp32", "p_table": "fp16", "p_out": "fp16", "p_levels": "i32", "p_scales": "fp32"}
+    signature = {name: f"*{kind}" for name, kind in (pointers | {"p_used": "i32"}).items()}
+    signature |= {"n": "i32", "stride_xc": "i32"}
+    shape = {"LEVELS": 32 // features, "F": features, "BLOCK": ENCODE_BLOCK, "stride_xn": 1}
+    return CompileCase(_encode_kernel, signature, shape, ENCODE_WARPS, name=f"{features}")
+
+
+COMPILE_CASES = [_encode_case(2), _encode_case(4)]
+TENSOR_CORE_CASES += [_logits_case(4), _logits_case(2), _logits_case(4, "bf16", tl.bfloat16)]
+
+
+class _NgpQuery(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        positions: Tensor,
+        directions: Tensor,
+        table: Tensor,
+        half: Tensor | None,
+        layout: HashLayout,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        source = table if half is None else half
+        x = encode_forward(positions, source, layout, None)
+        values, features = forward(
+            x, directions, None, NgpWeights(*weights), None, any(ctx.needs_input_grad), activated=True
+        )
+        read = source if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(positions, directions, read, x, features, values, *weights)
+        ctx.layout, ctx.like = layout, (table.shape, table.dtype)
+        return values[:, :3], values[:, 3]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_rgb: Tensor, grad_density: Tensor) -> tuple[Tensor | None, ...]:
+        positions, directions, source, x, features, values, *weights = ctx.saved_tensors
+        shape, dtype = ctx.like
+        sums = zero_sums(weights)
+        to_positions = to_directions = to_table = None
+        if ctx.needs_input_grad[1]:
+            to_directions = torch.zeros(directions.shape, dtype=torch.float32, device=x.device)
+        if ctx.needs_input_grad[2]:
+            to_table = torch.zeros(shape, dtype=torch.float32, device=x.device)
+        if x.shape[0]:
+            dfeatures = colour_backward(
+                x, directions, None, NgpWeights(*weights), features, grad_rgb, None, sums, to_directions,
+                dlogit=grad_density, values=values,
+            )  # fmt: skip
+            needs_x = ctx.needs_input_grad[0] or to_table is not None
+            dx = mlp_backward(x, weights[:2], dfeatures, None, needs_x=needs_x, sums=sums[:2])
+            if dx is not None and to_table is not None:
+                add_table_gradient(to_table, positions, dx, ctx.layout, None, None)
+            if dx is not None and ctx.needs_input_grad[0]:
+                to_positions = positions_gradient(positions, source, dx, ctx.layout, None)
+        elif ctx.needs_input_grad[0]:
+            to_positions = torch.zeros_like(positions)
+        if to_table is not None and dtype != torch.float32:
+            to_table = to_table.to(dtype)
+        if to_directions is not None and directions.dtype != torch.float32:
+            to_directions = to_directions.to(directions.dtype)
+        # positions, directions, table, half, layout, weights
+        return to_positions, to_directions, to_table, None, None, *in_types_of(weights, sums)
+
+
+def ngp_query(
+    positions: Tensor,
+    directions: Tensor,
+    table: Tensor,
+    layout: HashLayout,
+    weights: NgpWeights,
+    *,
+    half: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    source = table if half is None else half
+    check_kernel_float(positions=positions, directions=directions, table=table, half=half, **weights._asdict())
+    if not fits(weights, source.dtype, positions.device):
+        encoding = hash_encode(positions, table, layout, half=half)
+        return activate(ngp_field(encoding, directions, None, weights))
+    check_widths(layout.n_outputs, directions.shape[1], weights)
+    half = None if half is None else half.detach().contiguous()
+    own = (w.contiguous() for w in weights)
+    return _NgpQuery.apply(positions.float(), directions.contiguous(), table.contiguous(), half, layout, *own)
+
+
+SLOTS, STEPS, VISIBILITY_WARPS, VISIBILITY_PROGRAMS = 16 if INTERPRETED else 4, 8, 4, 4
+LIST_BLOCK = 512
+LONG = 48  # samples of a ray that is begun early
+THICK = tl.constexpr(OPAQUE)  # more would only cost digits in sums
+HEADER = 16  # bytes before the flags, zeroed with them: the counters n_long, n_short, n_taken
+
+
+@triton.jit
+def _cells(x, scale):
+    """Cell and fraction [LEVELS, BLOCK] of coordinates (BLOCK,) at all scales (LEVELS,)."""
+    p = clamp_unit(x)[None, :] * scale[:, None] + 0.5
+    cell = p.to(tl.int32)
+    return cell, p - cell.to(tl.float32)
+
+
+@triton.jit
+def _rows(ix, iy, iz, nodes, hash_mask):
+    hashed = (ix ^ (iy * -1640531535) ^ (iz * 805459861)) & hash_mask
+    return tl.where(hash_mask >= 0, hashed, ix + nodes * (iy + nodes * iz))
+
+
+@launchable(do_not_specialize=["n_rays"])
+def _list_kernel(p_offsets, p_counters, p_list, n_rays, LONG: tl.constexpr, BLOCK: tl.constexpr):
+    """p_list (n_rays, 4) int32: ray, first sample and end of the rays that have any."""
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(p_offsets + i_ray, mask=i_ray < n_rays, other=0)
+    end = tl.load(p_offsets + i_ray + 1, mask=i_ray < n_rays, other=0)
+    is_long = (end - start >= LONG).to(tl.int32)
+    is_short = (end > start).to(tl.int32) - is_long
+    first_long = tl.atomic_add(p_counters, tl.sum(is_long, 0), sem="relaxed")
+    first_short = tl.atomic_add(p_counters + 1, tl.sum(is_short, 0), sem="relaxed")
+    from_front = first_long + tl.cumsum(is_long, 0) - 1
+    from_back = n_rays - first_short - tl.cumsum(is_short, 0)
+    p = p_list + tl.where(is_long > 0, from_front, from_back) * 4
+    m = end > start
+    tl.store(p, i_ray, mask=m)
+    tl.store(p + 1, start, mask=m)
+    tl.store(p + 2, end, mask=m)
+
+
+@triton.jit
+def _refill(p_counters, p_list, slots, n_rays):
+    """Hand rays to the slots whose own is done, while any are left; `taken` is the place last read in the list."""
+    ray, place, end, depth, taken = slots
+    n_long = tl.load(p_counters)
+    n_listed = n_long + tl.load(p_counters + 1)
+    done = place >= end
+    n_done = tl.sum(done.to(tl.int32), 0)
+    if (n_done > 0) & (taken < n_listed):
+        taken = tl.atomic_add(p_counters + 2, n_done, sem="relaxed")
+        index = taken + tl.cumsum(done.to(tl.int32), 0) - 1
+        m = done & (index < n_listed)
+        p = p_list + tl.where(index < n_long, index, n_rays - 1 - (index - n_long)) * 4
+        ray = tl.where(m, tl.load(p, mask=m, other=0), ray)
+        place = tl.where(m, tl.load(p + 1, mask=m, other=0), place)
+        end = tl.where(m, tl.load(p + 2, mask=m, other=0), end)
+        depth = tl.where(m, 0.0, depth)
+    return ray, place, end, depth, taken
+
+
+@triton.jit
+def _coordinate(p_origins, p_directions, ray, middle, low, scale, AXIS: tl.constexpr):
+    """(SLOTS * STEPS,): one coordinate of the samples, with the box at [0, 1]."""
+    origin = tl.load(p_origins + ray * 3 + AXIS)[:, None]
+    direction = tl.load(p_directions + ray * 3 + AXIS)[:, None]
+    return tl.reshape((origin + middle * direction - low) * scale, [middle.numel])
+
+
+@triton.jit
+def _blend_pairs(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
+    """The two corners along x times `weight`, as [ROWS, BLOCK, 2 F] whose two halves are yet to be added.
+
+    Rows are read as aligned pairs, the second one only where it is another pair than the first: both loads have one
+    layout of threads, so that the arithmetic of rows and weights is not done once for each of two.
+    """
+    i_pair = tl.arange(0, 2 * F)[None, None, :]
+    paired = (row0 >> 1) == (row1 >> 1)
+    b_first = tl.load(p_level + ((row0 >> 1) * (2 * F))[:, :, None] + i_pair, mask=m, other=0.0)
+    m_second = m & (paired == 0)[:, :, None]
+    b_second = tl.load(p_level + ((row1 >> 1) * (2 * F))[:, :, None] + i_pair, mask=m_second, other=0.0)
+    near, far = weight * (1.0 - fx), weight * fx
+    is_near = (i_pair // F) == (row0 & 1)[:, :, None]
+    is_far = (i_pair // F) == (row1 & 1)[:, :, None]
+    b_near = tl.where(is_near, near[:, :, None], tl.where(paired, far, 0.0)[:, :, None]) * b_first.to(tl.float32)
+    return b_near + tl.where(is_far, far[:, :, None], 0.0) * b_second.to(tl.float32)
+
+
+@triton.jit
+def _encode_points(
+    p_table, p_levels, p_scales, x, y, z, m,
+    LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK, ROWS * F]: the encoding of BLOCK points; levels from LEVELS to ROWS are zero."""
+    i_level = tl.arange(0, ROWS)
+    m_level = i_level < LEVELS
+    p = p_levels + i_level * 4
+    offset = tl.load(p, mask=m_level, other=0).to(tl.int64) * (8 * F)
+    nodes = tl.load(p + 1, mask=m_level, other=0)[:, None]
+    hash_mask = tl.load(p + 2, mask=m_level, other=0)[:, None]
+    scale = tl.load(p_scales + i_level, mask=m_level, other=0.0)
+    ix, fx = _cells(x, scale)
+    iy, fy = _cells(y, scale)
+    iz, fz = _cells(z, scale)
+    m_entry = (m_level[:, None] & m[None, :])[:, :, None]
+    p_level = p_table + offset[:, None, None]
+    b_pair = tl.zeros([ROWS, BLOCK, 2 * F], tl.float32)
+    for c in tl.static_range(4):
+        weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+        row0 = _rows(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+        row1 = _rows(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+        b_pair += _blend_pairs(p_level, row0, row1, fx, weight, m_entry, F)
+    b_sum = tl.sum(tl.reshape(b_pair, [ROWS, BLOCK, 2, F]), 2)
+    return tl.reshape(tl.permute(b_sum, (1, 0, 2)), [BLOCK, ROWS * F])
+
+
+@launchable(do_not_specialize=["n_rays"])
+def _visible_kernel(
+    p_origins, p_directions, p_starts, p_ends, p_counters, p_list, p_table, p_levels, p_scales, p_w1, p_w2,
+    p_alpha_thre, p_keep, p_optical, n_rays, box, limit, alpha_thre, MAX_LOGIT: tl.constexpr,
+    LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, DH: tl.constexpr, PH: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, SLOTS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """p_keep must hold zeros: only samples that are visible are written. `limit` is the optical depth of the end.
+    With `p_optical`, their thickness is written there instead."""
+    if p_alpha_thre is not None:
+        alpha_thre = tl.load(p_alpha_thre)
+    W1 = load_weight(p_w1, ROWS * F, PH, LEVELS * F, DH, LEVELS * F, T)
+    i_hidden = tl.arange(0, PH)
+    w2 = tl.load(p_w2 + i_hidden, mask=i_hidden < DH, other=0.0).to(T).to(tl.float32)
+    nothing = tl.zeros([SLOTS], tl.int32)
+    slots = (nothing, nothing, nothing, tl.zeros([SLOTS], tl.float32), tl.full((), 0, tl.int32))
+    ray, place, end, depth, taken = _refill(p_counters, p_list, slots, n_rays)
+    while tl.max((place < end).to(tl.int32), 0) > 0:
+        row = place[:, None] + tl.arange(0, STEPS)[None, :]
+        m = row < end[:, None]
+        t0 = tl.load(p_starts + row, mask=m, other=0.0)
+        t1 = tl.load(p_ends + row, mask=m, other=0.0)
+        middle = 0.5 * (t0 + t1)
+        x = _coordinate(p_origins, p_directions, ray, middle, box[0], box[3], 0)
+        y = _coordinate(p_origins, p_directions, ray, middle, box[1], box[4], 1)
+        z = _coordinate(p_origins, p_directions, ray, middle, box[2], box[5], 2)
+        b_x = _encode_points(
+            p_table, p_levels, p_scales, x, y, z, tl.reshape(m, [SLOTS * STEPS]),
+            LEVELS=LEVELS, ROWS=ROWS, F=F, BLOCK=SLOTS * STEPS,
+        )  # fmt: skip
+        h = relu_layer(b_x.to(T), W1, T, PRECISION)
+        logit = tl.sum(h.to(tl.float32) * w2[None, :], 1)
+        # This gather keeps the order, but ends the product's layout, in which each thread would hold four samples.
+        logit = tl.reshape(tl.gather(logit, tl.arange(0, SLOTS * STEPS), 0), [SLOTS, STEPS])
+        optical = tl.exp(tl.where(logit > MAX_LOGIT, MAX_LOGIT, logit)) * (t1 - t0)
+        counted = m & (one_minus_exp(optical) >= alpha_thre)  # false for NaN
+        optical = tl.where(counted, tl.minimum(optical, THICK), 0.0)
+        before = depth[:, None] + (tl.cumsum(optical, 1) - optical)
+        if p_optical is not None:
+            tl.store(p_optical + row, optical, mask=counted & (before <= limit))
+        else:
+            tl.store(p_keep + row, tl.full([SLOTS, STEPS], 1, tl.uint8), mask=counted & (before <= limit))
+        depth += tl.sum(optical, 1)
+        place = tl.where(depth <= limit, place + STEPS, end)
+        ray, place, end, depth, taken = _refill(p_counters, p_list, (ray, place, end, depth, taken), n_rays)
+
+
+def _launch_visibility(
+    origins: Tensor,
+    directions: Tensor,
+    samples: PackedSamples,
+    field: NgpDensity,
+    limit: float,
+    alpha_thre: float | Tensor,
+    thinning: Thinning | None,
+) -> Tensor:
+    table, layout = field.table.detach().contiguous(), field.layout
+    density_in, density_out = (w.detach().contiguous() for w in field.weights)
+    check_kernel_float(table=table, density_in=density_in, density_out=density_out)
+    device, n_rays, features, hidden = table.device, samples.n_rays, layout.n_features, density_in.shape[0]
+    # What is written, flags or thickness, lies behind the counters: one memory, zeroed at once.
+    dtype = torch.uint8 if thinning is None else torch.float32
+    zeros = torch.zeros(HEADER // dtype.itemsize + samples.capacity, dtype=dtype, device=device)
+    counters, seen = zeros[: HEADER // dtype.itemsize].view(torch.int32), zeros[HEADER // dtype.itemsize :]
+    rays = torch.empty(n_rays, 4, dtype=torch.int32, device=device)
+    _list_kernel[(cdiv(n_rays, LIST_BLOCK),)](
+        p_offsets=samples.offsets, p_counters=counters, p_list=rays, n_rays=n_rays, LONG=LONG, BLOCK=LIST_BLOCK,
+        num_warps=4,
+    )  # fmt: skip
+    number, pointer = scalar_or_pointer(alpha_thre, device)
+    levels, scales = level_constants(layout, device)
+    _visible_kernel[(min(cdiv(n_rays, SLOTS), VISIBILITY_PROGRAMS * processors(device)),)](
+        p_origins=origins, p_directions=directions, p_starts=samples.t_starts.contiguous(),
+        p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
+        p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,
+        p_keep=seen if thinning is None else None, p_optical=None if thinning is None else seen, n_rays=n_rays,
+        box=(*field.aabb.low, *(1.0 / size for size in field.aabb.size)), limit=limit, alpha_thre=number,
+        MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=_rows_for(layout.n_levels, features), F=features,
+        DH=hidden, PH=padded(hidden), T=operand_type(table.dtype, device), PRECISION=fp32_precision(),
+        SLOTS=SLOTS, STEPS=STEPS, num_warps=VISIBILITY_WARPS,
+    )  # fmt: skip
+    return seen.view(torch.bool) if thinning is None else thin_codes(seen, samples, thinning)
+
+
+def _rows_for(levels: int, features: int) -> int:
+    """Levels of a tile: a power of two, and at least the 16 columns that a tensor core multiplies."""
+    return max(16 // features, 1 << (levels - 1).bit_length())
+
+
+def ngp_visibility(
+    origins: Tensor,
+    directions: Tensor,
+    samples: PackedSamples,
+    field: NgpDensity,
+    *,
+    early_stop_eps: float,
+    alpha_thre: float | Tensor,
+    thinning: Thinning | None = None,
+) -> Tensor:
+    if samples.capacity == 0 or samples.n_rays == 0:
+        dtype = torch.bool if thinning is None else torch.uint8
+        return torch.zeros(samples.capacity, dtype=dtype, device=origins.device)
+    check_kernel_float(origins=origins, directions=directions)
+    origins, directions = origins.detach().float().contiguous(), directions.detach().float().contiguous()
+    if not fits(field.weights, field.table.dtype, origins.device):
+        positions = sample_positions(origins, directions, samples, aabb=field.aabb)
+        logits = ngp_density(positions, field.table, field.layout, field.weights, n_used=samples.n_samples)
+        density = logits.clamp(max=MAX_LOGIT).exp()
+        keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+        if thinning is None:
+            return keep
+        return thin_codes(visible_thickness(density, samples, keep), samples, thinning)
+    limit = math.inf if early_stop_eps <= 0.0 else -math.log(early_stop_eps)  # T >= eps is depth <= -log(eps)
+    return _launch_visibility(origins, directions, samples, field, limit, alpha_thre, thinning)
+
+
+def _visibility_case(features: int, dtype: str = "fp16", hidden: int = 64, *, thin: bool = False) -> CompileCase:
+    floats = ("p_origins", "p_directions", "p_starts", "p_ends", "p_scales", "p_w1", "p_w2", "p_alpha_thre")
+    signature: dict[str, str | tuple[str, ...]] = dict.fromkeys(floats, "*fp32")
+    signature |= {"p_counters": "*i32", "p_list": "*i32", "p_table": f"*{dtype}", "p_levels": "*i32"}
+    signature |= {"n_rays": "i32", "box": ("fp32",) * 6, "limit": "fp32", "alpha_thre": "fp32"}
+    operand = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype]
+    constexprs = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "DH": hidden, "PH": hidden}
+    constexprs |= {"T": operand, "PRECISION": "tf32", "SLOTS": SLOTS, "STEPS": STEPS, "MAX_LOGIT": MAX_LOGIT}
+    name = f"visible-{dtype}-{features}-{hidden}{'-thin' if thin else ''}"
+    if thin:
+        return CompileCase(
+            _visible_kernel,
+            signature | {"p_optical": "*fp32"},
+            constexprs | {"p_keep": None},
+            VISIBILITY_WARPS,
+            name=name,
+        )
+    return CompileCase(
+        _visible_kernel, signature | {"p_keep": "*u8"}, constexprs | {"p_optical": None}, VISIBILITY_WARPS, name=name
+    )
+
+
+_LIST = {"p_offsets": "*i32", "p_counters": "*i32", "p_list": "*i32", "n_rays": "i32"}
+COMPILE_CASES += [CompileCase(_list_kernel, _LIST, {"LONG": LONG, "BLOCK": LIST_BLOCK}, 4)]
+TENSOR_CORE_CASES += [
+    _visibility_case(2),
+    _visibility_case(4),
+    _visibility_case(4, "bf16"),
+    _visibility_case(4, "fp32"),
+    _visibility_case(4, hidden=128),
+    _visibility_case(4, thin=True),
+]

@@ -1,0 +1,185 @@
+"""Sums, scans and compaction of packed samples.
+
+Decomposition: a task = a chunk of rays, each walked from its first sample to its last; the tail is written by the
+launcher. Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...types import PackedSamples
+from .._cpu import array, as_float32, jit, launch
+from ..composite import PER_OCTAVE
+
+CHUNK = 1024  # rays
+ONE, OCTAVE = np.float32(1.0), np.float32(PER_OCTAVE)
+
+
+@jit()
+def _sum(first, last, offsets, values, out):
+    """out (n_rays, channels) = sums of the rays' rows of values (n, channels)."""
+    for ray in range(first, last):
+        for channel in range(values.shape[1]):
+            total = np.float32(0.0)
+            for i in range(offsets[ray], offsets[ray + 1]):
+                total += values[i, channel]
+            out[ray, channel] = total
+
+
+@jit()
+def _spread(first, last, offsets, values, out):
+    """The transpose of `_sum`: every row gets its ray's value."""
+    for ray in range(first, last):
+        for i in range(offsets[ray], offsets[ray + 1]):
+            for channel in range(values.shape[1]):
+                out[i, channel] = values[ray, channel]
+
+
+@jit()
+def _scan(first, last, offsets, values, exclusive, reverse, out):
+    for ray in range(first, last):
+        total, n = np.float32(0.0), offsets[ray + 1] - offsets[ray]
+        for k in range(n):
+            i = offsets[ray + 1] - 1 - k if reverse else offsets[ray] + k
+            if exclusive:
+                out[i] = total
+            total += values[i]
+            if not exclusive:
+                out[i] = total
+
+
+@jit()
+def _fit(counts, capacity, offsets):
+    """offsets (n_rays + 1,) of whole rays while they fit, and how many do."""
+    total, kept = np.int64(0), counts.shape[0]
+    offsets[0] = 0
+    for ray in range(counts.shape[0]):
+        if kept == counts.shape[0] and total + counts[ray] > capacity:
+            kept = ray
+        if kept == counts.shape[0]:
+            total += counts[ray]
+        offsets[ray + 1] = total
+    return kept
+
+
+@jit()
+def _count_kept(first, last, offsets, keep, counts):
+    for ray in range(first, last):
+        total = 0
+        for i in range(offsets[ray], offsets[ray + 1]):
+            total += keep[i] != 0
+        counts[ray] = total
+
+
+@jit()
+def _move_kept(first, last, offsets, keep, codes, t_starts, t_ends, new_offsets, new_starts, new_ends, new_rays):
+    for ray in range(first, last):
+        target = new_offsets[ray]
+        if new_offsets[ray + 1] == target:
+            continue
+        for i in range(offsets[ray], offsets[ray + 1]):
+            if keep[i]:
+                new_starts[target] = t_starts[i]
+                new_ends[target] = t_ends[i]
+                if codes and keep[i] > 1:  # the sample stands for others: `thinning`
+                    stretch = np.float32(2.0 ** ((np.float32(keep[i]) - ONE) / OCTAVE))
+                    half = (t_ends[i] - t_starts[i]) * stretch * np.float32(0.5)
+                    middle = (t_starts[i] + t_ends[i]) * np.float32(0.5)
+                    new_starts[target], new_ends[target] = middle - half, middle + half
+                new_rays[target] = ray
+                target += 1
+
+
+def fit_offsets(counts: np.ndarray, capacity: int | None) -> tuple[Tensor, Tensor | None]:
+    """offsets (n_rays + 1,) int32 and, for a fixed capacity, how many whole rays fit: () int32."""
+    offsets = torch.empty(counts.shape[0] + 1, dtype=torch.int32)
+    kept = _fit(counts, (1 << 62) if capacity is None else capacity, offsets.numpy())
+    return offsets, None if capacity is None else torch.tensor(kept, dtype=torch.int32)
+
+
+def empty_samples(offsets: Tensor, capacity: int | None, n_rays_kept: Tensor | None) -> PackedSamples:
+    """Room for the samples that `offsets` promises, with a clean tail."""
+    used = int(offsets[-1])
+    length = used if capacity is None else capacity
+    t_starts, t_ends = torch.empty(length), torch.empty(length)
+    ray_indices = torch.empty(length, dtype=torch.int32)
+    for tail in (t_starts[used:], t_ends[used:], ray_indices[used:]):
+        tail.zero_()
+    return PackedSamples(t_starts, t_ends, ray_indices, offsets, n_rays_kept)
+
+
+class _PackedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, offsets: Tensor) -> Tensor:
+        n_rays = offsets.shape[0] - 1
+        ctx.save_for_backward(offsets)
+        ctx.like = values.shape, values.dtype
+        rows = array(as_float32("values", values if values.dim() == 2 else values[:, None]))
+        out = torch.empty(n_rays, rows.shape[1])
+        launch(_sum, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
+        return out.view(n_rays, *values.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (offsets,) = ctx.saved_tensors
+        shape, dtype = ctx.like
+        n_rays, used = offsets.shape[0] - 1, int(offsets[-1])
+        out = torch.empty(shape[0], shape[1] if len(shape) == 2 else 1)
+        out[used:] = 0.0
+        rows = array(grad.float()).reshape(n_rays, out.shape[1])
+        launch(_spread, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
+        return out.view(shape).to(dtype), None  # values, offsets
+
+
+def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    return _PackedSum.apply(values, offsets.contiguous())
+
+
+def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
+    out = torch.empty(values.shape[0])
+    out[int(offsets[-1]) :] = 0.0
+    rows = array(as_float32("values", values))
+    launch(_scan, offsets.shape[0] - 1, CHUNK, offsets.numpy(), rows, exclusive, reverse, out.numpy())
+    return out
+
+
+class _PackedCumsum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
+        ctx.save_for_backward(offsets)
+        ctx.mode = values.dtype, exclusive, reverse
+        return _cumsum(values, offsets, exclusive, reverse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (offsets,) = ctx.saved_tensors
+        dtype, exclusive, reverse = ctx.mode
+        # values, offsets, exclusive, reverse
+        return _cumsum(grad, offsets, exclusive, not reverse).to(dtype), None, None, None
+
+
+def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:
+    return _PackedCumsum.apply(values, offsets.contiguous(), exclusive, reverse)
+
+
+@torch.no_grad()
+def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
+    offsets, mask, codes = array(samples.offsets), array(keep).view(np.uint8), keep.dtype == torch.uint8
+    counts = np.empty(samples.n_rays, np.int32)
+    launch(_count_kept, samples.n_rays, CHUNK, offsets, mask, counts)
+    new_offsets, kept = fit_offsets(counts, capacity)
+    if samples.n_rays_kept is not None:
+        kept = samples.n_rays_kept if kept is None else torch.minimum(kept, samples.n_rays_kept)
+    new = empty_samples(new_offsets, capacity, kept)
+    old = (array(as_float32("t_starts", samples.t_starts)), array(as_float32("t_ends", samples.t_ends)))
+    written = (new_offsets.numpy(), new.t_starts.numpy(), new.t_ends.numpy(), new.ray_indices.numpy())
+    launch(_move_kept, samples.n_rays, CHUNK, offsets, mask, codes, *old, *written)
+    return new

@@ -1,0 +1,249 @@
+"""Which pixels of a pool are drawn: only some of them (a mask), or hard ones more often (a guide).
+
+Uniform: ray i takes the floor(n u_i)-th of the n pixels that the mask leaves; u_i is the 48-bit draw of `draw_pixels`.
+The mask is one bit per pixel and a running count per 64 of them, so that the k-th pixel is found by a binary search
+and never by trying again: no ray is wasted, and the same draws come out of every backend.
+
+Guided: a tile (a square of pixels of one picture) is drawn with probability share_t / total, then one of its pixels
+uniformly. Any mean over the pixels is still estimated without bias if each ray counts `weights` times:
+
+    weights = (1 / n) / (share_t / total / pixels of the tile),   0 where the mask excludes the pixel.
+
+Shares are integers, so that sums over any number of tiles are exact and every backend draws the same tile.
+
+Random pixels of a pool of pictures as rays and colours.
+
+Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
+step, i): ranks, devices and resumed runs see the same pixels. With a `spread` it looks through a random point of a
+square that many pixels wide around the centre, the third and fourth word of the same draw; with `strata` n, ray i takes
+its point from cell i modulo n^2 of n x n equal ones. Poses look along -z with y up; directions have unit length.
+
+The rays of a whole picture, made on the device from sixteen numbers: what a recorded frame is steered by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from .._checks import check_device, check_float, check_int, check_positive, check_shape
+from .._dispatch import implementation
+from ..random import Stream, random_uniform
+
+WORD = 64  # pixels per word of a mask
+MAX_TOTAL = 1 << 38  # of a guide's shares: 24 bits of the draw times this stay within an int64
+
+
+@dataclass(frozen=True)
+class PixelMask:
+    """The pixels that may be drawn, one bit each, lowest bit first."""
+
+    words: Tensor  # (n_words,) int64
+    before: Tensor  # (n_words + 1,) int64, pixels that may be drawn before each word
+    n_drawable: int
+
+    def __post_init__(self) -> None:
+        check_int("words", self.words, torch.int64)
+        check_int("before", self.before, torch.int64)
+        check_shape("before", self.before, (self.words.shape[0] + 1,))
+        check_device(words=self.words, before=self.before)
+        if self.n_drawable < 1:
+            raise InputError("mask", "at least one pixel that may be drawn", "none")
+
+    @classmethod
+    def of_words(cls, words: Tensor) -> PixelMask:
+        """From the bits alone, which are counted here."""
+        before = torch.zeros(words.shape[0] + 1, dtype=torch.int64, device=words.device)
+        torch.cumsum(count_bits(words), 0, out=before[1:])
+        return cls(words, before, int(before[-1]))
+
+    def to(self, device: torch.device | str) -> PixelMask:
+        return PixelMask(self.words.to(device), self.before.to(device), self.n_drawable)
+
+
+@dataclass(frozen=True)
+class PixelGuide:
+    """Tiles of the pictures and how often each is drawn. `ends` may change in place between draws."""
+
+    ends: Tensor  # (n_tiles,) int64, shares summed up to and with each tile; the last is the total, < MAX_TOTAL
+    first_tiles: Tensor  # (n_images + 1,) int64, first tile of each picture; row-major within it
+    tile: int  # side of a tile in pixels; tiles at the right and lower edges are smaller
+    n_drawable: int  # pixels of the pool that may be drawn
+
+    def __post_init__(self) -> None:
+        check_int("ends", self.ends, torch.int64)
+        check_int("first_tiles", self.first_tiles, torch.int64)
+        check_device(ends=self.ends, first_tiles=self.first_tiles)
+        if self.tile < 1:
+            raise InputError("tile", "a side of at least 1 pixel", str(self.tile))
+
+
+class ChosenPixels(NamedTuple):
+    """Result of `choose_pixels`; the last two are None without a guide."""
+
+    indices: Tensor  # (n_rays,) int64 into the pool
+    weights: Tensor | None  # (n_rays,) fp32, how much each ray counts
+    tiles: Tensor | None  # (n_rays,) int64
+
+
+def count_bits(words: Tensor) -> Tensor:
+    """(n,) int64: how many bits of each int64 word are set."""
+    words = words - ((words >> 1) & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((words * 0x0101010101010101) >> 56) & 0xFF
+
+
+def pack_words(flags: Tensor) -> Tensor:
+    """Flags (n,) as words (ceil(n / 64),) int64; the bits behind the last flag are zero.
+
+    >>> pack_words(torch.tensor([True, False, True])).tolist()
+    [5]
+    """
+    n_words = -(-flags.shape[0] // WORD)
+    padded = torch.zeros(n_words * WORD, dtype=torch.int64, device=flags.device)
+    padded[: flags.shape[0]] = flags
+    shifts = torch.arange(WORD, device=flags.device)
+    return (padded.view(n_words, WORD) << shifts).sum(-1)
+
+
+def unpack_words(words: Tensor, first: int, last: int) -> Tensor:
+    """(last - first,) bool: the flags of pixels first ... last - 1."""
+    start, stop = first // WORD, -(-last // WORD)
+    bits = (words[start:stop, None] >> torch.arange(WORD, device=words.device)) & 1
+    return bits.reshape(-1)[first - start * WORD : last - start * WORD].bool()
+
+
+def choose_pixels(
+    offsets: Tensor,
+    widths: Tensor,
+    n_rays: int,
+    *,
+    mask: PixelMask | None = None,
+    guide: PixelGuide | None = None,
+    seed: int,
+    step: int | Tensor,
+    first: int = 0,
+) -> ChosenPixels:
+    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
+
+    Pictures as in `PixelPool`: `offsets` (n_images + 1,) int64 and `widths` (n_images,) int64.
+    """
+    if n_rays < 0:
+        raise InputError("n_rays", "a count >= 0", str(n_rays))
+    check_shape("offsets", offsets, (widths.shape[0] + 1,))
+    check_int("offsets", offsets, torch.int64)
+    check_device(
+        offsets=offsets,
+        widths=widths,
+        mask=None if mask is None else mask.words,
+        guide=None if guide is None else guide.ends,
+    )
+    probe = torch.empty(0, device=offsets.device)
+    return ChosenPixels(
+        *implementation("pixels", "choose_pixels", probe)(
+            offsets, widths, n_rays, mask=mask, guide=guide, seed=seed, step=step, first=first
+        )
+    )
+
+
+@dataclass(frozen=True)
+class PixelPool:
+    """Pictures of any sizes, one after the other and row-major, with the pinhole camera of each."""
+
+    pixels: Tensor  # (n_pixels, 3 or 4) uint8
+    offsets: Tensor  # (n_images + 1,) int64, first pixel of each picture
+    widths: Tensor  # (n_images,) int64
+    poses: Tensor  # (n_images, 3, 4) fp32, camera to world
+    intrinsics: Tensor  # (n_images, 4) fp32: fx, fy, cx, cy
+
+    def __post_init__(self) -> None:
+        n_images = self.widths.shape[0]
+        if self.pixels.dim() != 2 or self.pixels.shape[1] not in (3, 4):
+            raise InputError("pixels", "shape (n_pixels, 3) or (n_pixels, 4)", str(tuple(self.pixels.shape)))
+        check_int("pixels", self.pixels, torch.uint8)
+        check_shape("offsets", self.offsets, (n_images + 1,))
+        check_shape("poses", self.poses, (n_images, 3, 4))
+        check_shape("intrinsics", self.intrinsics, (n_images, 4))
+        check_device(pixels=self.pixels, offsets=self.offsets, widths=self.widths, poses=self.poses)
+
+
+class DrawnPixels(NamedTuple):
+    """Result of `draw_pixels`."""
+
+    origins: Tensor  # (n_rays, 3) fp32
+    directions: Tensor  # (n_rays, 3) fp32, unit length
+    rgba: Tensor  # (n_rays, 3 or 4) fp32 in [0, 1]
+    image_indices: Tensor  # (n_rays,) int64
+
+
+def drawn_indices(
+    n_pixels: int, n_rays: int, *, seed: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    """(n_rays,) int64 in [0, n_pixels): the pixels that `draw_pixels` draws, for cameras that are not pinholes."""
+    from . import reference  # imports this file
+
+    return reference.drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
+
+
+def drawn_offsets(
+    n_rays: int, spread: float, *, strata: int = 1, seed: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    """(n_rays, 2): how far from the pixel's centre the rays of `draw_pixels` pass, in pixels, to the right and down."""
+    from . import reference  # imports this file
+
+    words = random_uniform(n_rays, columns=4, seed=seed, stream=Stream.PIXELS, step=step, first=first, device=device)
+    return reference.offsets_of(words[:, 2:], spread, strata, first)
+
+
+def draw_pixels(
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int = 0,
+    indices: Tensor | None = None,
+    spread: float = 0.0,
+    strata: int = 1,
+) -> DrawnPixels:
+    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
+
+    `indices` (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any.
+    """
+    if n_rays < 0:
+        raise InputError("n_rays", "a count >= 0", str(n_rays))
+    check_positive("spread", spread, zero=True)
+    if strata < 1:
+        raise InputError("strata", "at least 1", str(strata))
+    if indices is not None:
+        check_shape("indices", indices, (n_rays,))
+        check_int("indices", indices, torch.int64)
+        check_device(pixels=pool.pixels, indices=indices)
+    return DrawnPixels(
+        *implementation("pixels", "draw_pixels", pool.poses)(
+            pool, n_rays, seed=seed, step=step, first=first, indices=indices, spread=float(spread), strata=strata
+        )
+    )
+
+
+def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
+    """Origins and unit directions (height * width, 3) fp32 through the pixel centres of a pinhole camera, row-major.
+
+    `camera` (16,) holds the pose (3, 4), camera to world, looking along -z with y up, then fx, fy, cx, cy in pixels.
+    The rows of a picture from r on are the picture of a camera with r subtracted from cy.
+
+    >>> import torch
+    >>> camera = torch.cat([torch.eye(3, 4).flatten(), torch.tensor([2.0, 2.0, 0.5, 0.5])])
+    >>> camera_rays(camera, width=1, height=1)[1].tolist()
+    [[0.0, 0.0, -1.0]]
+    """
+    check_shape("camera", camera, (16,))
+    check_float("camera", camera)
+    if width < 0 or height < 0:
+        raise InputError("width and height", "at least 0", f"{width} and {height}")
+    return implementation("pixels", "camera_rays", camera)(camera.detach().float(), width=width, height=height)

@@ -1,0 +1,226 @@
+"""Pixel choice, ray by ray: the same integers as the reference.
+
+Decomposition: a task = a chunk of rays.
+
+Pixel draws: numba's random bits and one pass over the rays. The same pixels as the reference, fp32 rays.
+
+Decomposition: a task = a chunk of rays.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._cpu import array, jit, launch
+from ..random import Stream
+from ..random.cpu import random_bits
+from . import WORD, PixelGuide, PixelMask, PixelPool
+from .reference import BITS
+
+CHUNK = 2048
+_WORD_SHIFT = np.uint32(32 - BITS)
+
+
+@jit(inner=True)
+def _scaled(words, ray, n):
+    high, low = np.int64(words[ray, 0] >> _WORD_SHIFT), np.int64(words[ray, 1] >> _WORD_SHIFT)
+    return (high * n + ((low * n) >> BITS)) >> BITS
+
+
+@jit(inner=True)
+def _last_not_above(values, value):
+    """The greatest i with values[i] <= value, in an ascending array that begins at or below it and ends above it."""
+    below, above = np.int64(0), np.int64(values.shape[0] - 1)
+    while above - below > 1:
+        middle = (below + above) // 2
+        if values[middle] <= value:
+            below = middle
+        else:
+            above = middle
+    return below
+
+
+@jit(exact=True)
+def _masked(first, last, words, masks, before, pixels):
+    n = before[before.shape[0] - 1]
+    for ray in range(first, last):
+        rank = _scaled(words, ray, n)
+        word = _last_not_above(before, rank)
+        rest, flags, bit = rank - before[word], masks[word], 0
+        while True:
+            if (flags >> bit) & 1:
+                if rest == 0:
+                    break
+                rest -= 1
+            bit += 1
+        pixels[ray] = word * WORD + bit
+
+
+@jit(exact=True)
+def _guided(first, last, words, masks, n_drawable, ends, first_tiles, side, offsets, widths, pixels, weights, tiles):
+    """An empty `masks` lets every pixel count."""
+    total = ends[ends.shape[0] - 1]
+    for ray in range(first, last):
+        goal = _scaled(words, ray, total)
+        tile = np.int64(0) if goal < ends[0] else _last_not_above(ends, goal) + 1
+        share = ends[tile] if tile == 0 else ends[tile] - ends[tile - 1]
+        image = _last_not_above(first_tiles, tile)
+        width = widths[image]
+        height = (offsets[image + 1] - offsets[image]) // width
+        across = (width + side - 1) // side
+        local = tile - first_tiles[image]
+        top, left = (local // across) * side, (local % across) * side
+        columns, rows = min(width - left, side), min(height - top, side)
+        inside = (np.int64(words[ray, 2] >> _WORD_SHIFT) * (columns * rows)) >> BITS
+        pixel = offsets[image] + (top + inside // columns) * width + left + inside % columns
+        weight = np.float64(total) * np.float64(columns * rows) / (np.float64(share) * np.float64(n_drawable))
+        if masks.shape[0] and not (masks[pixel // WORD] >> (pixel % WORD)) & 1:
+            weight = 0.0
+        pixels[ray], weights[ray], tiles[ray] = pixel, np.float32(weight), tile
+
+
+@jit(exact=True)
+def _uniform(first, last, words, n, pixels):
+    for ray in range(first, last):
+        pixels[ray] = _scaled(words, ray, n)
+
+
+@torch.no_grad()
+def choose_pixels(
+    offsets: Tensor,
+    widths: Tensor,
+    n_rays: int,
+    *,
+    mask: PixelMask | None,
+    guide: PixelGuide | None,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    columns = 2 if guide is None else 3
+    drawn = random_bits(
+        n_rays,
+        columns=columns,
+        seed=seed,
+        stream=int(Stream.PIXELS),
+        step=step,
+        first=first,
+        device=torch.device("cpu"),
+    )
+    words, pixels = drawn.numpy().view(np.uint32), torch.empty(n_rays, dtype=torch.int64)
+    if guide is None and mask is None:
+        launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels.numpy())
+        return pixels, None, None
+    if guide is None and mask is not None:
+        launch(_masked, n_rays, CHUNK, words, array(mask.words), array(mask.before), pixels.numpy())
+        return pixels, None, None
+    assert guide is not None
+    weights, tiles = torch.empty(n_rays), torch.empty(n_rays, dtype=torch.int64)
+    masks = np.empty(0, np.int64) if mask is None else array(mask.words)
+    arrays = (array(guide.ends), array(guide.first_tiles), np.int64(guide.tile), array(offsets), array(widths))
+    results = (pixels.numpy(), weights.numpy(), tiles.numpy())
+    launch(_guided, n_rays, CHUNK, words, masks, np.int64(guide.n_drawable), *arrays, *results)
+    return pixels, weights, tiles
+
+
+_SHIFT = 32 - BITS
+_UNIT = np.float32(1.0 / (1 << BITS))
+
+
+@jit(exact=True)
+def _look_up(
+    first,
+    last,
+    words,
+    indices,
+    spread,
+    strata,
+    start,
+    pixels,
+    offsets,
+    widths,
+    poses,
+    intrinsics,
+    origins,
+    directions,
+    rgba,
+    images,
+):
+    """words (n_rays, 2 or 4): the top BITS bits of the first two make the 48-bit draw, unless there are `indices`;
+    those of the others say where in the pixel, where there is a `spread`."""
+    n_pixels = np.int64(pixels.shape[0])
+    for ray in range(first, last):
+        if indices.shape[0]:
+            pixel = indices[ray]
+        else:
+            high, low = np.int64(words[ray, 0] >> np.uint32(_SHIFT)), np.int64(words[ray, 1] >> np.uint32(_SHIFT))
+            pixel = (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
+        below, above = 0, offsets.shape[0] - 1  # the picture with offsets[below] <= pixel < offsets[above]
+        while above - below > 1:
+            middle = (below + above) // 2
+            if offsets[middle] <= pixel:
+                below = middle
+            else:
+                above = middle
+        row, column = divmod(pixel - offsets[below], widths[below])
+        x, y = np.float32(column) + np.float32(0.5), np.float32(row) + np.float32(0.5)
+        if spread > np.float32(0.0):
+            cell, side = (start + ray) % (strata * strata), np.float32(strata)
+            across = (np.float32(words[ray, 2] >> np.uint32(_SHIFT)) * _UNIT + np.float32(cell % strata)) / side
+            down = (np.float32(words[ray, 3] >> np.uint32(_SHIFT)) * _UNIT + np.float32(cell // strata)) / side
+            x += (across - np.float32(0.5)) * spread
+            y += (down - np.float32(0.5)) * spread
+        x = (x - intrinsics[below, 2]) / intrinsics[below, 0]
+        y = (y - intrinsics[below, 3]) / intrinsics[below, 1]
+        square = np.float32(0.0)
+        for axis in range(3):
+            d = poses[below, axis, 0] * x - poses[below, axis, 1] * y - poses[below, axis, 2]
+            directions[ray, axis] = d
+            origins[ray, axis] = poses[below, axis, 3]
+            square += d * d
+        length = np.float32(math.sqrt(square))
+        for axis in range(3):
+            directions[ray, axis] /= length
+        for channel in range(pixels.shape[1]):
+            rgba[ray, channel] = np.float32(pixels[pixel, channel]) / np.float32(255.0)
+        images[ray] = below
+
+
+@torch.no_grad()
+def draw_pixels(
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+    indices: Tensor | None = None,
+    spread: float = 0.0,
+    strata: int = 1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
+    needed = n_rays if indices is None or spread else 0
+    words = random_bits(needed, columns=4 if spread else 2, **options).numpy().view(np.uint32)
+    chosen = np.empty(0, np.int64) if indices is None else array(indices)
+    origins, directions = torch.empty(n_rays, 3), torch.empty(n_rays, 3)
+    rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
+    cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
+    results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
+    launch(
+        _look_up,
+        n_rays,
+        CHUNK,
+        words,
+        chosen,
+        np.float32(spread),
+        strata,
+        first,
+        array(pool.pixels),
+        *cameras,
+        *results,
+    )
+    return origins, directions, rgba, images

@@ -1,0 +1,139 @@
+"""Pixel choice by gathers and integer arithmetic.
+
+Pixel draws by gathers and integer arithmetic.
+
+Rays of a picture in plain torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..random import Stream
+from ..random.reference import random_uniform
+from . import WORD, PixelGuide, PixelMask, PixelPool
+
+BITS = 24  # of a float32 uniform
+
+
+def choose_pixels(
+    offsets: Tensor,
+    widths: Tensor,
+    n_rays: int,
+    *,
+    mask: PixelMask | None,
+    guide: PixelGuide | None,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    uniform = random_uniform(
+        n_rays, columns=4, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=offsets.device
+    )
+    words = (uniform * float(1 << BITS)).long()  # (n_rays, 4)
+    if guide is not None:
+        return _guided(offsets, widths, words, mask, guide)
+    if mask is not None:
+        return _nth_drawable(mask, scale(words, mask.n_drawable)), None, None
+    # A tensor, so that nothing waits for the device.
+    return scale(words, offsets[-1]), None, None
+
+
+def scale(words: Tensor, n: int | Tensor) -> Tensor:
+    """(m,) int64 in [0, n): 48 bits of the draw, because a pool may have more pixels than a float32 has values; in
+    integers, so that every device rounds the same way."""
+    high, low = words[:, 0], words[:, 1]
+    return (high * n + ((low * n) >> BITS)) >> BITS
+
+
+def _nth_drawable(mask: PixelMask, rank: Tensor) -> Tensor:
+    word = torch.searchsorted(mask.before, rank, right=True) - 1
+    rest = rank - mask.before[word]
+    bits = (mask.words[word][:, None] >> torch.arange(WORD, device=rank.device)) & 1
+    return word * WORD + (bits.cumsum(-1) <= rest[:, None]).sum(-1)
+
+
+def _guided(
+    offsets: Tensor, widths: Tensor, words: Tensor, mask: PixelMask | None, guide: PixelGuide
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = guide.ends[-1]
+    tile = torch.searchsorted(guide.ends, scale(words, total), right=True)
+    share = guide.ends[tile] - torch.where(tile > 0, guide.ends[(tile - 1).clamp_min(0)], 0)
+    image = torch.searchsorted(guide.first_tiles, tile, right=True) - 1
+    width = widths[image]
+    height = torch.div(offsets[image + 1] - offsets[image], width, rounding_mode="floor")
+    across = torch.div(width + guide.tile - 1, guide.tile, rounding_mode="floor")
+    local = tile - guide.first_tiles[image]
+    tile_row = torch.div(local, across, rounding_mode="floor")
+    top, left = tile_row * guide.tile, (local - tile_row * across) * guide.tile
+    columns, rows = (width - left).clamp_max(guide.tile), (height - top).clamp_max(guide.tile)
+    inside = (words[:, 2] * (columns * rows)) >> BITS
+    row = torch.div(inside, columns, rounding_mode="floor")
+    pixel = offsets[image] + (top + row) * width + left + (inside - row * columns)
+    weights = (total.double() * (columns * rows).double() / (share.double() * guide.n_drawable)).float()
+    if mask is not None:
+        flag = (mask.words[torch.div(pixel, WORD, rounding_mode="floor")] >> (pixel % WORD)) & 1
+        weights = weights * flag
+    return pixel, weights, tile
+
+
+def drawn_indices(
+    n_pixels: int, n_rays: int, *, seed: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    """(n_rays,) int64 in [0, n_pixels). One float32 has 2^24 values and a pool may have more pixels than that, so 48
+    bits are used, in integers so that every device rounds the same way."""
+    uniform = random_uniform(
+        n_rays, columns=2, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=device
+    )
+    high, low = (uniform * float(1 << BITS)).long().unbind(-1)
+    return (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
+
+
+def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tensor:
+    """(n_rays, 2): offsets from the pixel's centre, of uniform numbers (n_rays, 2) for rays from `first` on."""
+    if strata > 1:
+        cell = (torch.arange(uniform.shape[0], device=uniform.device) + first) % strata**2
+        row = torch.div(cell, strata, rounding_mode="floor")
+        uniform = (uniform + torch.stack([cell - row * strata, row], -1)) / strata
+    return (uniform - 0.5) * spread
+
+
+def draw_pixels(
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+    indices: Tensor | None,
+    spread: float,
+    strata: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    pixel = indices
+    if pixel is None:
+        n_pixels, device = pool.pixels.shape[0], pool.pixels.device
+        pixel = drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
+    image = torch.searchsorted(pool.offsets, pixel, right=True) - 1
+    local, width = pixel - pool.offsets[image], pool.widths[image]
+    fx, fy, cx, cy = pool.intrinsics[image].unbind(-1)
+    x, y = (local % width).float() + 0.5, torch.div(local, width, rounding_mode="floor").float() + 0.5
+    if spread:
+        options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pixel.device}
+        offset = offsets_of(random_uniform(n_rays, columns=4, **options)[:, 2:], spread, strata, first)
+        x, y = x + offset[:, 0], y + offset[:, 1]
+    x, y = (x - cx) / fx, (y - cy) / fy
+    pose = pool.poses[image]
+    direction = pose[:, :, 0] * x[:, None] - pose[:, :, 1] * y[:, None] - pose[:, :, 2]
+    direction = direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    return pose[:, :, 3], direction, pool.pixels[pixel].float() / 255.0, image
+
+
+def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
+    pose, (fx, fy, cx, cy) = camera[:12].view(3, 4), camera[12:]
+    x = (torch.arange(width, device=camera.device) + 0.5 - cx) / fx
+    y = (torch.arange(height, device=camera.device) + 0.5 - cy) / fy
+    y, x = torch.meshgrid(y, x, indexing="ij")
+    local = torch.stack([x, -y, -torch.ones_like(x)], dim=-1).view(-1, 3)
+    directions = torch.nn.functional.normalize((pose[:, :3] * local[:, None, :]).sum(-1), dim=-1)
+    return pose[:, 3].expand(directions.shape[0], 3).contiguous(), directions

@@ -1,0 +1,377 @@
+"""Pixel choice in Triton: random bits and binary searches in one launch, integers throughout.
+
+One program = BLOCK rays. The pixels equal the reference's bit for bit, the weights to rounding (fp32 here). No atomics.
+
+Pixel draws in Triton: random bits, binary search for the picture, camera and colour in one launch.
+
+One program = BLOCK rays. Integers decide the pixel, so the draws equal the reference bit for bit; directions agree to
+rounding. No atomics.
+
+Rays of a picture in one launch: one program = BLOCK pixels. fp32, no atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .._triton import CompileCase, signed_word
+from .._triton.launch import cdiv, launchable
+from ..random import Stream
+from ..random.triton import philox, unit_float
+from . import PixelGuide, PixelMask, PixelPool
+
+BLOCK = 128
+_DRAW = ("n_rays", "step", "stream", "seed_low", "seed_high", "first")
+_GUIDED = (*_DRAW, "n_tiles", "n_drawable", "n_images", "side")
+
+
+@triton.jit
+def _scaled(b_word0, b_word1, n):
+    """The 48-bit draw times n."""
+    return ((b_word0 >> 8).to(tl.int64) * n + (((b_word1 >> 8).to(tl.int64) * n) >> 24)) >> 24
+
+
+@triton.jit
+def _last_not_above(p_values, n_values, b_value, m_ray, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """The greatest i with values[i] <= value, in an ascending array that begins at or below it and ends above it."""
+    i_below = tl.zeros([BLOCK], tl.int64)
+    i_above = tl.zeros([BLOCK], tl.int64) + (n_values - 1)
+    for _ in tl.static_range(STEPS):
+        i_middle = (i_below + i_above) // 2
+        m_below = tl.load(p_values + i_middle, mask=m_ray, other=0) <= b_value
+        i_below = tl.where(m_below, i_middle, i_below)
+        i_above = tl.where(m_below, i_above, i_middle)
+    return i_below
+
+
+@triton.jit
+def _count_bits(b_bits):
+    """Of values below 2^32."""
+    b_bits = b_bits - ((b_bits >> 1) & 0x55555555)
+    b_bits = (b_bits & 0x33333333) + ((b_bits >> 2) & 0x33333333)
+    b_bits = (b_bits + (b_bits >> 4)) & 0x0F0F0F0F
+    b_bits = b_bits + (b_bits >> 8)
+    return (b_bits + (b_bits >> 16)) & 0x3F
+
+
+@triton.jit
+def _nth_bit(b_word, b_rest):
+    """Where the bit of rank `rest` stands in a word: halves of it are skipped while they hold too few."""
+    b_place = b_rest * 0
+    for k in tl.static_range(6):
+        half = 32 >> k
+        b_count = _count_bits((b_word >> b_place) & ((1 << half) - 1))
+        m_skip = b_rest >= b_count
+        b_rest = tl.where(m_skip, b_rest - b_count, b_rest)
+        b_place = tl.where(m_skip, b_place + half, b_place)
+    return b_place
+
+
+@launchable(do_not_specialize=[*_DRAW, "n_words"])
+def _masked_kernel(
+    p_words, p_before, p_step, p_pixels, n_rays, n_words, step, stream, seed_low, seed_high, first,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_ray = i_ray < n_rays
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    b_rank = _scaled(b_word0, b_word1, tl.load(p_before + n_words))
+    i_word = _last_not_above(p_before, n_words + 1, b_rank, m_ray, STEPS, BLOCK)
+    b_rest = b_rank - tl.load(p_before + i_word, mask=m_ray, other=0)
+    b_flags = tl.load(p_words + i_word, mask=m_ray, other=-1)
+    tl.store(p_pixels + i_ray, i_word * 64 + _nth_bit(b_flags, b_rest), mask=m_ray)
+
+
+@launchable(do_not_specialize=list(_GUIDED))
+def _guided_kernel(
+    p_words, p_ends, p_first_tiles, p_offsets, p_widths, p_step, p_pixels, p_weights, p_tiles,
+    n_rays, n_tiles, n_drawable, n_images, side, step, stream, seed_low, seed_high, first,
+    TILE_STEPS: tl.constexpr, IMAGE_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_ray = i_ray < n_rays
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, b_word2, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    total = tl.load(p_ends + n_tiles - 1)
+    b_goal = _scaled(b_word0, b_word1, total)
+    i_tile = _last_not_above(p_ends, n_tiles, b_goal, m_ray, TILE_STEPS, BLOCK)
+    i_tile = tl.where(b_goal < tl.load(p_ends), 0, i_tile + 1)
+    b_before = tl.load(p_ends + i_tile - 1, mask=m_ray & (i_tile > 0), other=0)
+    b_share = tl.load(p_ends + i_tile, mask=m_ray, other=1) - b_before
+
+    i_image = _last_not_above(p_first_tiles, n_images + 1, i_tile, m_ray, IMAGE_STEPS, BLOCK)
+    b_offset = tl.load(p_offsets + i_image, mask=m_ray, other=0)
+    b_width = tl.load(p_widths + i_image, mask=m_ray, other=1)
+    b_height = (tl.load(p_offsets + i_image + 1, mask=m_ray, other=1) - b_offset) // b_width
+    b_across = (b_width + side - 1) // side
+    b_local = i_tile - tl.load(p_first_tiles + i_image, mask=m_ray, other=0)
+    b_top = (b_local // b_across) * side
+    b_left = (b_local % b_across) * side
+    b_columns = tl.minimum(b_width - b_left, side)
+    b_area = b_columns * tl.minimum(b_height - b_top, side)
+    b_inside = ((b_word2 >> 8).to(tl.int64) * b_area) >> 24
+    i_pixel = b_offset + (b_top + b_inside // b_columns) * b_width + b_left + b_inside % b_columns
+    b_weight = total.to(tl.float32) / n_drawable.to(tl.float32) * b_area.to(tl.float32) / b_share.to(tl.float32)
+    if p_words is not None:
+        b_flags = tl.load(p_words + i_pixel // 64, mask=m_ray, other=0)
+        b_weight = tl.where(((b_flags >> (i_pixel % 64)) & 1) != 0, b_weight, 0.0)
+    tl.store(p_pixels + i_ray, i_pixel, mask=m_ray)
+    tl.store(p_weights + i_ray, b_weight, mask=m_ray)
+    tl.store(p_tiles + i_ray, i_tile, mask=m_ray)
+
+
+@launchable(do_not_specialize=[*_DRAW, "n_images"])
+def _uniform_kernel(
+    p_offsets, p_step, p_pixels, n_rays, n_images, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr
+):
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    tl.store(p_pixels + i_ray, _scaled(b_word0, b_word1, tl.load(p_offsets + n_images)), mask=i_ray < n_rays)
+
+
+def _search_steps(n: int) -> int:
+    return max(1, (n - 1).bit_length() + 1)
+
+
+def choose_pixels(
+    offsets: Tensor,
+    widths: Tensor,
+    n_rays: int,
+    *,
+    mask: PixelMask | None,
+    guide: PixelGuide | None,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    device, n_images = offsets.device, widths.shape[0]
+    on_device = isinstance(step, Tensor)
+    p_step = step if on_device else None
+    numbers = (0 if on_device else signed_word(int(step)), int(Stream.PIXELS))
+    numbers += (signed_word(seed), signed_word(seed >> 32), first)
+    pixels = torch.empty(n_rays, dtype=torch.int64, device=device)
+    weights = tiles = None
+    if guide is not None:
+        weights, tiles = torch.empty(n_rays, device=device), torch.empty_like(pixels)
+    if n_rays == 0:
+        return pixels, weights, tiles
+    grid = (cdiv(n_rays, BLOCK),)
+    if guide is not None:
+        n_tiles = guide.ends.shape[0]
+        _guided_kernel[grid](
+            None if mask is None else mask.words, guide.ends, guide.first_tiles, offsets, widths, p_step,
+            pixels, weights, tiles, n_rays, n_tiles, guide.n_drawable, n_images, guide.tile, *numbers,
+            TILE_STEPS=_search_steps(n_tiles), IMAGE_STEPS=_search_steps(n_images + 1), BLOCK=BLOCK,
+        )  # fmt: skip
+    elif mask is not None:
+        n_words = mask.words.shape[0]
+        steps = _search_steps(n_words + 1)
+        _masked_kernel[grid](
+            mask.words, mask.before, p_step, pixels, n_rays, n_words, *numbers, STEPS=steps, BLOCK=BLOCK
+        )
+    else:
+        _uniform_kernel[grid](offsets, p_step, pixels, n_rays, n_images, *numbers, BLOCK=BLOCK)
+    return pixels, weights, tiles
+
+
+def _cases() -> list[CompileCase]:
+    numbers = dict.fromkeys(_DRAW, "i32")
+    masked = {"p_words": "*i64", "p_before": "*i64", "p_step": "*i64", "p_pixels": "*i64", "n_words": "i32"}
+    guided = dict.fromkeys(("p_words", "p_ends", "p_first_tiles", "p_offsets", "p_widths", "p_step"), "*i64")
+    guided |= {"p_pixels": "*i64", "p_weights": "*fp32", "p_tiles": "*i64"}
+    uniform = {"p_offsets": "*i64", "p_step": "*i64", "p_pixels": "*i64", "n_images": "i32"}
+    steps = {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": BLOCK}
+    return [
+        CompileCase(_masked_kernel, masked | numbers, {"STEPS": 22, "BLOCK": BLOCK}, num_warps=4),
+        CompileCase(_guided_kernel, guided | dict.fromkeys(_GUIDED, "i32"), steps, num_warps=4),
+        CompileCase(_uniform_kernel, uniform | numbers, {"BLOCK": BLOCK}, num_warps=4),
+    ]
+
+
+COMPILE_CASES = _cases()
+
+
+@launchable(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
+def _draw_kernel(
+    p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
+    p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread,
+    DRAWN: tl.constexpr, SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_ray = i_ray < n_rays
+    if DRAWN:
+        if p_step is not None:
+            step = tl.load(p_step)
+        b_word0, b_word1, b_word2, b_word3 = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    if p_indices is not None:
+        i_pixel = tl.load(p_indices + i_ray, mask=m_ray, other=0)
+    else:
+        b_high = (b_word0 >> 8).to(tl.int64)
+        b_low = (b_word1 >> 8).to(tl.int64)
+        n_total = n_pixels.to(tl.int64)
+        i_pixel = (b_high * n_total + ((b_low * n_total) >> 24)) >> 24  # (BLOCK,) int64
+
+    i_image = tl.zeros([BLOCK], tl.int32)
+    i_end = tl.zeros([BLOCK], tl.int32) + n_images
+    for _ in tl.static_range(SEARCH_STEPS):
+        i_middle = (i_image + i_end) // 2
+        m_below = tl.load(p_offsets + i_middle, mask=m_ray, other=0) <= i_pixel
+        i_image = tl.where(m_below, i_middle, i_image)
+        i_end = tl.where(m_below, i_end, i_middle)
+    b_local = i_pixel - tl.load(p_offsets + i_image, mask=m_ray, other=0)
+    b_width = tl.load(p_widths + i_image, mask=m_ray, other=1)
+    b_row = b_local // b_width
+    b_column = b_local - b_row * b_width
+
+    p_camera = p_intrinsics + i_image * 4
+    b_x = b_column.to(tl.float32) + 0.5
+    b_y = b_row.to(tl.float32) + 0.5
+    if SPREAD:
+        i_cell = ((i_ray.to(tl.int64) + first) % (STRATA * STRATA)).to(tl.int32)
+        b_x += ((unit_float(b_word2) + (i_cell % STRATA).to(tl.float32)) / STRATA - 0.5) * spread
+        b_y += ((unit_float(b_word3) + (i_cell // STRATA).to(tl.float32)) / STRATA - 0.5) * spread
+    b_x -= tl.load(p_camera + 2, mask=m_ray, other=0.0)
+    b_y -= tl.load(p_camera + 3, mask=m_ray, other=0.0)
+    b_x = b_x / tl.load(p_camera, mask=m_ray, other=1.0)
+    b_y = b_y / tl.load(p_camera + 1, mask=m_ray, other=1.0)
+    _store_rays(p_poses + i_image * 12, b_x, b_y, p_origins + i_ray * 3, p_directions + i_ray * 3, m_ray)
+    tl.store(p_images + i_ray, i_image.to(tl.int64), mask=m_ray)
+    for channel in tl.static_range(CHANNELS):
+        b_value = tl.load(p_pixels + i_pixel * CHANNELS + channel, mask=m_ray, other=0)
+        tl.store(p_rgba + i_ray * CHANNELS + channel, tl.div_rn(b_value.to(tl.float32), 255.0), mask=m_ray)
+
+
+@triton.jit
+def _store_rays(p_pose, b_x, b_y, p_origin, p_direction, m_ray):
+    """Rotate (x, -y, -1) into the world, normalise, store with the camera's position."""
+    b_0 = _axis(p_pose, b_x, b_y, m_ray)
+    b_1 = _axis(p_pose + 4, b_x, b_y, m_ray)
+    b_2 = _axis(p_pose + 8, b_x, b_y, m_ray)
+    b_norm = 1.0 / tl.sqrt(b_0 * b_0 + b_1 * b_1 + b_2 * b_2)
+    tl.store(p_direction, b_0 * b_norm, mask=m_ray)
+    tl.store(p_direction + 1, b_1 * b_norm, mask=m_ray)
+    tl.store(p_direction + 2, b_2 * b_norm, mask=m_ray)
+    for axis in tl.static_range(3):
+        tl.store(p_origin + axis, tl.load(p_pose + axis * 4 + 3, mask=m_ray, other=0.0), mask=m_ray)
+
+
+@triton.jit
+def _axis(p_row, b_x, b_y, m_ray):
+    b_first = tl.load(p_row, mask=m_ray, other=0.0) * b_x
+    b_second = tl.load(p_row + 1, mask=m_ray, other=0.0) * b_y
+    return b_first - b_second - tl.load(p_row + 2, mask=m_ray, other=1.0)
+
+
+def draw_pixels(
+    pool: PixelPool,
+    n_rays: int,
+    *,
+    seed: int,
+    step: int | Tensor,
+    first: int,
+    indices: Tensor | None,
+    spread: float,
+    strata: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    device, channels = pool.pixels.device, pool.pixels.shape[1]
+    origins = torch.empty((n_rays, 3), device=device)
+    directions = torch.empty((n_rays, 3), device=device)
+    rgba = torch.empty((n_rays, channels), device=device)
+    images = torch.empty(n_rays, dtype=torch.int64, device=device)
+    if n_rays:
+        n_images = pool.widths.shape[0]
+        on_device = isinstance(step, Tensor)
+        _draw_kernel[(cdiv(n_rays, BLOCK),)](
+            pool.pixels,
+            pool.offsets,
+            pool.widths,
+            pool.poses.contiguous(),
+            pool.intrinsics.contiguous(),
+            step if on_device else None,
+            indices,
+            origins,
+            directions,
+            rgba,
+            images,
+            n_rays,
+            pool.pixels.shape[0],
+            n_images,
+            0 if on_device else signed_word(int(step)),
+            int(Stream.PIXELS),
+            signed_word(seed),
+            signed_word(seed >> 32),
+            first,
+            spread,
+            DRAWN=indices is None or spread > 0.0,
+            STRATA=strata,
+            SPREAD=spread > 0.0,
+            CHANNELS=channels,
+            SEARCH_STEPS=max(1, (n_images - 1).bit_length() + 1),
+            BLOCK=BLOCK,
+        )
+    return origins, directions, rgba, images
+
+
+_WORDS = dict.fromkeys(("n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"), "i32")
+_POINTERS = {"p_pixels": "*u8", "p_offsets": "*i64", "p_widths": "*i64", "p_poses": "*fp32", "p_intrinsics": "*fp32"}
+_POINTERS |= {"p_step": "*i64", "p_origins": "*fp32", "p_directions": "*fp32", "p_rgba": "*fp32", "p_images": "*i64"}
+_WORDS |= {"spread": "fp32"}
+_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "DRAWN": True, "SPREAD": False, "STRATA": 1}
+_CHOSEN = _POINTERS | {"p_indices": "*i64"} | _WORDS
+COMPILE_CASES += [
+    CompileCase(_draw_kernel, _POINTERS | _WORDS, {"p_indices": None, **_SIZES}, num_warps=4, name="drawn"),
+    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"DRAWN": False}, num_warps=4, name="chosen"),
+    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"SPREAD": True, "STRATA": 2}, num_warps=4, name="spread"),
+]
+
+
+RAYS_BLOCK = 256
+
+
+@launchable(do_not_specialize=["n_rays", "width"])
+def _rays_kernel(p_camera, p_origins, p_directions, n_rays, width, BLOCK: tl.constexpr):
+    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_ray = i_ray < n_rays
+    row = i_ray // width
+    x = ((i_ray - row * width).to(tl.float32) + 0.5 - tl.load(p_camera + 14)) / tl.load(p_camera + 12)
+    y = (row.to(tl.float32) + 0.5 - tl.load(p_camera + 15)) / tl.load(p_camera + 13)
+    d0 = tl.load(p_camera) * x - tl.load(p_camera + 1) * y - tl.load(p_camera + 2)
+    d1 = tl.load(p_camera + 4) * x - tl.load(p_camera + 5) * y - tl.load(p_camera + 6)
+    d2 = tl.load(p_camera + 8) * x - tl.load(p_camera + 9) * y - tl.load(p_camera + 10)
+    length = 1.0 / tl.sqrt(d0 * d0 + d1 * d1 + d2 * d2)
+    i_first = i_ray.to(tl.int64) * 3
+    tl.store(p_directions + i_first, d0 * length, mask=m_ray)
+    tl.store(p_directions + i_first + 1, d1 * length, mask=m_ray)
+    tl.store(p_directions + i_first + 2, d2 * length, mask=m_ray)
+    for axis in tl.static_range(3):
+        origin = tl.load(p_camera + 4 * axis + 3) + tl.zeros([BLOCK], tl.float32)
+        tl.store(p_origins + i_first + axis, origin, mask=m_ray)
+
+
+def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
+    n_rays = width * height
+    origins, directions = torch.empty(2, n_rays, 3, dtype=torch.float32, device=camera.device)
+    if n_rays:
+        _rays_kernel[(cdiv(n_rays, RAYS_BLOCK),)](
+            camera.contiguous(), origins, directions, n_rays, width, BLOCK=RAYS_BLOCK
+        )
+    return origins, directions
+
+
+COMPILE_CASES += [
+    CompileCase(
+        _rays_kernel,
+        {"p_camera": "*fp32", "p_origins": "*fp32", "p_directions": "*fp32", "n_rays": "i32", "width": "i32"},
+        {"BLOCK": RAYS_BLOCK},
+        num_warps=4,
+    )
+]

@@ -1,0 +1,120 @@
+"""The contraction of space inside kernels that make positions.
+
+The slab test, a chunk of rays per task.
+
+Compiled without fused multiply-add and in the reference's order of operations: the marching kernel builds on t_min and
+t_max and promises the reference's samples to the bit. fp32.
+
+Where samples lie, stored (3, capacity) and handed out transposed, as the encoder reads it.
+
+Decomposition: a task = a chunk of samples. fp32; the backward to rays, which only camera refinement asks for, is plain
+torch, and comes without a contraction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...types import Aabb, PackedSamples
+from .._cpu import array, as_float32, jit, launch
+from . import Contraction, reference
+
+FOLDS = ("none", "sphere", "cube")
+QUARTER, HALF, ONE, TWO = np.float32(0.25), np.float32(0.5), np.float32(1.0), np.float32(2.0)
+
+
+@jit(inner=True)
+def fold_unit(x, y, z, fold):
+    """Coordinates of the box [0, 1]^3 into [0, 1]^3, all of space: `fold`; `fold` counts in FOLDS."""
+    if fold == 0:
+        return x, y, z
+    x, y, z = TWO * x - ONE, TWO * y - ONE, TWO * z - ONE
+    size = max(abs(x), abs(y), abs(z)) if fold == 2 else np.float32(math.sqrt(x * x + y * y + z * z))
+    factor = QUARTER * (TWO - ONE / size) / size if size > ONE else QUARTER
+    return x * factor + HALF, y * factor + HALF, z * factor + HALF
+
+
+BOX_CHUNK = 8192
+_TINY = np.finfo(np.float32).tiny
+
+
+@jit(exact=True)
+def _intersect(first, last, origins, directions, box, near, far, t_min, t_max):
+    for i in range(first, last):
+        start, end, valid = near, far, True
+        for axis in range(3):
+            d = directions[i, axis]
+            if abs(d) < _TINY:
+                d = _TINY
+            a, b = (box[0, axis] - origins[i, axis]) / d, (box[1, axis] - origins[i, axis]) / d
+            valid = valid and a == a and b == b
+            start, end = max(start, min(a, b)), min(end, max(a, b))
+        hit = valid and end > start
+        t_min[i] = start if hit else near
+        t_max[i] = end if hit else near
+
+
+@torch.no_grad()
+def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, far: float) -> tuple[Tensor, Tensor]:
+    rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
+    box = np.array([aabb.low, aabb.high], np.float32)
+    t_min, t_max = torch.empty(origins.shape[0]), torch.empty(origins.shape[0])
+    limits = (np.float32(near), np.float32(far))
+    launch(_intersect, origins.shape[0], BOX_CHUNK, *rays, box, *limits, t_min.numpy(), t_max.numpy())
+    return t_min, t_max
+
+
+CHUNK = 16384
+
+
+@jit()
+def _place(first, last, origins, directions, rays, starts, ends, low, inverse, fold, out):
+    for i in range(first, last):
+        ray, middle = rays[i], (starts[i] + ends[i]) * np.float32(0.5)
+        for axis in range(3):
+            x = origins[ray, axis] + directions[ray, axis] * middle
+            out[axis, i] = (x - low[axis]) * inverse[axis]
+        if fold > 0:
+            out[0, i], out[1, i], out[2, i] = fold_unit(out[0, i], out[1, i], out[2, i], fold)
+
+
+class _SamplePositions(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, origins: Tensor, directions: Tensor, samples: PackedSamples, aabb: Aabb | None, contraction: str
+    ) -> Tensor:
+        low, inverse = np.zeros(3, np.float32), np.ones(3, np.float32)
+        if aabb is not None:
+            low, inverse = np.array(aabb.low, np.float32), (1.0 / np.array(aabb.size)).astype(np.float32)
+        out = torch.empty(3, samples.capacity)
+        rays = (array(origins), array(directions), array(samples.ray_indices))
+        times = (array(samples.t_starts), array(samples.t_ends))
+        launch(_place, samples.capacity, CHUNK, *rays, *times, low, inverse, FOLDS.index(contraction), out.numpy())
+        ctx.samples, ctx.n_rays, ctx.inverse = samples, origins.shape[0], torch.from_numpy(inverse)
+        return out.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        samples, index, empty = ctx.samples, ctx.samples.ray_indices.long(), torch.zeros(ctx.n_rays, 3)
+        grad, to_origins, to_directions = grad * ctx.inverse, None, None
+        if ctx.needs_input_grad[0]:
+            to_origins = empty.index_add(0, index, grad)
+        if ctx.needs_input_grad[1]:
+            to_directions = empty.index_add(0, index, grad * samples.midpoints().detach()[:, None])
+        return to_origins, to_directions, None, None, None  # origins, directions, samples, aabb, contraction
+
+
+def sample_positions(
+    origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None, contraction: Contraction = "none"
+) -> Tensor:
+    types = {origins.dtype, directions.dtype, samples.t_starts.dtype}
+    if types != {torch.float32} or samples.n_rays == 0:
+        return reference.sample_positions(origins, directions, samples, aabb=aabb, contraction=contraction)
+    return _SamplePositions.apply(origins, directions, samples, aabb, contraction)

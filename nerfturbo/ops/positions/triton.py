@@ -1,0 +1,232 @@
+"""The contraction of space inside kernels that make positions.
+
+The slab test: one program intersects BLOCK rays with a box. Inputs fp16/bf16/fp32 with any strides, fp32 inside.
+
+Sample positions in Triton.
+
+One program = BLOCK samples; a sample gathers its ray. The result is stored (3, capacity), handed out transposed, so
+that the encoder reads each axis in one stride. Inputs fp32; no atomics forward. The backward to rays, which only camera
+refinement asks for, is a sum over each ray's samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...types import Aabb, PackedSamples
+from .._triton import CompileCase, check_kernel_float
+from .._triton.launch import cdiv, launchable
+from ..packed.triton import packed_sum
+from . import Contraction
+
+FOLDS = {"none": 0, "sphere": 1, "cube": 2}
+
+
+@triton.jit
+def fold_unit(x, y, z, FOLD: tl.constexpr):
+    """Coordinates of the box [0, 1]^3 into [0, 1]^3, all of space: `fold`."""
+    if FOLD == 0:
+        return x, y, z
+    else:
+        x, y, z = 2.0 * x - 1.0, 2.0 * y - 1.0, 2.0 * z - 1.0
+        if FOLD == 2:
+            size = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
+        else:
+            size = tl.sqrt(x * x + y * y + z * z)
+        safe = tl.where(size > 1.0, size, 1.0)
+        factor = 0.25 * (2.0 - 1.0 / safe) / safe  # a quarter where nothing moves
+        return x * factor + 0.5, y * factor + 0.5, z * factor + 0.5
+
+
+BOX_BLOCK = 256
+
+
+@triton.jit
+def slab(origin, direction, low, high):
+    """t where a ray enters and leaves the space between two parallel faces."""
+    tiny = 1.1754943508222875e-38
+    safe = tl.where(tl.abs(direction) < tiny, tiny, direction)  # 0 * inf = NaN on the face itself
+    first = tl.div_rn(low - origin, safe)
+    second = tl.div_rn(high - origin, safe)
+    return tl.minimum(first, second), tl.maximum(first, second)
+
+
+@triton.jit
+def box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far):
+    """t_min, t_max inside the box and between near and far; both near for rays that miss or hold a NaN."""
+    x0, x1 = slab(ox, dx, low_x, high_x)
+    y0, y1 = slab(oy, dy, low_y, high_y)
+    z0, z1 = slab(oz, dz, low_z, high_z)
+    t_min = tl.minimum(tl.maximum(tl.maximum(tl.maximum(x0, y0), z0), near), far)
+    t_max = tl.minimum(tl.maximum(tl.minimum(tl.minimum(x1, y1), z1), near), far)
+    total = ox + oy + oz + dx + dy + dz  # tl.minimum drops NaN
+    hit = (t_max > t_min) & (total == total)
+    return tl.where(hit, t_min, near), tl.where(hit, t_max, near)
+
+
+@triton.jit
+def load_xyz(p, i, stride_row, stride_column, m):
+    row = p + i.to(tl.int64) * stride_row
+    x = tl.load(row, mask=m, other=0.0).to(tl.float32)
+    y = tl.load(row + stride_column, mask=m, other=0.0).to(tl.float32)
+    z = tl.load(row + 2 * stride_column, mask=m, other=0.0).to(tl.float32)
+    return x, y, z
+
+
+@launchable(do_not_specialize=["n_rays"])
+def _aabb_kernel(
+    p_origins, p_directions, p_t_min, p_t_max, n_rays,
+    stride_origins, stride_origins_axis, stride_directions, stride_directions_axis,
+    low_x, low_y, low_z, high_x, high_y, high_z, near, far, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n_rays
+    ox, oy, oz = load_xyz(p_origins, i, stride_origins, stride_origins_axis, m)
+    dx, dy, dz = load_xyz(p_directions, i, stride_directions, stride_directions_axis, m)
+    t_min, t_max = box_interval(
+        ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far
+    )  # fmt: skip
+    tl.store(p_t_min + i, t_min, mask=m)
+    tl.store(p_t_max + i, t_max, mask=m)
+
+
+def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, far: float) -> tuple[Tensor, Tensor]:
+    check_kernel_float(origins=origins, directions=directions)
+    n_rays = origins.shape[0]
+    t_min = torch.empty(n_rays, dtype=origins.dtype, device=origins.device)
+    t_max = torch.empty_like(t_min)
+    if n_rays:
+        _aabb_kernel[(cdiv(n_rays, BOX_BLOCK),)](
+            origins.detach(), directions.detach(), t_min, t_max, n_rays, *origins.stride(), *directions.stride(),
+            *aabb.low, *aabb.high, near, far, BLOCK=BOX_BLOCK, enable_fp_fusion=False,
+        )  # fmt: skip
+    return t_min, t_max
+
+
+COMPILE_CASES = [
+    CompileCase(
+        _aabb_kernel,
+        {"p_origins": "*fp32", "p_directions": "*fp32", "p_t_min": "*fp32", "p_t_max": "*fp32", "n_rays": "i32"}
+        | dict.fromkeys(("stride_origins", "stride_origins_axis", "stride_directions", "stride_directions_axis"), "i32")
+        | dict.fromkeys(("low_x", "low_y", "low_z", "high_x", "high_y", "high_z", "near", "far"), "fp32"),
+        {"BLOCK": BOX_BLOCK},
+        num_warps=4,
+    )
+]
+
+
+BLOCK = 512
+
+
+@launchable(do_not_specialize=["capacity"])
+def _positions_kernel(
+    p_origins,
+    p_directions,
+    p_starts,
+    p_ends,
+    p_rays,
+    p_positions,
+    capacity,
+    low_x,
+    low_y,
+    low_z,
+    scale_x,
+    scale_y,
+    scale_z,
+    FOLD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i_sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_sample = i_sample < capacity
+    b_middle = 0.5 * (
+        tl.load(p_starts + i_sample, mask=m_sample, other=0.0) + tl.load(p_ends + i_sample, mask=m_sample, other=0.0)
+    )
+    i_ray = tl.load(p_rays + i_sample, mask=m_sample, other=0) * 3
+    p_o, p_d = p_origins + i_ray, p_directions + i_ray
+    x = tl.load(p_o, mask=m_sample, other=0.0) + b_middle * tl.load(p_d, mask=m_sample, other=0.0)
+    y = tl.load(p_o + 1, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 1, mask=m_sample, other=0.0)
+    z = tl.load(p_o + 2, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 2, mask=m_sample, other=0.0)
+    x, y, z = fold_unit((x - low_x) * scale_x, (y - low_y) * scale_y, (z - low_z) * scale_z, FOLD)
+    p = p_positions + i_sample
+    tl.store(p, x, mask=m_sample)
+    tl.store(p + capacity.to(tl.int64), y, mask=m_sample)
+    tl.store(p + 2 * capacity.to(tl.int64), z, mask=m_sample)
+
+
+def _launch(
+    origins: Tensor, directions: Tensor, samples: PackedSamples, box: tuple[float, ...], contraction: str
+) -> Tensor:
+    capacity = samples.capacity
+    positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
+    if capacity:
+        _positions_kernel[(cdiv(capacity, BLOCK),)](
+            origins.contiguous(),
+            directions.contiguous(),
+            samples.t_starts,
+            samples.t_ends,
+            samples.ray_indices,
+            positions,
+            capacity,
+            *box,
+            FOLD=FOLDS[contraction],
+            BLOCK=BLOCK,
+        )
+    return positions.t()
+
+
+class _SamplePositions(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        origins: Tensor,
+        directions: Tensor,
+        samples: PackedSamples,
+        box: tuple[float, ...],
+        contraction: str,
+    ) -> Tensor:
+        ctx.samples, ctx.box = samples, box
+        return _launch(origins, directions, samples, box, contraction)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        samples = ctx.samples
+        per_sample = torch.stack([grad[:, axis].float() * ctx.box[3 + axis] for axis in range(3)], dim=-1)
+        along = per_sample * samples.midpoints()[:, None]
+        return (
+            packed_sum(per_sample.contiguous(), samples.offsets),
+            packed_sum(along.contiguous(), samples.offsets),
+            None,  # samples
+            None,  # box
+            None,  # contraction: there is none where gradients are asked for
+        )
+
+
+def sample_positions(
+    origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None, contraction: Contraction = "none"
+) -> Tensor:
+    if samples.n_rays == 0:
+        return origins.new_zeros(samples.capacity, 3)
+    box = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+    rays = origins.float(), directions.float()
+    return _SamplePositions.apply(*rays, samples, box, contraction)  # type: ignore[no-any-return]
+
+
+_FLOATS = dict.fromkeys(("low_x", "low_y", "low_z", "scale_x", "scale_y", "scale_z"), "fp32")
+_POINTERS = dict.fromkeys(("p_origins", "p_directions", "p_starts", "p_ends", "p_positions"), "*fp32")
+COMPILE_CASES += [
+    CompileCase(
+        _positions_kernel,
+        {**_POINTERS, "p_rays": "*i32", "capacity": "i32", **_FLOATS},
+        {"FOLD": fold, "BLOCK": BLOCK},
+        num_warps=4,
+        name=contraction,
+    )
+    for contraction, fold in FOLDS.items()
+]

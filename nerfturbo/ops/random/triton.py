@@ -1,0 +1,114 @@
+"""Philox-4x32-10 on the GPU: the same bits as the reference, bit by bit.
+
+One program draws BLOCK consecutive indices, one counter each, and writes (n, columns) row by row. The step may be a
+() int64 tensor that is read on the device, so that a captured graph draws anew at each replay. No atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .._triton import CompileCase, signed_word
+from .._triton.launch import cdiv, launchable
+
+BLOCK = 512
+
+
+@triton.jit
+def philox(index, step, stream, seed_low, seed_high):
+    """Four uint32 words for int64 counters `index`; step, stream and the seed's halves are 32-bit words."""
+    key = (seed_high.to(tl.uint32).to(tl.uint64) << 32) | seed_low.to(tl.uint32).to(tl.uint64)
+    zero = index.to(tl.uint32) * 0
+    return tl.philox(
+        key, index.to(tl.uint32), (index >> 32).to(tl.uint32), zero + step.to(tl.uint32), zero + stream.to(tl.uint32)
+    )
+
+
+@triton.jit
+def unit_float(word):
+    """The top 24 bits as a float in [0, 1)."""
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def _store(p_out, i_out, word, m_out, UNIFORM: tl.constexpr):
+    if UNIFORM:
+        tl.store(p_out + i_out, unit_float(word), mask=m_out)
+    else:
+        tl.store(p_out + i_out, word.to(tl.int32, bitcast=True), mask=m_out)
+
+
+@launchable(do_not_specialize=["n", "first", "step", "stream", "seed_low", "seed_high"])
+def _random_kernel(
+    p_out, p_step, n, first, step, stream, seed_low, seed_high,
+    COLUMNS: tl.constexpr, UNIFORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if p_step is not None:
+        step = tl.load(p_step)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n
+    w0, w1, w2, w3 = philox(i + first, step, stream, seed_low, seed_high)
+    _store(p_out, i * COLUMNS, w0, m, UNIFORM)
+    if COLUMNS > 1:
+        _store(p_out, i * COLUMNS + 1, w1, m, UNIFORM)
+    if COLUMNS > 2:
+        _store(p_out, i * COLUMNS + 2, w2, m, UNIFORM)
+    if COLUMNS > 3:
+        _store(p_out, i * COLUMNS + 3, w3, m, UNIFORM)
+
+
+def _launch(
+    out: Tensor, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, uniform: bool
+) -> Tensor:
+    n = out.shape[0]
+    if n:
+        on_device = isinstance(step, Tensor)
+        _random_kernel[(cdiv(n, BLOCK),)](
+            out,
+            step if on_device else None,
+            n,
+            first,
+            0 if on_device else signed_word(step),
+            signed_word(stream),
+            signed_word(seed),
+            signed_word(seed >> 32),
+            COLUMNS=columns,
+            UNIFORM=uniform,
+            BLOCK=BLOCK,
+        )
+    return out
+
+
+def random_bits(
+    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    out = torch.empty(n, columns, dtype=torch.int32, device=device)
+    return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=False)
+
+
+def random_uniform(
+    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
+) -> Tensor:
+    out = torch.empty(n, columns, dtype=torch.float32, device=device)
+    return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=True)
+
+
+_WORDS = dict.fromkeys(("n", "first", "step", "stream", "seed_low", "seed_high"), "i32")
+COMPILE_CASES = [
+    CompileCase(
+        _random_kernel,
+        {"p_out": "*fp32", "p_step": "*i64", **_WORDS},
+        {"COLUMNS": 4, "UNIFORM": True, "BLOCK": BLOCK},
+        num_warps=4,
+    ),
+    CompileCase(
+        _random_kernel,
+        {"p_out": "*i32", **_WORDS},
+        {"p_step": None, "COLUMNS": 1, "UNIFORM": False, "BLOCK": BLOCK},
+        num_warps=4,
+        name="host step",
+    ),
+]

@@ -1,0 +1,362 @@
+"""Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back.
+
+Decomposition: a position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the
+gradients to positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of
+the three colours, over all positions: its part of every row is nobody else's, so there are no atomics and the order of
+additions is fixed.
+
+Dtypes: fp32 inside; a half copy of the table is widened once per call. Deterministic.
+
+Total variation of sparse voxels on a CPU: one pass for the value, one for the gradient.
+
+Neighbours of different nodes may be the same, so that the gradient is summed by one thread; the nodes are few (a share
+of all of them a step). fp32 inside, sums in fp64. Deterministic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .._cpu import array, as_float32, jit, launch
+from .._sink import GradientSink
+from . import FLOOR, VoxelIndex, VoxelTables
+
+CHUNK = 2048
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+
+
+@jit(inner=True)
+def node_row(blocks, rows, x, y, z):
+    """The row of a node, -1 where it is not stored."""
+    block = blocks[x >> 3, y >> 3, z >> 3]
+    if block < 0:
+        return np.int32(-1)
+    return rows[block, ((x & 7) << 6) | ((y & 7) << 3) | (z & 7)]
+
+
+@jit(inner=True)
+def _cell(x, resolution):
+    """Voxel and fraction along an axis; NaN counts as 0, so that no address can leave the arrays."""
+    x = x if x > ZERO else ZERO
+    p = (x if x < ONE else ONE) * np.float32(resolution)
+    cell = min(np.int64(p), resolution - 1)
+    return cell, p - np.float32(cell)
+
+
+@jit(exact=True)
+def _locate(first, last, positions, blocks, rows, resolution, found, fractions):
+    """found[i, c] = row of corner c (bit 0: x, bit 1: y, bit 2: z); fractions[i] = place in the voxel."""
+    for i in range(first, last):
+        x, fx = _cell(positions[i, 0], resolution)
+        y, fy = _cell(positions[i, 1], resolution)
+        z, fz = _cell(positions[i, 2], resolution)
+        fractions[i, 0], fractions[i, 1], fractions[i, 2] = fx, fy, fz
+        for c in range(8):
+            found[i, c] = node_row(blocks, rows, x + (c & 1), y + ((c >> 1) & 1), z + (c >> 2))
+
+
+@jit(inner=True)
+def _weight(fx, fy, fz, c):
+    wx = fx if c & 1 else ONE - fx
+    wy = fy if c & 2 else ONE - fy
+    return wx * wy * (fz if c & 4 else ONE - fz)
+
+
+@jit()
+def _blend(first, last, found, fractions, density, color, basis, rays, empty, out):
+    n_basis = basis.shape[1]
+    sums = np.empty(3 * n_basis, np.float32)
+    for i in range(first, last):
+        fx, fy, fz = fractions[i, 0], fractions[i, 1], fractions[i, 2]
+        thick = ZERO
+        sums[:] = ZERO
+        for c in range(8):
+            row, weight = found[i, c], _weight(fx, fy, fz, c)
+            if row < 0:
+                thick += weight * empty
+                continue
+            thick += weight * density[row]
+            for j in range(3 * n_basis):
+                sums[j] += weight * color[row, j]
+        ray = rays[i]
+        for channel in range(3):
+            logit = ZERO
+            for k in range(n_basis):
+                logit += sums[channel * n_basis + k] * basis[ray, k]
+            out[i, channel] = logit
+        out[i, 3] = thick
+
+
+@jit()
+def _density(first, last, positions, blocks, rows, resolution, density, empty, out):
+    for i in range(first, last):
+        x, fx = _cell(positions[i, 0], resolution)
+        y, fy = _cell(positions[i, 1], resolution)
+        z, fz = _cell(positions[i, 2], resolution)
+        total = ZERO
+        for c in range(8):
+            row = node_row(blocks, rows, x + (c & 1), y + ((c >> 1) & 1), z + (c >> 2))
+            total += _weight(fx, fy, fz, c) * (empty if row < 0 else density[row])
+        out[i] = total
+
+
+@jit()
+def _scatter(first, last, n_used, found, fractions, basis, rays, grad, density_grad, color_grad, checks):
+    """Tasks first ... last - 1: the gradient of channel 0, 1, 2 (colours) or 3 (density), added to the tables'.
+
+    checks[task] becomes 0, or NaN where a gradient is not finite.
+    """
+    n_basis = basis.shape[1]
+    for task in range(first, last):
+        check = ZERO
+        for i in range(n_used):
+            g = grad[i, task]
+            check += g * ZERO
+            if g == ZERO:
+                continue
+            fx, fy, fz, ray = fractions[i, 0], fractions[i, 1], fractions[i, 2], rays[i]
+            for c in range(8):
+                row = found[i, c]
+                if row < 0:
+                    continue
+                weight = g * _weight(fx, fy, fz, c)
+                if task == 3:
+                    density_grad[row] += weight
+                else:
+                    for k in range(n_basis):
+                        color_grad[row, task * n_basis + k] += weight * basis[ray, k]
+        checks[task] = check
+
+
+@jit()
+def _slope(first, last, places, found, fractions, resolution, density, color, basis, rays, grad, empty, out, angular):
+    """out (n, 3): gradient to the positions; angular (n, n_basis): to each position's row of the basis."""
+    n_basis = basis.shape[1]
+    for i in range(first, last):
+        fx, fy, fz, ray = fractions[i, 0], fractions[i, 1], fractions[i, 2], rays[i]
+        gx, gy, gz = ZERO, ZERO, ZERO
+        angular[i] = ZERO
+        for c in range(8):
+            row = found[i, c]
+            dot = grad[i, 3] * (empty if row < 0 else density[row])
+            if row >= 0:
+                weight = _weight(fx, fy, fz, c)
+                for channel in range(3):
+                    g = grad[i, channel]
+                    for k in range(n_basis):
+                        value = color[row, channel * n_basis + k]
+                        dot += g * value * basis[ray, k]
+                        angular[i, k] += g * value * weight
+            wx = fx if c & 1 else ONE - fx
+            wy = fy if c & 2 else ONE - fy
+            wz = fz if c & 4 else ONE - fz
+            gx += (dot if c & 1 else -dot) * wy * wz
+            gy += (dot if c & 2 else -dot) * wx * wz
+            gz += (dot if c & 4 else -dot) * wx * wy
+        size = np.float32(resolution)
+        out[i, 0] = gx * size if places[i, 0] >= ZERO and places[i, 0] <= ONE else ZERO
+        out[i, 1] = gy * size if places[i, 1] >= ZERO and places[i, 1] <= ONE else ZERO
+        out[i, 2] = gz * size if places[i, 2] >= ZERO and places[i, 2] <= ONE else ZERO
+
+
+class _VoxelLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        positions: Tensor,
+        basis: Tensor,
+        density: Tensor,
+        color: Tensor,
+        rays: Tensor,
+        half: Tensor | None,
+        index: VoxelIndex,
+        n_used: int,
+        sink: GradientSink | None,
+    ) -> Tensor:
+        n = positions.shape[0]
+        found, fractions = torch.empty(n, 8, dtype=torch.int32), torch.empty(n, 3)
+        out = torch.zeros(n, 4)
+        places = array(as_float32("positions", positions))
+        structure = (array(index.blocks), array(index.rows), index.resolution)
+        launch(_locate, n_used, CHUNK, places, *structure, found.numpy(), fractions.numpy())
+        values = as_float32("tables", color if half is None else half)
+        tables = (array(as_float32("tables", density)), array(values))
+        angular, empty = array(as_float32("basis", basis)), np.float32(index.empty)
+        parts = (found.numpy(), fractions.numpy(), *tables, angular, array(rays), empty, out.numpy())
+        launch(_blend, n_used, CHUNK, *parts)
+        ctx.save_for_backward(positions, basis, density, color, values, rays, found, fractions)
+        ctx.index, ctx.n_used, ctx.sink = index, n_used, sink
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        positions, basis, density, color, values, rays, found, fractions = ctx.saved_tensors
+        n_used, gradient = ctx.n_used, array(grad.float())
+        angular, places = array(basis.float()), (found.numpy(), fractions.numpy())
+        to_positions = to_basis = to_density = to_color = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            given = None if ctx.sink is None else ctx.sink.buffers
+            own = given is None or any(buffer.dtype != torch.float32 for buffer in given)
+            buffers = [torch.zeros(t.shape) for t in (density, color)] if given is None or own else list(given)
+            targets = [buffer.numpy() for buffer in buffers]
+            checks = np.zeros(4, np.float32)
+            launch(_scatter, 4, 1, n_used, *places, angular, array(rays), gradient, *targets, checks)
+            if ctx.sink is None:
+                to_density, to_color = buffers[0].to(density.dtype), buffers[1].to(color.dtype)
+            else:
+                _deliver(ctx.sink, buffers if own else None, checks)
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            wide, per_position = torch.zeros(positions.shape[0], 3), torch.zeros(positions.shape[0], basis.shape[1])
+            tables = (array(density.float()), array(values), angular, array(rays), gradient)
+            numbers = (np.float32(ctx.index.empty), wide.numpy(), per_position.numpy())
+            source = array(positions.float())
+            launch(_slope, n_used, CHUNK // 4, source, *places, ctx.index.resolution, *tables, *numbers)
+            to_positions = wide.to(positions.dtype)
+            to_basis = torch.zeros(basis.shape).index_add_(0, rays.long(), per_position).to(basis.dtype)
+        # positions, basis, density, color, rays, half, index, n_used, sink
+        return to_positions, to_basis, to_density, to_color, None, None, None, None, None
+
+
+def _deliver(sink: GradientSink, parts: list[Tensor] | None, checks: np.ndarray) -> None:
+    """Add gradients that were summed beside the sink's buffers, and raise its flag where one was not finite."""
+    for buffer, part in zip(sink.buffers, parts or (), strict=False):
+        buffer.add_(part)
+    if sink.found_inf is not None and not np.isfinite(checks).all():
+        sink.found_inf.fill_(1.0)
+
+
+def voxel_lookup(
+    positions: Tensor,
+    basis: Tensor,
+    ray_indices: Tensor,
+    tables: VoxelTables,
+    index: VoxelIndex,
+    *,
+    half: Tensor | None = None,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
+    return _VoxelLookup.apply(positions, basis, *tables, ray_indices, half, index, used, sink)
+
+
+def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_used: Tensor | None = None) -> Tensor:
+    used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
+    out = torch.zeros(positions.shape[0])
+    structure = (array(index.blocks), array(index.rows), index.resolution)
+    table, empty = array(as_float32("density", density)), np.float32(index.empty)
+    places = array(as_float32("positions", positions))
+    launch(_density, used, CHUNK, places, *structure, table, empty, out.numpy())
+    return out
+
+
+_SMALL = np.float32(FLOOR)
+
+
+@jit(inner=True)
+def _next(node, blocks, rows, resolution, out):
+    """Rows of the nodes one step along x, y and z, -1 where there is none."""
+    side = resolution + 1
+    x, y, z = node // (side * side), node // side % side, node % side
+    out[0] = node_row(blocks, rows, x + 1, y, z) if x < resolution else np.int32(-1)
+    out[1] = node_row(blocks, rows, x, y + 1, z) if y < resolution else np.int32(-1)
+    out[2] = node_row(blocks, rows, x, y, z + 1) if z < resolution else np.int32(-1)
+
+
+@jit()
+def _measure(first, last, chosen, nodes, blocks, rows, resolution, table, n_channels, sums):
+    """sums[0] += the roots of all channels of nodes first ... last - 1; called for the whole range at once."""
+    there, total = np.empty(3, np.int32), 0.0
+    for i in range(first, last):
+        row = chosen[i]
+        _next(np.int64(nodes[row]), blocks, rows, resolution, there)
+        for j in range(n_channels):
+            squares = _SMALL * _SMALL
+            for axis in range(3):
+                if there[axis] >= 0:
+                    rise = table[there[axis], j] - table[row, j]
+                    squares += rise * rise
+            total += np.sqrt(squares) - _SMALL
+    sums[0] += total
+
+
+@jit()
+def _spread_back(first, last, chosen, nodes, blocks, rows, resolution, table, n_channels, factor, grad):
+    """grad += factor times the derivative of `_measure`."""
+    there, rises = np.empty(3, np.int32), np.empty(3, np.float32)
+    for i in range(first, last):
+        row = chosen[i]
+        _next(np.int64(nodes[row]), blocks, rows, resolution, there)
+        for j in range(n_channels):
+            squares = _SMALL * _SMALL
+            for axis in range(3):
+                rises[axis] = table[there[axis], j] - table[row, j] if there[axis] >= 0 else ZERO
+                squares += rises[axis] * rises[axis]
+            scale = factor / np.sqrt(squares)
+            for axis in range(3):
+                if there[axis] >= 0:
+                    grad[there[axis], j] += scale * rises[axis]
+                    grad[row, j] -= scale * rises[axis]
+
+
+class _Variation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        density: Tensor,
+        color: Tensor,
+        index: VoxelIndex,
+        nodes: Tensor,
+        chosen: Tensor,
+        n_basis: int,
+        sink: GradientSink | None,
+    ) -> Tensor:
+        ctx.save_for_backward(density, color, nodes, chosen)
+        ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
+        structure, m = _structure(index, nodes, chosen), chosen.shape[0]
+        values = []
+        for table, channels in ((density[:, None], 1), (color, 3 * n_basis)):
+            sums = np.zeros(1, np.float64)
+            launch(_measure, m, max(m, 1), *structure, array(as_float32("tables", table)), channels, sums)
+            values.append(sums[0] / max(m * channels, 1))
+        return torch.tensor(values, dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        density, color, nodes, chosen = ctx.saved_tensors
+        structure, m = _structure(ctx.index, nodes, chosen), chosen.shape[0]
+        results: list[Tensor | None] = []
+        for i, (table, channels) in enumerate(((density, 1), (color, 3 * ctx.n_basis))):
+            buffer = None if ctx.sink is None else ctx.sink.buffers[i]
+            direct = buffer is not None and buffer.dtype == torch.float32
+            target = buffer if direct and buffer is not None else torch.zeros(table.shape)
+            source, sums = array(table.float()).reshape(table.shape[0], -1), target.numpy()
+            factor = np.float32(float(grad[i]) / max(m * channels, 1))
+            launch(_spread_back, m, max(m, 1), *structure, source, channels, factor, sums.reshape(table.shape[0], -1))
+            if buffer is not None and not direct:
+                buffer.add_(target)
+            results.append(None if buffer is not None else target.to(table.dtype))
+        return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
+
+
+def _structure(index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> tuple[Any, ...]:
+    return array(chosen), array(nodes), array(index.blocks), array(index.rows), index.resolution
+
+
+def voxel_variation(
+    tables: VoxelTables,
+    index: VoxelIndex,
+    nodes: Tensor,
+    chosen: Tensor,
+    *,
+    n_basis: int,
+    sink: GradientSink | None = None,
+) -> Tensor:
+    return _Variation.apply(*tables, index, nodes, chosen, n_basis, sink)

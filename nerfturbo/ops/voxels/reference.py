@@ -1,0 +1,96 @@
+"""Sparse voxels by fancy indexing, corner by corner; gradients by autograd.
+
+Total variation of sparse voxels by fancy indexing; gradients by autograd.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..packed import take_rows
+from . import FLOOR, SIDE, VoxelIndex, VoxelTables
+
+
+def node_rows(index: VoxelIndex, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """int64 rows of the nodes at integer coordinates within [0, resolution]; -1 for those that are not stored."""
+    block = index.blocks[x // SIDE, y // SIDE, z // SIDE].long()
+    local = ((x % SIDE) * SIDE + y % SIDE) * SIDE + z % SIDE
+    if index.rows.shape[0] == 0:
+        return torch.full_like(block, -1)
+    row = index.rows[block.clamp(min=0), local].long()
+    return torch.where(block >= 0, row, -1)
+
+
+def corners(positions: Tensor, index: VoxelIndex, work: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Weight (n,) and row (n,) of each of the eight corners."""
+    p = positions.to(work).clamp(0.0, 1.0) * index.resolution
+    cell = p.detach().nan_to_num().floor().clamp(max=index.resolution - 1)
+    fraction, (x, y, z) = (p - cell).unbind(-1), cell.long().unbind(-1)
+    result = []
+    for corner in range(8):
+        steps = [corner & 1, (corner >> 1) & 1, corner >> 2]
+        parts = [f if step else 1.0 - f for f, step in zip(fraction, steps, strict=True)]
+        result.append((parts[0] * parts[1] * parts[2], node_rows(index, x + steps[0], y + steps[1], z + steps[2])))
+    return result
+
+
+def _width(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def _blended_density(found: list[tuple[Tensor, Tensor]], table: Tensor, empty: float, work: torch.dtype) -> Tensor:
+    total = 0.0
+    for weight, row in found:
+        value = take_rows(table, row.clamp(min=0)).to(work)
+        total = total + weight * torch.where(row >= 0, value, torch.full_like(value, empty))
+    assert isinstance(total, Tensor)
+    return total
+
+
+def voxel_lookup(
+    positions: Tensor, basis: Tensor, ray_indices: Tensor, tables: VoxelTables, index: VoxelIndex
+) -> Tensor:
+    work = _width(positions, basis, *tables)
+    found = corners(positions, index, work)
+    density = _blended_density(found, tables.density, index.empty, work)
+    n, n_basis = positions.shape[0], basis.shape[1]
+    color = torch.zeros(n, 3 * n_basis, dtype=work, device=positions.device)
+    for weight, row in found:
+        value = take_rows(tables.color, row.clamp(min=0))[:, : 3 * n_basis].to(work)
+        color = color + weight[:, None] * torch.where((row >= 0)[:, None], value, torch.zeros_like(value))
+    logits = (color.view(n, 3, n_basis) * take_rows(basis, ray_indices.long()).to(work)[:, None]).sum(-1)
+    return torch.cat([logits, density[:, None]], dim=-1)
+
+
+def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex) -> Tensor:
+    work = _width(positions, density)
+    return _blended_density(corners(positions, index, work), density, index.empty, work)
+
+
+def next_rows(index: VoxelIndex, nodes: Tensor) -> list[Tensor]:
+    """The rows of the nodes one step along x, y and z; -1 where there is none."""
+    r = index.resolution
+    place = nodes.long()
+    here = [place // (r + 1) ** 2, place // (r + 1) % (r + 1), place % (r + 1)]
+    result = []
+    for axis in range(3):
+        there = list(here)
+        there[axis] = (here[axis] + 1).clamp(max=r)
+        result.append(torch.where(here[axis] < r, node_rows(index, *there), -1))
+    return result
+
+
+def voxel_variation(tables: VoxelTables, index: VoxelIndex, nodes: Tensor, chosen: Tensor, *, n_basis: int) -> Tensor:
+    if chosen.shape[0] == 0:
+        return (tables.density[:1] * 0.0).expand(2)
+    rows = next_rows(index, nodes[chosen])
+    values = []
+    for table in (tables.density[:, None], tables.color[:, : 3 * n_basis]):
+        own = take_rows(table, chosen)
+        squares = torch.full_like(own, FLOOR**2)
+        for row in rows:
+            rise = take_rows(table, row.clamp(min=0)) - own
+            squares = squares + torch.where((row >= 0)[:, None], rise, torch.zeros_like(rise)).square()
+        values.append((squares.sqrt() - FLOOR).mean())
+    return torch.stack(values)

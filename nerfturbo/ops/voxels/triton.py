@@ -1,0 +1,517 @@
+"""Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass.
+
+Forward: one program = BLOCK positions. A corner's row comes from two dependent loads, the block's number and the node's
+row in it; both tables of the structure are small and stay in the caches. Rows of the colour table are loaded as
+[BLOCK, PC] tiles, a few lanes a row. Backward to the tables: the same walk, each corner's share added by atomics
+(vectors of four on compute capability 9.0), nothing at all for positions without a gradient. Backward to positions and
+basis: a third kernel, only where asked for.
+
+dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights and sums fp32. Table gradients are sums
+by atomics, not deterministic; under torch.use_deterministic_algorithms the reference computes them.
+
+Total variation of sparse voxels in Triton.
+
+One program = BLOCK chosen nodes with all their channels, [BLOCK, PC] tiles of a node and its three next ones. The value
+is a sum per program, added up in order: deterministic. The gradient goes out by atomics into fp32 buffers; under
+torch.use_deterministic_algorithms the reference computes it. Tables fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .._sink import GradientSink, redirect, zero_tail
+from .._triton import CompileCase, check_kernel_float, clamp_unit, load_point, used_rows
+from .._triton.launch import cdiv, launchable, next_power_of_2
+from . import VoxelIndex, VoxelTables, blocks_per_axis, reference
+
+BLOCK, WARPS = 64, 4
+DENSITY_BLOCK = 256
+
+
+@triton.jit
+def node_row(p_blocks, p_rows, x, y, z, side, m):
+    """Rows of nodes, int32; -1 where one is not stored."""
+    block = tl.load(p_blocks + ((x >> 3) * side + (y >> 3)) * side + (z >> 3), mask=m, other=-1)
+    local = ((x & 7) << 6) | ((y & 7) << 3) | (z & 7)
+    return tl.load(p_rows + block.to(tl.int64) * 512 + local, mask=m & (block >= 0), other=-1)
+
+
+@triton.jit
+def _cell(x, resolution):
+    """Voxel and fraction along an axis."""
+    p = clamp_unit(x) * resolution.to(tl.float32)
+    cell = tl.minimum(p.to(tl.int32), resolution - 1)
+    return cell, p - cell.to(tl.float32)
+
+
+@triton.jit
+def _locate(p_positions, i, m, stride_xn, stride_xc, resolution):
+    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    ix, fx = _cell(x, resolution)
+    iy, fy = _cell(y, resolution)
+    iz, fz = _cell(z, resolution)
+    return ix, iy, iz, fx, fy, fz
+
+
+@triton.jit
+def _load_basis(p_basis, p_rays, i, m, K: tl.constexpr, PC: tl.constexpr):
+    """[BLOCK, PC]: the basis function of each column of a colour row, zero for the padding; and the rays."""
+    j = tl.arange(0, PC)
+    ray = tl.load(p_rays + i, mask=m, other=0).to(tl.int64)
+    p = p_basis + (ray * K)[:, None] + (j % K)[None, :]
+    return tl.load(p, mask=m[:, None] & (j < 3 * K)[None, :], other=0.0).to(tl.float32), ray
+
+
+@triton.jit
+def _load_colors(p_color, row, here, C: tl.constexpr, PC: tl.constexpr):
+    j = tl.arange(0, PC)
+    p = p_color + (row.to(tl.int64) * C)[:, None] + j[None, :]
+    return tl.load(p, mask=here[:, None] & (j < C)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_gradient(p_grad, i, m, stride_gn, stride_gc):
+    p = p_grad + i.to(tl.int64) * stride_gn
+    red = tl.load(p, mask=m, other=0.0).to(tl.float32)
+    green = tl.load(p + stride_gc, mask=m, other=0.0).to(tl.float32)
+    blue = tl.load(p + 2 * stride_gc, mask=m, other=0.0).to(tl.float32)
+    density = tl.load(p + 3 * stride_gc, mask=m, other=0.0).to(tl.float32)
+    return red, green, blue, density
+
+
+@triton.jit
+def _spread_colors(red, green, blue, K: tl.constexpr, PC: tl.constexpr):
+    """[BLOCK, PC]: to each column the number of its colour, zero to the padding."""
+    channel = (tl.arange(0, PC) // K)[None, :]
+    value = tl.where(channel == 0, red[:, None], tl.where(channel == 1, green[:, None], blue[:, None]))
+    return tl.where(channel < 3, value, 0.0)
+
+
+@launchable(do_not_specialize=["n", "resolution", "side"])
+def _forward_kernel(
+    p_positions, p_basis, p_rays, p_density, p_color, p_blocks, p_rows, p_out, p_used, n, resolution, side, empty,
+    stride_xn, stride_xc, K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n_used = used_rows(p_used, n)
+    m = i < n_used
+    density = tl.zeros([BLOCK], tl.float32)
+    b_color = tl.zeros([BLOCK, PC], tl.float32)
+    if tl.program_id(0) * BLOCK < n_used:
+        ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+        for c in tl.static_range(8):
+            row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+            here = row >= 0
+            w = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
+            thick = tl.load(p_density + row, mask=here, other=0.0).to(tl.float32)
+            density += w * tl.where(here, thick, empty)
+            b_color += w[:, None] * _load_colors(p_color, row, here, C, PC)
+        b_basis, _ray = _load_basis(p_basis, p_rays, i, m, K, PC)
+        b_color *= b_basis
+    m_row = i < n  # rows past the used ones become zero
+    channel = (tl.arange(0, PC) // K)[None, :]
+    for k in tl.static_range(3):
+        tl.store(p_out + k * n.to(tl.int64) + i, tl.sum(tl.where(channel == k, b_color, 0.0), 1), mask=m_row)
+    tl.store(p_out + 3 * n.to(tl.int64) + i, tl.where(m, density, 0.0), mask=m_row)
+
+
+@launchable(do_not_specialize=["n", "resolution", "side", "stride_xn", "stride_xc"])  # one binary for all who ask
+def _density_kernel(
+    p_positions, p_density, p_blocks, p_rows, p_out, p_used, n, resolution, side, empty, stride_xn, stride_xc,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n_used = used_rows(p_used, n)
+    m = i < n_used
+    density = tl.zeros([BLOCK], tl.float32)
+    if tl.program_id(0) * BLOCK < n_used:
+        ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+        for c in tl.static_range(8):
+            row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+            w = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
+            thick = tl.load(p_density + row, mask=row >= 0, other=0.0).to(tl.float32)
+            density += w * tl.where(row >= 0, thick, empty)
+    tl.store(p_out + i, tl.where(m, density, 0.0), mask=i < n)
+
+
+@launchable(do_not_specialize=["n", "resolution", "side"])
+def _backward_kernel(
+    p_positions, p_basis, p_rays, p_grad, p_blocks, p_rows, p_ddensity, p_dcolor, p_found_inf, p_used,
+    n, resolution, side, stride_xn, stride_xc, stride_gn, stride_gc,
+    K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    n_used = used_rows(p_used, n)
+    if tl.program_id(0) * BLOCK >= n_used:
+        return
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n_used
+    red, green, blue, thick = _load_gradient(p_grad, i, m, stride_gn, stride_gc)
+    if p_found_inf is not None:
+        total = tl.abs(red) + tl.abs(green) + tl.abs(blue) + tl.abs(thick)
+        bad = (total != total) | (total == float("inf"))
+        tl.store(p_found_inf + i * 0, tl.full([BLOCK], 1.0, tl.float32), mask=bad)
+    m = m & ((red != 0.0) | (green != 0.0) | (blue != 0.0) | (thick != 0.0))
+    ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+    b_basis, _ray = _load_basis(p_basis, p_rays, i, m, K, PC)
+    b_grad = _spread_colors(red, green, blue, K, PC) * b_basis
+    j = tl.arange(0, PC)
+    for c in tl.static_range(8):
+        row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+        here = row >= 0
+        w = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
+        tl.atomic_add(p_ddensity + row, w * thick, mask=here, sem="relaxed")
+        # The padding column takes part, with zero: leaving it out would break the vectors.
+        p = p_dcolor + (row.to(tl.int64) * C)[:, None] + j[None, :]
+        tl.atomic_add(p, w[:, None] * b_grad, mask=here[:, None] & (j < C)[None, :], sem="relaxed")
+
+
+@launchable(do_not_specialize=["n", "resolution", "side"])
+def _inputs_kernel(
+    p_positions, p_basis, p_rays, p_grad, p_density, p_color, p_blocks, p_rows, p_out, p_dbasis, p_used,
+    n, resolution, side, empty, stride_xn, stride_xc, stride_gn, stride_gc,
+    K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < used_rows(p_used, n)
+    red, green, blue, thick = _load_gradient(p_grad, i, m, stride_gn, stride_gc)
+    ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+    b_basis, ray = _load_basis(p_basis, p_rays, i, m, K, PC)
+    b_spread = _spread_colors(red, green, blue, K, PC)
+    b_grad = b_spread * b_basis
+    b_color = tl.zeros([BLOCK, PC], tl.float32)
+    gx = tl.zeros([BLOCK], tl.float32)
+    gy = tl.zeros([BLOCK], tl.float32)
+    gz = tl.zeros([BLOCK], tl.float32)
+    for c in tl.static_range(8):
+        row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+        here = row >= 0
+        wx = fx if c & 1 else 1.0 - fx
+        wy = fy if c & 2 else 1.0 - fy
+        wz = fz if c & 4 else 1.0 - fz
+        b_row = _load_colors(p_color, row, here, C, PC)
+        b_color += (wx * wy * wz)[:, None] * b_row
+        value = tl.where(here, tl.load(p_density + row, mask=here, other=0.0).to(tl.float32), empty)
+        dot = tl.sum(b_grad * b_row, 1) + thick * value
+        gx += (dot if c & 1 else -dot) * wy * wz
+        gy += (dot if c & 2 else -dot) * wx * wz
+        gz += (dot if c & 4 else -dot) * wx * wy
+    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    size = resolution.to(tl.float32)
+    p = p_out + i  # (3, n), transposed
+    m_row = i < n
+    tl.store(p, tl.where(m & (x >= 0.0) & (x <= 1.0), gx * size, 0.0), mask=m_row)
+    tl.store(p + n, tl.where(m & (y >= 0.0) & (y <= 1.0), gy * size, 0.0), mask=m_row)
+    tl.store(p + 2 * n.to(tl.int64), tl.where(m & (z >= 0.0) & (z <= 1.0), gz * size, 0.0), mask=m_row)
+    if p_dbasis is not None:
+        j = tl.arange(0, PC)
+        p = p_dbasis + (ray * K)[:, None] + (j % K)[None, :]
+        tl.atomic_add(p, b_spread * b_color, mask=m[:, None] & (j < 3 * K)[None, :], sem="relaxed")
+
+
+def _shape(n_basis: int, color: Tensor) -> dict[str, int]:
+    return {"K": n_basis, "C": color.shape[1], "PC": next_power_of_2(color.shape[1]), "BLOCK": BLOCK}
+
+
+def _structure(index: VoxelIndex) -> dict[str, Any]:
+    side = blocks_per_axis(index.resolution)
+    return {"p_blocks": index.blocks, "p_rows": index.rows, "resolution": index.resolution, "side": side}
+
+
+class _VoxelLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        positions: Tensor,
+        basis: Tensor,
+        density: Tensor,
+        color: Tensor,
+        rays: Tensor,
+        half: Tensor | None,
+        index: VoxelIndex,
+        n_used: Tensor | None,
+        sink: GradientSink | None,
+    ) -> Tensor:
+        n, source = positions.shape[0], color if half is None else half
+        out = torch.empty(4, n, dtype=torch.float32, device=positions.device)
+        if n:
+            _forward_kernel[(cdiv(n, BLOCK),)](
+                p_positions=positions, p_basis=basis, p_rays=rays, p_density=density, p_color=source, p_out=out,
+                p_used=n_used, n=n, empty=index.empty, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+                **_structure(index), **_shape(basis.shape[1], source), num_warps=WARPS,
+            )  # fmt: skip
+        ctx.save_for_backward(positions, basis, density, source, rays, n_used)
+        ctx.index, ctx.sink, ctx.dtypes = index, sink, (density.dtype, color.dtype)
+        return out.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        positions, basis, density, source, rays, n_used = ctx.saved_tensors
+        to_positions = to_basis = to_density = to_color = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            buffers = _sums((density, source)) if ctx.sink is None else ctx.sink.buffers
+            _add_table_gradients(ctx, grad, buffers)
+            if ctx.sink is None:
+                to_density, to_color = (b.to(dtype) for b, dtype in zip(buffers, ctx.dtypes, strict=True))
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            wide, per_ray = _input_gradients(ctx, grad)
+            to_positions = wide.to(positions.dtype)
+            to_basis = per_ray.to(basis.dtype) if ctx.needs_input_grad[1] else None
+        # positions, basis, density, color, rays, half, index, n_used, sink
+        return to_positions, to_basis, to_density, to_color, None, None, None, None, None
+
+
+def _sums(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(table.shape, dtype=torch.float32, device=table.device) for table in tables)
+
+
+def _add_table_gradients(ctx: Any, grad: Tensor, buffers: tuple[Tensor, ...]) -> None:
+    positions, basis, _, source, rays, n_used = ctx.saved_tensors
+    n = positions.shape[0]
+    if n:
+        _backward_kernel[(cdiv(n, BLOCK),)](
+            p_positions=positions, p_basis=basis, p_rays=rays, p_grad=grad, p_ddensity=buffers[0],
+            p_dcolor=buffers[1], p_found_inf=None if ctx.sink is None else ctx.sink.found_inf, p_used=n_used, n=n,
+            stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+            stride_gn=grad.stride(0), stride_gc=grad.stride(1),
+            **_structure(ctx.index), **_shape(basis.shape[1], source), num_warps=WARPS,
+        )  # fmt: skip
+
+
+def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients to positions (n, 3) and basis (n_rays, n_basis)."""
+    positions, basis, density, source, rays, n_used = ctx.saved_tensors
+    n = positions.shape[0]
+    wide = torch.empty(3, n, dtype=torch.float32, device=positions.device)
+    per_ray = torch.zeros(basis.shape, dtype=torch.float32, device=positions.device)
+    if n:
+        _inputs_kernel[(cdiv(n, BLOCK),)](
+            p_positions=positions, p_basis=basis, p_rays=rays, p_grad=grad, p_density=density, p_color=source,
+            p_out=wide, p_dbasis=per_ray if ctx.needs_input_grad[1] else None, p_used=n_used, n=n,
+            empty=ctx.index.empty, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+            stride_gn=grad.stride(0), stride_gc=grad.stride(1),
+            **_structure(ctx.index), **_shape(basis.shape[1], source), num_warps=WARPS,
+        )  # fmt: skip
+    return wide.t(), per_ray
+
+
+def voxel_lookup(
+    positions: Tensor,
+    basis: Tensor,
+    ray_indices: Tensor,
+    tables: VoxelTables,
+    index: VoxelIndex,
+    *,
+    half: Tensor | None = None,
+    sink: GradientSink | None = None,
+    n_used: Tensor | None = None,
+) -> Tensor:
+    check_kernel_float(positions=positions, basis=basis, half=half, **tables._asdict())
+    if torch.are_deterministic_algorithms_enabled() and torch.is_grad_enabled():
+        buffers, flag = ((None, None), None) if sink is None else (sink.buffers, sink.found_inf)
+        own = [redirect(t, h, b, flag) for t, h, b in zip(tables, (None, half), buffers, strict=True)]
+        places = zero_tail(positions, n_used)
+        return zero_tail(reference.voxel_lookup(places, basis, ray_indices, VoxelTables(*own), index), n_used)
+    density, color = (table.contiguous() for table in tables)
+    half = None if half is None else half.detach().contiguous()
+    rays, wide = ray_indices.contiguous(), basis.contiguous()
+    return _VoxelLookup.apply(positions.float(), wide, density, color, rays, half, index, n_used, sink)
+
+
+def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_used: Tensor | None = None) -> Tensor:
+    check_kernel_float(positions=positions, density=density)
+    positions, n = positions.float(), positions.shape[0]
+    out = torch.empty(n, dtype=torch.float32, device=positions.device)
+    if n:
+        _density_kernel[(cdiv(n, DENSITY_BLOCK),)](
+            p_positions=positions, p_density=density.contiguous(), p_out=out, p_used=n_used, n=n, empty=index.empty,
+            stride_xn=positions.stride(0), stride_xc=positions.stride(1), **_structure(index),
+            BLOCK=DENSITY_BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return out
+
+
+def _case(kernel: Any, name: str, dtype: str, n_basis: int) -> CompileCase:
+    width = (3 * n_basis + 3) // 4 * 4
+    pointers = dict.fromkeys(["p_positions", "p_basis", "p_density", "p_grad", "p_out", "p_found_inf"], "*fp32")
+    pointers |= dict.fromkeys(["p_ddensity", "p_dcolor", "p_dbasis"], "*fp32") | {"p_color": f"*{dtype}"}
+    pointers |= dict.fromkeys(["p_rays", "p_blocks", "p_rows", "p_used"], "*i32")
+    numbers = dict.fromkeys(["n", "resolution", "side"], "i32") | {"empty": "fp32"}
+    constexprs = {"K": n_basis, "C": width, "PC": next_power_of_2(width)}
+    constexprs |= {"BLOCK": DENSITY_BLOCK if kernel is _density_kernel else BLOCK}
+    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18}
+    if kernel is _density_kernel:
+        for stride in ("stride_xn", "stride_xc"):
+            constexprs.pop(stride)
+            numbers[stride] = "i32"
+    has = set(kernel.arg_names)
+    signature = {key: kind for key, kind in (pointers | numbers).items() if key in has}
+    constexprs = {key: value for key, value in constexprs.items() if key in has}
+    return CompileCase(kernel, signature, constexprs, WARPS, name=f"{name}-{dtype}-{n_basis}")
+
+
+COMPILE_CASES = [
+    _case(_forward_kernel, "forward", "fp16", 9),
+    _case(_backward_kernel, "backward", "fp16", 9),
+    _case(_inputs_kernel, "inputs", "fp16", 9),
+    _case(_density_kernel, "density", "fp32", 9),
+]
+
+
+VARIATION_BLOCK, WARPS = 32, 4
+
+
+@triton.jit
+def _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK: tl.constexpr):
+    """Row of each node of the block, and those of its next nodes along x, y and z; -1 where there is none."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n
+    row = tl.load(p_chosen + i, mask=m, other=0)  # int64
+    node = tl.load(p_nodes + row, mask=m, other=0)
+    along = resolution + 1
+    x = node // (along * along)
+    y = node // along % along
+    z = node % along
+    row_x = node_row(p_blocks, p_rows, x + 1, y, z, side, m & (x < resolution))
+    row_y = node_row(p_blocks, p_rows, x, y + 1, z, side, m & (y < resolution))
+    row_z = node_row(p_blocks, p_rows, x, y, z + 1, side, m & (z < resolution))
+    return m, row, row_x, row_y, row_z
+
+
+@triton.jit
+def _rise(p_table, b_here, m, row, C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr):
+    """[BLOCK, PC]: the next node's values minus these; zero where there is none."""
+    j = tl.arange(0, PC)[None, :]
+    m_there = (row >= 0)[:, None] & (j < CHANNELS) & m[:, None]
+    b_there = tl.load(p_table + (row.to(tl.int64) * C)[:, None] + j, mask=m_there, other=0.0)
+    return tl.where(m_there, b_there - b_here, 0.0)
+
+
+@launchable(do_not_specialize=["n", "resolution", "side"])
+def _measure_kernel(
+    p_table, p_chosen, p_nodes, p_blocks, p_rows, p_out, n, resolution, side, floor,
+    C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    m, row, row_x, row_y, row_z = _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK)
+    j = tl.arange(0, PC)[None, :]
+    m_here = m[:, None] & (j < CHANNELS)
+    b_here = tl.load(p_table + (row * C)[:, None] + j, mask=m_here, other=0.0)
+    b_x = _rise(p_table, b_here, m, row_x, C, PC, CHANNELS)
+    b_y = _rise(p_table, b_here, m, row_y, C, PC, CHANNELS)
+    b_z = _rise(p_table, b_here, m, row_z, C, PC, CHANNELS)
+    b_root = tl.sqrt(b_x * b_x + b_y * b_y + b_z * b_z + floor * floor) - floor
+    tl.store(p_out + tl.program_id(0), tl.sum(tl.sum(tl.where(m_here, b_root, 0.0), 1), 0))
+
+
+@launchable(do_not_specialize=["n", "resolution", "side"])
+def _spread_kernel(
+    p_table, p_chosen, p_nodes, p_blocks, p_rows, p_factor, p_grad, n, resolution, side, floor,
+    C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    m, row, row_x, row_y, row_z = _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK)
+    j = tl.arange(0, PC)[None, :]
+    m_here = m[:, None] & (j < CHANNELS)
+    b_here = tl.load(p_table + (row * C)[:, None] + j, mask=m_here, other=0.0)
+    b_x = _rise(p_table, b_here, m, row_x, C, PC, CHANNELS)
+    b_y = _rise(p_table, b_here, m, row_y, C, PC, CHANNELS)
+    b_z = _rise(p_table, b_here, m, row_z, C, PC, CHANNELS)
+    b_scale = tl.load(p_factor) / tl.sqrt(b_x * b_x + b_y * b_y + b_z * b_z + floor * floor)
+    m_row = m[:, None] & (j < C)  # with the padding, whose gradient is zero, for the vectors' sake
+    p = p_grad + (row * C)[:, None] + j
+    tl.atomic_add(p, -b_scale * (b_x + b_y + b_z), mask=m_row, sem="relaxed")
+    m_x = m_row & (row_x >= 0)[:, None]
+    tl.atomic_add(p_grad + (row_x.to(tl.int64) * C)[:, None] + j, b_scale * b_x, mask=m_x, sem="relaxed")
+    m_y = m_row & (row_y >= 0)[:, None]
+    tl.atomic_add(p_grad + (row_y.to(tl.int64) * C)[:, None] + j, b_scale * b_y, mask=m_y, sem="relaxed")
+    m_z = m_row & (row_z >= 0)[:, None]
+    tl.atomic_add(p_grad + (row_z.to(tl.int64) * C)[:, None] + j, b_scale * b_z, mask=m_z, sem="relaxed")
+
+
+def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> dict[str, Any]:
+    width = 1 if table.dim() == 1 else table.shape[1]
+    return {
+        "p_table": table, "p_chosen": chosen, "p_nodes": nodes, "p_blocks": index.blocks, "p_rows": index.rows,
+        "n": chosen.shape[0], "resolution": index.resolution, "side": blocks_per_axis(index.resolution),
+        "floor": reference.FLOOR, "C": width, "PC": next_power_of_2(width), "CHANNELS": channels,
+        "BLOCK": VARIATION_BLOCK, "num_warps": WARPS,
+    }  # fmt: skip
+
+
+class _Variation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        density: Tensor,
+        color: Tensor,
+        index: VoxelIndex,
+        nodes: Tensor,
+        chosen: Tensor,
+        n_basis: int,
+        sink: GradientSink | None,
+    ) -> Tensor:
+        ctx.save_for_backward(density, color, nodes, chosen)
+        ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
+        m = chosen.shape[0]
+        programs = cdiv(m, VARIATION_BLOCK)
+        values = []
+        for table, channels in ((density, 1), (color, 3 * n_basis)):
+            sums = torch.zeros(max(programs, 1), dtype=torch.float32, device=density.device)
+            if m:
+                _measure_kernel[(programs,)](p_out=sums, **_arguments(table, channels, index, nodes, chosen))
+            values.append(sums.sum() / max(channels * m, 1))
+        return torch.stack(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        density, color, nodes, chosen = ctx.saved_tensors
+        m, results = chosen.shape[0], []
+        for i, (table, channels) in enumerate(((density, 1), (color, 3 * ctx.n_basis))):
+            buffer = None if ctx.sink is None else ctx.sink.buffers[i]
+            target = torch.zeros_like(table, dtype=torch.float32) if buffer is None else buffer
+            if m:
+                factor = grad[i] / (m * channels)
+                arguments = _arguments(table, channels, ctx.index, nodes, chosen)
+                _spread_kernel[(cdiv(m, VARIATION_BLOCK),)](p_factor=factor, p_grad=target, **arguments)
+            results.append(None if buffer is not None else target.to(table.dtype))
+        return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
+
+
+def voxel_variation(
+    tables: VoxelTables,
+    index: VoxelIndex,
+    nodes: Tensor,
+    chosen: Tensor,
+    *,
+    n_basis: int,
+    sink: GradientSink | None = None,
+) -> Tensor:
+    check_kernel_float(**tables._asdict())
+    if torch.are_deterministic_algorithms_enabled():
+        buffers = (None, None) if sink is None else sink.buffers
+        own = VoxelTables(*(redirect(table, None, buffer) for table, buffer in zip(tables, buffers, strict=True)))
+        return reference.voxel_variation(own, index, nodes, chosen, n_basis=n_basis)
+    density, color = (table.contiguous() for table in tables)
+    return _Variation.apply(density, color, index, nodes, chosen.contiguous(), n_basis, sink)
+
+
+def _variation_case(kernel: Any, name: str, width: int, channels: int) -> CompileCase:
+    pointers = dict.fromkeys(["p_table", "p_out", "p_factor", "p_grad"], "*fp32")
+    pointers |= {"p_chosen": "*i64"} | dict.fromkeys(["p_nodes", "p_blocks", "p_rows"], "*i32")
+    numbers = dict.fromkeys(["n", "resolution", "side"], "i32") | {"floor": "fp32"}
+    signature = {key: kind for key, kind in (pointers | numbers).items() if key in kernel.arg_names}
+    constexprs = {"C": width, "PC": next_power_of_2(width), "CHANNELS": channels, "BLOCK": VARIATION_BLOCK}
+    return CompileCase(kernel, signature, constexprs, WARPS, name=f"{name}-{width}")
+
+
+COMPILE_CASES += [
+    _variation_case(_measure_kernel, "measure", 28, 27),
+    _variation_case(_spread_kernel, "spread", 28, 27),
+]
