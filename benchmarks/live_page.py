@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.cli.scenes import open_scenes
+from nerfturbo.cli.common import open_scenes
 from nerfturbo.config import DataConfig
 from nerfturbo.data.fitting import fitted_config
 from nerfturbo.presets import preset

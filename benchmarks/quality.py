@@ -22,8 +22,7 @@ import torch
 
 from nerfturbo.bench.memory import peak_memory
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.cli.parse import parse
-from nerfturbo.cli.scenes import open_scenes
+from nerfturbo.cli.common import open_scenes, parse
 from nerfturbo.cli.settings import Settings
 from nerfturbo.config import Config
 from nerfturbo.data.fitting import fitted_config

@@ -29,7 +29,7 @@ import torch
 from nerfturbo import Trainer, preset
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.render import measure_ms
-from nerfturbo.cli.scenes import open_scenes
+from nerfturbo.cli.common import open_scenes
 from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import fitted_config

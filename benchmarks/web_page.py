@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nerfturbo.cli.scenes import open_scenes
+from nerfturbo.cli.common import open_scenes
 from nerfturbo.evaluation.evaluate import truth_image
 from nerfturbo.evaluation.metrics import psnr
 

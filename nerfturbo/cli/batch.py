@@ -2,34 +2,41 @@
 
 A line of the file is a scene and, behind it, flags of `train` for it alone; # begins a comment. What is finished is
 left alone, what has a checkpoint goes on from it, so that the same command simply goes on after an interrupt.
+
+Scenes are trained here, on SLURM through submitit, or on a Ray cluster. There every scene is one task, which does what
+is done here: it starts what is left of the scene as a process, with a log beside the run folder. So a task that is
+killed, preempted or sent again goes on from the last checkpoint. The package and the folders must be visible under the
+same path wherever tasks run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from ..errors import InputError
-from .batch_engines import EngineName, check_engine, work_off_elsewhere
-from .parse import parse
+from ..errors import BackendError, InputError
+from .common import parse, print_json
 from .settings import check_positive
 
-SUMMARY = ("summary.json", "summary.md")
+EngineName = Literal["local", "submitit", "ray"]
+POLL_SECONDS = 0.2
+LOCAL_CLUSTERS = ("local", "debug")  # of submitit: processes on this machine
+# `train --resume` refuses these
+KEPT_BY_RUNS = ("--downscale", "--seed", "--preset", "--config", "--bounds", "--ndc")
+KEPT_BY_RUNS += ("--init-from", "--init-parts", "--init-keep")
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,6 @@ class BatchArgs:
     """Print the summary as one JSON object on stdout."""
 
 
-# `train --resume` refuses these
-KEPT_BY_RUNS = ("--downscale", "--seed", "--preset", "--config", "--bounds", "--ndc")
-KEPT_BY_RUNS += ("--init-from", "--init-parts", "--init-keep")
-
-
 @dataclass(frozen=True)
 class Job:
     """One line of the list."""
@@ -77,6 +79,20 @@ class Job:
             return [*base, "--resume", str(self.run), *_without(self.flags, KEPT_BY_RUNS)]
         return [*base, self.scene, *self.flags, "--output", str(self.run), "--overwrite"]
 
+    @property
+    def log(self) -> Path:
+        return self.run.parent / f"{self.name}.log"
+
+    def start(self, gpu: str | None = None) -> subprocess.Popen[bytes] | None:
+        """Do what is left to do, in a process with a log; None where the run is finished."""
+        command = self.command()
+        if command is None:
+            return None
+        environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -94,24 +110,22 @@ class Outcome:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the list, work it off, write the summary."""
-    words, shared = _split(list(argv))
-    args = parse(BatchArgs, words, "batch")
+    """Read the list, train what is left of it, write the summary."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    args, shared = parse(BatchArgs, argv[:place], "batch"), argv[place + 1 :]
     check_positive({"--workers": args.workers})
     options = check_engine(args.engine, args.engine_options)
-    jobs = _shard(read_jobs(args.scenes, args.output, shared), args.shard)
+    everything = read_jobs(args.scenes, args.output, shared)
+    jobs = _shard(everything, args.shard)
     from ..evaluation.run_folder import check_writable
 
     check_writable(args.output)
     args.output.mkdir(parents=True, exist_ok=True)
-    if args.engine == "local":
-        stopped = work_off(jobs, args.workers)
-    else:
-        stopped = work_off_elsewhere(jobs, args.engine, options, workers=args.workers, folder=args.output)
-    outcomes = [outcome_of(job) for job in read_jobs(args.scenes, args.output, shared)]
+    stopped = run_jobs(jobs, args.engine, options, workers=args.workers, folder=args.output)
+    outcomes = [outcome_of(job) for job in everything]
     write_summary(args.output, outcomes)
     if args.json:
-        print(json.dumps({"output": str(args.output), "scenes": [asdict(outcome) for outcome in outcomes]}))
+        print_json({"output": str(args.output), "scenes": [asdict(outcome) for outcome in outcomes]})
     else:
         print((args.output / "summary.md").read_text(), end="")
     if stopped:
@@ -119,13 +133,6 @@ def main(argv: Sequence[str]) -> int:
         return 130
     mine = {job.name for job in jobs}
     return 1 if any(outcome.status != "done" for outcome in outcomes if outcome.name in mine) else 0
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
 
 
 def _without(flags: Sequence[str], names: tuple[str, ...]) -> list[str]:
@@ -177,69 +184,203 @@ def _shard(jobs: list[Job], text: str) -> list[Job]:
     return jobs[int(first) :: int(count)]
 
 
-def work_off(jobs: Sequence[Job], workers: int) -> bool:
-    """Run what is left of the jobs, a few at a time; whether it was interrupted."""
-    queue: SimpleQueue[Job] = SimpleQueue()
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words; whole numbers become int, true and false become bool.
+
+    >>> parse_options(["slurm_partition=gpu", "timeout_min=60", "include_dashboard=false"])
+    {'slurm_partition': 'gpu', 'timeout_min': 60, 'include_dashboard': False}
+    """
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise InputError("--engine-options", "KEY=VALUE ...", repr(word))
+        options[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
+    return options
+
+
+def check_engine(engine: EngineName, options: Sequence[str]) -> dict[str, Any]:
+    """The options of an engine that is there, before anything is written."""
+    found = parse_options(options)
+    if engine == "local" and found:
+        raise InputError("--engine-options", "--engine submitit or ray beside it", "the local engine")
+    if engine != "local":
+        try:
+            importlib.import_module(engine)
+        except ImportError as error:
+            raise InputError("--engine", f"the package {engine}", f"none ({error})", f"pip install {engine}") from None
+    return found
+
+
+def run_jobs(jobs: Sequence[Job], engine: EngineName, options: dict[str, Any], *, workers: int, folder: Path) -> bool:
+    """Run what is left of the jobs, `workers` at a time, and report each; whether it was interrupted."""
+    left = [job for job in jobs if job.command() is not None]
     for job in jobs:
-        queue.put(job)
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    stop = threading.Event()
-    gpus = _gpus()
-
-    def work(slot: int) -> None:
-        while not stop.is_set():
-            try:
-                job = queue.get_nowait()
-            except Empty:
-                return
-            command = job.command()
-            if command is None:
-                _say(f"{job.name}: finished before")
-                continue
-            _say(f"{job.name}: {'goes on' if '--resume' in command else 'begins'}")
-            environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
-            job.run.parent.mkdir(parents=True, exist_ok=True)
-            with (job.run.parent / f"{job.name}.log").open("ab") as log:
-                running[slot] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-                code = running[slot].wait()
-            _say(f"{job.name}: {'done' if code == 0 else f'ended with {code}; see {log.name}'}")
-
-    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(min(workers, len(jobs)))]
-    with _passing_on(stop, running):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
-    return stop.is_set()
+        if job not in left:
+            _say(f"{job.name}: finished before")
+    run = {"local": _with_processes, "submitit": _with_submitit, "ray": _with_ray}[engine]
+    return bool(left) and run(left, options, workers, folder)
 
 
-@contextlib.contextmanager
-def _passing_on(stop: threading.Event, running: dict[int, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """An interrupt lets the scenes in hand save, and begins no other."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        for process in running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+def _watch(
+    jobs: Sequence[Job],
+    at_once: int,
+    send: Callable[[Job], Any],
+    ended: Callable[[Any], str | None],
+    cancel: Callable[[Any], Callable[[], object] | None],
+) -> bool:
+    """Keep `at_once` tasks under way and say how each ends; an interrupt cancels those that run and begins no other."""
+    waiting, running = list(jobs), {}
     try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running[job.name] = send(job)
+            for name, task in list(running.items()):
+                how = ended(task)
+                if how is not None:
+                    _say(f"{name}: {how}")
+                    del running[name]
+            if running:
+                time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        waits = [cancel(task) for task in running.values()]
+        for wait in filter(callable, waits):  # until all have saved
+            wait()
+        return True
+    return False
 
 
-def _gpus() -> list[str]:
+def _with_processes(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
+    """Processes of this machine; GPUs are dealt out among those that run together."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name]
-    return [str(number) for number in range(64) if Path(f"/dev/nvidia{number}").exists()]
+    present = [str(number) for number in range(64) if Path(f"/dev/nvidia{number}").exists()]
+    gpus = present if given is None else [name for name in given.split(",") if name]
+    free = list(range(workers))
+
+    def send(job: Job) -> tuple[Job, int, subprocess.Popen[bytes] | None]:
+        _say(f"{job.name}: {'goes on' if '--resume' in (job.command() or ()) else 'begins'}")
+        slot = free.pop(0)
+        return job, slot, job.start(gpus[slot % len(gpus)] if gpus else None)
+
+    def ended(task: tuple[Job, int, subprocess.Popen[bytes] | None]) -> str | None:
+        job, slot, process = task
+        code = 0 if process is None else process.poll()
+        if code is not None:
+            free.append(slot)
+        return None if code is None else _told(code, job)
+
+    return _watch(jobs, workers, send, ended, lambda task: _terminate(task[2]))
+
+
+def _terminate(process: subprocess.Popen[bytes] | None) -> Callable[[], object]:
+    """Tell a training to save and end; returns what waits for it."""
+    if process is None:
+        return lambda: None
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    return process.wait
+
+
+class SceneTask:
+    """Train what is left of one scene; returns the exit code. submitit calls `checkpoint` to take it away."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"job": self.job, "_process": None}  # a process does not travel
+
+    def __call__(self) -> int:
+        self._process = self.job.start()
+        if self._process is None:
+            return 0
+        before = None
+        with contextlib.suppress(ValueError):  # not the main thread: the engine has its own way to cancel
+            before = signal.signal(signal.SIGTERM, lambda *_: _terminate(self._process))
+        try:
+            return self._process.wait()
+        except BaseException:  # Ray cancels by an interrupt
+            _terminate(self._process)()
+            raise
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+
+    def checkpoint(self) -> Any:
+        """Let the training save, and go on in the task that takes this one's place."""
+        _terminate(self._process)()
+        return importlib.import_module("submitit.helpers").DelayedSubmission(self)
+
+
+def _with_submitit(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
+    """A job array of SLURM with `workers` at a time, or with cluster=local processes of this machine."""
+    submitit = importlib.import_module("submitit")
+    executor = submitit.AutoExecutor(folder=folder.absolute() / "submitit", cluster=options.pop("cluster", None))
+    here = executor.cluster in LOCAL_CLUSTERS
+    named = {"name": "nerfturbo"} | ({} if here else {"slurm_array_parallelism": workers})
+    try:
+        executor.update_parameters(**({"timeout_min": 24 * 60} | named | options))
+    except (NameError, TypeError, ValueError) as error:  # submitit's word for an unknown name
+        raise InputError("--engine-options", "parameters of submitit's executor", str(error).splitlines()[0]) from None
+
+    def send(job: Job) -> tuple[Job, Any]:
+        _say(f"{job.name}: sent")
+        return job, executor.submit(SceneTask(job))
+
+    def ended(sent: tuple[Job, Any]) -> str | None:
+        job, task = sent
+        if not task.done():
+            return None
+        error = task.exception()
+        if error is not None:
+            return f"ended with {str(error).strip().splitlines()[-1]}; see {task.paths.stderr}"
+        return _told(task.result(), job)
+
+    if here:
+        return _watch(jobs, workers, send, ended, lambda sent: sent[1].cancel())
+    with executor.batch():
+        tasks = {job.name: send(job) for job in jobs}
+    return _watch(jobs, len(jobs), lambda job: tasks[job.name], ended, lambda sent: sent[1].cancel())
+
+
+def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
+    """Tasks of a Ray cluster (address=auto for one that runs); a GPU each where it has any."""
+    ray = importlib.import_module("ray")
+    needs = {name: options.pop(name) for name in ("num_gpus", "num_cpus") if name in options}
+    try:
+        ray.init(**({"ignore_reinit_error": True, "log_to_driver": False} | options))
+    except Exception as error:  # it has no type of its own for what can be wrong with a cluster or an option
+        raise BackendError(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
+    needs = {"num_cpus": 1, "num_gpus": 1 if ray.cluster_resources().get("GPU", 0) else 0} | needs
+    remote = ray.remote(**needs, max_retries=3)(_run_task)
+
+    def send(job: Job) -> tuple[Job, Any]:
+        _say(f"{job.name}: sent")
+        return job, remote.remote(SceneTask(job))
+
+    def ended(sent: tuple[Job, Any]) -> str | None:
+        job, task = sent
+        if not ray.wait([task], timeout=0)[0]:
+            return None
+        try:
+            return _told(ray.get(task), job)
+        except ray.exceptions.RayError as error:
+            return f"ended with {str(error).strip().splitlines()[-1]}"
+
+    try:
+        return _watch(jobs, workers, send, ended, lambda sent: ray.cancel(sent[1]))
+    finally:
+        ray.shutdown()
+
+
+def _run_task(task: SceneTask) -> int:
+    return task()
+
+
+def _told(code: int, job: Job) -> str:
+    return "done" if code == 0 else f"ended with {code}; see {job.log}"
 
 
 def outcome_of(job: Job) -> Outcome:
@@ -250,20 +391,21 @@ def outcome_of(job: Job) -> Outcome:
         values: dict[str, Any] = json.loads(metrics.read_text())
         psnr, ssim, steps, seconds = (values.get(key) for key in ("psnr", "ssim", "steps", "train_seconds"))
         return Outcome(name, scene, run, "done", psnr, ssim, steps, seconds)
-    log = job.run.parent / f"{job.name}.log"
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() else []
     errors = [line for line in lines if line.startswith("error: ")]
     return Outcome(name, scene, run, "failed" if errors else "left", error=errors[-1] if errors else "")
 
 
 def write_summary(output: Path, outcomes: Sequence[Outcome]) -> None:
     """summary.json, and summary.md with the means of what is done."""
+    from ..evaluation.run_folder import write_json
     from ..files import write_atomically
 
     rows = ["| scene | PSNR | SSIM | steps | seconds | |", "|---|---|---|---|---|---|"]
     for outcome in outcomes:
-        cells = [_number(outcome.psnr, 2), _number(outcome.ssim, 4), _number(outcome.steps, 0)]
-        cells += [_number(outcome.train_seconds, 1), outcome.error or outcome.status]
+        numbers = ((outcome.psnr, 2), (outcome.ssim, 4), (outcome.steps, 0), (outcome.train_seconds, 1))
+        cells = ["" if value is None else f"{value:.{digits}f}" for value, digits in numbers]
+        cells.append(outcome.error or outcome.status)
         rows.append(f"| {outcome.name} | " + " | ".join(cells) + " |")
     done = [outcome for outcome in outcomes if outcome.status == "done"]
     scores = [outcome.psnr for outcome in done if outcome.psnr is not None]
@@ -271,11 +413,7 @@ def write_summary(output: Path, outcomes: Sequence[Outcome]) -> None:
     rows += ["", f"{len(done)} of {len(outcomes)} scenes done{mean}", ""]
     write_atomically(output / "summary.md", "\n".join(rows))
     document = {"written": time.strftime("%Y-%m-%dT%H:%M:%S"), "scenes": [asdict(outcome) for outcome in outcomes]}
-    write_atomically(output / "summary.json", json.dumps(document, indent=1) + "\n")
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    write_json(output / "summary.json", document)
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import tyro
 
 from ..errors import InputError
 from .bench_args import TrainingArgs
-from .parse import parse
+from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def scene(argv: Sequence[str]) -> int:
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
     from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_result
+    from .common import open_scenes
     from .progress import showing
-    from .scenes import open_scenes
-    from .warm import warm_up
+    from .startup import warm_up
 
     check_result(args.output)
     device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
@@ -192,11 +192,11 @@ def render(argv: Sequence[str]) -> int:
     from ..bench.render import LARGE, SIZES, render_record, render_table, run_render_benchmark
     from ..evaluation.evaluate import choose_views
     from ..evaluation.run_folder import check_result
-    from .common import load_run, open_test_scene, with_data
+    from .common import load_run, open_views
 
     check_result(args.output)
-    opened = load_run(args.run, resolve_device(args.device))
-    scene = open_test_scene(with_data(opened.config, args.data))
+    opened = load_run(args.run, resolve_device(args.device), args.data)
+    scene = open_views(opened.config)[1]
     views, repeats = choose_views(len(scene), args.eval_views), 3 if args.quick else 30
     options = {"sizes": ((100, 100),), "large": None} if args.quick else {"sizes": SIZES, "large": LARGE}
     result = run_render_benchmark(opened.model, scene, views=views, repeats=repeats, **options)

@@ -12,8 +12,8 @@ import tyro
 from ..errors import InputError
 from .bench import _config, _show, _table
 from .bench_args import TrainingArgs
+from .common import parse
 from .measure import prepare, say_plan, written_when_cut_short
-from .parse import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 if TYPE_CHECKING:

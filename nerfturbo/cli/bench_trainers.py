@@ -13,7 +13,7 @@ import tyro
 from ..errors import InputError
 from .bench import _config, _show, _table
 from .bench_args import TrainingArgs
-from .parse import parse
+from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 
@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
     from ..bench.trainers import LABELS, choose_loops, draw_bars, run_trainers_benchmark, trainers_record
     from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_result
+    from .common import open_scenes
     from .progress import showing
-    from .scenes import open_scenes
-    from .warm import warm_up
+    from .startup import warm_up
 
     check_result(args.output)
     device, loops = resolve_device(args.device), [name.replace("-", " ") for name in args.loops]

@@ -1,25 +1,85 @@
-"""What several verbs share: opening a run with its model and its test views, and choosing where things run."""
+"""What several verbs share: flags, opening a scene, opening a run with its model, printing results.
+
+torch is imported inside the functions, so that `--help` and a mistyped flag answer at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from ..config import Config
-from ..data.scene import Scene
+import tyro
+
 from ..errors import InputError
-from ..evaluation.run_folder import RunFolder, open_run
-from ..ops import use_backend
-from ..rendering.model import NerfModel
-from ..rendering.rounds import rendering_within
-from ..training.checkpoint import CheckpointState, latest_checkpoint, read_state
-from ..training.trainer import load_model
-from ..types import Aabb
-from .scenes import open_scenes
 
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..data.scene import Scene, Split
+    from ..evaluation.run_folder import RunFolder
+    from ..rendering.model import NerfModel
+    from ..training.checkpoint import CheckpointState
+    from ..types import Aabb
+    from .progress import Display
+
+T = TypeVar("T")
 BackendName = Literal["auto", "reference", "cpu", "triton"]
+BoundsName = Literal["auto", "bounded", "unbounded"]
+Box = Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")]
+
+HOLD_OUT_EVERY = 8
+
+
+def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
+    """The flags of one verb, from a dataclass whose field docstrings are the help; wrong ones exit with 2."""
+    given = {} if default is None else {"default": default}
+    config = (tyro.conf.FlagCreatePairsOff,)  # --json, without a --no-json
+    return tyro.cli(kind, prog=f"nerfturbo {prog}", args=list(argv), config=config, **given)
+
+
+def flag_value(argv: Sequence[str], flag: str) -> str | None:
+    """What a flag will be, before the real parser runs: some flags decide the defaults of others.
+
+    >>> flag_value(["--preset", "ngp"], "--preset"), flag_value(["--preset=ngp"], "--preset"), flag_value([], "--x")
+    ('ngp', 'ngp', None)
+    """
+    found = None
+    for position, word in enumerate(argv):
+        if word == flag and position + 1 < len(argv):
+            found = argv[position + 1]
+        elif word.startswith(flag + "="):
+            found = word[len(flag) + 1 :]
+    return found
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    """What every verb over a trained run asks for."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = field(default=None, kw_only=True)
+    """New location of the scene, if it was moved."""
+    device: str = field(default="auto", kw_only=True)
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    backend: BackendName = field(default="auto", kw_only=True)
+    """Kernel backend: numba (cpu), triton, or plain torch (reference)."""
+
+
+@dataclass(frozen=True)
+class PictureArgs(RunArgs):
+    """And what those that render whole pictures ask for."""
+
+    refine: Annotated[int | None, tyro.conf.arg(metavar="N")] = field(default=None, kw_only=True)
+    """Render in steps this many times shorter than those of training; what the run was made with unless given."""
+    rays: Annotated[int | None, tyro.conf.arg(metavar="N")] = field(default=None, kw_only=True)
+    """Render with N x N rays per pixel; what the run was made with unless given."""
+    max_memory: Annotated[float | None, tyro.conf.arg(metavar="MB")] = field(default=None, kw_only=True)
+    """Render memory budget in MB; lower means smaller chunks, same image. 256 on a GPU and 64 on a CPU unless given, up
+    to 4000 on a GPU where no grid places the samples."""
 
 
 @dataclass(frozen=True)
@@ -31,56 +91,66 @@ class OpenRun:
     state: CheckpointState
     model: NerfModel
 
-
-def with_pictures(opened: OpenRun, refine: int | None, rays: int | None) -> OpenRun:
-    """The same run, its pictures rendered in steps `refine` times finer and with rays x rays rays per pixel."""
-    for flag, value in (("--refine", refine), ("--rays", rays)):
-        if value is not None and value < 1:
-            raise InputError(flag, "a number > 0", str(value))
-    given = {"eval_refine": refine, "eval_rays": rays}
-    render = replace(opened.config.render, **{name: value for name, value in given.items() if value is not None})
-    opened.model.config = replace(opened.model.config, render=render)
-    return replace(opened, config=replace(opened.config, render=render))
+    def views(self, display: Display) -> tuple[Scene, Scene]:
+        """The views of training, with the cameras that were learned, and those the run is scored on."""
+        display.phase(f"opening {self.config.data.source}")
+        return open_views(self.config, self.model)
 
 
-def rendering_memory(megabytes: float | None) -> contextlib.AbstractContextManager[None]:
-    """`--max-memory`: inside, pictures are rendered within so many megabytes."""
+@contextlib.contextmanager
+def opened_run(args: RunArgs) -> Iterator[tuple[OpenRun, Display]]:
+    """The run that the flags name, on their device and backend, and a display for the time it is open."""
+    from .progress import showing
+    from .settings import resolve_device
+
+    with showing() as display, chosen_backend(args.backend):
+        yield load_run(args.run, resolve_device(args.device), args.data), display
+
+
+@contextlib.contextmanager
+def opened_for_pictures(args: PictureArgs) -> Iterator[tuple[OpenRun, Display]]:
+    """The same, for rendering in the steps, with the rays and within the memory that the flags ask for."""
+    from ..rendering.rounds import rendering_within
+    from .settings import check_positive
+
+    check_positive({"--refine": args.refine, "--rays": args.rays})
+    megabytes = args.max_memory
     if megabytes is not None and not 0.0 < megabytes < float("inf"):
         raise InputError("--max-memory", "megabytes > 0", f"{megabytes:g}")
-    return rendering_within(None if megabytes is None else max(1, int(megabytes * 1e6)))
+    memory = rendering_within(None if megabytes is None else max(1, int(megabytes * 1e6)))
+    with memory, opened_run(args) as (opened, display):
+        given = {"eval_refine": args.refine, "eval_rays": args.rays}
+        render = replace(opened.config.render, **{name: value for name, value in given.items() if value is not None})
+        opened.model.config = replace(opened.model.config, render=render)
+        yield replace(opened, config=replace(opened.config, render=render)), display
 
 
-def load_run(path: str, device: str) -> OpenRun:
-    """Open a run folder and load its newest checkpoint."""
+def load_run(path: str, device: str, data: str | None = None) -> OpenRun:
+    """Open a run folder, whose pictures may have moved to `data`, and load its newest checkpoint."""
+    from ..evaluation.run_folder import open_run
+    from ..training.checkpoint import latest_checkpoint, read_state
+    from ..training.trainer import load_model
+
     run = open_run(path)
     config = run.read_config()
+    if data is not None:
+        config = replace(config, data=replace(config.data, source=data))
     checkpoint = latest_checkpoint(run.path)
     return OpenRun(run, config, read_state(checkpoint), load_model(checkpoint, device))
 
 
-def with_data(config: Config, data: str | None) -> Config:
-    """The same config over another scene folder, for runs whose pictures have moved."""
-    return config if data is None else replace(config, data=replace(config.data, source=data))
-
-
-def open_test_scene(config: Config) -> Scene:
-    """The views a run is scored on."""
-    return open_views(config)[1]
-
-
 def open_views(config: Config, model: NerfModel | None = None) -> tuple[Scene, Scene]:
-    """The views a run was trained on, and those it is scored on; with the model, its training cameras as it learned
-    them."""
+    """The views a run was trained on, and those it is scored on; with the model, its cameras as it learned them."""
+    data = config.data
     try:
-        data = config.data
         train, test = open_scenes(
             data.source, data.downscale, allow_outside=data.allow_outside, bounds=data.bounds, ndc=data.ndc
         )
-        return train if model is None else learned_cameras(model, train), test
     except InputError as error:
         if error.got != "no such folder":
             raise
         raise InputError(error.what, error.expected, error.got, "name the folder by --data") from None
+    return train if model is None else learned_cameras(model, train), test
 
 
 def learned_cameras(model: NerfModel, train: Scene) -> Scene:
@@ -88,15 +158,76 @@ def learned_cameras(model: NerfModel, train: Scene) -> Scene:
     return train if model.photos is None else replace(train, cameras=model.photos.refined(train.cameras))
 
 
+def open_scenes(
+    source: str, downscale: int, *, allow_outside: bool = False, bounds: BoundsName = "auto", ndc: bool = False
+) -> tuple[Scene, Scene]:
+    """(training views, test views): the test split, else the val split, else every 8th training view held out."""
+    from ..data.scene import hold_out, load_scene
+
+    def opened(split: Split) -> Scene:
+        return load_scene(source, split, downscale=downscale, allow_outside=allow_outside, bounds=bounds, ndc=ndc)
+
+    train = opened("train")
+    for split in ("test", "val"):
+        try:
+            return train, opened(split)
+        except InputError as error:
+            if not split_is_missing(error):
+                raise
+    if len(train) < 2:
+        raise InputError(source, "at least 2 views, one of them to score", str(len(train)))
+    return hold_out(train, HOLD_OUT_EVERY)
+
+
+def split_is_missing(error: InputError) -> bool:
+    """The folder has no such split, as opposed to one that is broken."""
+    from ..data.scene import MissingSplitError
+
+    missing_file = error.got == "no such file" and Path(error.what).name.startswith("transforms_")
+    return missing_file or isinstance(error, MissingSplitError)
+
+
 def chosen_backend(name: BackendName) -> contextlib.AbstractContextManager[None]:
     """`auto` leaves the environment variable in force."""
+    from ..ops import use_backend
+
     return contextlib.nullcontext() if name == "auto" else use_backend(name)
+
+
+def backend_on(device: str) -> str:
+    """The backend that runs on a device."""
+    import torch
+
+    from ..ops._dispatch import resolve
+
+    return resolve(torch.empty(0, device=device))
 
 
 def box_of(corners: Sequence[float], flag: str) -> Aabb:
     """The box of six numbers behind a flag: its low corner, its high one."""
+    from ..types import Aabb
+
     try:
         return Aabb(tuple(corners[:3]), tuple(corners[3:]))  # type: ignore[arg-type]
     except InputError as error:
         found = " ".join(f"{number:g}" for number in corners)
         raise InputError(flag, "three finite numbers and three larger ones", found) from error
+
+
+def check_new(path: Path, *, overwrite: bool, folder: bool = False) -> None:
+    """Refuse, before any work is done, a file (or folder) that cannot be made or must not be replaced."""
+    from ..evaluation.run_folder import check_writable
+
+    check_writable(path)
+    if path.exists() and path.is_dir() != folder:
+        kinds = ("a folder", "a file") if folder else ("a file", "a folder")
+        raise InputError(str(path), kinds[0], f"{kinds[1]} of that name")
+    if path.exists() and not overwrite:
+        raise InputError(str(path), "a new file", "one that is there", "replace it by --overwrite, or name another")
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """A result as one JSON object on stdout; NaN and infinity become null."""
+    from ..evaluation.run_folder import finite
+
+    print(json.dumps(finite(document), allow_nan=False))

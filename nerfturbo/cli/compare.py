@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import InputError
-from .parse import parse
+from .common import check_new, parse, print_json
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,17 @@ def main(argv: Sequence[str]) -> int:
     output = args.output or (None if args.json else Path("compare.html"))
     if output is not None and output.suffix.lower() != ".html":
         raise InputError("--output", "a file ending in .html", str(output))
-    if output is not None and output.exists() and not args.overwrite:
-        raise InputError(str(output), "a new file", "one that is there", "replace it by --overwrite, or name another")
     from ..evaluation.report import compare_runs, write_comparison
-    from ..evaluation.run_folder import check_writable, finite, open_run
+    from ..evaluation.run_folder import open_run
 
     if output is not None:
-        check_writable(output)
+        check_new(output, overwrite=args.overwrite)
     found = compare_runs([open_run(run) for run in args.runs])
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_comparison(output, found)
     if args.json:
-        print(json.dumps(finite(found)))
+        print_json(found)
     else:
         _print(found)
         print(f"  {output}")

@@ -1,22 +1,44 @@
-"""`nerfturbo doctor`: what works on this machine, and what to do about what does not."""
+"""`nerfturbo doctor`: what works on this machine, and what to do about what does not.
+
+`gather` looks at the machine through `Probes`, so that tests can fake one; `diagnose` is a pure function of the facts;
+`run_self_tests` compares every backend with the reference on tiny inputs. torch is imported inside: that it does not
+import is one of the findings.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import ctypes
+import importlib
+import importlib.metadata
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from .doctor_causes import Finding, diagnose
-from .doctor_facts import Facts, Probes, gather
-from .parse import parse
+from .common import parse
 
-_MARKS = {
-    "ok": ("ok", "green"),
-    "info": ("-", "dim"),
-    "warning": ("warning", "yellow"),
-    "broken": ("BROKEN", "bold red"),
-}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..ops._dispatch import Backend
+
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 11)
+MIN_TRITON_CAPABILITY = (7, 0)
+CUDA_LIBRARIES = ("libcudart.so", "libcublas.so", "libcublasLt.so", "libcudnn.so", "libnvrtc.so", "libnccl.so")
+TOLERANCE = 2e-3  # of the largest value: far above rounding, far below a wrong formula
+
+Level = Literal["ok", "info", "warning", "broken"]
+Outputs = dict[str, "Tensor"]
+Case = Callable[[str], Outputs]
+SHOWN_AS = {"ok": ("ok", "green"), "info": ("-", "dim"), "warning": ("warning", "yellow"), "broken": ("BROKEN", "red")}
 
 
 @dataclass(frozen=True)
@@ -34,13 +56,29 @@ def main(argv: Sequence[str]) -> int:
     """Examine, print, decide."""
     args = parse(DoctorArgs, argv, "doctor")
     facts, findings = examine()
-    broken = any(finding.level == "broken" for finding in findings)
+    usable = all(finding.level != "broken" for finding in findings)
     if args.json:
-        listed = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"usable": not broken, "findings": listed, "facts": dataclasses.asdict(facts)}))
+        print(json.dumps({"usable": usable, "findings": [asdict(item) for item in findings], "facts": asdict(facts)}))
     else:
-        _show(findings, usable=not broken)
-    return 1 if broken else 0
+        _show(findings, usable=usable)
+    return 0 if usable else 1
+
+
+def _show(findings: list[Finding], *, usable: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        mark, style = SHOWN_AS[finding.level]
+        detail = Text(finding.detail)
+        if finding.fix:
+            detail.append(f"\n-> {finding.fix}", style="bold")
+        table.add_row(Text(mark, style=style), Text(finding.what), detail)
+    console.print(table)
+    console.print("This machine can train." if usable else "Something nerfturbo needs is broken: see above.")
 
 
 def examine(probes: Probes | None = None) -> tuple[Facts, list[Finding]]:
@@ -52,9 +90,366 @@ def examine(probes: Probes | None = None) -> tuple[Facts, list[Finding]]:
     return facts, findings
 
 
-def _self_test_findings() -> list[Finding]:
-    from .doctor_selftest import SelfTest, run_self_tests
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as torch sees it."""
 
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+    @property
+    def units(self) -> str:
+        """The matrix units it has, which decide the precision that pays."""
+        if self.capability < (7, 0):
+            return "no tensor cores"
+        kinds = ["fp16"] + (["bf16", "tf32"] if self.capability >= (8, 0) else [])
+        return "tensor cores for " + ", ".join(kinds + (["fp8"] if self.capability >= (8, 9) else []))
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder that compiled kernels are kept in."""
+
+    name: str
+    path: str
+    variable: str  # the environment variable that moves it
+    problem: str | None  # why it cannot be written
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the diagnosis rests on."""
+
+    python: tuple[int, int, int]
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int | None
+    cpu_bf16: bool
+    torch: str | None
+    torch_error: str | None
+    torch_cuda: str | None  # the CUDA version torch was built with; None for a CPU build
+    torch_hip: str | None
+    gpu_error: str | None  # what torch said when it could not use a GPU
+    gpus: tuple[Gpu, ...]
+    nvidia_present: bool
+    driver_cuda: tuple[int, int] | None  # the newest CUDA the driver knows
+    visible_devices: str | None
+    foreign_cuda: tuple[str, ...]  # CUDA libraries that LD_LIBRARY_PATH puts before torch's own
+    triton: str | None
+    numba: str | None
+    video: bool
+    caches: tuple[Cache, ...]
+    colmap: str | None = None  # what finds the poses of photos
+
+
+def _run(command: list[str]) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _driver_version() -> int | None:
+    """What the driver's library answers: 12040 for CUDA 12.4."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            version = ctypes.c_int(0)
+            ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(version))
+            return version.value or None
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Probes:
+    """How the outside is looked at."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    exists: Callable[[str], bool] = os.path.exists
+    run: Callable[[list[str]], str | None] = _run
+    driver_version: Callable[[], int | None] = _driver_version
+    import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
+    installed: Callable[[str], str | None] = _installed
+    list_folder: Callable[[str], list[str]] = os.listdir
+
+
+def gather(probes: Probes | None = None) -> Facts:
+    """Look at everything once."""
+    probes = probes or Probes()
+    torch, torch_error = None, None
+    try:
+        torch = probes.import_torch()
+    except (ImportError, OSError) as error:
+        torch_error = str(error)
+    gpus, gpu_error = _gpus(torch)
+    major, minor, _ = platform.python_version_tuple()
+    driver = probes.driver_version()
+    return Facts(
+        python=(int(major), int(minor), 0),
+        system=f"{platform.system()} {platform.machine()}",
+        processor=_cpuinfo("model name", "Model", "Hardware") or platform.processor() or platform.machine(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=_memory(),
+        cpu_bf16=bool({"avx512_bf16", "amx_bf16", "bf16"} & set(_cpuinfo("flags", "Features").split())),
+        torch=None if torch is None else torch.__version__,
+        torch_error=torch_error,
+        torch_cuda=None if torch is None else torch.version.cuda,
+        torch_hip=None if torch is None else torch.version.hip,
+        gpu_error=gpu_error,
+        gpus=gpus,
+        nvidia_present=probes.exists("/dev/nvidia0") or bool(probes.run(["nvidia-smi", "-L"])),
+        driver_cuda=None if driver is None else (driver // 1000, driver % 1000 // 10),
+        visible_devices=probes.environ.get("CUDA_VISIBLE_DEVICES"),
+        foreign_cuda=_foreign_libraries(probes),
+        triton=probes.installed("triton"),
+        numba=probes.installed("numba"),
+        video=probes.installed("imageio-ffmpeg") is not None,
+        colmap=_colmap(probes),
+        caches=_caches(probes.environ),
+    )
+
+
+def _gpus(torch: Any) -> tuple[tuple[Gpu, ...], str | None]:
+    """What torch can use, or what it says about why it cannot."""
+    if torch is None:
+        return (), None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    if not usable:
+        return (), " ".join(str(warning.message) for warning in caught) or None
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(Gpu(gpu.name, (gpu.major, gpu.minor), gpu.total_memory) for gpu in found), None
+
+
+def _foreign_libraries(probes: Probes) -> tuple[str, ...]:
+    found = []
+    for folder in filter(None, probes.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        try:
+            names = sorted(probes.list_folder(folder))
+        except OSError:
+            continue
+        found += [f"{folder}/{name}" for name in names if name.startswith(CUDA_LIBRARIES)]
+    return tuple(found)
+
+
+def _colmap(probes: Probes) -> str | None:
+    said = probes.run(["colmap", "help"])
+    if said:
+        return said.strip().splitlines()[0].split(" -- ")[0]
+    version = probes.installed("pycolmap")
+    return None if version is None else f"pycolmap {version}"
+
+
+def _cpuinfo(*keys: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((value.strip() for line in lines for key, _, value in [line.partition(":")] if key.strip() in keys), "")
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _caches(environ: Mapping[str, str]) -> tuple[Cache, ...]:
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
+    numba = Path(environ.get("NUMBA_CACHE_DIR") or Path(__file__).resolve().parents[1] / "ops" / "_cpu" / "__pycache__")
+    triton = Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    # numba falls back to a folder of the user where it may not write beside the source
+    fallback, problem = home / ".cache" / "numba", writing_problem(numba)
+    if problem is not None and "NUMBA_CACHE_DIR" not in environ and writing_problem(fallback) is None:
+        numba, problem = fallback, None
+    return (
+        Cache("numba", str(numba), "NUMBA_CACHE_DIR", problem),
+        Cache("triton", str(triton), "TRITON_CACHE_DIR", writing_problem(triton)),
+    )
+
+
+def writing_problem(folder: Path) -> str | None:
+    """Why a file could not be made in `folder` (or where it would be made); None when it could."""
+    nearest = folder
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        return f"{nearest} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis. `broken` means nothing runs; `warning` that something slower runs instead."""
+
+    level: Level
+    what: str
+    detail: str
+    cause: str = ""  # a short name that scripts can rely on
+    fix: str = ""
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """All findings, in reading order."""
+    checks = (_python, _torch, _gpu, _triton, _cpu, _cache_folders, _extras)
+    return [finding for check in checks for finding in check(facts)]
+
+
+def _python(facts: Facts) -> list[Finding]:
+    version = _dotted(facts.python)
+    if facts.python[:2] < MIN_PYTHON:
+        return [
+            Finding("broken", "python", version, "python too old", f"install Python {_dotted(MIN_PYTHON)} or newer")
+        ]
+    return [Finding("ok", "python", f"{version} on {facts.system}")]
+
+
+def _torch(facts: Facts) -> list[Finding]:
+    if facts.torch is None:
+        if facts.foreign_cuda:
+            return [_foreign(facts, "broken", f"does not import: {facts.torch_error}", "torch")]
+        return [Finding("broken", "torch", facts.torch_error or "not installed", "torch missing", "pip install torch")]
+    build = f"CUDA {facts.torch_cuda}" if facts.torch_cuda else f"ROCm {facts.torch_hip}" if facts.torch_hip else "CPU"
+    detail = f"{facts.torch}, {build} build"
+    if parse_version(facts.torch) < MIN_TORCH:
+        return [Finding("broken", "torch", detail, "torch too old", f"pip install 'torch>={_dotted(MIN_TORCH)}'")]
+    return [Finding("ok", "torch", detail)]
+
+
+def _gpu(facts: Facts) -> list[Finding]:
+    if not facts.gpus:
+        if facts.torch is None:
+            return []
+        none = Finding("info", "gpu", "none; everything runs on the CPU")
+        return [_why_no_gpu(facts) if facts.nvidia_present else none]
+    found = []
+    for index, gpu in enumerate(facts.gpus):
+        able = f"compute capability {_dotted(gpu.capability)}, {gpu.units}"
+        found.append(Finding("ok", f"gpu {index}", f"{gpu.name}, {able}, {gpu.memory_bytes / 2**30:.0f} GiB"))
+    if facts.driver_cuda is not None:
+        found.append(Finding("ok", "driver", f"knows CUDA {_dotted(facts.driver_cuda)}"))
+    if facts.foreign_cuda:
+        found.append(_foreign(facts, "warning", "torch may load them instead of its own", "gpu libraries"))
+    return found
+
+
+def _why_no_gpu(facts: Facts) -> Finding:
+    """There is an NVIDIA GPU and torch cannot use it: the first cause that explains it."""
+    said = f" (torch says: {' '.join(facts.gpu_error.split())[:160]})" if facts.gpu_error else ""
+    if facts.torch_cuda is None:
+        detail, cause = "an NVIDIA GPU is there, but this torch is built for CPUs only", "cpu-only torch"
+        fix = "pip uninstall torch, then pip install torch without constraints-cpu.txt: that takes the CUDA build"
+    elif facts.visible_devices is not None and facts.visible_devices.strip() in ("", "-1"):
+        detail, cause = "hidden by CUDA_VISIBLE_DEVICES", "gpu hidden"
+        fix = "unset CUDA_VISIBLE_DEVICES"
+    elif facts.driver_cuda is None:
+        detail, cause = f"the driver's library libcuda.so.1 is missing{said}", "no driver"
+        fix = "install the NVIDIA driver; in a container, start it with GPU access (docker run --gpus all)"
+    elif parse_version(facts.torch_cuda) > facts.driver_cuda:
+        known, cause = _dotted(facts.driver_cuda), "driver too old"
+        detail = f"torch is built for CUDA {facts.torch_cuda}, the driver knows only up to {known}{said}"
+        fix = f"update the NVIDIA driver, or install a torch built for CUDA {known} or older"
+    elif facts.foreign_cuda:
+        return _foreign(facts, "warning", f"torch cannot use the GPU{said}", "gpu")
+    else:
+        detail, cause = f"torch cannot use the GPU{said}", "gpu unusable"
+        fix = "run nvidia-smi: when it fails too, reinstall the driver or restart; otherwise reinstall torch"
+    return Finding("warning", "gpu", detail, cause, fix)
+
+
+def _foreign(facts: Facts, level: Level, consequence: str, what: str) -> Finding:
+    shown = ", ".join(facts.foreign_cuda[:3]) + (", ..." if len(facts.foreign_cuda) > 3 else "")
+    detail = f"LD_LIBRARY_PATH brings other CUDA libraries ({shown}): {consequence}"
+    return Finding(level, what, detail, "foreign cuda libraries", "unset LD_LIBRARY_PATH; torch brings its own")
+
+
+def _triton(facts: Facts) -> list[Finding]:
+    if not facts.gpus:
+        detail = f"{facts.triton}, without a GPU to run on" if facts.triton else "not installed; only a GPU needs it"
+        return [Finding("info", "triton", detail)]
+    if facts.triton is None:
+        fix = "pip install triton (Linux), or triton-windows"
+        return [Finding("broken", "triton", "not installed, and the GPU's kernels need it", "triton missing", fix)]
+    old = [gpu for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]
+    if old:
+        detail = f"{facts.triton} has no code for {old[0].name} (compute capability below 7.0)"
+        fix = "use --backend reference on it, or --device cpu"
+        return [Finding("warning", "triton", detail, "gpu too old", fix)]
+    return [Finding("ok", "triton", facts.triton)]
+
+
+def _cpu(facts: Facts) -> list[Finding]:
+    memory = "" if facts.memory_bytes is None else f", {facts.memory_bytes / 2**30:.0f} GiB"
+    units = "bf16 units" if facts.cpu_bf16 else "no bf16 units: fp32 is fastest"
+    found = [Finding("ok", "cpu", f"{facts.processor}, {facts.cores} cores{memory}, {units}")]
+    if facts.numba is None:
+        detail = "not installed: CPU training runs plain torch, many times slower"
+        return [*found, Finding("warning", "numba", detail, "numba missing", "pip install numba")]
+    return [*found, Finding("ok", "numba", facts.numba)]
+
+
+def _cache_folders(facts: Facts) -> list[Finding]:
+    found = []
+    for cache in facts.caches:
+        if cache.problem is None:
+            found.append(Finding("ok", f"{cache.name} cache", cache.path))
+        else:
+            detail = f"{cache.path} cannot be written ({cache.problem}): kernels are compiled again at every start"
+            fix = f"point {cache.variable} at a folder that can be written"
+            found.append(Finding("warning", f"{cache.name} cache", detail, "cache not writable", fix))
+    return found
+
+
+def _extras(facts: Facts) -> list[Finding]:
+    no_video, no_poses = "GIF only; for MP4: pip install imageio-ffmpeg", "only with poses; to find them: "
+    no_poses += "apt install colmap, or pip install pycolmap"
+    video = Finding("ok", "video", "GIF and MP4") if facts.video else Finding("info", "video", no_video)
+    found = facts.colmap is not None
+    return [video, Finding("ok" if found else "info", "photos", f"poses by {facts.colmap}" if found else no_poses)]
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """
+    >>> parse_version("2.13.0+cpu"), parse_version("13.0")
+    ((2, 13), (13, 0))
+    """
+    major, minor = [int(number) for number in re.findall(r"\d+", text) + [0, 0]][:2]
+    return major, minor
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """One op under one backend."""
+
+    backend: str
+    device: str
+    op: str
+    error: float | None  # the largest difference over the largest value; None when it did not run
+    problem: str | None
+
+
+def _self_test_findings() -> list[Finding]:
+    """One finding per backend and device."""
     groups: dict[str, list[SelfTest]] = {}
     for result in run_self_tests():
         groups.setdefault(f"{result.backend} on {result.device}", []).append(result)
@@ -72,18 +467,103 @@ def _self_test_findings() -> list[Finding]:
     return findings
 
 
-def _show(findings: list[Finding], *, usable: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def run_self_tests() -> list[SelfTest]:
+    """Every op under every backend that can run here, against the reference on the CPU."""
+    import torch
 
-    console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        mark, style = _MARKS[finding.level]
-        detail = Text(finding.detail)
-        if finding.fix:
-            detail.append(f"\n-> {finding.fix}", style="bold")
-        table.add_row(Text(mark, style=style), Text(finding.what), detail)
-    console.print(table)
-    console.print("This machine can train." if usable else "Something nerfturbo needs is broken: see above.")
+    from ..ops import use_backend
+    from ..ops._dispatch import available
+
+    pairs: list[tuple[Backend, str]] = [("reference", "cpu")]
+    pairs += [("cpu", "cpu")] if available("numba") else []
+    if torch.cuda.is_available():
+        pairs += [("reference", "cuda"), ("triton", "cuda")] if available("triton") else [("reference", "cuda")]
+    elif available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
+        pairs += [("triton", "cpu")]
+    results = []
+    for name, case in self_test_cases().items():
+        with use_backend("reference"):
+            truth = case("cpu")
+        results += [self_test(name, case, truth, backend, device) for backend, device in pairs]
+    return results
+
+
+def self_test(name: str, case: Case, truth: Outputs, backend: Backend, device: str) -> SelfTest:
+    """One op under one backend against the truth."""
+    import torch
+
+    from ..ops import use_backend
+
+    try:
+        with use_backend(backend):
+            found = case(device)
+    except Exception as error:  # a compiler may raise anything, and whatever it is must not end the examination
+        return SelfTest(backend, device, name, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    worst, where = 0.0, ""
+    for key, result in truth.items():
+        value, expected = found[key].detach().cpu().double(), result.detach().double()
+        if value.shape != expected.shape or not bool(torch.isfinite(value).all()):
+            return SelfTest(backend, device, name, None, f"{key}: wrong shape or not finite")
+        scale = float(expected.abs().max().clamp(min=1e-6))
+        difference = float((value - expected).abs().max()) / scale if value.numel() else 0.0
+        worst, where = max((worst, where), (difference, key))
+    problem = None if worst <= TOLERANCE else f"{where} differs by {worst:.2g}"
+    return SelfTest(backend, device, name, worst, problem)
+
+
+def self_test_cases() -> dict[str, Case]:
+    """Op -> its values and gradients on a device, from the same small inputs everywhere."""
+    import torch
+
+    from ..ops import composite, hash_encode, importance_sample, march, spherical_harmonics, use_backend
+    from ..ops.hash_encode import HashLayout
+    from ..ops.march import OccupancyBits, StepRule
+    from ..types import Aabb
+
+    def uniform(*shape: int, seed: int, device: str = "cpu") -> Tensor:
+        return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+    origins = torch.nn.functional.normalize(uniform(33, 3, seed=0) - 0.5, dim=-1) * 3.0
+    directions = torch.nn.functional.normalize((uniform(33, 3, seed=1) - 0.5) * 0.8 - origins, dim=-1)
+
+    def marched(device: str) -> Outputs:
+        bits = torch.full((8**3 // 32,), -1, dtype=torch.int32, device=device)
+        bits[::3] = 0
+        # A lattice far coarser than the cells' borders are apart from it, so that rounding decides no sample.
+        cells, rule = OccupancyBits(bits, Aabb.cube(1.0), 8), StepRule(0.0437, near=0.1, far=6.0)
+        samples = march(origins.to(device), directions.to(device), cells, rule)
+        return {"offsets": samples.offsets, "t_starts": samples.t_starts, "t_ends": samples.t_ends}
+
+    def composited(device: str) -> Outputs:
+        bits = torch.full((4**3 // 32,), -1, dtype=torch.int32, device=device)
+        with use_backend("reference"):
+            cells = OccupancyBits(bits, Aabb.cube(1.0), 4)
+            samples = march(origins.to(device), directions.to(device), cells, StepRule(0.1))
+        density = (uniform(samples.capacity, seed=2, device=device) * 4.0).requires_grad_()
+        rgb = uniform(samples.capacity, 3, seed=3, device=device).requires_grad_()
+        out = composite(density, rgb, samples)
+        loss = out.rgb.square().sum() + out.opacity.sum() + 0.1 * out.depth.sum()
+        of_density, of_rgb = torch.autograd.grad(loss, (density, rgb))
+        gradients = {"gradient of density": of_density, "gradient of rgb": of_rgb}
+        return {"rgb": out.rgb, "opacity": out.opacity, "depth": out.depth, **gradients}
+
+    def hash_encoded(device: str) -> Outputs:
+        layout = HashLayout(n_levels=4, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32)
+        positions = uniform(65, 3, seed=4, device=device).requires_grad_()
+        table = (uniform(layout.n_entries, 2, seed=5, device=device) - 0.5).requires_grad_()
+        features = hash_encode(positions, table, layout)
+        loss = (features * uniform(65, layout.n_outputs, seed=6, device=device)).sum()
+        of_table, of_positions = torch.autograd.grad(loss, (table, positions))
+        return {"features": features, "gradient of table": of_table, "gradient of positions": of_positions}
+
+    def resampled(device: str) -> Outputs:
+        edges = uniform(17, 9, seed=7, device=device).cumsum(-1)
+        return {"edges": importance_sample(edges, uniform(17, 8, seed=8, device=device), 12)}
+
+    return {
+        "march": marched,
+        "composite": composited,
+        "hash_encode": hash_encoded,
+        "spherical_harmonics": lambda device: {"values": spherical_harmonics(directions.to(device), 4)},
+        "importance_sample": resampled,
+    }

@@ -1,43 +1,34 @@
-"""`nerfturbo export mesh|points|grid|onnx|cameras RUN OUT`: what other programs can open."""
+"""`nerfturbo export mesh|points|grid|onnx|cameras|web RUN OUT`: what other programs and browsers can open."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from ..errors import InputError
-from .parse import parse
+from .common import Box, OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, parse, print_json
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
-    from .common import OpenRun
+    from ..types import Aabb
     from .progress import Display
 
-Corners = Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")]
+ALIGN_STEPS = {"cpu": 40, "cuda": 200}
 
 
 @dataclass(frozen=True)
-class ExportArgs:
+class ExportArgs(RunArgs):
     """What every export asks for."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
     out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
     """The file to write."""
     overwrite: bool = False
     """Replace a file that is there."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
-    """The scene folder, where it is not the one of training any more."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
-    """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
     json: bool = False
     """Print what was written, and what it cost, as one JSON object on stdout."""
 
@@ -49,41 +40,13 @@ class MeshArgs(ExportArgs):
     resolution: Annotated[int, tyro.conf.arg(metavar="N")] = 256
     """Voxels along the longest side of the scene's box; only the occupied part of it is looked at."""
     density: Annotated[float | None, tyro.conf.arg(metavar="SIGMA")] = None
-    """Density of the surface; unless given, where a marching step has an optical thickness of 0.1."""
+    """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
     faces: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Decimate to about this many triangles."""
-    box: Corners = None
+    box: Box = None
     """Only what lies inside this box: its low and its high corner, in the coordinates of training."""
     keep_hidden: bool = False
     """Keep surfaces that no camera of training sees: undersides, and what is inside solid things."""
-
-
-@dataclass(frozen=True)
-class PointsArgs(ExportArgs):
-    """Write a point cloud (.ply) of what the cameras of training see, with colours and normals."""
-
-    points: Annotated[int, tyro.conf.arg(metavar="N")] = 500_000
-    """How many points, at most."""
-    box: Corners = None
-    """Only what lies inside this box: its low and its high corner, in the coordinates of training."""
-
-
-@dataclass(frozen=True)
-class GridArgs(ExportArgs):
-    """Write the occupancy grid (.npz): occupied, density, low, high, to_original."""
-
-
-@dataclass(frozen=True)
-class OnnxArgs(ExportArgs):
-    """Write the field (.onnx): positions, directions -> rgb, density; compared with torch by onnxruntime."""
-
-
-@dataclass(frozen=True)
-class CamerasArgs(ExportArgs):
-    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file.
-
-    Those of training are as they were learned, where --cameras.refine or --cameras.focal was on.
-    """
 
 
 def mesh(argv: Sequence[str]) -> int:
@@ -94,9 +57,9 @@ def mesh(argv: Sequence[str]) -> int:
     settings = MeshSettings(args.resolution, args.density, args.faces)
     check_mesh_path(args.out, settings)
 
-    def work(opened: OpenRun, scene: Callable[[], Scene], display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
         voxel, box = voxel_size(opened.model, args.resolution), _box(opened, args.box)
-        train = scene()
+        train = _plain_scene(opened, display)
         display.phase("extracting the surface")
         cameras = None if args.keep_hidden else train.cameras
         made = extract_mesh(opened.model, box, settings, cameras=cameras, progress=display.update)
@@ -108,6 +71,16 @@ def mesh(argv: Sequence[str]) -> int:
     return _export(args, work, lambda made: f"{made['vertices']} corners, {made['faces']} triangles")
 
 
+@dataclass(frozen=True)
+class PointsArgs(ExportArgs):
+    """Write a point cloud (.ply) of what the cameras of training see, with colours and normals."""
+
+    points: Annotated[int, tyro.conf.arg(metavar="N")] = 500_000
+    """How many points, at most."""
+    box: Box = None
+    """Only what lies inside this box: its low and its high corner, in the coordinates of training."""
+
+
 def points(argv: Sequence[str]) -> int:
     """Depths of the training cameras, colours, normals, file."""
     args = parse(PointsArgs, argv, "export points")
@@ -115,14 +88,19 @@ def points(argv: Sequence[str]) -> int:
 
     check_points_path(args.out, args.points)
 
-    def work(opened: OpenRun, scene: Callable[[], Scene], display: Display) -> dict[str, Any]:
-        box, train = _box(opened, args.box), scene()
+    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+        box, train = _box(opened, args.box), _plain_scene(opened, display)
         display.phase("rendering depths")
         cloud = extract_points(opened.model, train.cameras, box, args.points, progress=display.update)
         write_points(args.out, cloud, train.to_original)
         return {"points": cloud.positions.shape[0], "low": list(box.low), "high": list(box.high)}
 
     return _export(args, work, lambda made: f"{made['points']} points")
+
+
+@dataclass(frozen=True)
+class GridArgs(ExportArgs):
+    """Write the occupancy grid (.npz): occupied, density, low, high, to_original."""
 
 
 def grid(argv: Sequence[str]) -> int:
@@ -132,8 +110,8 @@ def grid(argv: Sequence[str]) -> int:
 
     check_grid_path(args.out)
 
-    def work(opened: OpenRun, scene: Callable[[], Scene], display: Display) -> dict[str, Any]:
-        write_grid(args.out, opened.model.grid, scene().to_original)
+    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+        write_grid(args.out, opened.model.grid, _plain_scene(opened, display).to_original)
         config, share = opened.config.grid, float(opened.model.grid.occupied_fraction())
         return {"levels": config.levels, "resolution": config.resolution, "occupied_fraction": share}
 
@@ -144,6 +122,11 @@ def grid(argv: Sequence[str]) -> int:
     return _export(args, work, say)
 
 
+@dataclass(frozen=True)
+class OnnxArgs(ExportArgs):
+    """Write the field (.onnx): positions, directions -> rgb, density; compared with torch by onnxruntime."""
+
+
 def onnx(argv: Sequence[str]) -> int:
     """Trace, check, file."""
     args = parse(OnnxArgs, argv, "export onnx")
@@ -151,17 +134,23 @@ def onnx(argv: Sequence[str]) -> int:
 
     check_onnx_path(args.out)
 
-    def work(opened: OpenRun, scene: Callable[[], Scene], display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
         display.phase("tracing the field")
-        check = write_onnx(args.out, opened.model)
-        return {"color_error": check.color_error, "density_error": check.density_error}
+        return asdict(write_onnx(args.out, opened.model))
 
     def say(made: dict[str, Any]) -> str:
-        return (
-            f"agrees with torch to {made['color_error']:.1g} in colour, {100 * made['density_error']:.1g}% in density"
-        )
+        color, density = made["color_error"], 100 * made["density_error"]
+        return f"agrees with torch to {color:.1g} in colour, {density:.1g}% in density"
 
     return _export(args, work, say)
+
+
+@dataclass(frozen=True)
+class CamerasArgs(ExportArgs):
+    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file.
+
+    Those of training are as they were learned, where --cameras.refine or --cameras.focal was on.
+    """
 
 
 def cameras(argv: Sequence[str]) -> int:
@@ -169,14 +158,12 @@ def cameras(argv: Sequence[str]) -> int:
     args = parse(CamerasArgs, argv, "export cameras")
     from ..evaluation.align import camera_changes
     from ..export.cameras import check_cameras_path, write_cameras
-    from .common import learned_cameras, open_views, with_data
 
     check_cameras_path(args.out)
 
-    def work(opened: OpenRun, scene: Callable[[], Scene], display: Display) -> dict[str, Any]:
-        config = with_data(opened.config, args.data)
-        display.phase(f"opening {config.data.source}")
-        given, test = open_views(config)
+    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+        display.phase(f"opening {opened.config.data.source}")
+        given, test = open_views(opened.config)
         learned = learned_cameras(opened.model, given)
         written = write_cameras(args.out, [learned, test])
         return {"cameras": written, "learned": opened.model.photos is not None} | camera_changes(given, learned)
@@ -190,47 +177,151 @@ def cameras(argv: Sequence[str]) -> int:
     return _export(args, work, say)
 
 
-def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Any:
+@dataclass(frozen=True)
+class WebArgs(ExportArgs):
+    """Write one self-contained page (.html) that shows the scene in real time in any browser with WebGL2."""
+
+    split: bool = False
+    """Write a folder of static files for a web server instead; OUT is its name."""
+    budget_mb: Annotated[float, tyro.conf.arg(metavar="MB")] = 30.0
+    """What the page's files may take; resolution and view-dependent features are chosen to fit."""
+    tune_seconds: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
+    """Fine-tune for so long; unless given, 30 s on a GPU and 20 s on a CPU. 0 leaves it out."""
+    tune_steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Fine-tune by so many steps, however long they take: on a CPU two pages of one run are then the same."""
+    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Compare the page's pictures of this many test views; unless given, 10 on a GPU, fewer large ones on a CPU."""
+    time: Annotated[float, tyro.conf.arg(metavar="T")] = 0.0
+    """The moment to show of a scene that moves, 0 to 1."""
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """What the page calls the scene, if not by the name of its folder."""
+
+
+def web(argv: Sequence[str]) -> int:
+    """Bake, score, write the page."""
+    args = parse(WebArgs, argv, "export web")
+    if not 0.5 <= args.budget_mb <= 2000.0:
+        raise InputError("--budget-mb", "0.5 to 2000", str(args.budget_mb))
+    if args.tune_seconds is not None and not 0.0 <= args.tune_seconds <= 3600.0:
+        raise InputError("--tune-seconds", "0 to 3600", str(args.tune_seconds))
+    if args.tune_steps is not None and args.tune_steps < 1:
+        raise InputError("--tune-steps", "a number > 0", str(args.tune_steps), "--tune-seconds 0 leaves it out")
+    if args.eval_views is not None and args.eval_views < 0:
+        raise InputError("--eval-views", "a number >= 0", str(args.eval_views))
+    if not 0.0 <= args.time <= 1.0:
+        raise InputError("--time", "0 to 1", str(args.time))
+    from ..export.web.page import check_page_path
+
+    check_page_path(args.out, split=args.split)
+    return _export(args, lambda opened, display: _bake(args, opened, display), _say_page, folder=args.split)
+
+
+def _bake(args: WebArgs, opened: OpenRun, display: Display) -> dict[str, Any]:
+    from ..export.web.bake import BakeSettings, bake, score, views_to_score
+    from ..export.web.page import PageFacts, room_for_data, write_page
+
+    model, (train, test) = opened.model, opened.views(display)
+    started = time.perf_counter()
+    moment = args.time if train.cameras.times is not None else None
+    settings = BakeSettings(
+        budget_bytes=room_for_data(args.budget_mb * 1e6),
+        bytes_per_byte=1.0 if args.split else 4.0 / 3.0,
+        tune_seconds=args.tune_seconds,
+        tune_steps=args.tune_steps,
+        time=moment,
+        seed=opened.config.train.seed,
+    )
+    result = bake(model, train.cameras, settings, say=display.phase, progress=display.update)
+    seconds = time.perf_counter() - started
+    views = views_to_score(test, model.device) if args.eval_views is None else args.eval_views
+    found, aligned = None, 0
+    if views:
+        aligned, test = _where_learned(opened, test, display)
+        display.phase("comparing with the field and with the test photos")
+        found = score(model, result.baked, test, views=views, time=moment, progress=display.update)
+    display.phase("writing")
+    facts = PageFacts(args.name or train.name, found, seconds)
+    size = write_page(args.out, result, train.cameras, facts, split=args.split)
+    if size > args.budget_mb * 1e6:
+        over = f"{size / 1e6:.1f} MB are more than --budget-mb {args.budget_mb:g}"
+        display.note(f"{over}: the scene has no less to give")
+    blocks, lattice = result.baked.blocks, result.baked.blocks.lattice
+    return {
+        "bytes": size,
+        "data_bytes": result.data_bytes,
+        "blocks": blocks.n_blocks,
+        "vertices": blocks.n_vertices,
+        "cells": list(lattice.cells),
+        "levels": lattice.levels,
+        "features": result.baked.n_features,
+        "voxel": lattice.voxel,
+        "score": None if found is None else asdict(found),
+        "poses_aligned": aligned,
+        "tune_steps": result.tune_steps,
+        "bake_seconds": seconds,
+        "seconds_by_part": result.seconds,
+    }
+
+
+def _where_learned(opened: OpenRun, test: Scene, display: Display) -> tuple[int, Scene]:
+    """Steps made, and the test views: where cameras were learned, the scene stands a little beside their own poses."""
+    from ..evaluation.align import aligned_to
+
+    if not opened.model.config.cameras.refine:
+        return 0, test
+    steps = ALIGN_STEPS.get(opened.model.device.type, ALIGN_STEPS["cuda"])
+    display.phase("fitting the poses of the test views")
+    return steps, aligned_to(opened.model, test, steps=steps, report=display.update)
+
+
+def _say_page(made: dict[str, Any]) -> str:
+    x, y, z = made["cells"]
+    levels = f" on {made['levels']} levels" if made["levels"] > 1 else ""
+    lines = [f"{x} x {y} x {z} cells{levels}, {made['blocks']} blocks, {made['features']} features"]
+    found = made["score"]
+    if found is not None:
+        words = [f"{found['against_field']:.2f} dB against the field's own render"]
+        if found["against_photos"] is not None:
+            field = f"the field: {found['field_against_photos']:.2f}"
+            words += [f"{found['against_photos']:.2f} dB against the photos ({field})"]
+        lines += [f"  {', '.join(words)}; {found['views']} test views"]
+        cost = f"{found['steps_per_pixel']:.1f} steps and {found['fetches_per_pixel']:.1f} texture fetches"
+        lines += [f"  a pixel of them takes {cost}"]
+    is_file = made["file"].endswith(("html", "htm"))
+    lines += ["  open it in a browser" if is_file else "  serve the folder, say by python -m http.server"]
+    return "\n".join(lines)
+
+
+def _plain_scene(opened: OpenRun, display: Display) -> Scene:
+    """The training views; exports in the scene's coordinates refuse those that were bent."""
+    from ..data.ndc import require_plain
+
+    train, _ = opened.views(display)
+    require_plain(train.cameras.ndc, str(opened.run.path))
+    return train
+
+
+def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Aabb:
     from ..export.mesh import export_box
-    from .common import box_of
 
     return export_box(opened.model, None if corners is None else box_of(corners, "--box"))
 
 
 def _export(
     args: ExportArgs,
-    work: Callable[[OpenRun, Callable[[], Scene], Display], dict[str, Any]],
+    work: Callable[[OpenRun, Display], dict[str, Any]],
     say: Callable[[dict[str, Any]], str],
+    *,
+    folder: bool = False,
 ) -> int:
     """Open the run, do the work, say what came of it and what it cost."""
-    import torch
-
-    from ..data.ndc import require_plain
     from ..evaluation.results import peak_gpu_memory_bytes, peak_memory_bytes
-    from ..evaluation.run_folder import check_writable, open_run
-    from .common import chosen_backend, load_run, open_views, with_data
-    from .progress import duration, showing
-    from .settings import resolve_device
+    from .progress import duration
 
-    open_run(args.run)
-    check_writable(args.out)
-    if args.out.is_dir():
-        raise InputError(str(args.out), "a file", "a folder of that name")
-    if args.out.exists() and not args.overwrite:
-        raise InputError(str(args.out), "a new file", "one that is there", "replace it by --overwrite")
-    device = resolve_device(args.device)
-    with showing() as display, chosen_backend(args.backend):
-        opened = load_run(args.run, device)
-
-        def scene() -> Scene:
-            config = with_data(opened.config, args.data)
-            display.phase(f"opening {config.data.source}")
-            opened_scene = open_views(config, opened.model)[0]
-            require_plain(opened_scene.cameras.ndc, args.run)
-            return opened_scene
-
+    check_new(args.out, overwrite=args.overwrite, folder=folder)
+    with opened_run(args) as (opened, display):
         started = time.perf_counter()
-        made = work(opened, scene, display)
+        made = work(opened, display)
         seconds = time.perf_counter() - started
     document = {
         "file": str(args.out),
@@ -238,10 +329,12 @@ def _export(
         **made,
         "seconds": seconds,
         "peak_memory_bytes": peak_memory_bytes(),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(torch.device(device)),
+        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(opened.model.device),
     }
     if args.json:
-        print(json.dumps(document))
-    else:
-        print(f"{args.out}: {say(made)}, {document['bytes'] / 1e6:.1f} MB in {duration(seconds)}")
+        print_json(document)
+        return 0
+    first, *rest = say(document).splitlines()
+    print(f"{args.out}: {first}, {document['bytes'] / 1e6:.1f} MB in {duration(seconds)}")
+    print("\n".join(rest), end="\n" if rest else "")
     return 0

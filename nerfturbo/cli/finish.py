@@ -29,8 +29,7 @@ from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
-from .clock import seconds_by_stage, since_command
-from .progress import Display, duration, quantity
+from .progress import Display, duration, quantity, seconds_by_stage, since_command
 
 if TYPE_CHECKING:
     from .train import TrainArgs
@@ -181,31 +180,6 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     files = [path for path in (run.report_file, run.turntable_file("gif"), run.metrics_file) if path.is_file()]
     print("\n".join(f"  {path}" for path in files))
     sys.stdout.flush()
-
-
-def print_views(run: RunFolder, metrics: dict[str, Any], most: int) -> None:
-    """The test views as a table, worst first, with the picture that shows where each errs."""
-    views = sorted(metrics["per_view"], key=lambda view: view["psnr"])
-    with_lpips = any(view.get("lpips") is not None for view in views)
-    print(f"  view  PSNR, dB    SSIM {'  LPIPS' if with_lpips else ''}   truth, render and error")
-    for view in views[:most]:
-        columns = [f"{view['index']:6d}", f"{view['psnr']:8.2f}"]
-        columns += [f"{view[name]:6.4f}" if view.get(name) is not None else "     -" for name in ("ssim",)]
-        columns += [f"{view['lpips']:6.4f}"] if with_lpips else []
-        print("  ".join([*columns, str(run.view_file(view["index"]))]))
-    if len(views) > most:
-        print(f"  and {len(views) - most} better ones in {run.metrics_file}; --table {len(views)} shows all")
-
-
-def print_protocol(metrics: dict[str, Any]) -> None:
-    """How the scores were measured."""
-    skipped = ("seeds", "time_includes")
-    facts = {name: value for name, value in metrics["protocol"].items() if name not in skipped}
-    print("  " + "; ".join(f"{name.replace('_', ' ')}: {_words(value)}" for name, value in facts.items()))
-
-
-def _words(value: Any) -> str:
-    return " x ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def _costs(metrics: dict[str, Any]) -> list[str]:

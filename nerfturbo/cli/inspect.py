@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Annotated, Literal
 import tyro
 
 from ..errors import InputError
-from .parse import parse
+from .common import RunArgs, opened_run, parse, print_json
 
 
 @dataclass(frozen=True)
-class InspectArgs:
+class InspectArgs(RunArgs):
     """Draw density, transmittance, weights and cells along the ray of one pixel, and write them as JSON."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
     view: int = 0
     """Which picture."""
     pixel: Annotated[str, tyro.conf.arg(metavar="X,Y")] = ""
@@ -28,12 +25,6 @@ class InspectArgs:
     """Whose pictures."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A .png; the .json lies beside it. RUN/inspect_VIEW_X_Y.png unless given."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
-    """The scene folder, where it is not the one of training any more."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
-    """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
     json: bool = False
     """Print the JSON on stdout too."""
 
@@ -47,17 +38,13 @@ def main(argv: Sequence[str]) -> int:
     from ..evaluation.evaluate import truth_image
     from ..evaluation.inspect import draw_report, inspect_ray
     from ..evaluation.run_folder import check_writable, write_json
-    from .common import chosen_backend, load_run, open_views, with_data
-    from .settings import resolve_device
 
-    opened = load_run(args.run, resolve_device(args.device))
-    train, test = open_views(with_data(opened.config, args.data), opened.model)
-    scene = train if args.split == "train" else test
-    if not 0 <= args.view < len(scene):
-        raise InputError("--view", f"0 to {len(scene) - 1}", str(args.view))
-    width, height = (int(side) for side in scene.cameras.size[args.view])
-    column, row = pixel or (width // 2, height // 2)
-    with chosen_backend(args.backend):
+    with opened_run(args) as (opened, display):
+        scene = opened.views(display)[0 if args.split == "train" else 1]
+        if not 0 <= args.view < len(scene):
+            raise InputError("--view", f"0 to {len(scene) - 1}", str(args.view))
+        width, height = (int(side) for side in scene.cameras.size[args.view])
+        column, row = pixel or (width // 2, height // 2)
         report = inspect_ray(opened.model, scene.cameras, args.view, column, row)
     output = args.output or opened.run.path / f"inspect_{args.view}_{column}_{row}.png"
     check_writable(output)
@@ -69,12 +56,11 @@ def main(argv: Sequence[str]) -> int:
     draw_report(report, output, name)
     write_json(output.with_suffix(".json"), document)
     if args.json:
-        print(json.dumps(document))
+        print_json(document)
         return 0
+    steps = f"{sum(report.occupied)} of {len(report.t)} steps in occupied cells, {sum(report.used)} before opaque"
     shown = ", ".join(f"{value:.3f}" for value in report.color)
-    print(
-        f"{name}: {sum(report.occupied)} of {len(report.t)} steps in occupied cells, {sum(report.used)} before opaque"
-    )
+    print(f"{name}: {steps}")
     print(f"  colour {shown} at opacity {report.opacity:.4f}, depth {report.depth:.4f}")
     print(f"  opacity that empty cells hide: {report.missed_opacity:.4f}")
     print(f"  {output}\n  {output.with_suffix('.json')}")

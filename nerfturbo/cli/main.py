@@ -6,16 +6,21 @@ imported, and torch not before its flags are read, so that `--help` answers at o
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
 
 from ..errors import NerfturboError, is_out_of_memory
-from . import clock
-from .interrupts import interrupts_arrive
+from .progress import restart_clock
 
 # torch's libraries read these when they are loaded, which is later. Without the first, memory that a step frees goes
 # back to the system and returns page by page in the next one, about 8% of a step on a CPU; without the second, OpenMP's
@@ -38,7 +43,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
     "export cameras": ("export", "cameras", "write the cameras of a run, as they were learned: .json"),
     "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
-    "export web": ("export_web", "main", "write a page that shows a run in any browser, in real time: .html"),
+    "export web": ("export", "web", "write a page that shows a run in any browser, in real time: .html"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
     "tune": ("tune", "main", "find the largest batch that fits and a learning rate, and write a config"),
@@ -47,28 +52,22 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
     "bench trainers": ("bench_trainers", "main", "time every loop around the step on the same training"),
-    "bench ablation": (
-        "measure",
-        "ablation",
-        "train with one technique changed at a time: what each buys",
-    ),
+    "bench ablation": ("measure", "ablation", "train with one technique changed at a time: what each buys"),
     "bench precision": ("bench_precision", "main", "train in fp32, fp16 and bf16: speed, memory, quality, stability"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
     "bench render": ("bench", "render", "check and time the frames of a trained run"),
-    "warmup": ("warmup", "main", "compile all kernels now, so that the first training starts at once"),
+    "warmup": ("startup", "warmup", "compile all kernels now, so that the first training starts at once"),
 }
 
 MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the pictures by --downscale"
+AGAIN_AFTER = 0.05  # seconds: by then C has usually left the callback; if not, it is dropped and comes again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:
-        clock.restart()
-    # Read when torch is imported. By default OpenMP's idle threads spin, and take the cores from our own kernels'
-    # threads and from everything else on a busy machine, where a step then takes many times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        restart_clock()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may be no text at all
@@ -95,6 +94,50 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return _fail(f"memory: expected enough for this, ran out ({reason}); {MEMORY_HINT}")
+
+
+@contextlib.contextmanager
+def interrupts_arrive() -> Iterator[None]:
+    """Inside, SIGTERM interrupts as Ctrl-C does, and neither is lost. For the main thread; others change nothing.
+
+    Both become a KeyboardInterrupt in whatever Python code runs. If C called that code, an exception cannot go on
+    through it: ctypes drops it after a note, and so do finalizers. LLVM calls back into numba that way, so that an
+    interrupt while kernels compile would be lost. What is dropped is raised again a moment later.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    timers: list[threading.Timer] = []
+
+    def dropped(found: sys.UnraisableHookArgs) -> None:
+        if not issubclass(found.exc_type, KeyboardInterrupt):
+            report(found)
+            return
+        timer = threading.Timer(AGAIN_AFTER, _signal_main_thread)
+        timer.daemon = True
+        timers.append(timer)
+        timer.start()
+
+    handler, report = signal.signal(signal.SIGTERM, _interrupt), sys.unraisablehook
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+        sys.unraisablehook = report
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _signal_main_thread() -> None:
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # a real one: it ends a sleep, too
+    else:
+        _thread.interrupt_main(signal.SIGTERM)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -13,7 +13,7 @@ import tyro
 from ..errors import InputError
 from .bench import _config, _show, _table
 from .bench_args import TrainingArgs
-from .parse import parse
+from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def prepare(
     `auto` is the preset that the config began as, where nobody chose one: the scene may take another, as in training.
     """
     from ..data.fitting import fitted_config
-    from .scenes import open_scenes
-    from .warm import warm_up
+    from .common import open_scenes
+    from .startup import warm_up
 
     display.phase(f"opening {config.data.source}")
     scenes = open_scenes(config.data.source, config.data.downscale)

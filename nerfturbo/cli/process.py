@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..data.process_config import ProcessConfig
-from .parse import parse
+from .common import parse
 
 if TYPE_CHECKING:
     from ..data.verdict import Verdict

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from .bench_args import TrainingArgs
-from .parse import parse
+from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 

@@ -1,4 +1,7 @@
-"""What training shows: a live display on a terminal, plain lines elsewhere. Always on stderr; stdout is for results."""
+"""What commands show: a live display on a terminal, plain lines elsewhere. Always on stderr; stdout is for results.
+
+And the clock of the command: previews and totals count from its begin, slow imports included.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
-
-from .clock import mark
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,17 +18,47 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 5.0  # between plain lines
 LOGGER = "nerfturbo"
 
+_started = time.monotonic()
+_marks: list[tuple[str, float]] = []
 
-class Display(Protocol):
-    """Phases come one after the other; `update` moves the bar of the current one."""
 
-    def phase(self, text: str) -> None: ...
+def restart_clock() -> None:
+    """A command begins now: for callers that run several in one process."""
+    global _started
+    _started = time.monotonic()
+    _marks.clear()
 
-    def note(self, text: str) -> None: ...
 
-    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None: ...
+def since_command() -> float:
+    """Seconds since the command began."""
+    return time.monotonic() - _started
 
-    def close(self) -> None: ...
+
+def seconds_by_stage() -> dict[str, float]:
+    """How long each phase has taken; what came before the first is starting up."""
+    if not _marks:
+        return {}
+    result = {"starting": _marks[0][1] - _started}
+    ends = [begun for _, begun in _marks[1:]] + [time.monotonic()]
+    for (stage, begun), end in zip(_marks, ends, strict=True):
+        result[stage] = result.get(stage, 0.0) + end - begun
+    return result
+
+
+class Display:
+    """Phases come one after the other; `update` moves the bar of the current one. This one says nothing."""
+
+    def phase(self, text: str) -> None:
+        _marks.append((text, time.monotonic()))
+
+    def note(self, text: str) -> None:
+        pass
+
+    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def open_display() -> Display:
@@ -73,30 +104,14 @@ def showing() -> Iterator[Display]:
         display.close()
 
 
-class SilentDisplay:
-    """Says nothing: for all processes of a team but the first."""
-
-    def phase(self, text: str) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class PlainDisplay:
+class PlainDisplay(Display):
     """A line per phase, and one every few seconds in between."""
 
     def __init__(self) -> None:
         self._phase, self._last, self._started = "", 0.0, time.monotonic()
 
     def phase(self, text: str) -> None:
-        mark(text)
+        super().phase(text)
         self._phase, self._last = text, time.monotonic()
         self.note(text)
 
@@ -112,11 +127,8 @@ class PlainDisplay:
         parts += [] if eta is None else [f"{duration(eta)} left"]
         self.note(", ".join(parts))
 
-    def close(self) -> None:
-        pass
 
-
-class RichDisplay:
+class RichDisplay(Display):
     """A bar with the numbers below it, redrawn a few times a second."""
 
     def __init__(self, console: Console) -> None:
@@ -132,7 +144,7 @@ class RichDisplay:
         self._live.start()
 
     def phase(self, text: str) -> None:
-        mark(text)
+        super().phase(text)
         self._phase, self._started = text, time.monotonic()
         self._fraction, self._eta, self._record = None, None, None
 

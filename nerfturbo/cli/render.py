@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from ..errors import InputError
-from .parse import parse
+from .common import Box, PictureArgs, box_of, opened_for_pictures, parse
+from .settings import check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,14 +29,12 @@ PATHS = ("orbit", "spiral", "interpolate", "still", "train", "test")
 
 
 @dataclass(frozen=True)
-class RenderArgs:
+class RenderArgs(PictureArgs):
     """Render a camera path of a trained run.
 
     A folder of PNG files that was begun by the same command is gone on with.
     """
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
     path: Annotated[str, tyro.conf.arg(metavar="PATH")] = "orbit"
     """orbit (a turn about the scene), spiral, interpolate (a flight through the training cameras), still (the camera of
     one test view, while time moves), train or test (the pictures' own cameras), or a camera path in nerfstudio's
@@ -55,30 +54,17 @@ class RenderArgs:
     """Replace PNG files of another rendering."""
     scale: float = 1.0
     """Size of the frames relative to the pictures of the scene, or to the path's file."""
-    refine: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Render in steps this many times shorter than those of training; what the run was made with unless given."""
-    rays: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Render with N x N rays per pixel; what the run was made with unless given."""
-    max_memory: Annotated[float | None, tyro.conf.arg(metavar="MB")] = None
-    """Megabytes that rendering may take beside the picture: less makes more and smaller parts of the same pixels. 256
-    on a GPU and 64 on a CPU unless given, up to 4000 on a GPU where no grid places the samples."""
     fps: float | None = None
     """Frames a second: 24, or what FILE.json says, unless given."""
     background: Literal["white", "black"] = "white"
     """What is behind the scene."""
-    crop: Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")] = None
+    crop: Box = None
     """Show only what lies inside this box: its low and its high corner, in the coordinates of training."""
     time: Annotated[float | None, tyro.conf.arg(metavar="T")] = None
     """For scenes that move: the moment to show, 0 to 1, while only the camera moves; without it time runs from 0 to 1
     along the path, and train and test show their pictures' own moments."""
     photo: Annotated[int | None, tyro.conf.arg(metavar="I")] = None
     """For runs with --photo.appearance: the training picture whose look frames have; the mean of all unless given."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
-    """The scene folder, where it is not the one of training any more."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
-    """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,13 +72,9 @@ def main(argv: Sequence[str]) -> int:
     args = parse(RenderArgs, argv, "render")
     _check(args)
     from ..evaluation.run_folder import open_run
-    from .common import chosen_backend, load_run, rendering_memory, with_pictures
-    from .progress import showing
-    from .settings import resolve_device
 
     outputs = _outputs(args, open_run(args.run).path)
-    with rendering_memory(args.max_memory), showing() as display, chosen_backend(args.backend):
-        opened = with_pictures(load_run(args.run, resolve_device(args.device)), args.refine, args.rays)
+    with opened_for_pictures(args) as (opened, display):
         _choose_look(args, opened)
         _render(args, opened, _camera_path(args, opened, display), outputs, display)
     print("\n".join(str(output) for output in outputs))
@@ -100,9 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(args: RenderArgs) -> None:
-    for flag, value in (("--frames", args.frames), ("--fps", args.fps), ("--scale", args.scale)):
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(flag, "a number > 0", str(value))
+    check_positive({"--frames": args.frames, "--fps": args.fps, "--scale": args.scale})
     if args.path not in PATHS and not args.path.lower().endswith(".json"):
         raise InputError("--path", "one of " + ", ".join(PATHS) + ", or a file ending in .json", repr(args.path))
     if args.path not in PATHS and not Path(args.path).is_file():
@@ -141,57 +121,36 @@ def _outputs(args: RenderArgs, run: Path) -> tuple[Path, ...]:
 
 def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraPath:
     """The cameras of the chosen path, at the size asked for."""
-    from dataclasses import replace
-
     import torch
 
-    from ..evaluation.camera_path import (
-        CameraPath,
-        interpolated_path,
-        orbit_path,
-        read_camera_path,
-        spiral_path,
-        still_path,
-        with_times,
-    )
+    from ..evaluation import camera_path as paths
     from ..evaluation.evaluate import choose_views
-    from .common import open_views, with_data
 
-    config = with_data(opened.config, args.data)
-    display.phase(f"opening {config.data.source}")
-    train, test = open_views(config, opened.model)
+    train, test = opened.views(display)
     center, n_frames = opened.model.bounds.aabb.center, args.frames or 60
     moves = _check_motion(args, opened, len(test))
     if args.path in ("train", "test"):
         cameras = (train if args.path == "train" else test).cameras
-        path = CameraPath(cameras[torch.tensor(choose_views(len(cameras), args.frames))])
+        path = paths.CameraPath(cameras[torch.tensor(choose_views(len(cameras), args.frames))])
     elif args.path in PATHS:
         make = {
-            "orbit": lambda: orbit_path(test.cameras, center, n_frames),
-            "spiral": lambda: spiral_path(train.cameras, center, n_frames),
-            "interpolate": lambda: interpolated_path(train.cameras, n_frames),
-            "still": lambda: still_path(test.cameras, args.view, n_frames),
+            "orbit": lambda: paths.orbit_path(test.cameras, center, n_frames),
+            "spiral": lambda: paths.spiral_path(train.cameras, center, n_frames),
+            "interpolate": lambda: paths.interpolated_path(train.cameras, n_frames),
+            "still": lambda: paths.still_path(test.cameras, args.view, n_frames),
         }
-        path = CameraPath(make[args.path]())
+        path = paths.CameraPath(make[args.path]())
     else:
-        path = read_camera_path(Path(args.path), train.to_original)
+        path = paths.read_camera_path(Path(args.path), train.to_original)
         chosen = choose_views(len(path.cameras), args.frames)
         path = replace(path, cameras=replace(path.cameras[torch.tensor(chosen)], ndc=train.cameras.ndc))
     if moves and (args.time is not None or path.cameras.times is None):
-        path = replace(path, cameras=with_times(path.cameras, args.time))
-    return _at_scale(path, args.scale)
-
-
-def _at_scale(path: CameraPath, scale: float) -> CameraPath:
-    from dataclasses import replace
-
-    from ..evaluation.camera_path import MAX_SIDE
-
-    if scale == 1.0:
+        path = replace(path, cameras=paths.with_times(path.cameras, args.time))
+    if args.scale == 1.0:
         return path
-    if float(path.cameras.size.double().max()) * scale > MAX_SIDE:
-        raise InputError("--scale", f"frames of at most {MAX_SIDE} pixels a side", f"{scale:g}")
-    return replace(path, cameras=path.cameras.scaled(scale))
+    if float(path.cameras.size.double().max()) * args.scale > paths.MAX_SIDE:
+        raise InputError("--scale", f"frames of at most {paths.MAX_SIDE} pixels a side", f"{args.scale:g}")
+    return replace(path, cameras=path.cameras.scaled(args.scale))
 
 
 def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
@@ -229,7 +188,7 @@ def parse_ranges(words: Sequence[str], n: int) -> list[int]:
 
 def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[Path, ...], display: Display) -> None:
     from ..export.frames import FrameMaker, FrameSequence, Look, digest
-    from .common import box_of
+    from ..export.video import video_writer
 
     chosen = parse_ranges(args.only, len(path.cameras))
     crop = path.crop if args.crop is None else box_of(args.crop, "--crop")
@@ -244,10 +203,12 @@ def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[
             key = digest(checkpoint, path.cameras, look)
             sequence = stack.enter_context(FrameSequence(folder, key, overwrite=args.overwrite))
         fps = args.fps or path.fps
-        videos = {
-            channel: [stack.enter_context(_video(file, channel, args, fps)) for file in outputs if file.suffix]
-            for channel in look.channels
-        }
+        videos: dict[Channel, list[Callable[[Tensor], None]]] = {channel: [] for channel in look.channels}
+        for file in outputs:
+            for channel, writers in videos.items() if file.suffix else ():
+                # beside the first of several channels, the others carry their name
+                named = file if channel == args.show[0] else file.with_name(f"{file.stem}_{channel}{file.suffix}")
+                writers.append(stack.enter_context(video_writer(named, fps=fps)))
         if sequence is not None and (done := sum(sequence.has(look.channels, index) for index in chosen)):
             display.note(f"{done} of {len(chosen)} frames are there already")
         display.phase(f"rendering {len(chosen)} frames")
@@ -256,16 +217,6 @@ def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[
                 sequence.save(channel, index, frame)
             for add in videos[channel]:
                 add(frame)
-
-
-def _video(
-    file: Path, channel: Channel, args: RenderArgs, fps: float
-) -> contextlib.AbstractContextManager[Callable[[Tensor], None]]:
-    """A video of one channel; beside the first of several, the others carry their name."""
-    from ..export.video import video_writer
-
-    named = file if channel == args.show[0] else file.with_name(f"{file.stem}_{channel}{file.suffix}")
-    return video_writer(named, fps=fps)
 
 
 def _frames(

@@ -1,21 +1,21 @@
-"""`nerfturbo scene info|write`: what a scene holds, and built-in scenes as files."""
+"""`nerfturbo scene info|write`: what a scene holds, also without poses yet, and built-in scenes as files."""
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from ..errors import InputError
-from .parse import parse
+from .common import BoundsName, parse, print_json, split_is_missing
 
 if TYPE_CHECKING:
     from ..data.scene import Scene, Split
-
+    from ..data.video_frames import VideoFacts
 
 _WARNING = "warning: "
 
@@ -35,7 +35,7 @@ class InfoArgs:
     """Draw cameras, points and bounds into this file."""
     allow_outside: bool = False
     """Let the scene's files name pictures outside its folder."""
-    bounds: Literal["auto", "bounded", "unbounded"] = "auto"
+    bounds: BoundsName = "auto"
     """As `train --bounds` would open it."""
     ndc: bool = False
     """As `train --ndc` would open it."""
@@ -50,17 +50,15 @@ def info(argv: Sequence[str]) -> int:
         from ..evaluation.scene_plot import check_plot_path
 
         check_plot_path(args.plot)
-    from .scene_unposed import describe_unposed, print_unposed
-
-    if (photos := describe_unposed(args.scene, plot=args.plot is not None)) is not None:
-        print(json.dumps(photos)) if args.json else print_unposed(photos)
+    if (photos := _describe_unposed(args.scene, plot=args.plot is not None)) is not None:
+        print_json(photos) if args.json else _print_unposed(photos)
         return 0
     splits = _open_splits(args)
-    description = describe_splits(splits) | _describe_choice(splits)
+    description = _describe_splits(splits) | _describe_choice(splits)
     if args.plot is not None:
         _plot(args.plot, splits, description)
     if args.json:
-        print(json.dumps(description))
+        print_json(description)
         return 0
     print(f"{description['name']}: {description['format']}")
     for split, found in description["splits"].items():
@@ -97,7 +95,6 @@ def _print_bounds(bounds: dict[str, Any]) -> None:
 
 def _open_splits(args: InfoArgs) -> dict[str, Scene | None]:
     from ..data.scene import SPLITS, load_scene
-    from .scenes import split_is_missing
 
     splits: dict[str, Scene | None] = {}
     for split in SPLITS:
@@ -117,7 +114,7 @@ def _open_splits(args: InfoArgs) -> dict[str, Scene | None]:
     return splits
 
 
-def describe_splits(splits: dict[str, Scene | None]) -> dict[str, Any]:
+def _describe_splits(splits: dict[str, Scene | None]) -> dict[str, Any]:
     """Format, splits and bounds of a scene as plain values."""
     first = next(scene for scene in splits.values() if scene is not None)
     return {
@@ -206,6 +203,89 @@ def scene_format(source: str) -> str:
     if source.startswith(BUILTIN_PREFIX):
         return "built in"
     return next((entry.name for entry in FORMATS if entry.recognise(Path(source))), "unknown")
+
+
+def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
+    """Of photos or a video whose poses are not known yet; None for all other scenes."""
+    from ..data.scene import UNPOSED, is_builtin, recognise
+
+    source = Path(given).expanduser()
+    found = None if is_builtin(given) else recognise(source)
+    if found is None or found.name != UNPOSED:
+        return None
+    from ..data.images import image_size
+    from ..data.photos import find_photos, is_video
+    from ..data.unposed import poses_folder
+
+    folder = poses_folder(source)
+    if (folder / "sparse" / "0").is_dir():
+        return None
+    command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
+    if plot:
+        raise InputError("--plot", "a scene with poses", "pictures without", f"find them first: {command}")
+    name = {"name": source.resolve().name, "source": given, "format": found.name, "poses": None}
+    presets = {"preset": None, "presets": _presets(), "next": command}
+    if not is_video(source):
+        photos = find_photos(source)
+        return {**name, "pictures": len(photos), "sizes": sorted({image_size(path) for path in photos}), **presets}
+    facts, unknown = _video_facts(source)
+    sizes = [] if facts is None or facts.size is None else [facts.size]
+    video = {"video": None if facts is None else asdict(facts) | {"taken": _taken(facts)}, "unknown_because": unknown}
+    return {**name, "pictures": 0, "sizes": sizes, **video, **presets}
+
+
+def _video_facts(video: Path) -> tuple[VideoFacts | None, str | None]:
+    """What the video's file says; None and the reason where nothing here reads videos."""
+    from ..data.video_frames import open_decoder
+
+    try:
+        decoder = open_decoder()
+    except InputError as error:
+        return None, str(error)
+    return decoder.facts(video), None
+
+
+def _taken(facts: VideoFacts) -> int | None:
+    """How many frames `process` takes unless told."""
+    from ..data.video_frames import frame_count
+
+    return None if facts.frames is None else frame_count(facts.frames, facts.seconds or 0.0)
+
+
+def _presets() -> list[str]:
+    """What `train` takes once the poses show whether the scene has an end: where it has one, and where not."""
+    from ..data.fitting import UNBOUNDED_PRESETS
+    from .settings import starting_config
+
+    bounded = starting_config(()).preset
+    return [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]
+
+
+def _print_unposed(found: dict[str, Any]) -> None:
+    """What it is, the command to go on with, and the presets that may come."""
+    print(f"{found['name']}: {found['format']}, without poses; {_what(found)}")
+    if found.get("unknown_because"):
+        print(f"  warning  {found['unknown_because']}")
+    print(f"  next  {found['next']}")
+    train = f"`nerfturbo train {shlex.quote(found['source'])}`"
+    print(f"        finds the poses, once, by COLMAP; {train} does that first by itself")
+    bounded, unbounded = found["presets"]
+    print(f"  preset  {bounded}, or {unbounded} where the poses show a scene without an end")
+
+
+def _what(found: dict[str, Any]) -> str:
+    sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
+    if "video" not in found:
+        return f"{found['pictures']} photos, {sizes}" + (", ..." if len(found["sizes"]) > 4 else "")
+    facts = found["video"]
+    if facts is None:
+        return "a video"
+    parts = [] if facts["frames"] is None else [f"{facts['frames']} frames"]
+    parts += [sizes] if sizes else []
+    parts += [] if facts["fps"] is None else [f"{facts['fps']:g} fps"]
+    parts += [] if facts["seconds"] is None else [f"{facts['seconds']:.1f} s"]
+    taken = "" if facts["taken"] is None else f"; `process` takes the sharpest {facts['taken']} of them"
+    return "a video: " + ", ".join(parts) + taken
 
 
 @dataclass(frozen=True)

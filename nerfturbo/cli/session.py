@@ -16,12 +16,13 @@ from types import FrameType
 
 import torch
 
-from ..config import to_dict
+from ..config import Config, to_dict
+from ..data.cameras import Cameras
 from ..data.fitting import fitted_config
 from ..data.loading import LoadOptions, loading
-from ..data.scene import Scene
+from ..data.scene import Scene, is_builtin
 from ..errors import CheckpointError, DistributedError, InputError
-from ..evaluation.evaluate import Preview
+from ..evaluation.evaluate import Preview, choose_views
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..presets import size_notes
 from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints
@@ -33,27 +34,29 @@ from ..training.precision import resolve_precision
 from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
-from .advice import choice_note, scoring_notes
-from .clock import since_command
+from .common import open_scenes
 from .finish import Finished, finish
 from .process import find_poses
-from .progress import Display, SilentDisplay, showing
-from .scenes import absolute_source, open_scenes
+from .progress import Display, showing, since_command
+from .startup import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
 from .train import Plan, TrainArgs, default_output, parse_save_every
 from .view import check_viewer, open_page
-from .warm import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
 PREVIEW_SECONDS = (2.0, 10.0)  # between previews, early and late: half of the training time so far, within these
 PREVIEW_COST = 10.0  # and at least this many times what a preview takes
 LOG_EVERY_STEPS = 10
+PIXELS_A_SECOND = {"grid": 50_000.0}  # of two cores that render a trained scene: benchmarks/results/cpu/scenes.json
+WITHOUT_A_GRID = 7_000.0
+PATIENCE = 900.0  # seconds of scoring that nobody is warned of
+DOWNSCALES = (2, 4, 8, 16)
 
 
 def run_plan(plan: Plan) -> int:
     """Train and finish; returns the exit code."""
     if launched_rank() > 0:
-        return _run(plan, SilentDisplay())  # one process of several speaks and writes
+        return _run(plan, Display())  # one process of several speaks and writes
     with showing() as display:
         return _run(plan, display)
 
@@ -65,7 +68,7 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase(f"opening {config.data.source}")
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
-        config = replace(config, data=replace(config.data, source=absolute_source(train_scene.source)))
+        config = replace(config, data=replace(config.data, source=_absolute(train_scene.source)))
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
         slow = scoring_notes(test_scene.cameras, plan.args.eval_views, config, plan.device)
         for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device), *slow):
@@ -194,6 +197,38 @@ def _try_field(trainer: Trainer) -> None:
     positions = torch.tensor([trainer.model.bounds.aabb.center], device=trainer.device).repeat(128, 1)
     with torch.no_grad():
         trainer.model.field(positions, torch.tensor([[0.0, 0.0, 1.0]], device=trainer.device).repeat(128, 1))
+
+
+def _absolute(source: str) -> str:
+    """A folder's full path, so that a run finds its pictures again from anywhere; names of scenes stay."""
+    return source if is_builtin(source) or not Path(source).exists() else str(Path(source).resolve())
+
+
+def choice_note(config: Config, scene: Scene) -> str:
+    """What a scene is trained with, in one line, whoever chose it."""
+    low, high = scene.aabb.low, scene.aabb.high
+    box = " x ".join(f"{b - a:.3g}" for a, b in zip(low, high, strict=True))
+    levels = f"{config.grid.levels} grid level{'s' if config.grid.levels > 1 else ''}"
+    behind = {"random": "random colours", "white": "white", "black": "black"}[config.train.background]
+    background = f"{behind} behind what is transparent" if scene.has_alpha else "as photographed"
+    reach = f"box of {box}, near {scene.near:.3g}, far {scene.far:.3g}"
+    return f"preset {config.preset}; {reach}, {levels}; background: {background}"
+
+
+def scoring_notes(cameras: Cameras, limit: int | None, config: Config, device: str) -> tuple[str, ...]:
+    """A warning where scoring these test views takes a CPU long, with the first smaller size that does not."""
+    if not device.startswith("cpu"):
+        return ()
+    sizes = cameras.size[torch.tensor(choose_views(len(cameras), limit))].long()
+    rate = PIXELS_A_SECOND.get(config.sampling.kind, WITHOUT_A_GRID)
+    seconds = int(sizes.prod(-1).sum()) * config.render.eval_rays**2 / rate
+    if seconds <= PATIENCE:
+        return ()
+    divisor = next((n for n in DOWNSCALES if seconds / n**2 <= PATIENCE), DOWNSCALES[-1])
+    width, height = sizes[0].tolist()
+    took = f"{seconds / 60:.0f} minutes" if seconds < 5400.0 else f"{seconds / 3600:.0f} hours"
+    what = f"{len(sizes)} test views of {width} x {height}"
+    return (f"warning: scoring {what} will take a CPU about {took}: --downscale {divisor}, or fewer --eval-views",)
 
 
 def _counts(train: Scene, test: Scene) -> str:

@@ -26,7 +26,7 @@ from ..config import (
 )
 from ..errors import InputError
 from ..presets import preset
-from .parse import flag_value
+from .common import flag_value
 
 MAX_APPEARANCE = 48  # with the 16 of the view direction, what one kernel takes per ray
 

@@ -16,10 +16,10 @@ import tyro
 
 from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
-from .parse import flag_value, parse
+from .common import flag_value, parse
 from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
+from .startup import wake_gpu
 from .view import check_port
-from .wake import wake_gpu
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder

@@ -13,7 +13,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import InputError
-from .parse import parse
+from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
 GPU_BATCH = 1 << 20  # samples: past this a step of an H200 only takes longer

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .parse import parse
+from .common import RunArgs, opened_run, parse
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
@@ -21,21 +19,13 @@ DEFAULT_PORT = 7007
 
 
 @dataclass(frozen=True)
-class ViewArgs:
+class ViewArgs(RunArgs):
     """Open a run on a live page in the browser; Ctrl-C ends it."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
     host: str = "127.0.0.1"
     """Address to listen on. Any other than the loopback asks for a token, which is part of the address printed."""
     port: int = DEFAULT_PORT
     """Port to listen on; 0 takes any that is free."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
-    """The scene folder, where it is not the one of training any more."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
-    """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,15 +33,8 @@ def main(argv: Sequence[str]) -> int:
     args = parse(ViewArgs, argv, "view")
     check_port(args.port, "--port")
     check_viewer(args.host, args.port)
-    from .common import chosen_backend, load_run, open_views, with_data
-    from .progress import showing
-    from .settings import resolve_device
-
-    with showing() as display, chosen_backend(args.backend):
-        opened = load_run(args.run, resolve_device(args.device))
-        config = with_data(opened.config, args.data)
-        display.phase(f"opening {config.data.source}")
-        scenes = open_views(config, opened.model)
+    with opened_run(args) as (opened, display):
+        scenes = opened.views(display)
         page = open_page(opened.run, opened.model, scenes, host=args.host, port=args.port, trains=False)
         display.close()
         print(f"{page.url}  (Ctrl-C ends it)", flush=True)
@@ -66,12 +49,10 @@ def main(argv: Sequence[str]) -> int:
 
 def check_viewer(host: str, port: int) -> None:
     """Refuse, before any work is done, a live page that could not be served."""
-    import importlib.util
-
+    from ..export import require_package
     from ..viewer.auth_proxy import check_address
 
-    if importlib.util.find_spec("viser") is None:
-        raise InputError("viser", "installed, for the live page", "not found", "pip install 'nerfturbo[viewer]'")
+    require_package("viser", "viser", "the live page", "viewer")
     check_address(host, port)
 
 

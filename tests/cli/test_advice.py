@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nerfturbo.cli.advice import PATIENCE, scoring_notes
+from nerfturbo.cli.session import PATIENCE, scoring_notes
 from nerfturbo.presets import preset
 
 from ..tiny import ball_scene

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.cli import doctor, doctor_selftest
-from nerfturbo.cli.doctor_causes import Finding, diagnose
-from nerfturbo.cli.doctor_facts import Cache, Facts, Gpu, Probes, gather, writing_problem
-from nerfturbo.cli.doctor_selftest import CASES, SelfTest
+from nerfturbo.cli import doctor
+from nerfturbo.cli.doctor import Cache, Facts, Finding, Gpu, Probes, SelfTest, diagnose, gather, writing_problem
 
 from .conftest import Nerfturbo
 
@@ -177,14 +175,14 @@ def test_this_machine(nerfturbo: Nerfturbo) -> None:
 
 
 def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = CASES["spherical_harmonics"]
+    truth = doctor.self_test_cases()["spherical_harmonics"]
     calls: list[str] = []
 
     def wrong(device: str) -> dict[str, torch.Tensor]:
         calls.append(device)
         return {name: value * (1.0 if len(calls) == 1 else 1.1) for name, value in truth(device).items()}
 
-    monkeypatch.setattr(doctor_selftest, "CASES", {"spherical_harmonics": wrong})
+    monkeypatch.setattr(doctor, "self_test_cases", lambda: {"spherical_harmonics": wrong})
     result = nerfturbo("doctor", "--json")
     assert result.code == 1 and result.json["usable"] is False
     causes = {finding["cause"] for finding in result.json["findings"] if finding["level"] == "broken"}
@@ -195,7 +193,7 @@ def test_a_kernel_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(device: str) -> dict[str, torch.Tensor]:
         raise RuntimeError("device kernel image is invalid")
 
-    result = doctor_selftest._compare("march", raises, {}, "reference", "cpu")
+    result = doctor.self_test("march", raises, {}, "reference", "cpu")
     assert result == SelfTest("reference", "cpu", "march", None, "RuntimeError: device kernel image is invalid")
 
 

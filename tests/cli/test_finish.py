@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from nerfturbo.cli import finish
-from nerfturbo.cli.progress import SilentDisplay
+from nerfturbo.cli.progress import Display
 from nerfturbo.evaluation.evaluate import evaluate, truth_image
 from nerfturbo.evaluation.images import comparison
 from nerfturbo.evaluation.run_folder import RunFolder, create_run
@@ -42,7 +42,7 @@ def model() -> NerfModel:
 
 def score(run: RunFolder, model: NerfModel) -> dict[str, object]:
     scene = ball_scene("test", n_views=N_VIEWS)
-    return finish.score_run(run, model, scene, tiny_config(), limit=None, display=SilentDisplay())
+    return finish.score_run(run, model, scene, tiny_config(), limit=None, display=Display())
 
 
 def test_every_picture_is_written_as_it_was_scored(run: RunFolder, model: NerfModel) -> None:

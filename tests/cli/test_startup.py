@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.cli.warm import import_meanwhile
+from nerfturbo.cli.startup import import_meanwhile
 
 CUDA = torch.device("cuda")  # names it; nothing is placed there
 

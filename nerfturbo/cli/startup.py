@@ -1,0 +1,205 @@
+"""Starting up: the GPU wakes and kernels compile while other things are read; and `nerfturbo warmup`.
+
+Kernels are compiled before the clock starts, saying so: otherwise the first step would seem to hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from .common import backend_on, open_scenes, parse
+from .settings import resolve_device, starting_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import Config
+    from ..data.scene import Scene
+    from ..evaluation.evaluate import Preview
+    from ..training.trainer import Trainer
+    from .progress import Display
+
+CPU_KERNELS = "nerfturbo.ops._cpu.warmup"
+POLITE_SWITCH_SECONDS = 5e-5
+
+
+@dataclass(frozen=True)
+class WarmupArgs:
+    """Compile the kernels of a preset on a device into the cache; what is cached already is only loaded.
+
+    Kernels depend on the kind of scene (levels of the grid, alpha, lenses): name a folder to compile for it.
+    """
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
+    """A scene folder, or a built-in scene by name."""
+    preset: str = "auto"
+    """What is to be trained; auto chooses by device."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+
+
+def warmup(argv: Sequence[str]) -> int:
+    """Compile, and say how long it took."""
+    start = starting_config(argv)
+    args = parse(WarmupArgs, argv, "warmup")
+    device = resolve_device(args.device)
+    from ..data.fitting import fitted_config
+    from ..evaluation.evaluate import Preview
+    from ..training.trainer import Trainer
+    from .progress import showing
+
+    begun = time.perf_counter()
+    with showing() as display:
+        config = replace(start, data=replace(start.data, source=args.scene))
+        with compiling_early(device, args.scene) as helper:
+            display.phase(f"opening {args.scene}")
+            train, test = open_scenes(args.scene, config.data.downscale)
+            config, _ = fitted_config(config, train, auto=start if args.preset == "auto" else None)
+            backend = warm_up(config, train, device, display, helper)
+        if device != "cpu":
+            trainer = Trainer(config, train, device=device)
+            compile_ahead(trainer, Preview(test), display)
+            trainer.stepper.prepare()
+            trainer.model.render_image(test.cameras, 0)
+    print(f"kernels of {config.preset} for {backend} on {device} are ready, {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def wake_gpu(device: str | None) -> None:
+    """Start the driver of the first GPU in a thread while torch is imported: a second or two that need no Python."""
+    if device in (None, "auto", "cuda", "cuda:0") and os.path.exists("/dev/nvidiactl"):
+        threading.Thread(target=_start_driver, daemon=True).start()
+
+
+def _start_driver() -> None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    # The primary context: the one that torch uses later. What fails here fails again there, and is reported there.
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+@contextlib.contextmanager
+def starting_device(device: str) -> Iterator[None]:
+    """Around the reading of a scene: a thread starts the GPU and imports Triton, about a second each."""
+    import torch
+
+    def start() -> None:
+        torch.zeros(1, device=device)
+        with contextlib.suppress(ImportError):  # its absence is reported where it is needed
+            importlib.import_module("triton")
+
+    with contextlib.nullcontext() if torch.device(device).type != "cuda" else _thread_joined(start):
+        yield
+
+
+@contextlib.contextmanager
+def import_meanwhile(device: torch.device, module: str) -> Iterator[None]:
+    """Around the training: import in a thread what is needed after it, where the device works and the host waits.
+
+    The block ends when the import has: two threads that import a package whose modules import each other both fail.
+    """
+
+    def import_politely() -> None:
+        # Giving the interpreter's lock back at once when the loop wants it: by default it waits 5 ms each time, longer
+        # than several steps take, and the GPU would stand still for half of the import's seconds.
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(POLITE_SWITCH_SECONDS)
+        try:
+            with contextlib.suppress(Exception):  # whoever needs it imports it again, and meets the reason
+                importlib.import_module(module)
+        finally:
+            sys.setswitchinterval(before)
+
+    wanted = device.type == "cuda" and importlib.util.find_spec(module.partition(".")[0]) is not None
+    with _thread_joined(import_politely) if wanted else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _thread_joined(work: Any) -> Iterator[None]:
+    """Work in a thread, which is waited for where the block ends by itself."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+@contextlib.contextmanager
+def compiling_early(device: str, source: str) -> Iterator[Any]:
+    """Around the reading of a scene: a second process compiles meanwhile, where a cold start has work for two.
+
+    Only before a built-in scene, whose own renderer is compiled on one core in that time, and if nothing is cached.
+    """
+    from ..data.scene import is_builtin
+
+    module = importlib.import_module(CPU_KERNELS) if backend_on(device) == "cpu" and is_builtin(source) else None
+    if module is None or module.is_cached():
+        yield None
+        return
+    with module.CompileHelper(names=module.HELPED_EARLY) as helper:
+        yield helper
+
+
+def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
+    """On a GPU: the kernels of a step and of a preview, all at once; cached ones are only read."""
+    if trainer.device.type == "cuda":
+        display.phase("loading GPU kernels, compiling those not cached (half a minute at the first run)")
+        trainer.stepper.compile()
+        preview.compile(trainer.model)
+
+
+def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:
+    """Compile what is not cached yet and return the backend that runs on the device.
+
+    A GPU's kernels are compiled by the trainer, which records its step before its own clock starts.
+    """
+    backend = backend_on(device)
+    if backend == "cpu":
+        module = importlib.import_module(CPU_KERNELS)
+        cached = module.is_cached()
+        display.phase("loading CPU kernels" if cached else "compiling CPU kernels (first run only)")
+
+        def report(name: str) -> None:
+            if not cached:
+                display.phase(f"compiling CPU kernels (first run only): {name}")
+
+        module.warmup(report, helper=helper)
+        _run_once(config, scene, device)
+    return backend
+
+
+def _run_once(config: Config, scene: Scene, device: str) -> None:
+    """One step, both kinds of grid update and a few rendered rays with a throw-away model over a coarse grid."""
+    import torch
+
+    from ..data.batches import PixelSampler
+    from ..rendering.image import render_image
+    from ..rendering.model import NerfModel, SceneBounds
+    from ..training.optim import Optimizer
+    from ..training.step import TrainingStep
+
+    grid = replace(config.grid, resolution=16)
+    config = replace(config, grid=grid, train=replace(config.train, initial_rays=64, max_rays=64))
+    model = NerfModel(config, SceneBounds.of(scene)).to(device)
+    stepper = TrainingStep(model, PixelSampler(scene, device, config.train.seed), Optimizer(model, config.optim))
+    record = stepper.advance(0, 1)
+    model.grid.update(record.step, model.field.density, all_cells=False)
+    some = torch.arange(64.0, device=device)
+    rays = scene.cameras.to(device).rays(torch.zeros(64, dtype=torch.int64, device=device), some, some)
+    render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=model.settings)
