@@ -6,24 +6,20 @@ The graph is traced from plain torch, and is compared with the field itself befo
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import InputError
-from ..fields.activations import MAX_EXPONENT
-from ..fields.ngp import InstantNGP
-from ..fields.vanilla import VanillaNeRF
 from ..files import replacing
 from ..ops import use_backend
-from ..ops.hash_encode import PRIMES
-from ..ops.positions import Contraction, fold
-from ..ops.spherical_harmonics.reference import spherical_harmonics
 from ..rendering.model import NerfModel
 from . import require_package
 
@@ -41,60 +37,6 @@ class OnnxCheck:
     density_error: float  # relative
 
 
-class PlainNgp(nn.Module):
-    """Instant-NGP without kernels, for tracing: all levels and corners of the hash grid at once, so that the graph
-    stays small."""
-
-    def __init__(self, field: InstantNGP) -> None:
-        super().__init__()
-        low, high = field.aabb.tensor("cpu")
-        self.contraction: Contraction = field.contraction
-        levels, self.degree = field.encoding.layout.levels, field.config.sh_degree
-        corners = torch.tensor([[c & 1, (c >> 1) & 1, c >> 2] for c in range(8)])
-        constants = {
-            "low": low.clone(),
-            "size": (high - low).clone(),
-            "table": field.encoding.table.detach().float().cpu().clone(),
-            "corners": corners,  # (8, 3)
-            "scales": torch.tensor([level.scale for level in levels])[:, None],  # (levels, 1)
-            "nodes": torch.tensor([level.nodes for level in levels])[:, None],
-            "offsets": torch.tensor([level.offset for level in levels])[:, None],
-            "masks": torch.tensor([level.size - 1 for level in levels])[:, None],
-            "hashed": torch.tensor([level.hashed for level in levels])[:, None],
-        }
-        if field.ray_vectors is not None:  # the look of new views
-            with torch.no_grad():
-                constants["look"] = field.ray_vectors(None, 1).float().cpu().clone()
-        for name, value in constants.items():
-            self.register_buffer(name, value)
-        self.weights = nn.ParameterList(weight.detach().float().cpu().clone() for weight in field.faded_weights)
-
-    def forward(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        named = dict(self.named_buffers())
-        unit = fold((positions - named["low"]) / named["size"], self.contraction).clamp(0.0, 1.0)
-        density_in, density_out, color_in, color_mid, color_out = self.weights
-        features = torch.relu(self._encode(unit, named) @ density_in.T) @ density_out.T
-        rays = [spherical_harmonics(directions, self.degree)]
-        if "look" in named:
-            rays.append(named["look"].expand(positions.shape[0], -1))
-        inputs = torch.cat([*rays, features], dim=-1)
-        hidden = torch.relu(torch.relu(inputs @ color_in.T) @ color_mid.T)
-        return torch.sigmoid(hidden @ color_out.T), torch.exp(features[:, 0].clamp(max=MAX_EXPONENT))
-
-    def _encode(self, unit: Tensor, named: dict[str, Tensor]) -> Tensor:
-        """What ops/hash_encode computes; (n, levels * features)."""
-        place = unit[:, None, :] * named["scales"] + 0.5  # (n, levels, 3)
-        cell = place.floor()
-        fraction = (place - cell)[:, :, None, :]
-        nodes = cell.long()[:, :, None, :] + named["corners"]  # (n, levels, 8, 3)
-        x, y, z = nodes.unbind(-1)
-        mixed = (x * PRIMES[0]) ^ (y * PRIMES[1]) ^ (z * PRIMES[2])
-        dense = x + named["nodes"] * (y + named["nodes"] * z)
-        rows = named["offsets"] + torch.where(named["hashed"], mixed & named["masks"], dense)
-        weight = torch.where(named["corners"].bool(), fraction, 1.0 - fraction).prod(-1)  # (n, levels, 8)
-        return (weight[..., None] * named["table"][rows]).sum(2).flatten(1)
-
-
 def check_onnx_path(path: Path) -> None:
     """Refuse what could not be written or checked, before any work is done."""
     if path.suffix.lower() != ".onnx":
@@ -107,12 +49,12 @@ def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
     """Write the field with its weights in one file, and compare it with torch; whole and right, or not at all.
 
     Inputs `positions` (n, 3), in the coordinates of training, and `directions` (n, 3) of unit length; outputs `rgb`
-    (n, 3) and `density` (n,). n is free.
+    (n, 3) and `density` (n,). n is free. Any field can be exported whose operations ONNX knows. One whose own do not
+    suit tracing offers `for_export()`: a module of plain torch that computes the same.
     """
-    plain = plain_field(model)
     with replacing(path) as temporary:
         try:
-            _export(temporary, plain)
+            _export(temporary, model.field)
             check = compare(temporary, model)
         finally:
             temporary.with_name(temporary.name + ".data").unlink(missing_ok=True)
@@ -123,52 +65,54 @@ def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
     return check
 
 
-def plain_field(model: NerfModel) -> nn.Module:
-    """The field in plain torch and fp32 on the CPU."""
-    field = model.field
-    if isinstance(field, InstantNGP):
-        return PlainNgp(field).eval()
-    if type(field) is VanillaNeRF:
-        copy = VanillaNeRF(field.aabb, field.config)
-        copy.contraction = field.contraction
-        copy.load_state_dict({name: value.detach().float().cpu() for name, value in field.state_dict().items()})
-        return copy.eval()
-    raise InputError("field", "InstantNGP or VanillaNeRF", type(field).__name__)
-
-
-def _export(path: Path, plain: nn.Module) -> None:
+def _export(path: Path, field: nn.Module) -> None:
     positions = torch.zeros(64, 3)
     directions = torch.tensor([0.0, 0.0, 1.0]).expand(64, 3).contiguous()
     rows = torch.export.Dim("n", min=1)
     with _quiet(), use_backend("reference"), torch.no_grad():
-        torch.onnx.export(
-            plain,
-            (positions, directions),
-            str(path),
-            input_names=["positions", "directions"],
-            output_names=["rgb", "density"],
-            dynamic_shapes=({0: rows}, {0: rows}),
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        make = getattr(field, "for_export", None)
+        twin = copy.deepcopy(field).float().cpu() if make is None else make()
+        twin.eval()(positions, directions)  # what a field itself refuses is said as it says it
+        try:
+            torch.onnx.export(
+                twin,
+                (positions, directions),
+                str(path),
+                input_names=["positions", "directions"],
+                output_names=["rgb", "density"],
+                dynamic_shapes=({0: rows}, {0: rows}),
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:  # of torch's exporter, which raises what its parts do
+            hint = "its method for_export may give a module of plain torch that computes the same"
+            expected, name = "operations that ONNX knows", type(field).__name__
+            raise InputError(f"field {name}", expected, _unknown_operation(error), hint) from error
+
+
+def _unknown_operation(error: BaseException) -> str:
+    """The operation that the exporter names, else the first line of the first cause."""
+    texts, cause = [], error
+    while cause is not None:
+        texts.append(str(cause).strip() or type(cause).__name__)
+        cause = cause.__cause__ or cause.__context__
+    named = re.search(r"op='([\w.:]+)'", "\n".join(texts))
+    return named.group(1) if named else texts[-1].splitlines()[0]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter warns of packages that are not there and of its own deprecations."""
-    loggers = [logging.getLogger(name) for name in ("onnxscript", "torch.onnx", "torch.export")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 @torch.no_grad()

@@ -12,13 +12,13 @@ from ..config import FieldConfig
 from ..errors import InputError
 from ..ops import GradientSink
 from ..ops.composite import Thinning, visible_codes
-from ..ops.hash_encode import HashLayout, hash_encode
+from ..ops.hash_encode import PRIMES, HashLayout, hash_encode
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import NgpDensity, NgpWeights, ngp_densities, ngp_density, ngp_field, ngp_query, ngp_visibility
-from ..ops.positions import Contraction, sample_positions, unit_positions
+from ..ops.positions import Contraction, fold, sample_positions, unit_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
-from .activations import activated, truncated_exp
+from .activations import MAX_EXPONENT, activated, truncated_exp
 from .hash_grid import HashGrid
 from .mlp import FusedMlp
 
@@ -184,6 +184,10 @@ class InstantNGP(nn.Module):
             encoding, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
         )
 
+    def for_export(self) -> nn.Module:
+        """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
+        return _PlainNgp(self)
+
 
 @torch.no_grad()
 def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
@@ -198,3 +202,57 @@ def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
     inner, outer = net.weights
     inner[0], inner[:, 0], outer[:, 0] = 0.0, 0.0, 0.0
     inner[0, 0], outer[0, 0] = 1.0, math.log(density)
+
+
+class _PlainNgp(nn.Module):
+    """Instant-NGP without kernels, for tracing: all levels and corners of the hash grid at once, so that the graph
+    stays small."""
+
+    def __init__(self, field: InstantNGP) -> None:
+        super().__init__()
+        low, high = field.aabb.tensor("cpu")
+        self.contraction: Contraction = field.contraction
+        levels, self.degree = field.encoding.layout.levels, field.config.sh_degree
+        corners = torch.tensor([[c & 1, (c >> 1) & 1, c >> 2] for c in range(8)])
+        constants = {
+            "low": low.clone(),
+            "size": (high - low).clone(),
+            "table": field.encoding.table.detach().float().cpu().clone(),
+            "corners": corners,  # (8, 3)
+            "scales": torch.tensor([level.scale for level in levels])[:, None],  # (levels, 1)
+            "nodes": torch.tensor([level.nodes for level in levels])[:, None],
+            "offsets": torch.tensor([level.offset for level in levels])[:, None],
+            "masks": torch.tensor([level.size - 1 for level in levels])[:, None],
+            "hashed": torch.tensor([level.hashed for level in levels])[:, None],
+        }
+        if field.ray_vectors is not None:  # the look of new views
+            with torch.no_grad():
+                constants["look"] = field.ray_vectors(None, 1).float().cpu().clone()
+        for name, value in constants.items():
+            self.register_buffer(name, value)
+        self.weights = nn.ParameterList(weight.detach().float().cpu().clone() for weight in field.faded_weights)
+
+    def forward(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        named = dict(self.named_buffers())
+        unit = fold((positions - named["low"]) / named["size"], self.contraction).clamp(0.0, 1.0)
+        density_in, density_out, color_in, color_mid, color_out = self.weights
+        features = torch.relu(self._encode(unit, named) @ density_in.T) @ density_out.T
+        rays = [spherical_harmonics(directions, self.degree)]
+        if "look" in named:
+            rays.append(named["look"].expand(positions.shape[0], -1))
+        inputs = torch.cat([*rays, features], dim=-1)
+        hidden = torch.relu(torch.relu(inputs @ color_in.T) @ color_mid.T)
+        return torch.sigmoid(hidden @ color_out.T), torch.exp(features[:, 0].clamp(max=MAX_EXPONENT))
+
+    def _encode(self, unit: Tensor, named: dict[str, Tensor]) -> Tensor:
+        """What `ops.hash_encode` computes; (n, levels * features)."""
+        place = unit[:, None, :] * named["scales"] + 0.5  # (n, levels, 3)
+        cell = place.floor()
+        fraction = (place - cell)[:, :, None, :]
+        nodes = cell.long()[:, :, None, :] + named["corners"]  # (n, levels, 8, 3)
+        x, y, z = nodes.unbind(-1)
+        mixed = (x * PRIMES[0]) ^ (y * PRIMES[1]) ^ (z * PRIMES[2])
+        dense = x + named["nodes"] * (y + named["nodes"] * z)
+        rows = named["offsets"] + torch.where(named["hashed"], mixed & named["masks"], dense)
+        weight = torch.where(named["corners"].bool(), fraction, 1.0 - fraction).prod(-1)  # (n, levels, 8)
+        return (weight[..., None] * named["table"][rows]).sum(2).flatten(1)
