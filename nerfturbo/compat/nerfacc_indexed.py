@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ._old_nerfacc import (
-    ContractionType,
-    Grid,
-    OccupancyGrid,
-    contract,
-    contract_inv,
-    march_rays,
-    ray_aabb_intersect,
-)
+from ..types import PackedSamples
 from .nerfacc import pack_info
 from .nerfacc._rays import remember
 from .nerfacc.volrend import render_transmittance_from_alpha as _trans_from_alpha
@@ -27,10 +19,15 @@ from .nerfacc.volrend import render_transmittance_from_density as _trans_from_de
 from .nerfacc.volrend import render_visibility_from_alpha
 from .nerfacc_packed import (
     ColorFn,
-    SampleFn,
+    ContractionType,
+    Grid,
+    OccupancyGrid,
     accumulate_along_rays,
-    colors_and_values,
-    drop_invisible,
+    checked,
+    contract,
+    contract_inv,
+    marching,
+    ray_aabb_intersect,
     sum_pixels,
     unpack_info,
 )
@@ -58,34 +55,13 @@ __all__ = [
 __version__ = "0.3.5"
 
 
-@torch.no_grad()
-def ray_marching(
-    rays_o: Tensor,
-    rays_d: Tensor,
-    t_min: Tensor | None = None,
-    t_max: Tensor | None = None,
-    scene_aabb: Tensor | None = None,
-    grid: Grid | None = None,
-    sigma_fn: SampleFn | None = None,
-    alpha_fn: SampleFn | None = None,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-    near_plane: float | None = None,
-    far_plane: float | None = None,
-    render_step_size: float = 1e-3,
-    stratified: bool = False,
-    cone_angle: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ray_indices (n_samples,) int64, t_starts and t_ends (n_samples, 1); as in `nerfacc_packed`."""
-    if sigma_fn is not None and alpha_fn is not None:
-        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
-    samples = march_rays(
-        rays_o, rays_d, t_min, t_max, scene_aabb, grid, near_plane, far_plane, render_step_size, stratified, cone_angle
-    )
-    samples = drop_invisible(samples, sigma_fn, alpha_fn, early_stop_eps, alpha_thre)
+def _ray_indices(samples: PackedSamples) -> Tensor:
     indices = samples.ray_indices.long()
     remember(indices, "offsets", samples.offsets)
-    return indices, samples.t_starts[:, None], samples.t_ends[:, None]
+    return indices
+
+
+ray_marching = marching(_ray_indices)
 
 
 def rendering(
@@ -101,7 +77,8 @@ def rendering(
     function = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
     if function is None:
         raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
-    rgbs, values = colors_and_values(function, t_starts, t_ends, ray_indices)
+    rgbs, values = function(t_starts, t_ends, ray_indices)
+    checked(values, t_starts)
     if rgb_sigma_fn is not None:
         weights = render_weight_from_density(t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays)
     else:

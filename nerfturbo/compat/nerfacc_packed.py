@@ -3,27 +3,24 @@
     import nerfturbo.compat.nerfacc_packed as nerfacc
 
 or, for code that cannot be edited, `nerfturbo.compat.install("nerfacc", package="nerfacc_packed")`.
+One grid with a contraction stands where 0.5 has estimators; 0.3 (`nerfacc_indexed`) shares all that here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import InputError
+from ..ops.march import decay_and_max
 from ..types import PackedSamples
-from ._old_nerfacc import (
-    ContractionType,
-    Grid,
-    OccupancyGrid,
-    contract,
-    contract_inv,
-    march_rays,
-    ray_aabb_intersect,
-)
 from .nerfacc._rays import indices_of, offsets_of_counts, offsets_of_packed_info, packed_info_of
+from .nerfacc.estimators.occ_grid import SampleFn, cells_of, cells_to_refresh, check_training, prune
+from .nerfacc.grid import Grids, Planes, cell_values, lattice_samples, traverse
+from .nerfacc.grid import ray_aabb_intersect as _boxes_intersect
 from .nerfacc.volrend import accumulate_along_rays as _accumulate
 from .nerfacc.volrend import render_visibility_from_alpha
 from .nerfacc.volrend import render_weight_from_alpha as _weight_from_alpha
@@ -49,65 +46,220 @@ __all__ = [
 
 __version__ = "0.2.4"
 
-SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+MOST_STEPS = 1 << 16  # per ray, through contracted space
+FAR = 1e10
+
 ColorFn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+RayMarching = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+class ContractionType(Enum):
+    """How a grid covers space: its box alone, or everything, contracted by tanh or into a ball."""
+
+    AABB = 0
+    UN_BOUNDED_TANH = 1
+    UN_BOUNDED_SPHERE = 2
 
 
 @torch.no_grad()
-def ray_marching(
-    rays_o: Tensor,
-    rays_d: Tensor,
-    t_min: Tensor | None = None,
-    t_max: Tensor | None = None,
-    scene_aabb: Tensor | None = None,
-    grid: Grid | None = None,
-    sigma_fn: SampleFn | None = None,
-    alpha_fn: SampleFn | None = None,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-    near_plane: float | None = None,
-    far_plane: float | None = None,
-    render_step_size: float = 1e-3,
-    stratified: bool = False,
-    cone_angle: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """packed_info (n_rays, 2) int32, t_starts and t_ends (n_samples, 1). Not differentiable.
+def contract(x: Tensor, roi: Tensor, type: ContractionType = ContractionType.AABB) -> Tensor:
+    """World positions (n, 3) to [0, 1]^3, for the box `roi` (6,)."""
+    unit = (x - roi[:3]) / (roi[3:] - roi[:3])
+    if type == ContractionType.AABB:
+        return unit
+    if type == ContractionType.UN_BOUNDED_TANH:
+        return torch.tanh(unit - 0.5) * 0.5 + 0.5
+    ball = unit * 2.0 - 1.0
+    size = torch.linalg.vector_norm(ball, dim=-1, keepdim=True).clamp_min(1e-12)
+    return torch.where(size <= 1.0, ball, (2.0 - 1.0 / size) * ball / size) * 0.25 + 0.5
 
-    `t_min` and `t_max` (n_rays,) rule; without them the ray's part in `scene_aabb` (6,), else all of it. With
-    `sigma_fn` or `alpha_fn`, samples that no light reaches are left out.
-    """
+
+@torch.no_grad()
+def contract_inv(x: Tensor, roi: Tensor, type: ContractionType = ContractionType.AABB) -> Tensor:
+    """The inverse of `contract`."""
+    unit = x
+    if type == ContractionType.UN_BOUNDED_TANH:
+        unit = torch.atanh((x * 2.0 - 1.0).clamp(-1.0 + 1e-6, 1.0 - 1e-6)) + 0.5
+    elif type == ContractionType.UN_BOUNDED_SPHERE:
+        ball = (x - 0.5) * 4.0
+        size = torch.linalg.vector_norm(ball, dim=-1, keepdim=True).clamp_min(1e-12)
+        unit = torch.where(size <= 1.0, ball, ball / size / (2.0 - size).clamp_min(1e-6)) * 0.5 + 0.5
+    return roi[:3] + unit * (roi[3:] - roi[:3])
+
+
+class Grid(nn.Module):
+    """What marching needs of a grid: `roi_aabb` (6,), `binary` (x, y, z) bool and `contraction_type`."""
+
+    _roi_aabb: Tensor
+    _binary: Tensor
+    _contraction_type: ContractionType = ContractionType.AABB
+
+    @property
+    def device(self) -> torch.device:
+        return self._roi_aabb.device
+
+    @property
+    def roi_aabb(self) -> Tensor:
+        return self._roi_aabb
+
+    @property
+    def binary(self) -> Tensor:
+        return self._binary
+
+    @property
+    def contraction_type(self) -> ContractionType:
+        return self._contraction_type
+
+
+class OccupancyGrid(Grid):
+    """A grid of decaying maxima `occs`, occupied where they exceed min(occ_thre, their mean)."""
+
+    NUM_DIM: int = 3
+
+    occs: Tensor
+    resolution: Tensor
+    grid_coords: Tensor
+    grid_indices: Tensor
+
+    def __init__(
+        self,
+        roi_aabb: Sequence[float] | Tensor,
+        resolution: int | Sequence[int] | Tensor = 128,
+        contraction_type: ContractionType = ContractionType.AABB,
+    ) -> None:
+        super().__init__()
+        box, cells, coords = cells_of(roi_aabb, resolution)
+        self.num_cells = coords.shape[0]
+        self._contraction_type = contraction_type
+        self.register_buffer("_roi_aabb", box)
+        self.register_buffer("_binary", torch.zeros(cells.tolist(), dtype=torch.bool))
+        self.register_buffer("resolution", cells)
+        self.register_buffer("occs", torch.zeros(self.num_cells))
+        self.register_buffer("grid_coords", coords)
+        self.register_buffer("grid_indices", torch.arange(self.num_cells))
+
+    @torch.no_grad()
+    def every_n_step(
+        self,
+        step: int,
+        occ_eval_fn: Callable[[Tensor], Tensor],
+        occ_thre: float = 1e-2,
+        ema_decay: float = 0.95,
+        warmup_steps: int = 256,
+        n: int = 16,
+    ) -> None:
+        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> occupancy (m, 1)."""
+        check_training(self)
+        if step % n == 0:
+            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
+
+    @torch.no_grad()
+    def _update(
+        self,
+        step: int,
+        occ_eval_fn: Callable[[Tensor], Tensor],
+        occ_thre: float = 0.01,
+        ema_decay: float = 0.95,
+        warmup_steps: int = 256,
+    ) -> None:
+        cells = self.grid_indices
+        if step >= warmup_steps:
+            cells = cells_to_refresh(self.occs, self._binary, self.num_cells // 4)
+        unit = (self.grid_coords[cells] + torch.rand(cells.shape[0], 3, device=self.device)) / self.resolution
+        if self._contraction_type == ContractionType.UN_BOUNDED_SPHERE:
+            inside = torch.linalg.vector_norm(unit - 0.5, dim=-1) < 0.5
+            unit, cells = unit[inside], cells[inside]
+        fresh = occ_eval_fn(contract_inv(unit, self._roi_aabb, self._contraction_type)).reshape(-1)
+        decay_and_max(self.occs, cells, fresh.float(), ema_decay)
+        self._binary = (self.occs > self.occs.mean().clamp(max=occ_thre)).view(self._binary.shape)
+
+
+def ray_aabb_intersect(rays_o: Tensor, rays_d: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
+    """t_min, t_max (n_rays,) of one box (6,); both are 1e10 for a ray that misses."""
+    t_min, t_max, _ = _boxes_intersect(rays_o, rays_d, aabb.reshape(1, 6), near_plane=0.0, miss_value=FAR)
+    return t_min[:, 0], t_max[:, 0]
+
+
+def marching(returned: Callable[[PackedSamples], Tensor]) -> RayMarching:
+    """The `ray_marching` of a version, which `returned` makes its first result of."""
+
+    @torch.no_grad()
+    def ray_marching(
+        rays_o: Tensor,
+        rays_d: Tensor,
+        t_min: Tensor | None = None,
+        t_max: Tensor | None = None,
+        scene_aabb: Tensor | None = None,
+        grid: Grid | None = None,
+        sigma_fn: SampleFn | None = None,
+        alpha_fn: SampleFn | None = None,
+        early_stop_eps: float = 1e-4,
+        alpha_thre: float = 0.0,
+        near_plane: float | None = None,
+        far_plane: float | None = None,
+        render_step_size: float = 1e-3,
+        stratified: bool = False,
+        cone_angle: float = 0.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """packed_info (n_rays, 2) int32 or, in 0.3, ray_indices (n_samples,) int64; t_starts and t_ends (n_samples, 1).
+
+        `t_min` and `t_max` (n_rays,) rule; without them the ray's part in `scene_aabb` (6,), else all of it; always
+        within the planes, and only where the grid, if there is one, is occupied. With `sigma_fn` or `alpha_fn`,
+        samples that no light reaches are left out. Not differentiable.
+        """
+        if t_min is None or t_max is None:
+            if scene_aabb is not None:
+                t_min, t_max = ray_aabb_intersect(rays_o, rays_d, scene_aabb)
+            else:
+                t_min, t_max = torch.zeros_like(rays_o[:, 0]), torch.full_like(rays_o[:, 0], FAR)
+        t_min = t_min if near_plane is None else t_min.clamp_min(near_plane)
+        t_max = t_max if far_plane is None else t_max.clamp_max(far_plane)
+        if stratified:
+            t_min = t_min + torch.rand_like(t_min) * render_step_size
+        samples = _march(rays_o, rays_d, grid, Planes(t_min, t_max, render_step_size, cone_angle))
+        samples = prune(samples, None, _alphas(sigma_fn, alpha_fn), early_stop_eps, alpha_thre)
+        return returned(samples), samples.t_starts[:, None], samples.t_ends[:, None]
+
+    return ray_marching
+
+
+def _march(rays_o: Tensor, rays_d: Tensor, grid: Grid | None, planes: Planes) -> PackedSamples:
+    if grid is not None and grid.contraction_type == ContractionType.AABB:
+        return traverse(rays_o, rays_d, Grids(grid.binary[None], grid.roi_aabb[None]), planes)[0]
+
+    def keep(points: Tensor) -> Tensor:
+        if grid is None:
+            return torch.ones_like(points[..., 0], dtype=torch.bool)
+        inside, occupied = cell_values(contract(points, grid.roi_aabb, grid.contraction_type), grid.binary)
+        return inside & occupied
+
+    return lattice_samples(rays_o, rays_d, planes, planes.near, planes.far.clamp_max(FAR), keep, MOST_STEPS)
+
+
+def _alphas(sigma_fn: SampleFn | None, alpha_fn: SampleFn | None) -> SampleFn | None:
+    """The opacities (n,) of samples (n,), from a function of samples (n, 1)."""
+    function = alpha_fn if sigma_fn is None else sigma_fn
+    if function is None:
+        return None
     if sigma_fn is not None and alpha_fn is not None:
         raise InputError("sigma_fn and alpha_fn", "one of them", "both")
-    samples = march_rays(
-        rays_o, rays_d, t_min, t_max, scene_aabb, grid, near_plane, far_plane, render_step_size, stratified, cone_angle
-    )
-    samples = drop_invisible(samples, sigma_fn, alpha_fn, early_stop_eps, alpha_thre)
-    return packed_info_of(samples.offsets).int(), samples.t_starts[:, None], samples.t_ends[:, None]
+
+    def alphas(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> Tensor:
+        starts, ends = t_starts[:, None], t_ends[:, None]
+        values = checked(function(starts, ends, ray_indices), starts)
+        return (values if sigma_fn is None else -torch.expm1(-values * (ends - starts)))[:, 0]
+
+    return alphas
 
 
-def drop_invisible(
-    samples: PackedSamples,
-    sigma_fn: SampleFn | None,
-    alpha_fn: SampleFn | None,
-    early_stop_eps: float,
-    alpha_thre: float,
-) -> PackedSamples:
-    """The samples that light reaches, as a function of (t_starts (n, 1), t_ends (n, 1), ray_indices (n,)) says."""
-    function = sigma_fn if sigma_fn is not None else alpha_fn
-    if function is None or samples.capacity == 0:
-        return samples
-    starts, ends = samples.t_starts[:, None], samples.t_ends[:, None]
-    values = function(starts, ends, samples.ray_indices.long())
-    if values.shape != starts.shape:
-        raise InputError("sigmas or alphas", f"shape {tuple(starts.shape)}", str(tuple(values.shape)))
-    alphas = values if sigma_fn is None else -torch.expm1(-values * (ends - starts))
-    info = packed_info_of(samples.offsets)
-    keep = render_visibility_from_alpha(
-        alphas[:, 0], packed_info=info, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
-    )
-    indices = samples.ray_indices[keep]
-    offsets = offsets_of_counts(torch.bincount(indices, minlength=samples.n_rays))
-    return PackedSamples(samples.t_starts[keep], samples.t_ends[keep], indices, offsets)
+def checked(values: Tensor, t_starts: Tensor) -> Tensor:
+    """The values a user's function gave, if there is one (n_samples, 1) for each sample."""
+    if values.shape != t_starts.shape:
+        raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
+    return values
+
+
+ray_marching = marching(lambda samples: packed_info_of(samples.offsets).int())
 
 
 def unpack_info(packed_info: Tensor, n_samples: int | None = None) -> Tensor:
@@ -138,22 +290,13 @@ def rendering(
     if function is None or callable(packed_info):
         raise InputError("rgb_sigma_fn", "packed_info first, and one function of colours", "another order of arguments")
     n_rays, indices = packed_info.shape[0], unpack_info(packed_info, t_starts.shape[0])
-    rgbs, values = colors_and_values(function, t_starts, t_ends, indices)
+    rgbs, values = function(t_starts, t_ends, indices)
+    checked(values, t_starts)
     if rgb_sigma_fn is not None:
         weights = render_weight_from_density(packed_info, t_starts, t_ends, values, early_stop_eps, alpha_thre)
     else:
         weights = render_weight_from_alpha(packed_info, values, early_stop_eps, alpha_thre)
     return sum_pixels(weights, indices, rgbs, (t_starts + t_ends) * 0.5, n_rays, render_bkgd)
-
-
-def colors_and_values(
-    function: ColorFn, t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What a user's function says of the samples: colours, and densities or opacities (n_samples, 1)."""
-    rgbs, values = function(t_starts, t_ends, ray_indices)
-    if values.shape != t_starts.shape:
-        raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
-    return rgbs, values
 
 
 def sum_pixels(

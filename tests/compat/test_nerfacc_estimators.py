@@ -14,7 +14,6 @@ import nerfturbo.compat.nerfacc_indexed as indexed
 import nerfturbo.compat.nerfacc_packed as packed
 from nerfturbo.compat.nerfacc import cameras
 from nerfturbo.compat.nerfacc.estimators.prop_net import get_proposal_requires_grad_fn
-from nerfturbo.compat.nerfacc.estimators.vdb import VDBEstimator, traverse_vdbs
 from nerfturbo.errors import BackendError, InputError
 
 BOX = [-1.0, -1.0, -1.0, 1.0, 1.0, 1.0]
@@ -268,7 +267,7 @@ def test_unbounded_rays_need_an_end():
 
 
 def test_sparse_voxels_say_why_they_are_not_there():
-    for call in (VDBEstimator, traverse_vdbs):
+    for call in (nerfacc.VDBEstimator, nerfacc.traverse_vdbs):
         with pytest.raises(BackendError, match="OccGridEstimator"):
             call(None)
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import nerfturbo.compat.nerfacc as nerfacc
-from nerfturbo.compat.nerfacc._traverse import Grids, is_occupied
-from nerfturbo.compat.nerfacc.grid import _enlarge_aabb, _query
+from nerfturbo.compat.nerfacc.grid import Grids, _enlarge_aabb, _query, is_occupied
 from nerfturbo.compat.nerfacc.pdf import _sample_from_weighted
 from nerfturbo.compat.nerfacc.volrend import accumulate_along_rays_
 from nerfturbo.errors import InputError

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -96,3 +99,41 @@ def test_parameters_and_defaults_are_the_originals(thing) -> None:
 def test_every_name_of_all_exists() -> None:
     for module in (nerfacc, tcnn):
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+MODULES = {
+    "cameras": ["opencv_lens_undistortion"],
+    "cuda": ["is_cub_available"],
+    "data_specs": ["RayIntervals", "RaySamples"],
+    "estimators.base": ["AbstractEstimator"],
+    "estimators.n3tree": ["N3TreeEstimator"],
+    "estimators.occ_grid": ["OccGridEstimator"],
+    "estimators.prop_net": ["PropNetEstimator", "get_proposal_requires_grad_fn", "_pdf_loss", "_lossfun_outer"],
+    "estimators.vdb": ["VDBEstimator", "traverse_vdbs", "fVDB_ENABLED"],
+    "grid": ["ray_aabb_intersect", "traverse_grids", "_enlarge_aabb", "_query", "_ray_aabb_intersect"],
+    "losses": ["distortion"],
+    "pack": ["pack_info"],
+    "pdf": ["importance_sampling", "searchsorted", "_sample_from_weighted"],
+    "scan": ["inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod"],
+    "version": ["__version__"],
+    "volrend": ["rendering", "accumulate_along_rays_"],
+}
+
+IMPORTS = """
+import importlib, sys
+for path in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.startswith("nerfturbo.compat")]:
+        del sys.modules[name]
+    module = importlib.import_module(path)  # the first import of anything in the package
+    exec(f"import {path}; assert {path} is module; assert module.__name__ == path")
+"""
+
+
+def test_nerfaccs_modules_are_importable_without_install() -> None:
+    for name, members in MODULES.items():
+        module = importlib.import_module(f"nerfturbo.compat.nerfacc.{name}")
+        assert all(hasattr(module, member) for member in members), name
+        assert not name.startswith("cuda") or module.is_cub_available()
+    paths = [f"nerfturbo.compat.nerfacc.{name}" for name in MODULES] + ["nerfturbo.compat.tinycudann.modules"]
+    run = subprocess.run([sys.executable, "-c", IMPORTS, *paths], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

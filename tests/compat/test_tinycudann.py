@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import nerfturbo.compat.tinycudann as tcnn
-from nerfturbo.compat.tinycudann._encodings import harmonics_by_recurrence
-from nerfturbo.compat.tinycudann._grid import Grid, GridSpec
+from nerfturbo.compat.tinycudann._encodings import Grid, GridSpec, harmonics_by_recurrence
 from nerfturbo.errors import InputError
 from nerfturbo.ops import spherical_harmonics, use_backend
 

@@ -9,12 +9,43 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
+
+
+@dataclass
+class _Segments:
+    """Values along rays, batched or flattened. Flattened ones need `packed_info` or `ray_indices`."""
+
+    vals: Tensor  # (n_rays, n) or (all,)
+    packed_info: Tensor | None = None  # (n_rays, 2) first value and number of values of each ray
+    ray_indices: Tensor | None = None  # (all,)
+
+    @property
+    def device(self) -> torch.device:
+        return self.vals.device
+
+
+@dataclass
+class RaySamples(_Segments):
+    """Points along rays."""
+
+    is_valid: Tensor | None = None  # (all,) bool
+
+
+@dataclass
+class RayIntervals(_Segments):
+    """Edges of intervals along rays. Touching intervals share an edge, which is then a left and a right one; flattened
+    edges need to know."""
+
+    is_left: Tensor | None = None  # (all,) bool
+    is_right: Tensor | None = None  # (all,) bool
+
 
 _known: dict[tuple[int, str], tuple[weakref.ref[Tensor], int, Any]] = {}
 
@@ -74,10 +105,10 @@ def offsets_of_indices(indices: Tensor, n_rays: int | None) -> Tensor:
     """`indices` must not decrease; without `n_rays` the largest index is read back, which waits for the device."""
     if indices.dim() != 1:
         raise InputError("ray_indices", "shape (n_samples,)", str(tuple(indices.shape)))
+    known = recall(indices, "offsets")
+    if known is not None and n_rays in (None, known.shape[0] - 1):
+        return known
     if n_rays is None:
-        known = recall(indices, "offsets")
-        if known is not None:
-            return known
         n_rays = int(indices[-1]) + 1 if indices.shape[0] else 0
 
     def make() -> Tensor:
@@ -86,23 +117,24 @@ def offsets_of_indices(indices: Tensor, n_rays: int | None) -> Tensor:
         rays = torch.arange(n_rays + 1, device=indices.device, dtype=indices.dtype)
         return torch.searchsorted(indices.contiguous(), rays).to(torch.int32)
 
-    known = recall(indices, "offsets")
-    if known is not None and known.shape[0] == n_rays + 1:
-        return known
     return remembered(indices, f"offsets of {n_rays} rays", make)
 
 
 def offsets_of(
-    n_samples: int, packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: int | None
+    values: Tensor, packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: int | None, what: str = "values"
 ) -> Tensor | None:
-    """Offsets of flattened samples; None when neither form is given, which means batched samples."""
+    """Offsets of flattened values (n_samples,); None when neither form is given, which means batched ones."""
+    if packed_info is None and ray_indices is None:
+        return None
+    if values.dim() != 1:
+        raise InputError(what, "shape (n_samples,), flattened", str(tuple(values.shape)))
+    n_samples = values.shape[0]
     if packed_info is not None:
         return offsets_of_packed_info(packed_info, n_samples)
-    if ray_indices is not None:
-        if ray_indices.shape[0] != n_samples:
-            raise InputError("ray_indices", f"shape ({n_samples},)", str(tuple(ray_indices.shape)))
-        return offsets_of_indices(ray_indices, n_rays)
-    return None
+    assert ray_indices is not None
+    if ray_indices.shape[0] != n_samples:
+        raise InputError("ray_indices", f"shape ({n_samples},)", str(tuple(ray_indices.shape)))
+    return offsets_of_indices(ray_indices, n_rays)
 
 
 def indices_of(offsets: Tensor, n_samples: int) -> Tensor:
@@ -115,3 +147,15 @@ def packed_info_of(offsets: Tensor) -> Tensor:
     """(n_rays, 2) int64: first sample and number of samples of each ray."""
     wide = offsets.long()
     return torch.stack([wide[:-1], wide[1:] - wide[:-1]], dim=-1)
+
+
+@torch.no_grad()
+def pack_info(ray_indices: Tensor, n_rays: int | None = None) -> Tensor:
+    """(n_rays, 2) int64: where each ray's samples begin and how many there are. `ray_indices` must ascend.
+
+    Without `n_rays` it is the largest index plus one, which is read back from the device.
+
+    >>> pack_info(torch.tensor([0, 0, 2]), n_rays=4).tolist()
+    [[0, 2], [2, 0], [2, 1], [3, 0]]
+    """
+    return packed_info_of(offsets_of_indices(ray_indices, n_rays))

@@ -1,16 +1,39 @@
-"""Boxes and grids met by rays. Nothing here is differentiable."""
+"""Boxes and grids met by rays. Nothing here is differentiable.
+
+Nested cubes of cells, each box twice as large as the one before, are what `nerfturbo.ops.march` walks, by kernels.
+Other grids (any boxes, any resolution per axis) and the walk from cell to cell are done in plain torch here.
+"""
 
 from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ._rays import indices_of, packed_info_of, recall, remember
-from ._traverse import Grids, Planes, goes_on, next_steps, start_walk, traverse
-from .data_specs import RayIntervals, RaySamples
+from ...ops import march
+from ...ops.march import OccupancyBits, StepRule, pack_bits
+from ...types import Aabb, PackedSamples
+from ._rays import (
+    RayIntervals,
+    RaySamples,
+    indices_of,
+    offsets_of_counts,
+    packed_info_of,
+    recall,
+    remember,
+    remembered,
+    version_of,
+)
 
+TESTED_AT_ONCE = 1 << 22  # points held in memory at a time
 MOST_REMEMBERED = 1 << 26  # samples of a walk that may be kept for its next steps: 0.8 GB
+NESTED_TOLERANCE = 1e-5  # of a box's size
 
 
 @torch.no_grad()
@@ -34,17 +57,6 @@ def ray_aabb_intersect(
     for name, value, width in (("rays_o", rays_o, 3), ("rays_d", rays_d, 3), ("aabbs", aabbs, 6)):
         if value.dim() != 2 or value.shape[-1] != width:
             raise InputError(name, f"shape (n, {width})", str(tuple(value.shape)))
-    return _ray_aabb_intersect(rays_o, rays_d, aabbs, near_plane, far_plane, miss_value)
-
-
-def _ray_aabb_intersect(
-    rays_o: Tensor,
-    rays_d: Tensor,
-    aabbs: Tensor,
-    near_plane: float = -float("inf"),
-    far_plane: float = float("inf"),
-    miss_value: float = float("inf"),
-) -> tuple[Tensor, Tensor, Tensor]:
     origins, directions = rays_o[:, None, :], rays_d[:, None, :]
     low, high = aabbs[None, :, :3], aabbs[None, :, 3:]
     first, second = (low - origins) / directions, (high - origins) / directions
@@ -60,6 +72,9 @@ def _ray_aabb_intersect(
     t_mins = torch.where(hits, t_mins.clamp(near_plane, far_plane), missed)
     t_maxs = torch.where(hits, t_maxs.clamp(near_plane, far_plane), missed)
     return t_mins, t_maxs, hits
+
+
+_ray_aabb_intersect = ray_aabb_intersect
 
 
 @torch.no_grad()
@@ -101,9 +116,9 @@ def traverse_grids(
     if limit > 0:
         walk = None if near_planes is None else recall(near_planes, "walk")
         sources = [rays_o, rays_d, *grids] + ([] if far_planes is None else [far_planes])
-        if walk is None or not goes_on(walk, planes, sources):
-            walk = start_walk(rays_o, rays_d, grids, planes, sources)
-        samples, exits, walk = next_steps(walk, near, rays_mask, limit)
+        if walk is None or not walk.goes_on(planes, sources):
+            walk = Walk.start(rays_o, rays_d, grids, planes, sources)
+        samples, exits, walk = walk.next_steps(near, rays_mask, limit)
         if walk.samples.capacity <= MOST_REMEMBERED:
             remember(exits, "walk", walk)
     else:
@@ -155,3 +170,214 @@ def _query(x: Tensor, data: Tensor, base_aabb: Tensor) -> tuple[Tensor, Tensor]:
     cell = torch.minimum(cell.clamp_min(0), resolution - 1)
     level = level.clamp_max(data.shape[0] - 1)
     return data[level, cell[:, 0], cell[:, 1], cell[:, 2]] * inside, inside
+
+
+class Grids(NamedTuple):
+    binaries: Tensor  # (m, x, y, z) bool
+    aabbs: Tensor  # (m, 6)
+
+
+class Planes(NamedTuple):
+    """Where each ray's steps begin and end, and how long they are."""
+
+    near: Tensor  # (n_rays,)
+    far: Tensor  # (n_rays,)
+    step_size: float
+    cone_angle: float
+
+
+def traverse(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes) -> tuple[PackedSamples, Tensor]:
+    """Samples in occupied cells, of exact length, and t (n_rays,) where each ray leaves the grids or its far plane."""
+    origins, directions = origins.detach().contiguous(), directions.detach().contiguous()
+    if origins.dtype in (torch.float16, torch.bfloat16):
+        origins, directions = origins.float(), directions.float()
+    near, far = planes.near.to(origins.dtype), planes.far.to(origins.dtype)
+    planes = planes._replace(near=near, far=far)
+    t_min, t_max, hits = ray_aabb_intersect(origins, directions, grids.aabbs.to(origins.dtype))
+    hit = hits.any(-1)  # from where a ray enters the first box to where it leaves the last
+    enter = torch.where(hit, torch.maximum(t_min.amin(-1), near), near)
+    leave = torch.where(hits, t_max, -float("inf")).amax(-1)
+    leave = torch.maximum(torch.minimum(leave, far), near)
+    if planes.step_size <= 0.0:
+        return _cell_stretches(origins, directions, grids, enter, leave), leave
+    occupancy = occupancy_bits(grids)
+    if occupancy is None or origins.shape[0] == 0:
+        return lattice_samples(origins, directions, planes, enter, leave, partial(is_occupied, grids)), leave
+    # The lattice starts at every ray's own near plane.
+    rule = StepRule(planes.step_size, 0.0, float("inf"), planes.cone_angle)
+    begin = lattice_index(near.clamp_min(0.0), planes)
+    limits = torch.stack([near, far], dim=-1)
+    return march(origins, directions, occupancy, rule, jitter=begin - begin.floor(), limits=limits), leave
+
+
+def occupancy_bits(grids: Grids) -> OccupancyBits | None:
+    """The grids as the marching kernel takes them, made again when they have changed; None if they do not fit."""
+    binaries, aabbs = grids
+    known = recall(binaries, "occupancy")
+    if known is not None and known[0] is aabbs and known[1] == version_of(aabbs):
+        return known[2]
+    resolution, levels = binaries.shape[1], binaries.shape[0]
+    if set(binaries.shape[1:]) != {resolution} or resolution % 4 or levels > 16:
+        return None
+    box = remembered(aabbs, "nested", lambda: (_nested_box(aabbs),))[0]
+    if box is None:
+        return None
+    bits = remembered(binaries, "bits", lambda: pack_bits(binaries.reshape(-1).bool()))
+    found = OccupancyBits(bits, box, resolution, levels)
+    remember(binaries, "occupancy", (aabbs, version_of(aabbs), found))
+    return found
+
+
+def _nested_box(aabbs: Tensor) -> Aabb | None:
+    """The first box when every further one is twice as large about the same centre, else None; read back."""
+    boxes = aabbs.detach().double().cpu()
+    center, half = (boxes[:, :3] + boxes[:, 3:]) * 0.5, (boxes[:, 3:] - boxes[:, :3]) * 0.5
+    if not bool((half > 0.0).all()) or not bool(torch.isfinite(boxes).all()):
+        raise InputError("aabbs", "finite boxes with low < high", str(boxes.tolist()))
+    scale = torch.pow(2.0, torch.arange(len(boxes), dtype=torch.float64))[:, None]
+    wrong = (center - center[0]).abs() + (half - half[0] * scale).abs()
+    if bool((wrong > NESTED_TOLERANCE * half).any()):
+        return None
+    low, high = boxes[0, :3].tolist(), boxes[0, 3:].tolist()
+    return Aabb((low[0], low[1], low[2]), (high[0], high[1], high[2]))
+
+
+def is_occupied(grids: Grids, points: Tensor) -> Tensor:
+    """(...,) bool for points (..., 3): the first box that holds a point decides; outside all boxes is empty."""
+    result = torch.zeros(points.shape[:-1], dtype=torch.bool, device=points.device)
+    for level in reversed(range(grids.binaries.shape[0])):
+        low, high = grids.aabbs[level].to(points.dtype).view(2, 3)
+        inside, value = cell_values((points - low) / (high - low), grids.binaries[level])
+        result = torch.where(inside, value, result)
+    return result
+
+
+def cell_values(unit: Tensor, binary: Tensor) -> tuple[Tensor, Tensor]:
+    """Which points (..., 3) lie in [0, 1]^3, and whether the cell (x, y, z) of each is occupied."""
+    resolution = torch.tensor(binary.shape, device=unit.device)
+    cell = torch.minimum((unit.clamp(0.0, 1.0) * resolution).long(), resolution - 1)
+    return ((unit >= 0.0) & (unit <= 1.0)).all(-1), binary[cell[..., 0], cell[..., 1], cell[..., 2]].bool()
+
+
+def lattice_index(t: Tensor, planes: Planes) -> Tensor:
+    """The inverse of `lattice_point`: steps of `step_size` up to t = step_size / cone_angle, then growing ones."""
+    step_size, cone_angle = planes.step_size, planes.cone_angle
+    if cone_angle == 0.0:
+        return t / step_size
+    bend = step_size / cone_angle
+    growing = 1.0 / cone_angle + torch.log(t.clamp_min(bend) / bend) / math.log1p(cone_angle)
+    return torch.where(t < bend, t / step_size, growing)
+
+
+def lattice_point(index: Tensor, planes: Planes) -> Tensor:
+    """t after `index` steps from 0."""
+    step_size, cone_angle = planes.step_size, planes.cone_angle
+    if cone_angle == 0.0:
+        return index * step_size
+    bend_index = 1.0 / cone_angle
+    growth = math.log1p(cone_angle)
+    growing = step_size / cone_angle * torch.exp((index - bend_index).clamp_min(0.0) * growth)
+    return torch.where(index < bend_index, index * step_size, growing)
+
+
+def lattice_samples(
+    origins: Tensor,
+    directions: Tensor,
+    planes: Planes,
+    enter: Tensor,
+    leave: Tensor,
+    keep: Callable[[Tensor], Tensor],
+    most_steps: int | None = None,
+) -> PackedSamples:
+    """Every step of every ray between `enter` and `leave` whose midpoint (..., 3) `keep` wants."""
+    begin = lattice_index(planes.near.clamp_min(0.0), planes)
+    first = begin + (lattice_index(enter.clamp_min(0.0), planes) - begin).floor().sub(1).clamp_min(0.0)
+    last = lattice_index(leave.clamp_min(0.0), planes)
+    n_steps = int((last - first).clamp_min(0).max().ceil().item()) if origins.shape[0] else 0
+    if most_steps is not None and n_steps > most_steps:
+        expected = f"at most {most_steps} steps along a ray"
+        raise InputError("far_plane", expected, str(n_steps), "give a far_plane or a cone_angle")
+    order = torch.arange(n_steps + 2, device=origins.device, dtype=origins.dtype)
+
+    def pieces(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        index = first[rays, None] + order
+        t0, t1 = lattice_point(index, planes), lattice_point(index + 1.0, planes)
+        middle = (t0 + t1) * 0.5
+        within = (middle >= enter[rays, None]) & (middle < leave[rays, None])
+        return t0, t1, within & keep(origins[rays, None] + directions[rays, None] * middle[..., None])
+
+    return _collect(origins[:, 0], n_steps + 2, pieces)
+
+
+def _cell_stretches(origins: Tensor, directions: Tensor, grids: Grids, enter: Tensor, leave: Tensor) -> PackedSamples:
+    """Cut each ray at every face of every cell, and keep the pieces in occupied cells."""
+    faces, axes = [], []
+    for box in grids.aabbs.to(origins.dtype):
+        for axis, cells in enumerate(grids.binaries.shape[1:]):
+            faces.append(box[axis] + (box[axis + 3] - box[axis]) * torch.arange(cells + 1, device=box.device) / cells)
+            axes.append(torch.full((cells + 1,), axis, device=box.device))
+    face, axis = torch.cat(faces), torch.cat(axes)
+
+    def pieces(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        t = (face - origins[rays][:, axis]) / directions[rays][:, axis]
+        bounds = torch.stack([enter[rays], leave[rays]], dim=-1)
+        t = torch.cat([torch.nan_to_num(t, nan=0.0), bounds], dim=-1)
+        t = torch.minimum(torch.maximum(t, bounds[:, :1]), bounds[:, 1:]).sort(-1).values
+        t0, t1 = t[:, :-1], t[:, 1:]
+        points = origins[rays, None] + directions[rays, None] * ((t0 + t1) * 0.5)[..., None]
+        return t0, t1, (t1 - t0 > 1e-6 * t1.abs().clamp_min(1e-3)) & is_occupied(grids, points)
+
+    return _collect(origins[:, 0], face.shape[0], pieces)
+
+
+def _collect(like: Tensor, per_ray: int, pieces: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> PackedSamples:
+    """Samples of starts, ends and which to keep, (rays, per_ray) each, of some of the rays like (n_rays,) at a time."""
+    starts, ends, counts = [like[:0]], [like[:0]], [torch.zeros(0, dtype=torch.long, device=like.device)]
+    for rays in torch.arange(like.shape[0], device=like.device).split(max(1, TESTED_AT_ONCE // per_ray)):
+        t0, t1, keep = pieces(rays)
+        starts.append(t0[keep])
+        ends.append(t1[keep])
+        counts.append(keep.sum(-1))
+    offsets, t_starts = offsets_of_counts(torch.cat(counts)), torch.cat(starts)
+    return PackedSamples(t_starts, torch.cat(ends), indices_of(offsets, t_starts.shape[0]).int(), offsets)
+
+
+class Walk(NamedTuple):
+    """A traversal that stops every few samples: all its samples, and how far each ray has come."""
+
+    samples: PackedSamples
+    cursor: Tensor  # (n_rays,) the next sample of each ray
+    exits: Tensor  # (n_rays,) where each ray leaves the grids
+    sources: tuple[tuple[weakref.ref[Tensor], int], ...]  # rays, grids and far planes, and their versions
+    step: tuple[float, float]
+
+    @staticmethod
+    def start(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes, sources: Sequence[Tensor]) -> Walk:
+        samples, exits = traverse(origins, directions, grids, planes)
+        seen = tuple((weakref.ref(value), version_of(value)) for value in sources)
+        return Walk(samples, samples.offsets[:-1], exits, seen, (planes.step_size, planes.cone_angle))
+
+    def goes_on(self, planes: Planes, sources: Sequence[Tensor]) -> bool:
+        """Whether the walk is one of these rays through these grids, and nothing has been written to since."""
+        same = self.step == (planes.step_size, planes.cone_angle) and len(self.sources) == len(sources)
+        return same and all(
+            source() is value and version == version_of(value)
+            for (source, version), value in zip(self.sources, sources, strict=True)
+        )
+
+    def next_steps(self, near: Tensor, mask: Tensor | None, limit: int) -> tuple[PackedSamples, Tensor, Walk]:
+        """The next `limit` samples of each ray in the mask, where each ray stops then, and the walk from there on."""
+        counts = (self.samples.offsets[1:] - self.cursor).clamp_max(limit)
+        if mask is not None:
+            counts = torch.where(mask, counts, torch.zeros_like(counts))
+        offsets = offsets_of_counts(counts)
+        total = int(offsets[-1]) if counts.numel() else 0
+        rays = indices_of(offsets, total)
+        rows = torch.arange(total, device=offsets.device) - offsets[rays] + self.cursor[rays]
+        samples = PackedSamples(self.samples.t_starts[rows], self.samples.t_ends[rows], rays.int(), offsets)
+        stops = self.exits if mask is None else torch.where(mask, self.exits, near)
+        if total:
+            last = samples.t_ends[(offsets[1:] - 1).clamp_min(0).long()]
+            stops = torch.where(counts == limit, last, stops)
+        stops = stops.clone()  # a tensor of its own, for the walk to be remembered with
+        return samples, stops, self._replace(cursor=self.cursor + counts)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ._rays import indices_of, offsets_of, offsets_of_counts, packed_info_of
-from .data_specs import RayIntervals, RaySamples
+from ._rays import RayIntervals, RaySamples, offsets_of, offsets_of_counts, packed_info_of
 
 
 @torch.no_grad()
@@ -95,14 +94,27 @@ def _bias(cdfs: Tensor, n_rays: int, stratified: bool) -> Tensor:
 def _resample_ragged(
     intervals: RayIntervals, cdfs: Tensor, counts: Tensor, stratified: bool
 ) -> tuple[RayIntervals, RaySamples]:
-    """`importance_sampling` of another number of intervals on each ray."""
-    first, count = _chunks(intervals)
-    n_rays, device = first.shape[0], cdfs.device
-    bias = _bias(cdfs, n_rays, stratified)[:, 0]
-    rays = torch.repeat_interleave(torch.arange(n_rays, device=device), counts)
-    order = torch.arange(rays.shape[0], device=device) - offsets_of_counts(counts)[rays]
-    centres = _invert(intervals.vals, cdfs, first, count, rays, (order + bias[rays]) / counts[rays])
-    return _flat_result(intervals.vals.reshape(-1), first, count, rays, order, counts, centres)
+    """`importance_sampling` of another number of intervals on each ray: n centres have n + 1 edges, none have none."""
+    (first, count), edges = _chunks(intervals), intervals.vals.reshape(-1)
+    each = torch.arange(first.shape[0], device=cdfs.device)
+    rays, n_edges = torch.repeat_interleave(each, counts), (counts + 1) * (counts > 0)
+    order = torch.arange(rays.shape[0], device=cdfs.device) - offsets_of_counts(counts)[rays]
+    share = (order + _bias(cdfs, first.shape[0], stratified)[rays, 0]) / counts[rays]
+    centres = _invert(edges, cdfs, first, count, rays, share)
+    low, high = edges[first[rays]], edges[(first + count - 1)[rays]]
+    alone, is_first, is_last = counts[rays] == 1, order == 0, order == counts[rays] - 1
+    before, after = centres.roll(1), centres.roll(-1)
+    start = torch.where(is_first, torch.maximum(centres - (after - centres) * 0.5, low), (centres + before) * 0.5)
+    end = torch.minimum(centres + (centres - before) * 0.5, high)
+    start, end = torch.where(alone, low, start), torch.where(alone, high, end)
+    edge_offsets, owners = offsets_of_counts(n_edges), torch.repeat_interleave(each, n_edges)
+    at = (edge_offsets[rays] + order).long()
+    new = torch.zeros_like(owners, dtype=edges.dtype).scatter(0, at, start).scatter(0, at[is_last] + 1, end[is_last])
+    is_left, is_right = (torch.zeros_like(new, dtype=torch.bool).index_fill(0, at + i, True) for i in (0, 1))
+    return (
+        RayIntervals(new, packed_info_of(edge_offsets), owners, is_left, is_right),
+        RaySamples(centres, packed_info_of(offsets_of_counts(counts)), rays),
+    )
 
 
 def _invert(vals: Tensor, cdfs: Tensor, first: Tensor, count: Tensor, rays: Tensor, share: Tensor) -> Tensor:
@@ -133,35 +145,13 @@ def _between(c0: Tensor, c1: Tensor, t0: Tensor, t1: Tensor, wanted: Tensor) -> 
     return torch.where(flat_part, (t0 + t1) * 0.5, t0 + (wanted - c0) * slope)
 
 
-def _flat_result(
-    edges: Tensor, first: Tensor, count: Tensor, rays: Tensor, order: Tensor, counts: Tensor, centres: Tensor
-) -> tuple[RayIntervals, RaySamples]:
-    """Rays with n centres get n + 1 edges; those with none get none."""
-    n_edges = (counts + 1) * (counts > 0)
-    edge_offsets = offsets_of_counts(n_edges)
-    total = edges.new_zeros(int(edge_offsets[-1]) if counts.numel() else 0)
-    low, high = edges[first[rays]], edges[(first + count - 1)[rays]]
-    alone, is_first, is_last = counts[rays] == 1, order == 0, order == counts[rays] - 1
-    before, after = centres.roll(1), centres.roll(-1)
-    start = torch.where(is_first, torch.maximum(centres - (after - centres) * 0.5, low), (centres + before) * 0.5)
-    end = torch.minimum(centres + (centres - before) * 0.5, high)
-    start, end = torch.where(alone, low, start), torch.where(alone, high, end)
-    at = edge_offsets[rays] + order
-    total = total.scatter(0, at.long(), start).scatter(0, (at + 1)[is_last].long(), end[is_last])
-    is_left = torch.zeros_like(total, dtype=torch.bool).index_fill(0, at.long(), True)
-    is_right = torch.zeros_like(is_left).index_fill(0, (at + 1).long(), True)
-    owners = torch.repeat_interleave(torch.arange(counts.shape[0], device=rays.device), n_edges)
-    new = RayIntervals(total, packed_info_of(edge_offsets), owners, is_left, is_right)
-    return new, RaySamples(centres, packed_info_of(offsets_of_counts(counts)), rays)
-
-
 def _chunks(segments: RayIntervals | RaySamples) -> tuple[Tensor, Tensor]:
     """First element and number of elements of each ray, (n_rays,) int64 each."""
     vals = segments.vals
     if vals.dim() > 1:
         rays = torch.arange(vals.numel() // max(vals.shape[-1], 1), device=vals.device)
         return rays * vals.shape[-1], torch.full_like(rays, vals.shape[-1])
-    offsets = offsets_of(vals.shape[0], segments.packed_info, segments.ray_indices, None)
+    offsets = offsets_of(vals, segments.packed_info, segments.ray_indices, None)
     if offsets is None:
         raise InputError("packed_info", "packed_info or ray_indices beside flattened values", "neither")
     info = packed_info_of(offsets)
@@ -170,15 +160,11 @@ def _chunks(segments: RayIntervals | RaySamples) -> tuple[Tensor, Tensor]:
 
 def _rays_of(segments: RayIntervals | RaySamples) -> Tensor:
     """The ray of each element, flattened."""
-    vals = segments.vals
-    if vals.dim() == 1 and segments.ray_indices is not None:
+    if segments.vals.dim() == 1 and segments.ray_indices is not None:
         return segments.ray_indices.long()
-    if vals.dim() == 1:
-        offsets = offsets_of(vals.shape[0], segments.packed_info, None, None)
-        if offsets is None:
-            raise InputError("packed_info", "packed_info or ray_indices beside flattened values", "neither")
-        return indices_of(offsets, vals.shape[0])
-    return torch.arange(vals.numel(), device=vals.device) // max(vals.shape[-1], 1)
+    first, count = _chunks(segments)
+    rays = torch.arange(first.shape[0], device=first.device)
+    return torch.repeat_interleave(rays, count, output_size=segments.vals.numel())
 
 
 def _upper_bound(keys: Tensor, low: Tensor, high: Tensor, values: Tensor) -> Tensor:
@@ -205,18 +191,12 @@ def _sample_from_weighted(
     total = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     running = torch.cumsum(weights / total, dim=-1)
     cdf = torch.cat([torch.zeros_like(running[..., :1]), running[..., :-1], torch.ones_like(running[..., :1])], -1)
-    batch = bins.shape[:-1]
+    batch, b = bins.shape[:-1], weights.shape[-1]
     jitter = torch.rand(*batch, 1, dtype=bins.dtype, device=bins.device) if stratified else 0.5
     share = (torch.arange(num_samples, dtype=bins.dtype, device=bins.device) + jitter) / num_samples
-    share = share.expand(*batch, num_samples).contiguous()
-    above = torch.searchsorted(cdf[..., :-1].contiguous(), share, right=True).clamp(1, weights.shape[-1])
-    c0, c1 = cdf.gather(-1, above - 1), cdf.gather(-1, above)
-    t0, t1 = bins.gather(-1, above - 1), bins.gather(-1, above)
-    fraction = (share - c0) / (c1 - c0).clamp_min(torch.finfo(cdf.dtype).eps)
-    centres = t0 + fraction * (t1 - t0)
-    between = (centres[..., 1:] + centres[..., :-1]) * 0.5
-    if num_samples == 1:
-        between = centres
-    start, end = 2.0 * centres[..., :1] - between[..., :1], 2.0 * centres[..., -1:] - between[..., -1:]
-    inner = between if num_samples > 1 else centres[..., :0]
+    share = share.expand(*batch, num_samples).reshape(-1, num_samples)
+    centres = _invert_rows(bins.reshape(-1, b + 1), cdf.reshape(-1, b + 1), share).view(*batch, num_samples)
+    inner = (centres[..., 1:] + centres[..., :-1]) * 0.5
+    first, last = centres[..., :1], centres[..., -1:]
+    start, end = (first, last) if num_samples == 1 else (2.0 * first - inner[..., :1], 2.0 * last - inner[..., -1:])
     return torch.cat([start.clamp_min(vmin), inner, end.clamp_max(vmax)], dim=-1), centres

@@ -16,8 +16,7 @@ def inclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Te
     >>> inclusive_sum(torch.tensor([1.0, 2.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
     [1.0, 3.0, 4.0]
     """
-    offsets = _offsets(inputs, packed_info, indices)
-    return torch.cumsum(inputs, -1) if offsets is None else packed_sum_along(inputs, offsets)
+    return sum_along(inputs, _offsets(inputs, packed_info, indices))
 
 
 def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
@@ -26,10 +25,7 @@ def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Te
     >>> exclusive_sum(torch.tensor([1.0, 2.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
     [0.0, 1.0, 0.0]
     """
-    offsets = _offsets(inputs, packed_info, indices)
-    if offsets is None:
-        return torch.cumsum(_shifted(inputs, 0.0), -1)
-    return packed_sum_along(inputs, offsets, exclusive=True)
+    return sum_along(inputs, _offsets(inputs, packed_info, indices), exclusive=True)
 
 
 def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
@@ -40,8 +36,7 @@ def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: T
     >>> inclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
     [2.0, 6.0, 4.0]
     """
-    offsets = _offsets(inputs, packed_info, indices)
-    return torch.cumprod(inputs, -1) if offsets is None else packed_prod_along(inputs, offsets)
+    return prod_along(inputs, _offsets(inputs, packed_info, indices))
 
 
 def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
@@ -50,21 +45,22 @@ def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: T
     >>> exclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
     [1.0, 2.0, 1.0]
     """
-    offsets = _offsets(inputs, packed_info, indices)
+    return prod_along(inputs, _offsets(inputs, packed_info, indices), exclusive=True)
+
+
+def sum_along(inputs: Tensor, offsets: Tensor | None, *, exclusive: bool = False) -> Tensor:
+    """Running sums over flattened samples, or along the last axis without offsets, in the inputs' own type."""
     if offsets is None:
-        return torch.cumprod(_shifted(inputs, 1.0), -1)
-    return packed_prod_along(inputs, offsets, exclusive=True)
-
-
-def packed_sum_along(inputs: Tensor, offsets: Tensor, *, exclusive: bool = False) -> Tensor:
-    """Running sums over flattened samples, in the inputs' own type."""
+        return torch.cumsum(_shifted(inputs, 0.0) if exclusive else inputs, -1)
     floating = inputs if inputs.is_floating_point() else inputs.float()
     return packed_cumsum(floating.contiguous(), offsets, exclusive=exclusive).to(inputs.dtype)
 
 
-def packed_prod_along(inputs: Tensor, offsets: Tensor, *, exclusive: bool = False) -> Tensor:
-    """Running products over flattened samples by doubling: after pass k a sample holds the product of the 2^k samples
+def prod_along(inputs: Tensor, offsets: Tensor | None, *, exclusive: bool = False) -> Tensor:
+    """Running products, over flattened samples by doubling: after pass k a sample holds the product of the 2^k samples
     up to itself, as far as they are on its ray. Exact gradients of any order, because nothing is divided."""
+    if offsets is None:
+        return torch.cumprod(_shifted(inputs, 1.0) if exclusive else inputs, -1)
     n = inputs.shape[0]
     rows = torch.arange(n, device=inputs.device)
     first = offsets[torch.searchsorted(offsets[1:].contiguous(), rows.int(), right=True)] if n else rows
@@ -83,9 +79,7 @@ def packed_prod_along(inputs: Tensor, offsets: Tensor, *, exclusive: bool = Fals
 def _offsets(inputs: Tensor, packed_info: Tensor | None, indices: Tensor | None) -> Tensor | None:
     if packed_info is not None and indices is not None:
         raise InputError("packed_info and indices", "only one of them", "both")
-    if (packed_info is not None or indices is not None) and inputs.dim() != 1:
-        raise InputError("inputs", "shape (n_samples,), flattened", str(tuple(inputs.shape)))
-    return offsets_of(inputs.shape[0] if inputs.dim() else 0, packed_info, indices, None)
+    return offsets_of(inputs, packed_info, indices, None, "inputs")
 
 
 def _shifted(inputs: Tensor, fill: float) -> Tensor:

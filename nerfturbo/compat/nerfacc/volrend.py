@@ -7,7 +7,7 @@ Flattened samples come with `packed_info`, or with `ray_indices` in ascending or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,9 +15,43 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...ops import packed_sum
-from ._fused import Extras, can_fuse, composite_density
-from ._rays import offsets_of, recall
-from .scan import exclusive_prod, packed_prod_along, packed_sum_along
+from ...ops.composite import composite_pixels
+from ...types import PackedSamples
+from ._rays import offsets_of, offsets_of_indices, recall, remembered
+from .scan import prod_along, sum_along
+
+
+class Extras(dict[str, Any]):
+    """A dictionary some of whose values are made when they are first read: functions stand for them until then."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if callable(value):
+            value = value()
+            self[key] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:  # with its own iterator, dict(extras) and {**extras} read values by key
+        return iter(list(super().keys()))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key in self:
+            value = self[key]
+            del self[key]
+            return value
+        return super().pop(key, *default)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
 
 
 def rendering(
@@ -43,8 +77,8 @@ def rendering(
         raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
     field = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
     rgbs, values = _evaluate(field, t_starts, t_ends, ray_indices, render_bkgd)
-    if rgb_sigma_fn is not None and can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
-        return composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays, render_bkgd)
+    if rgb_sigma_fn is not None and _can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
+        return _composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays, render_bkgd)
     if rgb_sigma_fn is not None:
         weights, trans, alphas = render_weight_from_density(
             t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays
@@ -79,6 +113,61 @@ def _evaluate(
     return rgbs, values
 
 
+def _can_fuse(t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, *, flat: bool) -> bool:
+    """The kernel gives no gradient to t; and 64-bit values, which are for checking, take the plain formulas."""
+    moving = torch.is_grad_enabled() and (t_starts.requires_grad or t_ends.requires_grad)
+    return not moving and torch.float64 not in (t_starts.dtype, sigmas.dtype) and t_starts.dim() == (1 if flat else 2)
+
+
+def _composite_density(
+    t_starts: Tensor,
+    t_ends: Tensor,
+    sigmas: Tensor,
+    rgbs: Tensor,
+    ray_indices: Tensor | None,
+    n_rays: int | None,
+    background: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Extras]:
+    """`rendering` of densities by one compositing kernel in place of a dozen small ones."""
+    samples = _packed(t_starts, t_ends, ray_indices, n_rays)
+    behind = background if _is_plain(background, samples.n_rays, rgbs.shape[-1]) else None
+    if ray_indices is None:  # batched
+        out = composite_pixels(sigmas.reshape(-1), rgbs.reshape(samples.capacity, rgbs.shape[-1]), samples, behind)
+        weights = out.weights.view(t_starts.shape)
+    else:
+        out = composite_pixels(sigmas, rgbs, samples, behind)
+        weights = out.weights
+    colors, opacities = out.rgb, out.opacity[:, None]
+    if background is not None and behind is None:
+        colors = colors + background * (1.0 - opacities)
+    extras = Extras(
+        weights=weights,
+        alphas=lambda: -torch.expm1(-sigmas * (t_ends - t_starts)),
+        trans=lambda: render_transmittance_from_density(t_starts, t_ends, sigmas, None, ray_indices, n_rays)[0],
+        sigmas=sigmas,
+        rgbs=rgbs,
+    )
+    return colors, opacities, out.depth[:, None], extras
+
+
+def _is_plain(background: Any, n_rays: int, channels: int) -> bool:
+    """Whether the kernel takes it: nerfacc takes whatever broadcasts."""
+    if not isinstance(background, Tensor) or background.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    return background.shape in ((channels,), (n_rays, channels))
+
+
+def _packed(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor | None, n_rays: int | None) -> PackedSamples:
+    if ray_indices is not None:
+        narrow = remembered(ray_indices, "narrow", lambda: ray_indices.to(torch.int32))
+        return PackedSamples(t_starts.float(), t_ends.float(), narrow, offsets_of_indices(ray_indices, n_rays))
+    starts, ends = t_starts.reshape(-1).float(), t_ends.reshape(-1).float()
+    rays, per_ray = t_starts.shape
+    each = torch.arange(rays + 1, dtype=torch.int32, device=t_starts.device)
+    indices = each[:-1, None].expand(rays, per_ray).reshape(-1)
+    return PackedSamples(starts, ends, indices, each * per_ray)
+
+
 def render_transmittance_from_alpha(
     alphas: Tensor,
     packed_info: Tensor | None = None,
@@ -91,11 +180,8 @@ def render_transmittance_from_alpha(
     >>> render_transmittance_from_alpha(torch.tensor([0.5, 0.5, 0.1]), ray_indices=torch.tensor([0, 0, 1])).tolist()
     [1.0, 0.5, 1.0]
     """
-    offsets = _offsets(alphas, packed_info, ray_indices, n_rays)
-    if offsets is None:
-        trans = exclusive_prod(1.0 - alphas)
-    else:
-        trans = packed_prod_along(1.0 - alphas, offsets, exclusive=True)
+    offsets = offsets_of(alphas, packed_info, ray_indices, n_rays, "alphas")
+    trans = prod_along(1.0 - alphas, offsets, exclusive=True)
     return trans if prefix_trans is None else trans * prefix_trans
 
 
@@ -110,12 +196,8 @@ def render_transmittance_from_density(
 ) -> tuple[Tensor, Tensor]:
     """T_i and alpha_i of each sample, in the shape of `sigmas`."""
     optical = sigmas * (t_ends - t_starts)
-    offsets = _offsets(sigmas, packed_info, ray_indices, n_rays)
-    if offsets is None:
-        before = torch.cumsum(torch.cat([torch.zeros_like(optical[..., :1]), optical[..., :-1]], dim=-1), -1)
-    else:
-        before = packed_sum_along(optical, offsets, exclusive=True)
-    trans, alphas = torch.exp(-before), -torch.expm1(-optical)
+    offsets = offsets_of(sigmas, packed_info, ray_indices, n_rays, "sigmas")
+    trans, alphas = torch.exp(-sum_along(optical, offsets, exclusive=True)), -torch.expm1(-optical)
     return trans if prefix_trans is None else trans * prefix_trans, alphas
 
 
@@ -229,9 +311,20 @@ def _weighted(weights: Tensor, values: Tensor | None) -> Tensor:
     return weights[..., None] * values
 
 
-def _offsets(
-    values: Tensor, packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: int | None
-) -> Tensor | None:
-    if (packed_info is not None or ray_indices is not None) and values.dim() != 1:
-        raise InputError("sigmas or alphas", "shape (n_samples,), flattened", str(tuple(values.shape)))
-    return offsets_of(values.shape[0], packed_info, ray_indices, n_rays)
+def distortion(weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor, n_rays: int) -> Tensor:
+    """(n_rays, 1): Mip-NeRF 360's distortion of each ray's weights,
+
+        sum_ij w_i w_j |m_i - m_j| + 1/3 sum_i w_i^2 (t_end_i - t_start_i),    m the midpoints.
+
+    Differentiable to weights and t. Linear in the number of samples, which must ascend along each ray.
+    """
+    shapes = {tuple(value.shape) for value in (weights, t_starts, t_ends, ray_indices)}
+    if len(shapes) != 1 or weights.dim() != 1:
+        raise InputError("weights, t_starts, t_ends and ray_indices", "one shape (n_samples,)", str(sorted(shapes)))
+    offsets = offsets_of_indices(ray_indices, n_rays)
+    middle = 0.5 * (t_starts + t_ends)
+    before = sum_along(weights, offsets, exclusive=True)
+    moment = sum_along(weights * middle, offsets, exclusive=True)
+    pairs = 2.0 * weights * (middle * before - moment)
+    alone = weights.square() * (t_ends - t_starts) / 3.0
+    return accumulate_along_rays(pairs + alone, None, ray_indices, n_rays)

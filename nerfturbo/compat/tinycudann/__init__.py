@@ -5,7 +5,7 @@
 docs/migration/tinycudann.md lists what differs.
 """
 
-from .. import _install
+from .. import install as _install
 from .modules import Encoding, Module, Network, NetworkWithInputEncoding, free_temporary_memory, supports_jit_fusion
 
 __all__ = [
@@ -21,4 +21,4 @@ __all__ = [
 
 def install() -> None:
     """Make `import tinycudann` resolve to this package; call it before the first such import."""
-    _install.install("tinycudann")
+    _install("tinycudann")

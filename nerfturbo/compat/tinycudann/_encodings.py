@@ -1,71 +1,105 @@
-"""The encodings by name. Each maps (n, inputs) to (n, outputs); all but the grids have no parameters."""
+"""The encodings by name. Each maps (n, inputs) to (n, outputs); all but the grids have no parameters.
+
+Grids of trainable features are hashed, dense or tiled, in one to seven dimensions. Level l has the scale
+s_l = base_resolution * per_level_scale^l - 1 and the nodes of tiny-cuda-nn. Three dimensions with linear blending,
+hashed or dense, are what `nerfturbo.ops.hash_encode` computes, by kernels; the rest is plain torch. The kernels' table
+has one more node per axis of a dense level than tiny-cuda-nn's, which lets the last nodes wrap around to the first ones
+instead; `from_original` copies its parameters to where they belong.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...ops import spherical_harmonics
-from ._config import Config
-from ._grid import Grid, grid_spec
+from ...ops import hash_encode, spherical_harmonics
+from ...ops.hash_encode import HashLayout, HashLevel
+
+PRIMES = (1, 2654435761, 805459861, 3674653429, 2097192037, 1434869437, 2165219737)
+MOST_ROWS = 1 << 28
 
 
-class EncodingPart(Protocol):
-    """One encoding; `pad_value` fills the columns that a network adds to reach its width."""
+class Config:
+    """One component's settings, names in any case, and where they stand in the whole configuration."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise InputError(where, "a dictionary of settings", type(values).__name__)
+        self.values, self.where = values, where
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def kind(self, default: str) -> str:
+        return str(self.values.get("otype", default)).lower()
+
+    def integer(self, name: str, default: int, least: int = 1) -> int:
+        value = self.values.get(name, default)
+        if isinstance(value, bool) or int(value) != value or value < least:
+            raise InputError(f"{self.where}.{name}", f"a whole number, at least {least}", repr(value))
+        return int(value)
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.values.get(name, default))
+
+    def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
+        value = str(self.values.get(name, default)).lower()
+        if value not in choices:
+            raise InputError(f"{self.where}.{name}", "one of " + ", ".join(choices), repr(self.values.get(name)))
+        return value
+
+
+class EncodingPart:
+    """One encoding; `pad_value` fills the columns that a network adds to reach its width. Without parameters here."""
 
     n_inputs: int
     n_outputs: int
-    n_params: int
-    n_original_params: int
-    pad_value: float
-    alignment: int
-
-    def initial(self, generator: torch.Generator) -> Tensor: ...
-
-    def __call__(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor: ...
-
-    def from_original(self, params: Tensor) -> Tensor: ...
-
-
-class Fixed:
-    """An encoding without parameters."""
-
-    pad_value = 1.0
-    alignment = 1
-    n_params = n_original_params = 0
-
-    def __init__(self, n_inputs: int, n_outputs: int, function: Callable[[Tensor], Tensor]) -> None:
-        self.n_inputs, self.n_outputs, self.function = n_inputs, n_outputs, function
+    pad_value: float = 1.0
+    alignment: int = 1
+    n_params: int = 0
+    n_original_params: int = 0
 
     def initial(self, generator: torch.Generator) -> Tensor:
         return torch.zeros(0)
 
     def __call__(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor:
-        result = self.function(x)
-        return result if half is None else result.to(half.dtype)
+        raise NotImplementedError
 
     def from_original(self, params: Tensor) -> Tensor:
+        """tiny-cuda-nn's parameters of the same encoding, in this one's order: the same function of position."""
         return params
 
 
-class Composite:
+class Fixed(EncodingPart):
+    """A function of the inputs alone."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, function: Callable[[Tensor], Tensor]) -> None:
+        self.n_inputs, self.n_outputs, self.function = n_inputs, n_outputs, function
+
+    def __call__(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor:
+        result = self.function(x)
+        return result if half is None else result.to(half.dtype)
+
+
+class Composite(EncodingPart):
     """Several encodings, each of some of the inputs, side by side or reduced to one."""
 
     def __init__(self, config: Config, n_inputs: int) -> None:
         nested = config.values.get("nested")
         if not isinstance(nested, (list, tuple)) or not nested:
             raise InputError(f"{config.where}.nested", "a list of encodings", repr(nested))
-        self.reduction = config.choice(
-            "reduction", "Concatenation", {"concatenation": "cat", "sum": "sum", "product": "product"}
-        )
+        self.reduction = config.choice("reduction", "Concatenation", ("concatenation", "sum", "product"))
         self.parts, self.begins = self._parts(config, nested, n_inputs)
         self.pads = [0] * len(self.parts)
-        if self.reduction == "cat":
+        if self.reduction == "concatenation":
             total = 0
             for index, part in enumerate(self.parts[:-1]):
                 total += part.n_outputs
@@ -112,7 +146,7 @@ class Composite:
         for part, begin, pad, mine, copy in zip(self.parts, self.begins, self.pads, own, halves, strict=True):
             result = part(x[:, begin : begin + part.n_inputs], mine, copy)
             results.append(torch.nn.functional.pad(result, (0, pad), value=part.pad_value) if pad else result)
-        if self.reduction == "cat":
+        if self.reduction == "concatenation":
             return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
         stacked = torch.stack(results)
         return stacked.sum(0) if self.reduction == "sum" else stacked.prod(0)
@@ -120,6 +154,166 @@ class Composite:
     def from_original(self, params: Tensor) -> Tensor:
         own = params.split([part.n_original_params for part in self.parts])
         return torch.cat([part.from_original(mine) for part, mine in zip(self.parts, own, strict=True)])
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """What a grid's configuration says."""
+
+    kind: str  # hash, dense or tiled
+    dims: int
+    n_levels: int
+    features: int
+    log2_size: int
+    base: int
+    growth: float
+    blend: str  # linear, smoothstep or nearest
+
+    def scale(self, level: int) -> float:
+        """Rounded to float32, so that every backend computes the same cell from the same number."""
+        exact = 2.0 ** (level * math.log2(self.growth)) * self.base - 1.0
+        return float(torch.tensor(exact, dtype=torch.float32))
+
+    def nodes(self, level: int) -> int:
+        """tiny-cuda-nn's nodes per axis."""
+        return math.ceil(self.scale(level)) + 1
+
+    def rows(self, level: int) -> int:
+        """tiny-cuda-nn's rows of a level."""
+        dense = (self.nodes(level) ** self.dims + 7) // 8 * 8
+        if self.kind == "hash":
+            return min(dense, 1 << self.log2_size)
+        return min(dense, self.base**self.dims) if self.kind == "tiled" else dense
+
+    @property
+    def original_rows(self) -> int:
+        return sum(self.rows(level) for level in range(self.n_levels))
+
+
+@dataclass(frozen=True)
+class NodeLayout(HashLayout):
+    """tiny-cuda-nn's levels for the hash-encoding kernels."""
+
+    spec: GridSpec | None = None
+
+    @cached_property
+    def levels(self) -> tuple[HashLevel, ...]:
+        assert self.spec is not None
+        result, offset = [], 0
+        for index in range(self.n_levels):
+            scale = self.spec.scale(index)
+            nodes = math.floor(scale + 0.5) + 2
+            hashed = self.spec.kind == "hash" and self.spec.nodes(index) ** 3 > 1 << self.log2_entries
+            size = 1 << self.log2_entries if hashed else (nodes**3 + 7) // 8 * 8
+            result.append(HashLevel(scale, nodes, offset, size, hashed))
+            offset += size
+        return tuple(result)
+
+
+def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
+    """Read a grid's configuration; `kind` is what its name says."""
+    if not 1 <= dims <= len(PRIMES):
+        raise InputError(config.where, f"1 to {len(PRIMES)} dimensions", str(dims))
+    features = config.integer("n_features_per_level", 2)
+    n_levels = config.integer("n_levels", 16)
+    if "n_features" in config:
+        n_levels = config.integer("n_features", 32) // features
+    if features not in (1, 2, 4, 8) or n_levels > 32:
+        got = f"{features} features on {n_levels} levels"
+        raise InputError(config.where, "1, 2, 4 or 8 features per level on at most 32 levels", got)
+    if config.values.get("stochastic_interpolation", False):
+        raise InputError(f"{config.where}.stochastic_interpolation", "false", "true", "blending here is exact")
+    kind = config.choice("type", kind, ("hash", "dense", "tiled", "tile"))
+    spec = GridSpec(
+        "tiled" if kind == "tile" else kind,
+        dims,
+        n_levels,
+        features,
+        config.integer("log2_hashmap_size", 19),
+        config.integer("base_resolution", 16),
+        config.number("per_level_scale", 2.0),
+        config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest")),
+    )
+    if spec.growth <= 0.0 or spec.original_rows > MOST_ROWS:
+        got = f"{spec.original_rows} rows" if spec.growth > 0.0 else f"per_level_scale = {spec.growth}"
+        raise InputError(config.where, f"a table of at most {MOST_ROWS} rows", got, "make the grid coarser")
+    return spec
+
+
+class Grid(EncodingPart):
+    """An encoding of positions in [0, 1]^dims into n_levels * features numbers."""
+
+    pad_value = 0.0
+
+    def __init__(self, spec: GridSpec) -> None:
+        self.spec, self.alignment = spec, spec.features
+        self.n_inputs, self.n_outputs = spec.dims, spec.n_levels * spec.features
+        self.layout: NodeLayout | None = None
+        if spec.dims == 3 and spec.kind != "tiled" and spec.blend == "linear" and 3 <= spec.log2_size <= 28:
+            finest = max(spec.base, math.ceil(spec.scale(spec.n_levels - 1)) + 1)
+            self.layout = NodeLayout(spec.n_levels, spec.features, spec.log2_size, spec.base, finest, spec)
+        rows = spec.original_rows if self.layout is None else self.layout.n_entries
+        self.n_params = rows * spec.features
+        self.n_original_params = spec.original_rows * spec.features
+
+    def initial(self, generator: torch.Generator) -> Tensor:
+        return torch.empty(self.n_params).uniform_(-1e-4, 1e-4, generator=generator)
+
+    def __call__(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor:
+        table = params.view(-1, self.spec.features)
+        if self.layout is not None:
+            copy = None if half is None else half.view(-1, self.spec.features)
+            return hash_encode(x, table, self.layout, half=copy)
+        result = self._encode(x, table)
+        return result if half is None else result.to(half.dtype)
+
+    def _encode(self, x: Tensor, table: Tensor) -> Tensor:
+        parts, offset = [], 0
+        for level in range(self.spec.n_levels):
+            p = x.clamp(0.0, 1.0) * self.spec.scale(level) + 0.5
+            cell = p.detach().floor()
+            fraction = p - cell
+            if self.spec.blend == "smoothstep":
+                fraction = fraction * fraction * (3.0 - 2.0 * fraction)
+            elif self.spec.blend == "nearest":
+                fraction = torch.zeros_like(fraction)
+            value = torch.zeros(x.shape[0], self.spec.features, dtype=x.dtype, device=x.device)
+            corners = itertools.product((0, 1), repeat=self.spec.dims)
+            for corner in corners if self.spec.blend != "nearest" else [(0,) * self.spec.dims]:
+                shift = torch.tensor(corner, device=x.device)
+                weight = torch.where(shift.bool(), fraction, 1.0 - fraction).prod(-1)
+                value = value + weight[:, None] * table[offset + self._row(level, cell.long() + shift)].to(x.dtype)
+            parts.append(value)
+            offset += self.spec.rows(level)
+        return torch.cat(parts, dim=-1)
+
+    def _row(self, level: int, node: Tensor) -> Tensor:
+        """tiny-cuda-nn's row of a node: strides while they fit the table, else the hash; always modulo its size."""
+        size, nodes, stride = self.spec.rows(level), self.spec.nodes(level), 1
+        index = torch.zeros_like(node[:, 0])
+        for axis in range(self.spec.dims):
+            if stride > size:
+                break
+            index = index + node[:, axis] * stride
+            stride *= nodes
+        if self.spec.kind == "hash" and size < stride:
+            index = torch.zeros_like(index)
+            for axis in range(self.spec.dims):
+                index = index ^ ((node[:, axis] * PRIMES[axis]) & 0xFFFFFFFF)
+        return index % size
+
+    def from_original(self, params: Tensor) -> Tensor:
+        if self.layout is None:
+            return params
+        source, offset, parts = params.view(-1, self.spec.features), 0, []
+        for index, level in enumerate(self.layout.levels):
+            rows = torch.arange(level.size, device=params.device)
+            if not level.hashed:
+                node = torch.stack([rows // level.nodes**axis % level.nodes for axis in range(3)], dim=-1)
+                rows = self._row(index, node)
+            parts.append(source[offset + rows])
+            offset += self.spec.rows(index)
+        return torch.cat(parts).reshape(-1)
 
 
 def encoding_part(config: Config, n_inputs: int) -> EncodingPart:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ...errors import InputError
 from ...ops import fused_mlp
-from ._config import Config
+from ._encodings import Config
 
 FUSED_LAYERS, FUSED_WIDTH = 4, 128  # what the fused kernels take
 
@@ -44,9 +44,8 @@ class Mlp:
             raise InputError(f"{config.where}.n_neurons", "16, 32, 64 or 128", str(width), "use CutlassMLP")
         if depth == 0 and fused:
             raise InputError(f"{config.where}.n_hidden_layers", "at least 1", "0", "use CutlassMLP")
-        names = {name: name for name in ACTIVATIONS}
-        self.activation = config.choice("activation", "ReLU", names)
-        self.output_activation = config.choice("output_activation", "None", names)
+        self.activation = config.choice("activation", "ReLU", ACTIVATIONS)
+        self.output_activation = config.choice("output_activation", "None", ACTIVATIONS)
         self.alignment = 16 if fused else 8
         self.n_inputs, self.n_outputs = n_inputs, n_outputs
         self.padded_inputs, self.padded_outputs = self._padded(n_inputs), self._padded(n_outputs)

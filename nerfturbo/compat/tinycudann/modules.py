@@ -7,7 +7,7 @@ order work, to inputs and parameters: the first by the kernels, higher ones in p
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...ops import use_backend
-from ._config import Config
-from ._encodings import EncodingPart, encoding_part
+from ._encodings import Config, EncodingPart, encoding_part
 from ._network import Mlp
-from ._twice import differentiable_twice
+
+Function = Callable[[Tensor, Tensor], Tensor]
 
 
 def supports_jit_fusion(device: Any = None) -> bool:
@@ -31,6 +31,39 @@ def free_temporary_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+class _Twice(torch.autograd.Function):
+    """`fast(x, params)`: its own first-order gradients, computed times `scale`; `plain`'s for higher orders."""
+
+    @staticmethod
+    def forward(ctx: Any, fast: Function, plain: Function, scale: float, x: Tensor, params: Tensor) -> Tensor:
+        wanted = ctx.needs_input_grad[3:]
+        with torch.enable_grad():
+            inner = [value.detach().requires_grad_(want) for value, want in zip((x, params), wanted, strict=True)]
+            result = fast(*inner)
+        ctx.save_for_backward(x, params)
+        ctx.plain, ctx.scale, ctx.inner, ctx.result = plain, scale, inner, result
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():  # the gradient itself will be differentiated: build it from what can be
+            sources = [value for value, want in zip(ctx.saved_tensors, wanted, strict=True) if want]
+            result = ctx.plain(*ctx.saved_tensors)
+            found = torch.autograd.grad(
+                result, sources, grad.to(result.dtype), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+        else:
+            sources = [value for value, want in zip(ctx.inner, wanted, strict=True) if want]
+            scaled = grad if ctx.scale == 1.0 else grad * ctx.scale  # out of half precision's smallest numbers
+            found = torch.autograd.grad(ctx.result, sources, scaled, retain_graph=True, allow_unused=True)
+            if ctx.scale != 1.0:
+                found = [None if value is None else value / ctx.scale for value in found]
+        left = iter(found)
+        grads = [next(left) if want else None for want in wanted]
+        return None, None, None, *grads  # fast, plain, scale, x, params
 
 
 class Module(nn.Module):
@@ -73,7 +106,7 @@ class Module(nn.Module):
         if not torch.is_grad_enabled() or not (x.requires_grad or trainable):
             return self._evaluate(x, params, half)
         scale = 1.0 if half is None else float(self.loss_scale)
-        return differentiable_twice(lambda x, params: self._evaluate(x, params, half), self._plain, scale, x, params)
+        return _Twice.apply(lambda x, params: self._evaluate(x, params, half), self._plain, scale, x, params)  # type: ignore
 
     def _evaluate(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor:
         n = self._n_network

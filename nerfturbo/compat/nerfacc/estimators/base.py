@@ -1,11 +1,13 @@
-"""What the estimators share."""
+"""What the estimators share. Those over foreign libraries exist by name only, and say what to use instead."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+
+from ....errors import BackendError
 
 
 class AbstractEstimator(nn.Module):
@@ -26,3 +28,23 @@ class AbstractEstimator(nn.Module):
 
     def update_every_n_steps(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
+
+
+class VDBEstimator(AbstractEstimator):
+    """Raises when made: there are no fVDB grids here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        traverse_vdbs()
+
+
+class N3TreeEstimator(AbstractEstimator):
+    """Raises when made: there are no octrees here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise BackendError("nerfturbo does not read svox trees: OccGridEstimator with levels covers the same space")
+
+
+def traverse_vdbs(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises: there are no fVDB grids here."""
+    hint = "OccGridEstimator with the same box and resolution gives the same samples"
+    raise BackendError(f"nerfturbo does not read fVDB grids: {hint}")

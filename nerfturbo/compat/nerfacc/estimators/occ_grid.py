@@ -6,19 +6,71 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....errors import InputError
 from ....ops import compact, march, visibility
-from ....ops.march import OccupancyBits, StepRule, decay_and_max, pack_bits
+from ....ops.march import StepRule, decay_and_max
 from ....types import PackedSamples
-from .._rays import packed_info_of, recall, remember, remembered, version_of
-from .._traverse import Grids, Planes, nested_box, traverse
-from ..grid import _enlarge_aabb
+from .._rays import packed_info_of, remember, remembered
+from ..grid import Grids, Planes, _enlarge_aabb, occupancy_bits, traverse
 from ..volrend import render_visibility_from_alpha
 from .base import AbstractEstimator
 
 SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def cells_of(
+    roi_aabb: Sequence[float] | Tensor, resolution: int | Sequence[int] | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The box (6,), the cells per axis (3,) int32, and every cell's coordinates (x * y * z, 3) int64, x slowest."""
+    cells = torch.as_tensor([resolution] * 3 if isinstance(resolution, int) else resolution, dtype=torch.int32)
+    box = torch.as_tensor(roi_aabb, dtype=torch.float32)
+    if cells.shape != (3,):
+        raise InputError("resolution", "a number or three of them", str(resolution))
+    if box.shape != (6,):
+        raise InputError("roi_aabb", "six numbers, low then high corner", str(tuple(box.shape)))
+    return box, cells, torch.cartesian_prod(*(torch.arange(int(n)) for n in cells))
+
+
+def cells_to_refresh(occs: Tensor, binary: Tensor, n: int) -> Tensor:
+    """Of one grid's cells: n anywhere, of which cells that were given up drop out, and at most n occupied ones."""
+    anywhere = torch.randint(occs.shape[0], (n,), device=occs.device)
+    occupied = torch.nonzero(binary.flatten())[:, 0]
+    if n < occupied.shape[0]:
+        occupied = occupied[torch.randint(occupied.shape[0], (n,), device=occs.device)]
+    return torch.cat([anywhere[occs[anywhere] >= 0.0], occupied])
+
+
+def prune(
+    samples: PackedSamples,
+    sigma_fn: SampleFn | None,
+    alpha_fn: SampleFn | None,
+    early_stop_eps: float,
+    alpha_thre: float | Tensor,
+) -> PackedSamples:
+    """The samples that light reaches and that are thick enough, as one of the functions says."""
+    if sigma_fn is not None and alpha_fn is not None:
+        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
+    function = alpha_fn if sigma_fn is None else sigma_fn
+    thick = isinstance(alpha_thre, Tensor) or alpha_thre > 0.0
+    if function is None or samples.capacity == 0 or not (early_stop_eps > 0.0 or thick):
+        return samples
+    values = function(samples.t_starts, samples.t_ends, samples.ray_indices.long())
+    if values.shape != samples.t_starts.shape:
+        hint = "squeeze the last dimension" if values.dim() == 2 else "one value per sample"
+        raise InputError("sigmas", f"shape ({samples.capacity},)", str(tuple(values.shape)), hint)
+    if sigma_fn is not None:
+        keep = visibility(values, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+    else:
+        info = packed_info_of(samples.offsets)
+        keep = (values >= alpha_thre) & render_visibility_from_alpha(values, info, early_stop_eps=early_stop_eps)
+    return compact(samples, keep)
+
+
+def check_training(grid: nn.Module) -> None:
+    if not grid.training:
+        raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
 
 
 class OccGridEstimator(AbstractEstimator):
@@ -48,23 +100,14 @@ class OccGridEstimator(AbstractEstimator):
         if kwargs:
             hint = "contraction ended with nerfacc 0.4: use levels" if "contraction_type" in kwargs else ""
             raise InputError("OccGridEstimator", "roi_aabb, resolution and levels", ", ".join(kwargs), hint)
-        size = [resolution] * self.DIM if isinstance(resolution, int) else resolution
-        cells = torch.as_tensor(size, dtype=torch.int32)
-        box = torch.as_tensor(roi_aabb, dtype=torch.float32)
-        if cells.shape != (self.DIM,):
-            raise InputError("resolution", "a number or three of them", str(resolution))
-        if box.shape != (self.DIM * 2,):
-            raise InputError("roi_aabb", "six numbers, low then high corner", str(tuple(box.shape)))
-        shape = [int(n) for n in cells.tolist()]
-        self.levels, self.cells_per_lvl = levels, shape[0] * shape[1] * shape[2]
+        box, cells, coords = cells_of(roi_aabb, resolution)
+        self.levels, self.cells_per_lvl = levels, coords.shape[0]
         self.register_buffer("resolution", cells)
         self.register_buffer("aabbs", torch.stack([_enlarge_aabb(box, 2.0**level) for level in range(levels)]))
         self.register_buffer("occs", torch.zeros(levels * self.cells_per_lvl))
-        self.register_buffer("binaries", torch.zeros([levels, *shape], dtype=torch.bool))
-        indices = torch.arange(self.cells_per_lvl)
-        coords = torch.stack([indices // (shape[1] * shape[2]), indices // shape[2] % shape[1], indices % shape[2]], -1)
+        self.register_buffer("binaries", torch.zeros([levels, *cells.tolist()], dtype=torch.bool))
         self.register_buffer("grid_coords", coords, persistent=False)
-        self.register_buffer("grid_indices", indices, persistent=False)
+        self.register_buffer("grid_indices", torch.arange(self.cells_per_lvl), persistent=False)
 
     @torch.no_grad()
     def sampling(
@@ -89,91 +132,31 @@ class OccGridEstimator(AbstractEstimator):
         (transmittance below `early_stop_eps`) and thin ones (alpha below `alpha_thre`, but at most the mean of
         the visible `occs`) are left out. `t_min` and `t_max` (n_rays,) narrow the planes for each ray.
         """
-        if sigma_fn is not None and alpha_fn is not None:
-            raise InputError("sigma_fn and alpha_fn", "one of them", "both")
         if rays_o.requires_grad or rays_d.requires_grad:
             rays_o, rays_d = rays_o.detach(), rays_d.detach()
-        samples = self._march(
-            rays_o, rays_d, near_plane, far_plane, t_min, t_max, render_step_size, stratified, cone_angle
-        )
-        if (sigma_fn is not None or alpha_fn is not None) and (alpha_thre > 0.0 or early_stop_eps > 0.0):
-            samples = self._prune(samples, sigma_fn, alpha_fn, early_stop_eps, alpha_thre)
+        n_rays, device = rays_o.shape[0], rays_o.device
+        jitter = torch.rand(n_rays, device=device) if stratified else None
+        occupancy = occupancy_bits(Grids(self.binaries, self.aabbs))
+        if occupancy is not None and t_min is None and t_max is None and n_rays and near_plane >= 0.0:
+            # The common case asks for nothing per ray but the jitter.
+            rule = StepRule(render_step_size, near_plane, far_plane, cone_angle)
+            samples = march(rays_o.float().contiguous(), rays_d.float().contiguous(), occupancy, rule, jitter=jitter)
+        else:
+            near = torch.full((n_rays,), near_plane, device=device)
+            far = torch.full((n_rays,), far_plane, device=device)
+            near = near if t_min is None else torch.maximum(near, t_min)
+            far = far if t_max is None else torch.minimum(far, t_max)
+            near = near if jitter is None else near + jitter * render_step_size
+            grids = Grids(self.binaries.to(device), self.aabbs.to(device))
+            samples, _ = traverse(rays_o, rays_d, grids, Planes(near, far, render_step_size, cone_angle))
+        threshold: float | Tensor = alpha_thre
+        if alpha_thre > 0.0:  # kept on the device: reading the mean would wait for it
+            threshold = remembered(self.occs, "mean", self._mean).to(device).clamp(max=alpha_thre)
+        samples = prune(samples, sigma_fn, alpha_fn, early_stop_eps, threshold)
         indices = samples.ray_indices.long()
         remember(indices, "offsets", samples.offsets)
         remember(indices, "narrow", samples.ray_indices)
         return indices, samples.t_starts, samples.t_ends
-
-    def _march(
-        self,
-        rays_o: Tensor,
-        rays_d: Tensor,
-        near_plane: float,
-        far_plane: float,
-        t_min: Tensor | None,
-        t_max: Tensor | None,
-        step_size: float,
-        stratified: bool,
-        cone_angle: float,
-    ) -> PackedSamples:
-        n_rays, device = rays_o.shape[0], rays_o.device
-        jitter = torch.rand(n_rays, device=device) if stratified else None
-        occupancy = self._occupancy()
-        if occupancy is not None and t_min is None and t_max is None and n_rays and near_plane >= 0.0:
-            # The common case asks for nothing per ray but the jitter.
-            rule = StepRule(step_size, near_plane, far_plane, cone_angle)
-            return march(rays_o.float().contiguous(), rays_d.float().contiguous(), occupancy, rule, jitter=jitter)
-        near = torch.full((n_rays,), near_plane, device=device)
-        far = torch.full((n_rays,), far_plane, device=device)
-        near = near if t_min is None else torch.maximum(near, t_min)
-        far = far if t_max is None else torch.minimum(far, t_max)
-        near = near if jitter is None else near + jitter * step_size
-        planes = Planes(near, far, step_size, cone_angle)
-        return traverse(rays_o, rays_d, Grids(self.binaries.to(device), self.aabbs.to(device)), planes)[0]
-
-    def _occupancy(self) -> OccupancyBits | None:
-        """The grid as the marching kernel takes it, made again when it has changed; None if it does not fit."""
-        known = recall(self.binaries, "occupancy")
-        if known is not None and known[0] is self.aabbs and known[1] == version_of(self.aabbs):
-            return known[2]
-        sizes = set(self.binaries.shape[1:])
-        resolution = self.binaries.shape[1]
-        if len(sizes) > 1 or resolution % 4 or self.levels > 16:
-            return None
-        box = nested_box(self.aabbs)
-        if box is None:
-            return None
-        bits = remembered(self.binaries, "bits", lambda: pack_bits(self.binaries.reshape(-1)))
-        found = OccupancyBits(bits, box, resolution, self.levels)
-        remember(self.binaries, "occupancy", (self.aabbs, version_of(self.aabbs), found))
-        return found
-
-    def _prune(
-        self,
-        samples: PackedSamples,
-        sigma_fn: SampleFn | None,
-        alpha_fn: SampleFn | None,
-        early_stop_eps: float,
-        alpha_thre: float,
-    ) -> PackedSamples:
-        if samples.capacity == 0:
-            return samples
-        function = sigma_fn if sigma_fn is not None else alpha_fn
-        assert function is not None
-        values = function(samples.t_starts, samples.t_ends, samples.ray_indices.long())
-        if values.shape != samples.t_starts.shape:
-            hint = "squeeze the last dimension" if values.dim() == 2 else "one value per sample"
-            raise InputError("sigmas", f"shape ({samples.capacity},)", str(tuple(values.shape)), hint)
-        threshold: float | Tensor = 0.0
-        if alpha_thre > 0.0:  # kept on the device: reading the mean would wait for it
-            threshold = remembered(self.occs, "mean", self._mean).to(values.device).clamp(max=alpha_thre)
-        if sigma_fn is not None:
-            keep = visibility(values, samples, early_stop_eps=early_stop_eps, alpha_thre=threshold)
-        else:
-            packed_info = packed_info_of(samples.offsets)
-            keep = render_visibility_from_alpha(values, packed_info, early_stop_eps=early_stop_eps) & (
-                values >= threshold
-            )
-        return compact(samples, keep)
 
     def update_every_n_steps(
         self,
@@ -189,8 +172,7 @@ class OccGridEstimator(AbstractEstimator):
         All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
         occupied above min(occ_thre, mean of the visible cells).
         """
-        if not self.training:
-            raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
+        check_training(self)
         if step % n == 0:
             self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
 
@@ -229,15 +211,8 @@ class OccGridEstimator(AbstractEstimator):
     @torch.no_grad()
     def _sample_uniform_and_occupied_cells(self, n: int) -> list[Tensor]:
         """n visible cells anywhere and at most n occupied ones, for each level."""
-        result = []
-        for level in range(self.levels):
-            uniform = torch.randint(self.cells_per_lvl, (n,), device=self.device)
-            uniform = uniform[self.occs[level * self.cells_per_lvl + uniform] >= 0.0]
-            occupied = torch.nonzero(self.binaries[level].flatten())[:, 0]
-            if n < occupied.shape[0]:
-                occupied = occupied[torch.randint(occupied.shape[0], (n,), device=self.device)]
-            result.append(torch.cat([uniform, occupied]))
-        return result
+        occs = self.occs.view(self.levels, -1)
+        return [cells_to_refresh(occs[level], self.binaries[level], n) for level in range(self.levels)]
 
     @torch.no_grad()
     def _update(

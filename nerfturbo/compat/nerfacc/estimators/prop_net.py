@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....ops.intervals import Warp, spread
-from ..data_specs import RayIntervals
+from .._rays import RayIntervals
 from ..pdf import importance_sampling, searchsorted
 from ..volrend import render_transmittance_from_density
 from .base import AbstractEstimator
