@@ -17,7 +17,7 @@ from nerfturbo.export.points import extract_points, write_points
 from nerfturbo.export.web.bake import BakeSettings, bake, score
 from nerfturbo.export.web.page import PageFacts, write_page
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.occupancy import pack_bits
+from nerfturbo.ops.march import pack_bits
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb
 
