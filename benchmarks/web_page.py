@@ -47,7 +47,7 @@ def draw(page, cameras, index: int) -> torch.Tensor:
 def main(file: str, data: str, field: str, out: str, downscale: str = "1", views: str = "10") -> None:
     from playwright.sync_api import sync_playwright
 
-    test = open_scenes(data, int(downscale), allow_outside=False)[1]
+    test = open_scenes(data, int(downscale))[1]
     kept = np.load(field)
     rows = []
     with sync_playwright() as playwright:

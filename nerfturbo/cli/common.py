@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from ..config import Config, DataConfig
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..config import Config
     from ..data.scene import Scene, Split
     from ..evaluation.run_folder import RunFolder
     from ..rendering.model import NerfModel
@@ -96,6 +96,13 @@ class OpenRun:
         display.phase(f"opening {self.config.data.source}")
         return open_views(self.config, self.model)
 
+    def align(self, test: Scene, steps: int, display: Display) -> Scene:
+        """The test views with their poses fitted to the trained scene."""
+        from ..evaluation.align import aligned_to
+
+        display.phase("fitting the poses of the test views")
+        return aligned_to(self.model, test, steps=steps, report=display.update)
+
 
 @contextlib.contextmanager
 def opened_run(args: RunArgs) -> Iterator[tuple[OpenRun, Display]]:
@@ -141,11 +148,8 @@ def load_run(path: str, device: str, data: str | None = None) -> OpenRun:
 
 def open_views(config: Config, model: NerfModel | None = None) -> tuple[Scene, Scene]:
     """The views a run was trained on, and those it is scored on; with the model, its cameras as it learned them."""
-    data = config.data
     try:
-        train, test = open_scenes(
-            data.source, data.downscale, allow_outside=data.allow_outside, bounds=data.bounds, ndc=data.ndc
-        )
+        train, test = open_data(config.data)
     except InputError as error:
         if error.got != "no such folder":
             raise
@@ -158,33 +162,43 @@ def learned_cameras(model: NerfModel, train: Scene) -> Scene:
     return train if model.photos is None else replace(train, cameras=model.photos.refined(train.cameras))
 
 
-def open_scenes(
-    source: str, downscale: int, *, allow_outside: bool = False, bounds: BoundsName = "auto", ndc: bool = False
-) -> tuple[Scene, Scene]:
+def open_scenes(source: str, downscale: int = 1) -> tuple[Scene, Scene]:
+    """(training views, test views) of a scene."""
+    return open_data(DataConfig(source, downscale))
+
+
+def open_data(data: DataConfig) -> tuple[Scene, Scene]:
     """(training views, test views): the test split, else the val split, else every 8th training view held out."""
-    from ..data.scene import hold_out, load_scene
+    from ..data.scene import hold_out
 
-    def opened(split: Split) -> Scene:
-        return load_scene(source, split, downscale=downscale, allow_outside=allow_outside, bounds=bounds, ndc=ndc)
-
-    train = opened("train")
-    for split in ("test", "val"):
-        try:
-            return train, opened(split)
-        except InputError as error:
-            if not split_is_missing(error):
-                raise
+    train = load_split(data, "train")
+    test = find_split(data, "test") or find_split(data, "val")
+    if test is not None:
+        return train, test
     if len(train) < 2:
-        raise InputError(source, "at least 2 views, one of them to score", str(len(train)))
+        raise InputError(data.source, "at least 2 views, one of them to score", str(len(train)))
     return hold_out(train, HOLD_OUT_EVERY)
 
 
-def split_is_missing(error: InputError) -> bool:
-    """The folder has no such split, as opposed to one that is broken."""
+def load_split(data: DataConfig, split: Split) -> Scene:
+    """The views of one split."""
+    from ..data.scene import load_scene
+
+    options = {"allow_outside": data.allow_outside, "bounds": data.bounds, "ndc": data.ndc}
+    return load_scene(data.source, split, downscale=data.downscale, **options)
+
+
+def find_split(data: DataConfig, split: Split) -> Scene | None:
+    """The same; None where the folder has no such split, as opposed to one that is broken."""
     from ..data.scene import MissingSplitError
 
-    missing_file = error.got == "no such file" and Path(error.what).name.startswith("transforms_")
-    return missing_file or isinstance(error, MissingSplitError)
+    try:
+        return load_split(data, split)
+    except InputError as error:
+        no_file = error.got == "no such file" and Path(error.what).name.startswith("transforms_")
+        if no_file or isinstance(error, MissingSplitError):
+            return None
+        raise
 
 
 def chosen_backend(name: BackendName) -> contextlib.AbstractContextManager[None]:

@@ -56,10 +56,7 @@ def _evaluate(args: EvalArgs, opened: OpenRun, display: Display) -> None:
     perceptual = _perceptual(device, display) if args.lpips else None
     _, scene = opened.views(display)
     if args.align_poses:
-        from ..evaluation.align import aligned_to
-
-        display.phase("fitting the poses of the test views")
-        scene = aligned_to(model, scene, steps=args.align_poses, report=display.update)
+        scene = opened.align(scene, args.align_poses, display)
     scores = score_run(run, model, scene, opened.config, limit=args.eval_views, display=display, perceptual=perceptual)
     metrics = {
         **run.read_metrics(),

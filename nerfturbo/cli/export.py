@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .progress import Display
 
 ALIGN_STEPS = {"cpu": 40, "cuda": 200}
+Made = tuple[dict[str, Any], list[str]]  # what --json prints, and what is said instead
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def mesh(argv: Sequence[str]) -> int:
     settings = MeshSettings(args.resolution, args.density, args.faces)
     check_mesh_path(args.out, settings)
 
-    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> Made:
         voxel, box = voxel_size(opened.model, args.resolution), _box(opened, args.box)
         train = _plain_scene(opened, display)
         display.phase("extracting the surface")
@@ -66,9 +67,10 @@ def mesh(argv: Sequence[str]) -> int:
         display.phase("writing")
         write_mesh(args.out, made, train.to_original)
         counts = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0]}
-        return counts | {"voxel": voxel, "low": list(box.low), "high": list(box.high)}
+        document = counts | {"voxel": voxel, "low": list(box.low), "high": list(box.high)}
+        return document, [f"{counts['vertices']} corners, {counts['faces']} triangles"]
 
-    return _export(args, work, lambda made: f"{made['vertices']} corners, {made['faces']} triangles")
+    return _export(args, work)
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,15 @@ def points(argv: Sequence[str]) -> int:
 
     check_points_path(args.out, args.points)
 
-    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> Made:
         box, train = _box(opened, args.box), _plain_scene(opened, display)
         display.phase("rendering depths")
         cloud = extract_points(opened.model, train.cameras, box, args.points, progress=display.update)
         write_points(args.out, cloud, train.to_original)
-        return {"points": cloud.positions.shape[0], "low": list(box.low), "high": list(box.high)}
+        count = cloud.positions.shape[0]
+        return {"points": count, "low": list(box.low), "high": list(box.high)}, [f"{count} points"]
 
-    return _export(args, work, lambda made: f"{made['points']} points")
+    return _export(args, work)
 
 
 @dataclass(frozen=True)
@@ -110,16 +113,13 @@ def grid(argv: Sequence[str]) -> int:
 
     check_grid_path(args.out)
 
-    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> Made:
         write_grid(args.out, opened.model.grid, _plain_scene(opened, display).to_original)
         config, share = opened.config.grid, float(opened.model.grid.occupied_fraction())
-        return {"levels": config.levels, "resolution": config.resolution, "occupied_fraction": share}
+        document = {"levels": config.levels, "resolution": config.resolution, "occupied_fraction": share}
+        return document, [f"{config.levels} x {config.resolution}^3 cells, {100 * share:.1f}% of them occupied"]
 
-    def say(made: dict[str, Any]) -> str:
-        size = f"{made['levels']} x {made['resolution']}^3 cells"
-        return f"{size}, {100 * made['occupied_fraction']:.1f}% of them occupied"
-
-    return _export(args, work, say)
+    return _export(args, work)
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,13 @@ def onnx(argv: Sequence[str]) -> int:
 
     check_onnx_path(args.out)
 
-    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> Made:
         display.phase("tracing the field")
-        return asdict(write_onnx(args.out, opened.model))
+        check = write_onnx(args.out, opened.model)
+        errors = f"{check.color_error:.1g} in colour, {100 * check.density_error:.1g}% in density"
+        return asdict(check), [f"agrees with torch to {errors}"]
 
-    def say(made: dict[str, Any]) -> str:
-        color, density = made["color_error"], 100 * made["density_error"]
-        return f"agrees with torch to {color:.1g} in colour, {density:.1g}% in density"
-
-    return _export(args, work, say)
+    return _export(args, work)
 
 
 @dataclass(frozen=True)
@@ -161,20 +159,18 @@ def cameras(argv: Sequence[str]) -> int:
 
     check_cameras_path(args.out)
 
-    def work(opened: OpenRun, display: Display) -> dict[str, Any]:
+    def work(opened: OpenRun, display: Display) -> Made:
         display.phase(f"opening {opened.config.data.source}")
         given, test = open_views(opened.config)
         learned = learned_cameras(opened.model, given)
-        written = write_cameras(args.out, [learned, test])
-        return {"cameras": written, "learned": opened.model.photos is not None} | camera_changes(given, learned)
+        written, refined = write_cameras(args.out, [learned, test]), opened.model.photos is not None
+        changes = camera_changes(given, learned)
+        turned, moved, focal = (changes[name] for name in ("turned_degrees", "moved", "focal_factor"))
+        said = f"; turned by {turned:.3g} degrees, moved by {moved:.3g}, focal x {focal:.4g}"
+        said = f"{written} cameras" + (said if refined else ", as they were given: none was refined")
+        return {"cameras": written, "learned": refined, **changes}, [said]
 
-    def say(made: dict[str, Any]) -> str:
-        if not made["learned"]:
-            return f"{made['cameras']} cameras, as they were given: none was refined"
-        turned, moved, focal = (made[name] for name in ("turned_degrees", "moved", "focal_factor"))
-        return f"{made['cameras']} cameras; turned by {turned:.3g} degrees, moved by {moved:.3g}, focal x {focal:.4g}"
-
-    return _export(args, work, say)
+    return _export(args, work)
 
 
 @dataclass(frozen=True)
@@ -213,10 +209,10 @@ def web(argv: Sequence[str]) -> int:
     from ..export.web.page import check_page_path
 
     check_page_path(args.out, split=args.split)
-    return _export(args, lambda opened, display: _bake(args, opened, display), _say_page, folder=args.split)
+    return _export(args, lambda opened, display: _bake(args, opened, display), folder=args.split)
 
 
-def _bake(args: WebArgs, opened: OpenRun, display: Display) -> dict[str, Any]:
+def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     from ..export.web.bake import BakeSettings, bake, score, views_to_score
     from ..export.web.page import PageFacts, room_for_data, write_page
 
@@ -236,7 +232,9 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> dict[str, Any]:
     views = views_to_score(test, model.device) if args.eval_views is None else args.eval_views
     found, aligned = None, 0
     if views:
-        aligned, test = _where_learned(opened, test, display)
+        if model.config.cameras.refine:  # then the scene stands a little beside the test views' own poses
+            aligned = ALIGN_STEPS.get(model.device.type, ALIGN_STEPS["cuda"])
+            test = opened.align(test, aligned, display)
         display.phase("comparing with the field and with the test photos")
         found = score(model, result.baked, test, views=views, time=moment, progress=display.update)
     display.phase("writing")
@@ -246,7 +244,7 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> dict[str, Any]:
         over = f"{size / 1e6:.1f} MB are more than --budget-mb {args.budget_mb:g}"
         display.note(f"{over}: the scene has no less to give")
     blocks, lattice = result.baked.blocks, result.baked.blocks.lattice
-    return {
+    document = {
         "bytes": size,
         "data_bytes": result.data_bytes,
         "blocks": blocks.n_blocks,
@@ -261,20 +259,10 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> dict[str, Any]:
         "bake_seconds": seconds,
         "seconds_by_part": result.seconds,
     }
+    return document, _say_page(document, split=args.split)
 
 
-def _where_learned(opened: OpenRun, test: Scene, display: Display) -> tuple[int, Scene]:
-    """Steps made, and the test views: where cameras were learned, the scene stands a little beside their own poses."""
-    from ..evaluation.align import aligned_to
-
-    if not opened.model.config.cameras.refine:
-        return 0, test
-    steps = ALIGN_STEPS.get(opened.model.device.type, ALIGN_STEPS["cuda"])
-    display.phase("fitting the poses of the test views")
-    return steps, aligned_to(opened.model, test, steps=steps, report=display.update)
-
-
-def _say_page(made: dict[str, Any]) -> str:
+def _say_page(made: dict[str, Any], *, split: bool) -> list[str]:
     x, y, z = made["cells"]
     levels = f" on {made['levels']} levels" if made["levels"] > 1 else ""
     lines = [f"{x} x {y} x {z} cells{levels}, {made['blocks']} blocks, {made['features']} features"]
@@ -287,9 +275,7 @@ def _say_page(made: dict[str, Any]) -> str:
         lines += [f"  {', '.join(words)}; {found['views']} test views"]
         cost = f"{found['steps_per_pixel']:.1f} steps and {found['fetches_per_pixel']:.1f} texture fetches"
         lines += [f"  a pixel of them takes {cost}"]
-    is_file = made["file"].endswith(("html", "htm"))
-    lines += ["  open it in a browser" if is_file else "  serve the folder, say by python -m http.server"]
-    return "\n".join(lines)
+    return [*lines, "  serve the folder, say by python -m http.server" if split else "  open it in a browser"]
 
 
 def _plain_scene(opened: OpenRun, display: Display) -> Scene:
@@ -307,13 +293,7 @@ def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Aabb:
     return export_box(opened.model, None if corners is None else box_of(corners, "--box"))
 
 
-def _export(
-    args: ExportArgs,
-    work: Callable[[OpenRun, Display], dict[str, Any]],
-    say: Callable[[dict[str, Any]], str],
-    *,
-    folder: bool = False,
-) -> int:
+def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False) -> int:
     """Open the run, do the work, say what came of it and what it cost."""
     from ..evaluation.results import peak_gpu_memory_bytes, peak_memory_bytes
     from .progress import duration
@@ -321,7 +301,7 @@ def _export(
     check_new(args.out, overwrite=args.overwrite, folder=folder)
     with opened_run(args) as (opened, display):
         started = time.perf_counter()
-        made = work(opened, display)
+        made, (first, *rest) = work(opened, display)
         seconds = time.perf_counter() - started
     document = {
         "file": str(args.out),
@@ -334,7 +314,7 @@ def _export(
     if args.json:
         print_json(document)
         return 0
-    first, *rest = say(document).splitlines()
     print(f"{args.out}: {first}, {document['bytes'] / 1e6:.1f} MB in {duration(seconds)}")
-    print("\n".join(rest), end="\n" if rest else "")
+    for line in rest:
+        print(line)
     return 0

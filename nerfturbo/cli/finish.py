@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +25,12 @@ from ..export.video import WriterPool, can_write_mp4, write_video
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
-from ..training.step import StepRecord
-from ..training.trainer import Trainer, TrainSummary
+from ..training.trainer import TrainSummary
+from .common import print_json
 from .progress import Display, duration, quantity, seconds_by_stage, since_command
 
 if TYPE_CHECKING:
-    from .train import TrainArgs
+    from .session import Session
 
 TURNTABLE_PIXELS = (96, 256)  # of the longer side, at least and at most
 TURNTABLE_SECONDS = 15.0
@@ -40,65 +38,42 @@ TURNTABLE_FPS = 12
 WRITERS = min(8, os.cpu_count() or 1)  # threads that encode pictures
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A session that is over."""
-
-    run: RunFolder
-    trainer: Trainer
-    summary: TrainSummary
-    test_scene: Scene
-    last: StepRecord | None
-    first_seconds: float
-    backend: str
-
-
-def finish(done: Finished, display: Display, args: TrainArgs) -> int:
+def finish(session: Session, summary: TrainSummary, test_scene: Scene, backend: str) -> int:
     """Score, write everything, say where it is."""
-    with done.trainer.optimizer.averaged():
-        return _finish(done, display, args)
-
-
-def _finish(done: Finished, display: Display, args: TrainArgs) -> int:
-    model, config = done.trainer.model.eval(), done.trainer.config
-    scores = score_run(done.run, model, done.test_scene, config, limit=args.eval_views, display=display)
-    if args.turntable > 0:
-        write_turntable(done.run, model, done.test_scene, args.turntable, display)
-    metrics = {**training_metrics(_training(done), done.test_scene.name), **scores}
-    metrics["total_seconds"] = since_command()
-    metrics["seconds_by_stage"] = _stages(done)
-    done.run.write_metrics(metrics)
-    display.phase("writing the report")
-    write_report(done.run)
+    run, trainer, display, args = session.run, session.trainer, session.display, session.args
+    with trainer.optimizer.averaged():
+        model = trainer.model.eval()
+        scores = score_run(run, model, test_scene, trainer.config, limit=args.eval_views, display=display)
+        if args.turntable > 0:
+            write_turntable(run, model, test_scene, args.turntable, display)
+        spent = max(summary.train_seconds - session.first_seconds, 1e-9)
+        training = Training(
+            steps=summary.steps,
+            train_seconds=summary.train_seconds,
+            total_seconds=since_command(),
+            rays_per_second=summary.rays / spent,
+            samples_per_second=summary.samples / spent,
+            samples_skipped_fraction=None if session.last is None else skipped_fraction(trainer, session.last),
+            stopped_by=summary.stopped_by,
+            device=str(trainer.device),
+            backend=backend,
+        )
+        metrics = {**training_metrics(training, test_scene.name), **scores, "seconds_by_stage": _stages(spent)}
+        run.write_metrics(metrics)
+        display.phase("writing the report")
+        write_report(run)
     display.close()
-    print_result(done.run, metrics, as_json=args.json)
+    print_result(run, metrics, as_json=args.json)
     return 0
 
 
-def _stages(done: Finished) -> dict[str, float]:
+def _stages(trained: float) -> dict[str, float]:
     """Seconds of the command's stages; what training stopped its clock for is a stage of its own."""
     found = seconds_by_stage()
-    trained = done.summary.train_seconds - done.first_seconds
     if "training" in found:
         found["previews, checkpoints"] = max(0.0, found["training"] - trained)
         found["training"] = trained
     return found
-
-
-def _training(done: Finished) -> Training:
-    trainer, summary = done.trainer, done.summary
-    seconds = max(summary.train_seconds - done.first_seconds, 1e-9)
-    return Training(
-        steps=summary.steps,
-        train_seconds=summary.train_seconds,
-        total_seconds=since_command(),
-        rays_per_second=summary.rays / seconds,
-        samples_per_second=summary.samples / seconds,
-        samples_skipped_fraction=None if done.last is None else skipped_fraction(trainer, done.last),
-        stopped_by=summary.stopped_by,
-        device=str(trainer.device),
-        backend=done.backend,
-    )
 
 
 def score_run(
@@ -166,7 +141,7 @@ def _affordable_size(model: NerfModel, cameras: Cameras) -> int:
 def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> None:
     """The result on stdout: one JSON object, or a few lines for people."""
     if as_json:
-        print(json.dumps({"run": str(run.path), **run.read_metrics()}))
+        print_json({"run": str(run.path), **run.read_metrics()})
         return
     protocol, baselines = metrics["protocol"], metrics["baselines"]
     similarity = "" if metrics["ssim"] is None else f", SSIM {metrics['ssim']:.4f}"
@@ -176,17 +151,12 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     if baselines is not None:
         constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
         print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
-    print(f"  {'; '.join(_costs(metrics))}")
+    costs = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
+    if "rays_per_second" in metrics:  # an interrupted run that is scored later does not know
+        rays, samples = (quantity(metrics[f"{name}_per_second"]) for name in ("rays", "samples"))
+        costs += [f"{duration(metrics['total_seconds'])} in all", f"{rays} rays/s, {samples} samples/s"]
+        costs += [f"{metrics['backend']} on {metrics['device']}"]
+    print(f"  {'; '.join(costs)}")
     files = [path for path in (run.report_file, run.turntable_file("gif"), run.metrics_file) if path.is_file()]
     print("\n".join(f"  {path}" for path in files))
     sys.stdout.flush()
-
-
-def _costs(metrics: dict[str, Any]) -> list[str]:
-    """Steps, time and speed; what an interrupted run does not know is left out."""
-    parts = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
-    if "rays_per_second" in metrics:
-        parts += [f"{duration(metrics['total_seconds'])} in all"]
-        parts += [f"{quantity(metrics['rays_per_second'])} rays/s, {quantity(metrics['samples_per_second'])} samples/s"]
-        parts += [f"{metrics['backend']} on {metrics['device']}"]
-    return parts

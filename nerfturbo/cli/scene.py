@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ..config import DataConfig
 from ..errors import InputError
-from .common import BoundsName, parse, print_json, split_is_missing
+from .common import BoundsName, find_split, parse, print_json
 
 if TYPE_CHECKING:
     from ..data.scene import Scene, Split
-    from ..data.video_frames import VideoFacts
 
 _WARNING = "warning: "
 
@@ -50,104 +50,81 @@ def info(argv: Sequence[str]) -> int:
         from ..evaluation.scene_plot import check_plot_path
 
         check_plot_path(args.plot)
+    from ..data.scene import SPLITS
+
     if (photos := _describe_unposed(args.scene, plot=args.plot is not None)) is not None:
         print_json(photos) if args.json else _print_unposed(photos)
         return 0
-    splits = _open_splits(args)
-    description = _describe_splits(splits) | _describe_choice(splits)
+    data = DataConfig(args.scene, args.downscale, args.allow_outside, bounds=args.bounds, ndc=args.ndc)
+    splits = {split: find_split(data, split) for split in SPLITS}
+    description = _describe(splits)
     if args.plot is not None:
         _plot(args.plot, splits, description)
-    if args.json:
-        print_json(description)
-        return 0
-    print(f"{description['name']}: {description['format']}")
-    for split, found in description["splits"].items():
-        if found is None:
-            print(f"  {split:<6}none")
-            continue
-        alpha = "with alpha" if found["has_alpha"] else "without alpha"
-        times = ", with times" if found["has_times"] else ""
-        distances = "{:.2f} to {:.2f}".format(*found["camera_distance"])
-        sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
-        print(f"  {split:<6}{found['views']} views, {sizes}, {alpha}{times}; cameras {distances} from the centre")
-    _print_cameras(description["cameras"])
-    _print_bounds(description["bounds"])
-    print(f"  preset  {description['preset']}, which `nerfturbo train` takes here unless told")
-    for note in description["fitted"] + description["notes"]:
-        print(f"  note  {note}")
-    for warning in description["warnings"]:
-        print(f"  warning  {warning}")
+    print_json(description) if args.json else _print(description)
     return 0
 
 
-def _print_cameras(cameras: dict[str, Any]) -> None:
+def _print(found: dict[str, Any]) -> None:
+    cameras, bounds = found["cameras"], found["bounds"]
+    print(f"{found['name']}: {found['format']}")
+    for name, split in found["splits"].items():
+        if split is None:
+            print(f"  {name:<6}none")
+            continue
+        alpha = "with alpha" if split["has_alpha"] else "without alpha"
+        times = ", with times" if split["has_times"] else ""
+        distances = "{:.2f} to {:.2f}".format(*split["camera_distance"])
+        sizes = ", ".join("{} x {}".format(*size) for size in split["sizes"][:4])
+        print(f"  {name:<6}{split['views']} views, {sizes}, {alpha}{times}; cameras {distances} from the centre")
     focal = " to ".join(f"{value:.4g}" for value in dict.fromkeys(cameras["focal"]))
-    distortion = f", largest coefficient {cameras['distortion']:.3g}" if cameras["distortion"] is not None else ""
+    distortion = "" if cameras["distortion"] is None else f", largest coefficient {cameras['distortion']:.3g}"
     print(f"  lens  {cameras['model']}, {cameras['lenses']} different, focal length {focal} pixels{distortion}")
-
-
-def _print_bounds(bounds: dict[str, Any]) -> None:
     low, high = ("(" + ", ".join(f"{value:.3g}" for value in bounds[side]) + ")" for side in ("low", "high"))
     levels = bounds["grid_levels"]
     reach = "bounded" if levels == 1 else f"unbounded, {levels} grid levels: {2 ** (levels - 1)} times the box"
     print(f"  box   {low} to {high}, {reach}; near {bounds['near']:.3g}, far {bounds['far']:.3g}")
+    print(f"  preset  {found['preset']}, which `nerfturbo train` takes here unless told")
+    for kind, notes in (("note", found["fitted"] + found["notes"]), ("warning", found["warnings"])):
+        for note in notes:
+            print(f"  {kind}  {note}")
 
 
-def _open_splits(args: InfoArgs) -> dict[str, Scene | None]:
-    from ..data.scene import SPLITS, load_scene
+def _describe(splits: dict[Split, Scene | None]) -> dict[str, Any]:
+    """Format, splits, cameras and bounds as plain values; and the preset that `train` would take on this machine, with
+    what it would change to fit the scene."""
+    import torch
 
-    splits: dict[str, Scene | None] = {}
-    for split in SPLITS:
-        try:
-            splits[split] = load_scene(
-                args.scene,
-                split,
-                downscale=args.downscale,
-                allow_outside=args.allow_outside,
-                bounds=args.bounds,
-                ndc=args.ndc,
-            )
-        except InputError as error:
-            if not split_is_missing(error):
-                raise
-            splits[split] = None
-    return splits
-
-
-def _describe_splits(splits: dict[str, Scene | None]) -> dict[str, Any]:
-    """Format, splits and bounds of a scene as plain values."""
-    first = next(scene for scene in splits.values() if scene is not None)
-    return {
-        "name": first.name,
-        "source": first.source,
-        "format": scene_format(first.source),
-        "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
-        "cameras": _describe_cameras(first),
-        "bounds": {
-            "low": first.aabb.low,
-            "high": first.aabb.high,
-            "near": first.near,
-            "far": first.far,
-            "grid_levels": first.grid_levels,
-        },
-        "to_original": None if first.to_original is None else first.to_original.tolist(),
-        "notes": [note for note in first.notes if not note.startswith(_WARNING)],
-        "warnings": [note.removeprefix(_WARNING) for note in first.notes if note.startswith(_WARNING)],
-    }
-
-
-def _describe_choice(splits: dict[str, Scene | None]) -> dict[str, Any]:
-    """The preset that `train` would take for this scene on this machine, and what it would change to fit it."""
     from ..data.fitting import fitted_config
     from .settings import starting_config
 
+    first = next(scene for scene in splits.values() if scene is not None)
     start = starting_config(())
-    scene = splits["train"] or next(scene for scene in splits.values() if scene is not None)
-    config, notes = fitted_config(start, scene, auto=start)
-    return {"preset": config.preset, "fitted": list(notes)}
+    config, fitted = fitted_config(start, splits["train"] or first, auto=start)
+    cameras, aabb = first.cameras, first.aabb
+    lenses = [cameras.focal, cameras.center, cameras.size.float()]
+    lenses += [] if cameras.distortion is None else [cameras.distortion]
+    bounds = {"low": aabb.low, "high": aabb.high, "near": first.near, "far": first.far}
+    return {
+        "name": first.name,
+        "source": first.source,
+        "format": _format(first.source),
+        "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
+        "cameras": {
+            "model": cameras.model,
+            "lenses": int(torch.unique(torch.cat(lenses, dim=1), dim=0).shape[0]),
+            "focal": [float(cameras.focal.min()), float(cameras.focal.max())],
+            "distortion": None if cameras.distortion is None else float(cameras.distortion.abs().max()),
+        },
+        "bounds": {**bounds, "grid_levels": first.grid_levels},
+        "to_original": None if first.to_original is None else first.to_original.tolist(),
+        "notes": [note for note in first.notes if not note.startswith(_WARNING)],
+        "warnings": [note.removeprefix(_WARNING) for note in first.notes if note.startswith(_WARNING)],
+        "preset": config.preset,
+        "fitted": list(fitted),
+    }
 
 
-def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, Any]) -> None:
+def _plot(path: Path, splits: dict[Split, Scene | None], description: dict[str, Any]) -> None:
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
 
@@ -167,21 +144,6 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
 
 
-def _describe_cameras(scene: Scene) -> dict[str, Any]:
-    """Of the first split there is."""
-    import torch
-
-    cameras = scene.cameras
-    lenses = [cameras.focal, cameras.center, cameras.size.float()]
-    lenses += [] if cameras.distortion is None else [cameras.distortion]
-    return {
-        "model": cameras.model,
-        "lenses": int(torch.unique(torch.cat(lenses, dim=1), dim=0).shape[0]),
-        "focal": [float(cameras.focal.min()), float(cameras.focal.max())],
-        "distortion": None if cameras.distortion is None else float(cameras.distortion.abs().max()),
-    }
-
-
 def _describe_split(scene: Scene) -> dict[str, Any]:
     import torch
 
@@ -196,7 +158,7 @@ def _describe_split(scene: Scene) -> dict[str, Any]:
     }
 
 
-def scene_format(source: str) -> str:
+def _format(source: str) -> str:
     """The name of the format a scene was recognised as."""
     from ..data.scene import BUILTIN_PREFIX, FORMATS
 
@@ -213,9 +175,12 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     found = None if is_builtin(given) else recognise(source)
     if found is None or found.name != UNPOSED:
         return None
+    from ..data.fitting import UNBOUNDED_PRESETS
     from ..data.images import image_size
     from ..data.photos import find_photos, is_video
     from ..data.unposed import poses_folder
+    from ..data.video_frames import frame_count, open_decoder
+    from .settings import starting_config
 
     folder = poses_folder(source)
     if (folder / "sparse" / "0").is_dir():
@@ -223,42 +188,21 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
     if plot:
         raise InputError("--plot", "a scene with poses", "pictures without", f"find them first: {command}")
+    bounded = starting_config(()).preset
+    presets = [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]  # where the poses show an end, and where not
     name = {"name": source.resolve().name, "source": given, "format": found.name, "poses": None}
-    presets = {"preset": None, "presets": _presets(), "next": command}
+    name |= {"preset": None, "presets": presets, "next": command}
     if not is_video(source):
         photos = find_photos(source)
-        return {**name, "pictures": len(photos), "sizes": sorted({image_size(path) for path in photos}), **presets}
-    facts, unknown = _video_facts(source)
-    sizes = [] if facts is None or facts.size is None else [facts.size]
-    video = {"video": None if facts is None else asdict(facts) | {"taken": _taken(facts)}, "unknown_because": unknown}
-    return {**name, "pictures": 0, "sizes": sizes, **video, **presets}
-
-
-def _video_facts(video: Path) -> tuple[VideoFacts | None, str | None]:
-    """What the video's file says; None and the reason where nothing here reads videos."""
-    from ..data.video_frames import open_decoder
-
+        return {**name, "pictures": len(photos), "sizes": sorted({image_size(path) for path in photos})}
     try:
         decoder = open_decoder()
-    except InputError as error:
-        return None, str(error)
-    return decoder.facts(video), None
-
-
-def _taken(facts: VideoFacts) -> int | None:
-    """How many frames `process` takes unless told."""
-    from ..data.video_frames import frame_count
-
-    return None if facts.frames is None else frame_count(facts.frames, facts.seconds or 0.0)
-
-
-def _presets() -> list[str]:
-    """What `train` takes once the poses show whether the scene has an end: where it has one, and where not."""
-    from ..data.fitting import UNBOUNDED_PRESETS
-    from .settings import starting_config
-
-    bounded = starting_config(()).preset
-    return [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]
+    except InputError as error:  # nothing here reads videos
+        return {**name, "pictures": 0, "sizes": [], "video": None, "unknown_because": str(error)}
+    facts = decoder.facts(source)
+    taken = None if facts.frames is None else frame_count(facts.frames, facts.seconds or 0.0)
+    sizes = [] if facts.size is None else [facts.size]
+    return {**name, "pictures": 0, "sizes": sizes, "video": {**asdict(facts), "taken": taken}, "unknown_because": None}
 
 
 def _print_unposed(found: dict[str, Any]) -> None:

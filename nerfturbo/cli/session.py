@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -28,14 +27,14 @@ from ..presets import size_notes
 from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
-from ..training.loggers import Logger, tensorboard_logger, wandb_logger
+from ..training.loggers import tensorboard_logger, wandb_logger
 from ..training.monitor import open_monitor
 from ..training.precision import resolve_precision
 from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
-from .common import open_scenes
-from .finish import Finished, finish
+from .common import open_data, print_json
+from .finish import finish
 from .process import find_poses
 from .progress import Display, showing, since_command
 from .startup import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
@@ -62,15 +61,17 @@ def run_plan(plan: Plan) -> int:
 
 
 def _run(plan: Plan, display: Display) -> int:
-    writes = launched_rank() == 0
-    _check_first(plan, writes)
-    config = plan.config
+    config, args, writes = plan.config, plan.args, launched_rank() == 0
+    if writes and plan.run is None and plan.output is not None:
+        check_output(plan.output, overwrite=args.overwrite)
+    if writes and args.viewer:
+        check_viewer(args.viewer_host, args.viewer_port)
     display.phase(f"opening {config.data.source}")
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=_absolute(train_scene.source)))
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
-        slow = scoring_notes(test_scene.cameras, plan.args.eval_views, config, plan.device)
+        slow = scoring_notes(test_scene.cameras, args.eval_views, config, plan.device)
         for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device), *slow):
             display.note(note)
         display.note(choice_note(config, train_scene))
@@ -84,38 +85,28 @@ def _run(plan: Plan, display: Display) -> int:
     compile_ahead(trainer, preview, display)
     _try_field(trainer)
     if not writes:
-        return _follow(trainer, plan.args)
-    run = _begin(plan, trainer, display)
-    display.note(f"{_counts(train_scene, test_scene)}; writing {run.path}")
+        return _follow(trainer, args)
+    session = Session(trainer, _begin(plan, trainer, display), display, preview, args)
+    width, height = train_scene.cameras.size[0].tolist()
+    counts = f"{len(train_scene)} training views, {len(test_scene)} test views ({test_scene.split})"
+    display.note(f"{train_scene.name}: {counts}, {width} x {height}; writing {session.run.path}")
     if team.world > 1:
         display.note(f"{team.world} processes train together")
-
-    session = Session(trainer, run, display, preview)
-    _open_viewer(session, (train_scene, test_scene), plan.args)
+    if args.viewer:
+        _open_viewer(session, (train_scene, test_scene))
+    summary = None
     try:
-        summary = session.train(plan.args)
+        summary = session.train()
+        team.close()
+        if not session.interrupted:
+            return finish(session, summary, test_scene, backend)
     except KeyboardInterrupt:
-        return _say_stopped_at_once(plan, run, display)
+        pass
     except DistributedError as error:
-        found = list_checkpoints(run.checkpoints)
+        found = list_checkpoints(session.run.checkpoints)
         last = f"the last one is {found[-1]}" if found else "there is none yet"
         raise DistributedError(f"{error}; {last}") from error
-    team.close()
-    if session.interrupted:
-        return _say_how_to_go_on(plan, run, summary, display)
-    done = Finished(
-        run=run,
-        trainer=trainer,
-        summary=summary,
-        test_scene=test_scene,
-        last=session.last,
-        first_seconds=session.first_seconds,
-        backend=backend,
-    )
-    try:
-        return finish(done, display, plan.args)
-    except KeyboardInterrupt:
-        return _say_how_to_go_on(plan, run, summary, display)
+    return _say_how_to_go_on(session, summary)
 
 
 def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
@@ -136,16 +127,6 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
         return plan.run
     output = plan.output or default_output(trainer.scene.name)
     return create_run(output, trainer.config, overwrite=plan.args.overwrite)
-
-
-def _check_first(plan: Plan, writes: bool) -> None:
-    """Refuse what could not be written or served, before any work is done; the process that writes does so."""
-    if not writes:
-        return
-    if plan.run is None and plan.output is not None:
-        check_output(plan.output, overwrite=plan.args.overwrite)
-    if plan.args.viewer:
-        check_viewer(plan.args.viewer_host, plan.args.viewer_port)
 
 
 def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
@@ -186,9 +167,7 @@ def _open(plan: Plan, display: Display) -> tuple[Scene, Scene]:
     if plan.run is None:
         find_poses(data.source, display, wait=launched_rank() > 0)
     with loading(LoadOptions(data.cache, lambda done, total: display.update(done / total))):
-        return open_scenes(
-            data.source, data.downscale, allow_outside=data.allow_outside, bounds=data.bounds, ndc=data.ndc
-        )
+        return open_data(data)
 
 
 def _try_field(trainer: Trainer) -> None:
@@ -231,28 +210,21 @@ def scoring_notes(cameras: Cameras, limit: int | None, config: Config, device: s
     return (f"warning: scoring {what} will take a CPU about {took}: --downscale {divisor}, or fewer --eval-views",)
 
 
-def _counts(train: Scene, test: Scene) -> str:
-    width, height = train.cameras.size[0].tolist()
-    return f"{train.name}: {len(train)} training views, {len(test)} test views ({test.split}), {width} x {height}"
-
-
-def _open_viewer(session: Session, scenes: tuple[Scene, Scene], args: TrainArgs) -> None:
-    """Serve the live page, where one is asked for, painted between steps, until the process ends."""
-    if not args.viewer:
-        return
+def _open_viewer(session: Session, scenes: tuple[Scene, Scene]) -> None:
+    """Serve the live page, painted between steps, until the process ends."""
     from ..viewer.page import ViewedTraining
 
-    model, run = session.trainer.model, session.run
-    page = open_page(run, model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)
-    session.trainer.callbacks.append(ViewedTraining(page, session.log, run.checkpoints))
+    trainer, run, args = session.trainer, session.run, session.args
+    page = open_page(run, trainer.model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)
+    trainer.callbacks.append(ViewedTraining(page, session.log, run.checkpoints))
     session.display.note(f"live page: {page.url}")
 
 
 class Session:
     """The loop with everything that hangs on it."""
 
-    def __init__(self, trainer: Trainer, run: RunFolder, display: Display, preview: Preview) -> None:
-        self.trainer, self.run, self.display, self.preview = trainer, run, display, preview
+    def __init__(self, trainer: Trainer, run: RunFolder, display: Display, preview: Preview, args: TrainArgs) -> None:
+        self.trainer, self.run, self.display, self.preview, self.args = trainer, run, display, preview, args
         self.log = MetricsLog(run.log_file, every_steps=LOG_EVERY_STEPS)
         self.interrupted = False
         self.last: StepRecord | None = None
@@ -260,37 +232,41 @@ class Session:
         self._next_preview: float | None = None
         self._last_score: tuple[int, float] | None = None  # step, PSNR
 
-    def train(self, args: TrainArgs) -> TrainSummary:
+    def train(self) -> TrainSummary:
         """Until the end or an interrupt; the last checkpoint is written either way."""
-        self.log.records = self.run.trim_log(self.trainer.step)
-        self.log.loggers += _loggers(args, self.run, self.trainer)
-        self.log.monitor = open_monitor(self.trainer.device)
-        self.log.start(self.trainer)
-        save = save_checkpoints(self.run.checkpoints, keep=args.keep, score=self._score)
+        trainer, run, args, log = self.trainer, self.run, self.args, self.log
+        log.records = run.trim_log(trainer.step)
+        if "tensorboard" in args.log:
+            log.loggers.append(tensorboard_logger(run.path / "tensorboard"))
+        if "wandb" in args.log:
+            log.loggers.append(wandb_logger(run.path.name, to_dict(trainer.config)))
+        log.monitor = open_monitor(trainer.device)
+        log.start(trainer)
+        save = save_checkpoints(run.checkpoints, keep=args.keep, score=self._score)
         due = parse_save_every(args.save_every)
         saving = every(due.steps, save) if due.steps is not None else every_seconds(due.seconds or 0.0, save)
-        precision = resolve_precision(self.trainer.config.train.precision, self.trainer.device)
-        if precision != "fp32" and self.trainer.device.type == "cpu":
+        precision = resolve_precision(trainer.config.train.precision, trainer.device)
+        if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
-        guard = StabilityGuard(precision, report=self.log.add_event)  # before saving: what is hopeless is not saved
-        self.trainer.callbacks += [self._keep, self.log, guard, self._look, self._show, saving]
+        guard = StabilityGuard(precision, report=log.add_event)  # before saving: what is hopeless is not saved
+        trainer.callbacks += [self._keep, log, guard, self._look, self._show, saving]
         self.display.phase("preparing the step")  # on a GPU: recording the graph
-        self.trainer.stepper.prepare()
+        trainer.stepper.prepare()
         self.display.phase("training")
         # Seconds, before scores are computed.
-        with _interrupts(self._stop), import_meanwhile(self.trainer.device, "torchmetrics.functional.image"):
-            summary = _fit(self.trainer, args)
+        with _interrupts(self._stop), import_meanwhile(trainer.device, "torchmetrics.functional.image"):
+            summary = _fit(trainer, args)
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
                 raise KeyboardInterrupt
-            if self._saved_step() != self.trainer.step:
-                self._save_last(args)
+            if self._saved_step() != trainer.step:
+                self._save_last()
         return summary
 
-    def _save_last(self, args: TrainArgs) -> None:
+    def _save_last(self) -> None:
         with self.trainer.clock_stopped():
             score = self._score(self.trainer)
         try:
-            self.trainer.save(self.run.checkpoints, score=score, keep=args.keep)
+            self.trainer.save(self.run.checkpoints, score=score, keep=self.args.keep)
         except CheckpointError as error:
             saved = self._saved_step()
             hint = "" if saved is None else f"; free some space and go on from step {saved} by --resume {self.run.path}"
@@ -353,16 +329,6 @@ class Session:
         return value
 
 
-def _loggers(args: TrainArgs, run: RunFolder, trainer: Trainer) -> list[Logger]:
-    """What `--log` asks for."""
-    made: list[Logger] = []
-    if "tensorboard" in args.log:
-        made.append(tensorboard_logger(run.path / "tensorboard"))
-    if "wandb" in args.log:
-        made.append(wandb_logger(run.path.name, to_dict(trainer.config)))
-    return made
-
-
 @contextlib.contextmanager
 def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends training after the step in hand; the second one acts at once."""
@@ -383,31 +349,21 @@ def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def go_on_command(plan: Plan, run: Path, *, trained: bool) -> str:
-    """What to type to go on, the flags that are not part of the run's config included."""
-    command = ["nerfturbo", "eval", str(run)] if trained else ["nerfturbo", "train", "--resume", str(run)]
-    for flag, value in (("--device", plan.args.device), ("--backend", plan.args.backend)):
-        command += [flag, value] if value != "auto" else []
-    return shlex.join(command)
-
-
-def _say_stopped_at_once(plan: Plan, run: RunFolder, display: Display) -> int:
-    """After a second Ctrl-C: the step in hand is lost, and with it everything since the last checkpoint."""
-    display.close()
-    found = list_checkpoints(run.checkpoints)
-    command = go_on_command(plan, run.path, trained=False)
-    where = f"the last checkpoint is {found[-1]}; resume with: {command}" if found else "there is no checkpoint yet"
-    print(f"stopped at once; {where}", file=sys.stderr)
-    return 130
-
-
-def _say_how_to_go_on(plan: Plan, run: RunFolder, summary: TrainSummary, display: Display) -> int:
-    display.close()
-    trained = summary.stopped_by in ("steps", "time limit", "target psnr")
-    command = go_on_command(plan, run.path, trained=trained)
-    checkpoint = latest_checkpoint(run.path)
-    print(f"interrupted at step {summary.steps}; checkpoint saved in {checkpoint}", file=sys.stderr)
+def _say_how_to_go_on(session: Session, summary: TrainSummary | None) -> int:
+    """After an interrupt. Without a summary it was the second: what was trained since the last checkpoint is lost."""
+    run, args = session.run, session.args
+    session.display.close()
+    trained = summary is not None and summary.stopped_by in ("steps", "time limit", "target psnr")
+    words = ["nerfturbo", "eval", str(run.path)] if trained else ["nerfturbo", "train", "--resume", str(run.path)]
+    for flag, value in (("--device", args.device), ("--backend", args.backend)):  # no part of the run's config
+        words += [flag, value] if value != "auto" else []
+    command, found = shlex.join(words), list_checkpoints(run.checkpoints)
+    if summary is None:
+        where = f"the last checkpoint is {found[-1]}; resume with: {command}" if found else "there is no checkpoint yet"
+        print(f"stopped at once; {where}", file=sys.stderr)
+        return 130
+    print(f"interrupted at step {summary.steps}; checkpoint saved in {found[-1]}", file=sys.stderr)
     print(f"{'score it with' if trained else 'resume with'}: {command}", file=sys.stderr)
-    if plan.args.json:
-        print(json.dumps({"run": str(run.path), "interrupted": True, "steps": summary.steps, "go_on_with": command}))
+    if args.json:
+        print_json({"run": str(run.path), "interrupted": True, "steps": summary.steps, "go_on_with": command})
     return 130

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from .common import backend_on, open_scenes, parse
+from .common import backend_on, open_data, parse
 from .settings import resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def warmup(argv: Sequence[str]) -> int:
         config = replace(start, data=replace(start.data, source=args.scene))
         with compiling_early(device, args.scene) as helper:
             display.phase(f"opening {args.scene}")
-            train, test = open_scenes(args.scene, config.data.downscale)
+            train, test = open_data(config.data)
             config, _ = fitted_config(config, train, auto=start if args.preset == "auto" else None)
             backend = warm_up(config, train, device, display, helper)
         if device != "cpu":
