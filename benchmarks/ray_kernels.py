@@ -116,7 +116,7 @@ def compositing(n_rays: int, per_ray: float) -> Iterator[Piece]:
         return torch.autograd.grad((out.rgb, out.opacity), (density, rgb), (background, background[:, 0]))
 
     def loss() -> object:
-        out = composite_loss(raw, samples, background, target, early_stop_eps=1e-4, gradient_scale=scale)
+        out = composite_loss(raw, samples, background, target, gradient_scale=scale)
         return torch.autograd.grad(out.loss, raw, scale)
 
     name = f"{n_rays:,} rays, {int(samples.offsets[-1]):,} samples"

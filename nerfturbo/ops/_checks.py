@@ -30,14 +30,19 @@ def check_shape(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
     raise InputError(name, f"shape {wanted}", str(tuple(value.shape)), hint)
 
 
-def check_float(name: str, value: Tensor) -> None:
-    if value.dtype not in FLOATS:
-        raise InputError(name, "a floating dtype", str(value.dtype), "convert it with .float()")
-
-
-def check_int(name: str, value: Tensor, *dtypes: torch.dtype) -> None:
-    if value.dtype not in dtypes:
+def check_dtype(name: str, value: Tensor, *dtypes: torch.dtype) -> None:
+    """One of these dtypes; any floating one where none is given."""
+    if value.dtype not in (dtypes or FLOATS):
+        if not dtypes:
+            raise InputError(name, "a floating dtype", str(value.dtype), "convert it with .float()")
         raise InputError(name, " or ".join(str(d) for d in dtypes), str(value.dtype))
+
+
+def check_tensor(name: str, value: Tensor, shape: tuple[int | str, ...], *dtypes: torch.dtype) -> None:
+    """`check_shape` and `check_dtype`."""
+    check_shape(name, value, shape)
+    if value.dtype not in (dtypes or FLOATS):
+        check_dtype(name, value, *dtypes)
 
 
 def check_device(**tensors: Tensor | None) -> None:

@@ -105,7 +105,7 @@ def test_real_size_matches_reference(n_rays: int, per_ray: float, poisoned_empty
     pixels = [torch.rand(n_rays, c, generator=generator(c)).cuda() for c in (3, 4)]
     compare(
         Target("triton", "cuda", ()),
-        lambda raw: composite_loss(raw, samples, *pixels, early_stop_eps=1e-4),
+        lambda raw: composite_loss(raw, samples, *pixels),
         {"raw": raw},
         ["raw"],
         names=("loss", "mse", "rgb"),

@@ -42,7 +42,7 @@ def test_matches_reference(sized: tuple[Target, int], rule: LossRule, channels: 
     samples = samples_to(replace(samples, n_rays_kept=kept), target.device)
 
     def function(raw: Tensor):
-        return composite_loss(raw, samples, *pixels, rule=rule, density_bias=-0.5, early_stop_eps=1e-3)
+        return composite_loss(raw, samples, *pixels, rule=rule)
 
     compare(target, function, {"raw": raw}, ["raw"], names=OUTPUTS)
 

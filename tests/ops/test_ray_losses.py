@@ -64,7 +64,7 @@ def test_gradcheck(rule: RayLossRule):
     samples = make_samples(6, mean=4, tail=2, dtype=torch.float64)
     raw = torch.nan_to_num(_logits(samples).double()).clamp(max=3.0).requires_grad_()
     with use_backend("reference"):
-        assert torch.autograd.gradcheck(lambda raw: ray_losses(raw, samples, rule, density_bias=-0.5), raw)
+        assert torch.autograd.gradcheck(lambda raw: ray_losses(raw, samples, rule), raw)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -75,7 +75,7 @@ def test_matches_reference(sized: tuple[Target, int], rule: RayLossRule, poisone
     kept = None if n_rays == 1 else torch.tensor(n_rays - n_rays // 4, dtype=torch.int32)
     samples = replace(samples, n_rays_kept=kept)
     raw, samples = _logits(samples), samples_to(samples, target.device)
-    compare(target, lambda raw: ray_losses(raw, samples, rule, density_bias=-0.5), {"raw": raw}, ["raw"])
+    compare(target, lambda raw: ray_losses(raw, samples, rule), {"raw": raw}, ["raw"])
 
 
 def test_rays_longer_than_a_tile(target: Target):

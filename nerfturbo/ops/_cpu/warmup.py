@@ -169,8 +169,9 @@ def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
         angular = spherical_harmonics.spherical_harmonics(directions, 4)
         raw = ngp.ngp_field(encoding, angular, samples.ray_indices, weights, sink=weight_sink)
         background, target = torch.zeros(1, 3), torch.zeros(1, 4)
-        rest = {"density_bias": 0.0, "early_stop_eps": 0.0, "gradient_scale": None}
-        composite_loss.composite_loss(raw, samples, background, target, rule=LossRule(), **rest)[0].backward()
+        composite_loss.composite_loss(raw, samples, background, target, rule=LossRule(), gradient_scale=None)[
+            0
+        ].backward()
 
     yield "networks and loss", network
     buffer, number = torch.zeros(4), torch.zeros(())

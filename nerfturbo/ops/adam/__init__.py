@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_float, check_positive, check_shape
+from .._checks import check_device, check_dtype, check_positive, check_shape
 from .._dispatch import implementation
 
 
@@ -89,7 +89,7 @@ def adam_update(
         if value is None:
             continue
         check_shape(name, value, tuple(params.shape))
-        check_float(name, value)
+        check_dtype(name, value)
         if not value.is_contiguous():
             raise InputError(name, "a contiguous tensor", f"strides {value.stride()}")
     scalars = {"lr": lr, "grad_scale": grad_scale, "found_inf": found_inf, "step": state.step}
@@ -114,7 +114,7 @@ def check_gradients(grads: Sequence[Tensor], found_inf: Tensor) -> Tensor:
     if not grads:
         raise InputError("grads", "at least one tensor", "none")
     for index, grad in enumerate(grads):
-        check_float(f"grads[{index}]", grad)
+        check_dtype(f"grads[{index}]", grad)
         check_device(found_inf=found_inf, **{f"grads_{index}": grad})
     _check_scalars(found_inf=found_inf)
     return implementation("adam", "check_gradients", found_inf)(list(grads), found_inf)

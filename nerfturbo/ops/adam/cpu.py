@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._cpu import array, as_float32, jit, launch
-from . import AdamRule, AdamState, reference
+from . import reference
 
 CHUNK = 1 << 16
 ZERO = np.float32(0.0)
@@ -59,17 +59,7 @@ def _square_sums(first, last, values, sums):
         sums[chunk] = (a + b) + (c + d)
 
 
-def adam_update(
-    params: Tensor,
-    grad: Tensor,
-    state: AdamState,
-    lr: Tensor,
-    *,
-    rule: AdamRule,
-    half: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
+def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -> None:
     if any(t.dtype != torch.float32 for t in (grad, state.first, state.second)):
         reference.adam_update(params, grad, state, lr, rule=rule, half=half, grad_scale=grad_scale, found_inf=found_inf)
         return

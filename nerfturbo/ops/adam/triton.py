@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._triton import CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable
-from . import COLUMNS, MAX_GROWTH, MIN_RAYS, AdamRule, AdamState, RayBudget, ScaleRule, StepState
+from . import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 
 BLOCK, WARPS = 1024, 8
 CHECK_BLOCK, CHECK_PROGRAMS = 4096, 512
@@ -119,17 +119,7 @@ def _finish_kernel(p_step, p_found_inf, p_scale, p_good, p_skipped, growth, back
     tl.store(p_found_inf, 0.0)
 
 
-def adam_update(
-    params: Tensor,
-    grad: Tensor,
-    state: AdamState,
-    lr: Tensor,
-    *,
-    rule: AdamRule,
-    half: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
+def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -> None:
     check_kernel_float(grad=grad, first=state.first, second=state.second, half=half)
     n = params.numel()
     if n == 0:
@@ -162,15 +152,7 @@ def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
     return norm
 
 
-def finish_step(
-    step: Tensor,
-    found_inf: Tensor,
-    *,
-    scale: Tensor | None,
-    good_steps: Tensor | None,
-    skipped: Tensor | None,
-    rule: ScaleRule,
-) -> None:
+def finish_step(step, found_inf, *, scale, good_steps, skipped, rule) -> None:
     _finish_kernel[(1,)](
         p_step=step, p_found_inf=found_inf, p_scale=scale, p_good=good_steps, p_skipped=skipped,
         growth=rule.growth, backoff=rule.backoff, interval=rule.growth_interval, lowest=rule.lowest,

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
-from .._checks import check_device, check_float, check_int, check_positive, check_shape
+from .._checks import check_device, check_positive, check_shape, check_tensor
 from .._dispatch import implementation
 
 
@@ -117,8 +117,7 @@ def visibility(
     So compositing what `compact(samples, visibility(...))` keeps equals compositing everything with the thresholds.
     False in the tail. Not differentiable.
     """
-    check_shape("density", density, (samples.capacity,))
-    check_float("density", density)
+    check_tensor("density", density, (samples.capacity,))
     check_device(density=density, t_starts=samples.t_starts)
     return implementation("composite", "visibility", density)(
         density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
@@ -126,10 +125,8 @@ def visibility(
 
 
 def _check(density: Tensor, rgb: Tensor, samples: PackedSamples) -> None:
-    check_shape("density", density, (samples.capacity,))
-    check_shape("rgb", rgb, (samples.capacity, "channels"))
-    check_float("density", density)
-    check_float("rgb", rgb)
+    check_tensor("density", density, (samples.capacity,))
+    check_tensor("rgb", rgb, (samples.capacity, "channels"))
     check_device(density=density, rgb=rgb, t_starts=samples.t_starts)
 
 
@@ -150,8 +147,7 @@ class Thinning:
 
     def __post_init__(self) -> None:
         check_positive("weight", self.weight)
-        check_shape("phases", self.phases, ("n_rays",))
-        check_int("phases", self.phases, torch.int32)
+        check_tensor("phases", self.phases, ("n_rays",), torch.int32)
 
 
 def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
@@ -164,8 +160,7 @@ def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> T
     >>> thin_codes(torch.tensor([0.04, 0.04, 0.0, 2.0]), samples, few).tolist()  # two become one, twice as long
     [0, 17, 0, 1]
     """
-    check_shape("optical", optical, (samples.capacity,))
-    check_float("optical", optical)
+    check_tensor("optical", optical, (samples.capacity,))
     check_shape("thinning.phases", thinning.phases, (samples.n_rays,))
     check_device(optical=optical, offsets=samples.offsets, phases=thinning.phases)
     with torch.no_grad():

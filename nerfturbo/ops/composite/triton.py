@@ -270,16 +270,7 @@ def _visibility_kernel(
 class _Composite(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
-        density: Tensor,
-        rgb: Tensor,
-        t_starts: Tensor,
-        t_ends: Tensor,
-        offsets: Tensor,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        background: Tensor | None,
-        mean: bool,
+        ctx, density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
         out_rgb = torch.empty(n_rays, n_channels, dtype=torch.float32, device=rgb.device)

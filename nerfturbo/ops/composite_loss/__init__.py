@@ -1,6 +1,6 @@
 """Compositing, colour loss and their gradient in one pass over the samples, for the training step.
 
-    density = exp(min(logit_3 + density_bias, 15)),   rgb_i = sigmoid(logit_0..2)
+    density = exp(min(logit_3, 15)),   rgb_i = sigmoid(logit_0..2)
     colour  = sum_i w_i rgb_i + (1 - sum_i w_i) * background           w as in `composite`
     loss    = mean over the trained rays and their three channels of value(colour - target)
     value(e) = e^2 for "mse";   e^2 / (2 delta) for |e| <= delta, |e| - delta / 2 beyond, for "huber".
@@ -8,20 +8,18 @@
 A target of four channels has straight alpha: its colour is put over the same background first. Rays from `n_rays_kept`
 on count on neither side of the fraction. The exponential's derivative is its clamped self, not zero past the clamp.
 
-Fused, because everything a ray needs fits the registers of a few lanes: the colour, its error and the gradient to the
-logits come out of one launch, and the backward only multiplies by the gradient that arrives.
+`ray_losses` are regularisers of a ray's weights, whatever its colour, with tau_i = density_i * length_i:
 
-What a ray's weights should look like, whatever its colour: regularisers of the density, and their gradient.
-
-    density_i  = exp(min(logit_3 + density_bias, 15)),   tau_i = density_i * length_i,   w, T as in `composite`
-    distortion = (sum_ij w_i w_j |m_i - m_j| + 1/3 sum_i w_i^2 length_i) / unit          m: middles of the samples
+    distortion = (sum_ij w_i w_j |m_i - m_j| + 1/3 sum_i w_i^2 length_i) / unit          m: middles
     opacity    = -O log O - (1 - O) log(1 - O),   O = sum_i w_i kept 1e-4 away from 0 and 1
     sparsity   = sum_i log(1 + 2 tau_i^2)
     loss       = mean over the trained rays of the three, each times its weight
 
 The distortion (Mip-NeRF 360) pulls a ray's light together, the opacity's entropy makes a ray see something or nothing,
-the sparsity (a Cauchy prior) removes thin fog. The distortion is linear in the number of samples: along a ray m
-grows, so that sum_ij w_i w_j |m_i - m_j| = 2 sum_i w_i (m_i sum_{j<i} w_j - sum_{j<i} w_j m_j).
+the sparsity (a Cauchy prior) removes thin fog. Along a ray m grows, so that the double sum is linear in the samples:
+2 sum_i w_i (m_i sum_{j<i} w_j - sum_{j<i} w_j m_j).
+
+Both come out of one launch with the gradient to the logits; the backward multiplies it by what arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import PackedSamples
-from .._checks import check_device, check_float, check_positive, check_shape
+from .._checks import check_device, check_positive, check_shape, check_tensor
 from .._dispatch import implementation
 
 LossKind = Literal["huber", "mse"]
@@ -67,8 +65,6 @@ def composite_loss(
     target: Tensor,
     *,
     rule: LossRule = LossRule(),  # noqa: B008 - frozen
-    density_bias: float = 0.0,
-    early_stop_eps: float = 0.0,
     gradient_scale: Tensor | None = None,
 ) -> CompositedLoss:
     """The loss of field logits `raw` (capacity, 4), three of colour and one of density, in any layout.
@@ -83,8 +79,7 @@ def composite_loss(
     >>> round(composite_loss(raw, samples, white, white, rule=LossRule("mse")).loss.item(), 3)
     1.0
     """
-    check_shape("raw", raw, (samples.capacity, 4))
-    check_float("raw", raw)
+    check_tensor("raw", raw, (samples.capacity, 4))
     check_shape("background", background, (samples.n_rays, 3))
     if target.dim() != 2 or target.shape[0] != samples.n_rays or target.shape[1] not in (3, 4):
         raise InputError("target", f"shape ({samples.n_rays}, 3 or 4)", str(tuple(target.shape)))
@@ -95,14 +90,7 @@ def composite_loss(
         check_shape("gradient_scale", gradient_scale, ())
     return CompositedLoss(
         *implementation("composite_loss", "composite_loss", raw)(
-            raw,
-            samples,
-            background,
-            target,
-            rule=rule,
-            density_bias=density_bias,
-            early_stop_eps=early_stop_eps,
-            gradient_scale=gradient_scale,
+            raw, samples, background, target, rule=rule, gradient_scale=gradient_scale
         )
     )
 
@@ -130,7 +118,6 @@ def ray_losses(
     samples: PackedSamples,
     rule: RayLossRule,
     *,
-    density_bias: float = 0.0,
     gradient_scale: Tensor | None = None,
 ) -> Tensor:
     """() the loss of field logits `raw` (capacity, 4), of which only the last column, the density's, matters.
@@ -143,11 +130,8 @@ def ray_losses(
     >>> round(ray_losses(raw, samples, RayLossRule(distortion=1.0)).item(), 4)  # 2 * 1/8 * 2 + (1/4 + 1/16) / 3
     0.6042
     """
-    check_shape("raw", raw, (samples.capacity, 4))
-    check_float("raw", raw)
+    check_tensor("raw", raw, (samples.capacity, 4))
     check_device(raw=raw, t_starts=samples.t_starts, gradient_scale=gradient_scale)
     if gradient_scale is not None:
         check_shape("gradient_scale", gradient_scale, ())
-    return implementation("composite_loss", "ray_losses", raw)(
-        raw, samples, rule=rule, density_bias=float(density_bias), gradient_scale=gradient_scale
-    )
+    return implementation("composite_loss", "ray_losses", raw)(raw, samples, rule=rule, gradient_scale=gradient_scale)

@@ -10,15 +10,12 @@ g_i = sum over channels of dL/dcolour * (rgb_i - background), the gradient that 
 Logits are read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deterministic. Rows that no ray
 owns are never read.
 
-The regularisers of rays and their gradient, ray by ray.
-
-Decomposition: a task = a chunk of rays. A ray is walked to its end for its weights and sums, and back for the gradient.
-With g_i = dL/dw_i (for the distortion 2 (sum_j w_j |m_i - m_j| + w_i length_i / 3) / unit, for the opacity
-log((1 - O) / O)),
+The regularisers walk rays likewise. With g_i = dL/dw_i (for the distortion 2 (sum_j w_j |m_i - m_j| + w_i length_i / 3)
+/ unit, for the opacity log((1 - O) / O)),
 
     dL/dlogit_i = tau_i * (T_i (1 - alpha_i) g_i - sum_{j > i} w_j g_j + 4 sparsity tau_i / (1 + 2 tau_i^2)).
 
-Lengths are measured from the ray's first sample. fp32; the sum over rays in fp64, in order: deterministic.
+Lengths are measured from the ray's first sample.
 """
 
 from __future__ import annotations
@@ -33,28 +30,29 @@ from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
-from . import SURE, LossRule, RayLossRule
-from .reference import MAX_EXPONENT
+from ..composite.cpu import _intervals
+from ..ngp import MAX_LOGIT
+from . import SURE, RayLossRule
 
 CHUNK = 64  # rays
 ZERO, ONE, HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
-_HIGHEST = np.float32(MAX_EXPONENT)
+_HIGHEST = np.float32(MAX_LOGIT)
 
 
 @jit(inline=True)
-def _density(logit, bias):
-    return np.float32(math.exp(min(logit + bias, _HIGHEST)))
+def _density(logit):
+    return np.float32(math.exp(min(logit, _HIGHEST)))
 
 
 @jit(inner=True)
-def _march_ray(begin, end, starts, ends, raw, bias, eps, colour, weights, passed, rgb):
+def _march_ray(begin, end, starts, ends, raw, colour, weights, passed, rgb):
     """Colour of one ray into `colour`; returns its opacity. Sample k of it leaves its weight, T_i e_i (-1: no weight)
     and colour in the scratch arrays."""
     through, opacity = ONE, ZERO
     for k in range(end - begin):
         i = begin + k
-        decay = np.float32(math.expm1(-_density(raw[3, i], bias) * (ends[i] - starts[i])))  # -alpha
-        if not -decay >= ZERO or through < eps:
+        decay = np.float32(math.expm1(-_density(raw[3, i]) * (ends[i] - starts[i])))  # -alpha
+        if not -decay >= ZERO:
             passed[k] = -ONE
             continue
         weight = -decay * through
@@ -80,9 +78,8 @@ def _value_and_slope(error, huber, delta):
 
 @jit()
 def _forward(
-    first, last, offsets, starts, ends, raw, background, target,
-    n_kept, bias, eps, huber, delta, share, losses, out, grad,
-):  # fmt: skip
+    first, last, offsets, starts, ends, raw, background, target, n_kept, huber, delta, share, losses, out, grad
+):
     """losses (n_rays, 2): sums over channels of value and squared error. share: of one value in the mean. grad (4, n)
     receives the gradient of the loss, unless it is empty."""
     longest = 0
@@ -93,7 +90,7 @@ def _forward(
     for ray in range(first, last):
         begin, end = offsets[ray], offsets[ray + 1]
         colour[:] = ZERO
-        opacity = _march_ray(begin, end, starts, ends, raw, bias, eps, colour, weights, passed, rgb)
+        opacity = _march_ray(begin, end, starts, ends, raw, colour, weights, passed, rgb)
         losses[ray, 0], losses[ray, 1] = 0.0, 0.0
         for channel in range(3):
             behind = background[ray, channel]
@@ -120,33 +117,39 @@ def _forward(
                 value = rgb[channel, k]
                 g += slope[channel] * (value - background[ray, channel])
                 grad[channel, i] = weights[k] * slope[channel] * value * (ONE - value)
-            grad[3, i] = _density(raw[3, i], bias) * (ends[i] - starts[i]) * (passed[k] * g - later)
+            grad[3, i] = _density(raw[3, i]) * (ends[i] - starts[i]) * (passed[k] * g - later)
             later += weights[k] * g
+
+
+def _counts(samples: PackedSamples) -> tuple[int, int, int]:
+    """Rays, samples in use, rays that are trained."""
+    n_rays, kept = samples.n_rays, samples.n_rays_kept
+    return n_rays, int(samples.offsets[-1]), n_rays if kept is None else min(int(kept), n_rays)
 
 
 class _CompositeLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        raw: Tensor,
-        samples: PackedSamples,
-        background: Tensor,
-        target: Tensor,
-        rule: LossRule,
-        numbers: tuple[float, float],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        n_rays, used = samples.n_rays, int(samples.offsets[-1])
-        kept = n_rays if samples.n_rays_kept is None else min(int(samples.n_rays_kept), n_rays)
+    def forward(ctx, raw, samples, background, target, rule) -> tuple[Tensor, Tensor, Tensor]:
+        n_rays, used, kept = _counts(samples)
         share = 1.0 / (3 * max(kept, 1))
         grad = torch.empty(4 if ctx.needs_input_grad[0] else 0, samples.capacity)
         grad[:, used:] = 0.0
         losses, rgb = np.empty((n_rays, 2)), torch.empty(n_rays, 3)
-        intervals = (array(samples.offsets), array(samples.t_starts.float()), array(samples.t_ends.float()))
         pictures = (array(background.float()), array(target.float()))
-        settings = (*(np.float32(x) for x in numbers), rule.kind == "huber", np.float32(rule.delta), np.float32(share))
+        settings = (rule.kind == "huber", np.float32(rule.delta), np.float32(share))
         logits = array(as_float32("raw", raw).t())
         launch(
-            _forward, n_rays, CHUNK, *intervals, logits, *pictures, kept, *settings, losses, rgb.numpy(), grad.numpy()
+            _forward,
+            n_rays,
+            CHUNK,
+            *_intervals(samples),
+            logits,
+            *pictures,
+            kept,
+            *settings,
+            losses,
+            rgb.numpy(),
+            grad.numpy(),
         )
         loss, mse = (torch.tensor(total * share, dtype=torch.float32) for total in losses.sum(axis=0))
         ctx.save_for_backward(grad)
@@ -160,23 +163,11 @@ class _CompositeLoss(torch.autograd.Function):
         (grad,) = ctx.saved_tensors
         scale = float(g_loss)
         result = grad if scale == 1.0 else grad * scale
-        return result.t().to(ctx.dtype), None, None, None, None, None  # raw, samples, background, target, rule, numbers
+        return result.t().to(ctx.dtype), None, None, None, None  # raw, samples, background, target, rule
 
 
-def composite_loss(
-    raw: Tensor,
-    samples: PackedSamples,
-    background: Tensor,
-    target: Tensor,
-    *,
-    rule: LossRule,
-    density_bias: float,
-    early_stop_eps: float,
-    gradient_scale: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _CompositeLoss.apply(
-        raw, samples, background.detach(), target.detach(), rule, (density_bias, early_stop_eps)
-    )
+def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
+    return _CompositeLoss.apply(raw, samples, background.detach(), target.detach(), rule)
 
 
 TWO, FOUR, THIRD = np.float32(2.0), np.float32(4.0), np.float32(1.0 / 3.0)
@@ -184,14 +175,14 @@ LOW, HIGH = np.float32(SURE), np.float32(1.0 - SURE)
 
 
 @jit(inner=True)
-def _walk(begin, end, starts, ends, logits, bias, sparsity, scratch):
+def _walk(begin, end, starts, ends, logits, sparsity, scratch):
     """Weight, T (1 - alpha) (-1: no weight), tau, middle, and the sums of w and w m before sample k, as rows of
     `scratch`; returns the ray's sums: w, w m, distortion times unit, sparsity."""
     through, total, moment, spread, fog = ONE, ZERO, ZERO, ZERO, ZERO
     for k in range(end - begin):
         i = begin + k
         length = ends[i] - starts[i]
-        tau = _density(logits[i], bias) * length
+        tau = _density(logits[i]) * length
         decay = np.float32(math.expm1(-tau))  # -alpha
         middle = (starts[i] + ends[i]) * HALF - (starts[begin] + ends[begin]) * HALF
         if not -decay >= ZERO:
@@ -210,7 +201,7 @@ def _walk(begin, end, starts, ends, logits, bias, sparsity, scratch):
 
 
 @jit()
-def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, bias, weights, share, losses, grad):
+def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights, share, losses, grad):
     """weights: of distortion over unit, opacity, sparsity. grad (n,) is written unless it is empty."""
     distortion, entropy, sparsity = weights[0], weights[1], weights[2]
     longest = 0
@@ -224,7 +215,7 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, bias, we
             if grad.shape[0]:
                 grad[begin:end] = ZERO
             continue
-        total, _, spread, fog = _walk(begin, end, starts, ends, logits, bias, sparsity, scratch)
+        total, _, spread, fog = _walk(begin, end, starts, ends, logits, sparsity, scratch)
         opacity = min(max(total, LOW), HIGH)
         rest = np.float32(math.log1p(-opacity))
         solid = np.float32(math.log(opacity))
@@ -250,18 +241,16 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, bias, we
 
 class _RayLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule, density_bias: float) -> Tensor:
-        n_rays, used = samples.n_rays, int(samples.offsets[-1])
-        kept = n_rays if samples.n_rays_kept is None else min(int(samples.n_rays_kept), n_rays)
+    def forward(ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
+        n_rays, used, kept = _counts(samples)
         share = 1.0 / max(kept, 1)
         grad = torch.empty(samples.capacity if ctx.needs_input_grad[0] else 0)
         grad[used:] = 0.0
         losses = np.empty(n_rays)
-        intervals = (array(samples.offsets), array(samples.t_starts.float()), array(samples.t_ends.float()))
         weights = np.array([rule.distortion / rule.unit, rule.opacity, rule.sparsity], np.float32)
         logits = array(as_float32("raw", raw[:, 3]))
-        settings = (kept, np.float32(density_bias), weights, np.float32(share))
-        launch(_losses_forward, n_rays, CHUNK, *intervals, logits, *settings, losses, grad.numpy())
+        settings = (kept, weights, np.float32(share))
+        launch(_losses_forward, n_rays, CHUNK, *_intervals(samples), logits, *settings, losses, grad.numpy())
         ctx.save_for_backward(grad)
         ctx.dtype = raw.dtype
         return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)
@@ -272,15 +261,8 @@ class _RayLosses(torch.autograd.Function):
         (grad,) = ctx.saved_tensors
         out = torch.zeros(4, grad.shape[0])
         torch.mul(grad, float(arrived), out=out[3])
-        return out.t().to(ctx.dtype), None, None, None  # raw, samples, rule, density_bias
+        return out.t().to(ctx.dtype), None, None  # raw, samples, rule
 
 
-def ray_losses(
-    raw: Tensor,
-    samples: PackedSamples,
-    *,
-    rule: RayLossRule,
-    density_bias: float,
-    gradient_scale: Tensor | None,
-) -> Tensor:
-    return _RayLosses.apply(raw, samples, rule, density_bias)
+def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
+    return _RayLosses.apply(raw, samples, rule)

@@ -1,39 +1,18 @@
-"""The loss of field logits by `composite` and plain torch; gradients by autograd.
-
-The regularisers of rays by packed sums and scans; gradients by autograd.
-"""
+"""Losses of field logits by `composite`, packed sums and scans; gradients by autograd."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...types import PackedSamples
 from ..composite.reference import _optical_depth, _transmittance, composite
+from ..ngp import activate
 from ..packed.reference import packed_cumsum, packed_sum, row_rays, widen
 from . import SURE, LossRule, RayLossRule
 
-MAX_EXPONENT = 15.0
 
-
-class _ClampedExp(torch.autograd.Function):
-    """exp(min(x, 15)), and its own value as the derivative on both sides of the clamp."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        value = torch.exp(logits.clamp(max=MAX_EXPONENT))
-        ctx.save_for_backward(value)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        (value,) = ctx.saved_tensors
-        return grad * value
-
-
-def mean_loss(error: Tensor, rule: LossRule, n_rays_kept: Tensor | None) -> Tensor:
+def _mean_loss(error: Tensor, rule: LossRule, n_rays_kept: Tensor | None) -> Tensor:
     """() mean over the trained rays and their channels of the error's value; no rays give zero."""
     values = error.square()
     if rule.kind == "huber":
@@ -46,24 +25,10 @@ def mean_loss(error: Tensor, rule: LossRule, n_rays_kept: Tensor | None) -> Tens
     return total / (n_rays_kept.clamp(min=1) * error.shape[1])
 
 
-def activate(raw: Tensor, samples: PackedSamples, density_bias: float) -> tuple[Tensor, Tensor]:
-    """Density (capacity,) and colour (capacity, 3) of the logits; a tail may hold anything and gets no gradient."""
+def _activate(raw: Tensor, samples: PackedSamples) -> tuple[Tensor, Tensor]:
+    """Colour (capacity, 3) and density (capacity,) of the logits; a tail may hold anything and gets no gradient."""
     wide = widen(raw)
-    wide = torch.where(samples.used[:, None], wide, torch.zeros_like(wide))
-    return _ClampedExp.apply(wide[:, 3] + density_bias), torch.sigmoid(wide[:, :3])
-
-
-def compare(
-    colour: Tensor, opacity: Tensor, samples: PackedSamples, background: Tensor, target: Tensor, rule: LossRule
-) -> tuple[Tensor, Tensor, Tensor]:
-    """loss, mse and the rays' colour over the background."""
-    background, target = background.detach().to(colour.dtype), target.detach().to(colour.dtype)
-    if target.shape[1] == 4:
-        target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
-    rgb = colour + background * (1.0 - opacity[:, None])
-    error = rgb - target
-    mse = mean_loss(error.detach(), LossRule("mse"), samples.n_rays_kept)
-    return mean_loss(error, rule, samples.n_rays_kept), mse, rgb.detach()
+    return activate(torch.where(samples.used[:, None], wide, torch.zeros_like(wide)))
 
 
 def composite_loss(
@@ -73,25 +38,22 @@ def composite_loss(
     target: Tensor,
     *,
     rule: LossRule,
-    density_bias: float,
-    early_stop_eps: float,
     gradient_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    density, rgb = activate(raw, samples, density_bias)
-    colour, opacity, *_ = composite(density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=0.0)
-    return compare(colour, opacity, samples, background, target, rule)
+    rgb, density = _activate(raw, samples)
+    colour, opacity, *_ = composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0)
+    background, target = background.detach().to(colour.dtype), target.detach().to(colour.dtype)
+    if target.shape[1] == 4:
+        target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
+    colour = colour + background * (1.0 - opacity[:, None])
+    error = colour - target
+    mse = _mean_loss(error.detach(), LossRule("mse"), samples.n_rays_kept)
+    return _mean_loss(error, rule, samples.n_rays_kept), mse, colour.detach()
 
 
-def ray_losses(
-    raw: Tensor,
-    samples: PackedSamples,
-    *,
-    rule: RayLossRule,
-    density_bias: float,
-    gradient_scale: Tensor | None,
-) -> Tensor:
+def ray_losses(raw: Tensor, samples: PackedSamples, *, rule: RayLossRule, gradient_scale: Tensor | None) -> Tensor:
     offsets = samples.offsets
-    density, _ = activate(raw, samples, density_bias)
+    _, density = _activate(raw, samples)
     optical, counted = _optical_depth(density, samples, 0.0)
     weights = torch.where(counted, _transmittance(optical, offsets) * -torch.expm1(-optical), torch.zeros_like(optical))
     ray, _ = row_rays(offsets, samples.capacity)

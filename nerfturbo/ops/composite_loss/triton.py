@@ -1,23 +1,17 @@
 """Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits.
 
-Tiles of rays as in `_common`. A program composites its rays, knows their error at once, and writes the gradient of what
+Tiles of rays as in `_triton`. A program composites its rays, knows their error at once, and writes the gradient of what
 it still holds in registers; rays longer than a tile are walked along a second time, out of the cache, for the rest.
-The derivation is that of `composite` (docs/ops/composite.md). Each
-program leaves its part of the loss in memory and one last program adds the parts in order: no atomics, the same sum
-every time. The backward multiplies the gradient by what arrives at the loss, read on the device.
+The derivation is that of `composite` (docs/ops/composite.md). Each program leaves its part of the loss in memory and
+one last program adds the parts in order: no atomics, deterministic. The backward multiplies the gradient by what
+arrives at the loss, read on the device.
+
+The regularisers walk along their rays twice: once for weights and sums, once for the gradient, which needs the sums of
+the whole ray. With g_i = dL/dw_i, sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights,
+of degree two, so its part is twice the distortion, and the opacity's part is O times its slope. The rest is derived in
+docs/ops/ray_losses.md. Sums over samples include the sample itself: its distance to itself is zero.
 
 Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
-
-The regularisers of rays and their gradient in one launch. Tiles of rays as in `_common`.
-
-A program walks along its rays twice: once for their weights and sums, once for the gradient, which needs the sums of
-the whole ray. With g_i = dL/dw_i, sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights,
-of degree two, so its part is twice the distortion, and the opacity's part is O times its slope. The derivation of the
-rest is in docs/ops/ray_losses.md. Sums over samples include the sample itself: its distance to itself is zero.
-
-Logits fp16/bf16/fp32 in any layout, of which the density's column is read; fp32 inside; the gradient has the logits'
-dtype and layout, zero in the other columns and in the tail. One last program adds up the programs' parts in
-order: no atomics, deterministic.
 """
 
 from __future__ import annotations
@@ -30,7 +24,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...types import PackedSamples
 from .._triton import (
     TAIL_BLOCK,
     CompileCase,
@@ -45,21 +38,21 @@ from .._triton import (
 )
 from .._triton.launch import cdiv, launchable
 from ..composite.triton import intervals, tile_weights
-from . import SURE, LossRule, RayLossRule
+from . import SURE
 
 SUM_BLOCK = 1024
 SCALE_BLOCK = 1024
 
 
 @triton.jit
-def _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias):
+def _activate(p_raw, p_starts, p_ends, row, m, strides):
     """Length and density of a tile's samples, and their three colours."""
     length = tl.load(p_ends + row, mask=m, other=0.0) - tl.load(p_starts + row, mask=m, other=0.0)
     p = p_raw + row.to(tl.int64) * strides[0]
     red = tl.sigmoid(tl.load(p, mask=m, other=0.0).to(tl.float32))
     green = tl.sigmoid(tl.load(p + strides[1], mask=m, other=0.0).to(tl.float32))
     blue = tl.sigmoid(tl.load(p + 2 * strides[1], mask=m, other=0.0).to(tl.float32))
-    logit = tl.load(p + 3 * strides[1], mask=m, other=0.0).to(tl.float32) + density_bias
+    logit = tl.load(p + 3 * strides[1], mask=m, other=0.0).to(tl.float32)
     return length, tl.exp(tl.minimum(logit, 15.0, propagate_nan=tl.PropagateNan.ALL)), red, green, blue
 
 
@@ -114,7 +107,7 @@ def _tile_rows(start, count, k, STEPS: tl.constexpr):
 @triton.jit
 def _write_gradient(
     p_raw, p_starts, p_ends, p_grad, start, count, longest, last, slopes, total, largest, background, strides,
-    density_bias, early_stop_eps, RAYS: tl.constexpr, STEPS: tl.constexpr,
+    RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The second walk, over all tiles of the rays but the last, which the first walk left in registers."""
     seen = tl.zeros([RAYS], tl.float32)
@@ -122,10 +115,8 @@ def _write_gradient(
     k = 0
     while k + STEPS < longest:
         row, m = _tile_rows(start, count, k, STEPS)
-        length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
-        passed, before, weight, lit, through = tile_weights(
-            density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
-        )
+        length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides)
+        passed, before, weight, lit, through = tile_weights(density * length, m, through, 0.0, 0.0, RAYS, STEPS)
         g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
         seen += tl.sum(weight * g, 1)
         # What lies behind the tile is a difference of sums; a dense sample would multiply its rounding, but then
@@ -146,7 +137,7 @@ def _write_gradient(
 
 @triton.jit
 def _colours(
-    p_raw, p_starts, p_ends, start, count, longest, strides, density_bias, early_stop_eps,
+    p_raw, p_starts, p_ends, start, count, longest, strides,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The first walk: colour without background and opacity of the rays of a tile, and all of its last samples."""
@@ -157,10 +148,8 @@ def _colours(
     through = zero + 1.0
     for k in range(0, longest, STEPS):
         row, m = _tile_rows(start, count, k, STEPS)
-        length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides, density_bias)
-        passed, before, weight, lit, through = tile_weights(
-            density * length, m, through, early_stop_eps, 0.0, RAYS, STEPS
-        )
+        length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides)
+        passed, before, weight, lit, through = tile_weights(density * length, m, through, 0.0, 0.0, RAYS, STEPS)
         shines = lit.to(tl.int32)
         b_red += tl.where(lit, weight * red, 0.0)
         b_green += tl.where(lit, weight * green, 0.0)
@@ -173,7 +162,7 @@ def _colours(
 @launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _loss_kernel(
     p_raw, p_starts, p_ends, p_offsets, p_background, p_target, p_kept, p_scale, p_rgb, p_parts, p_grad,
-    n_rays, n_rows, ray_programs, strides, density_bias, early_stop_eps, delta,
+    n_rays, n_rows, ray_programs, strides, delta,
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
@@ -187,11 +176,11 @@ def _loss_kernel(
             i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
             longest = tl.max(count, 0)
             red, green, blue, opacity, last = _colours(
-                p_raw, p_starts, p_ends, start, count, longest, strides, density_bias, early_stop_eps, RAYS, STEPS
+                p_raw, p_starts, p_ends, start, count, longest, strides, RAYS, STEPS
             )
             loss, square = _finish_rays(
                 p_raw, p_starts, p_ends, p_background, p_target, p_scale, p_rgb, p_grad, n_trained, share, i_ray, m_ray,
-                start, count, longest, last, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
+                start, count, longest, last, red, green, blue, opacity, strides, delta,
                 HUBER, ALPHA, RAYS, STEPS,
             )  # fmt: skip
             b_loss += loss
@@ -207,7 +196,7 @@ def _loss_kernel(
 @triton.jit
 def _finish_rays(
     p_raw, p_starts, p_ends, p_background, p_target, p_scale, p_rgb, p_grad, n_trained, share, i_ray, m_ray,
-    start, count, longest, last, red, green, blue, opacity, strides, density_bias, early_stop_eps, delta,
+    start, count, longest, last, red, green, blue, opacity, strides, delta,
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """From the tile's colours to each ray's loss and squared error, and to the gradient."""
@@ -231,7 +220,7 @@ def _finish_rays(
         largest += tl.abs(slopes[2]) * (1.0 + tl.abs(back2))  # no |dL/dw| exceeds this
         _write_gradient(
             p_raw, p_starts, p_ends, p_grad, start, count, longest, last, slopes, total, largest, behind, strides,
-            density_bias, early_stop_eps, RAYS, STEPS,
+            RAYS, STEPS,
         )  # fmt: skip
     return loss0 + loss1 + loss2, square0 + square1 + square2
 
@@ -243,9 +232,11 @@ def _sum_kernel(p_parts, p_loss, p_mse, n_parts, BLOCK: tl.constexpr):
     for first in range(0, n_parts, BLOCK):
         i = first + tl.arange(0, BLOCK)
         b_loss += tl.load(p_parts + i, mask=i < n_parts, other=0.0)
-        b_mse += tl.load(p_parts + n_parts + i, mask=i < n_parts, other=0.0)
+        if p_mse is not None:
+            b_mse += tl.load(p_parts + n_parts + i, mask=i < n_parts, other=0.0)
     tl.store(p_loss, tl.sum(b_loss, 0))
-    tl.store(p_mse, tl.sum(b_mse, 0))
+    if p_mse is not None:
+        tl.store(p_mse, tl.sum(b_mse, 0))
 
 
 @launchable
@@ -258,19 +249,16 @@ def _scale_kernel(p_grad, p_arrived, p_scale, p_out, n, BLOCK: tl.constexpr):
     tl.store(p_out + i, value * factor, mask=i < n)
 
 
+def _scaled(grad: Tensor, arrived: Tensor, scale: Tensor | None) -> Tensor:
+    out, n = torch.empty_like(grad), grad.numel()
+    if n:
+        _scale_kernel[(cdiv(n, SCALE_BLOCK),)](grad, arrived, scale, out, n, BLOCK=SCALE_BLOCK)
+    return out
+
+
 class _CompositeLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        raw: Tensor,
-        samples: PackedSamples,
-        background: Tensor,
-        target: Tensor,
-        rule: LossRule,
-        density_bias: float,
-        early_stop_eps: float,
-        scale: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx, raw, samples, background, target, rule, scale) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
         tile = tile_for(n_rows, n_rays)
         programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
@@ -284,7 +272,7 @@ class _CompositeLoss(torch.autograd.Function):
                 raw, *intervals(samples), background, target, samples.n_rays_kept, scale, rgb, parts, grad,
                 n_rays, n_rows, programs,
                 (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
-                density_bias, early_stop_eps, rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4,
+                rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4,
                 **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
         _sum_kernel[(1,)](parts, loss, mse, programs, BLOCK=SUM_BLOCK, num_warps=8)
@@ -296,31 +284,14 @@ class _CompositeLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad, scale = ctx.saved_tensors
-        out = torch.empty_like(grad)
-        if grad.numel():
-            _scale_kernel[(cdiv(grad.numel(), SCALE_BLOCK),)](
-                grad, arrived, scale, out, grad.numel(), BLOCK=SCALE_BLOCK
-            )
-        # raw, samples, background, target, rule, density_bias, early_stop_eps, scale
-        return out, None, None, None, None, None, None, None
+        # raw, samples, background, target, rule, scale
+        return _scaled(grad, arrived, scale), None, None, None, None, None
 
 
-def composite_loss(
-    raw: Tensor,
-    samples: PackedSamples,
-    background: Tensor,
-    target: Tensor,
-    *,
-    rule: LossRule,
-    density_bias: float,
-    early_stop_eps: float,
-    gradient_scale: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
     check_kernel_float(raw=raw, background=background, target=target)
     scale = None if gradient_scale is None else gradient_scale.detach().float()
-    return _CompositeLoss.apply(
-        raw, samples, background.detach(), target.detach(), rule, float(density_bias), float(early_stop_eps), scale
-    )
+    return _CompositeLoss.apply(raw, samples, background.detach(), target.detach(), rule, scale)
 
 
 def _cases() -> list[CompileCase]:
@@ -328,7 +299,7 @@ def _cases() -> list[CompileCase]:
     kernel |= {"p_target": "*fp32", "p_kept": "*i32", "p_scale": "*fp32", "p_rgb": "*fp32", "p_parts": "*fp32"}
     kernel |= {"p_grad": "*fp32", "strides": ("i32",) * 8}
     kernel |= dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
-    kernel |= dict.fromkeys(("density_bias", "early_stop_eps", "delta"), "fp32")
+    kernel |= {"delta": "fp32"}
     cases = [
         CompileCase(
             _loss_kernel,
@@ -353,18 +324,18 @@ LOW, HIGH = tl.constexpr(SURE), tl.constexpr(1.0 - SURE)
 
 
 @triton.jit
-def _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride, density_bias):
+def _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride):
     """Length, distance of the middle from the ray's first one, and optical thickness of a tile's samples."""
     t0 = tl.load(p_starts + row, mask=m, other=0.0)
     t1 = tl.load(p_ends + row, mask=m, other=0.0)
-    logit = tl.load(p_logits + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32) + density_bias
+    logit = tl.load(p_logits + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
     density = tl.exp(tl.minimum(logit, 15.0, propagate_nan=tl.PropagateNan.ALL))
     return t1 - t0, tl.where(m, 0.5 * (t0 + t1) - origin[:, None], 0.0), density * (t1 - t0)
 
 
 @triton.jit
 def _ray_sums(
-    p_logits, p_starts, p_ends, start, count, longest, origin, stride, density_bias,
+    p_logits, p_starts, p_ends, start, count, longest, origin, stride,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Sums along each ray of a tile: weights, weights times distance, distortion, sparsity; and the greatest distance
@@ -374,7 +345,7 @@ def _ray_sums(
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
         row, m = _tile_rows(start, count, k, STEPS)
-        length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride, density_bias)
+        length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride)
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         b_total = total[:, None] + tl.cumsum(weight, 1)
         b_moment = moment[:, None] + tl.cumsum(weight * middle, 1)
@@ -389,7 +360,7 @@ def _ray_sums(
 @triton.jit
 def _write_density_gradient(
     p_logits, p_starts, p_ends, p_grad, start, count, longest, origin, total, moment, whole, largest, rise, near, thin,
-    strides, density_bias, RAYS: tl.constexpr, STEPS: tl.constexpr,
+    strides, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The second walk. `near`, `rise` and `thin` are what each ray's distortion, opacity and sparsity count, `whole`
     the sum of w dL/dw along it and `largest` a bound of |dL/dw|."""
@@ -398,7 +369,7 @@ def _write_density_gradient(
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
         row, m = _tile_rows(start, count, k, STEPS)
-        length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, strides[0], density_bias)
+        length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, strides[0])
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         a = a_seen[:, None] + tl.cumsum(weight, 1)
         b = b_seen[:, None] + tl.cumsum(weight * middle, 1)
@@ -418,7 +389,7 @@ def _write_density_gradient(
 @launchable(do_not_specialize=["n_rays", "ray_programs"])
 def _rays_kernel(
     p_logits, p_starts, p_ends, p_offsets, p_kept, p_scale, p_parts, p_grad, n_rays, ray_programs, strides, weights,
-    density_bias, RAYS: tl.constexpr, STEPS: tl.constexpr,
+    RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """`weights` of distortion over unit, opacity and sparsity; p_parts (programs,): of the loss."""
     n_trained = n_rays
@@ -436,7 +407,7 @@ def _rays_kernel(
         origin = tl.load(p_starts + start, mask=m_first, other=0.0) + tl.load(p_ends + start, mask=m_first, other=0.0)
         origin *= 0.5
         total, moment, spread, fog, reach = _ray_sums(
-            p_logits, p_starts, p_ends, start, count, longest, origin, strides[0], density_bias, RAYS, STEPS
+            p_logits, p_starts, p_ends, start, count, longest, origin, strides[0], RAYS, STEPS
         )
         trained = m_ray & (i_ray < n_trained)
         opacity = tl.minimum(tl.maximum(total, LOW), HIGH)
@@ -450,25 +421,14 @@ def _rays_kernel(
             whole = 2.0 * near * spread + rise * total
             _write_density_gradient(
                 p_logits, p_starts, p_ends, p_grad, start, count, longest, origin, total, moment, whole,
-                2.0 * near * reach + tl.abs(rise), rise, near, thin, strides, density_bias, RAYS, STEPS,
+                2.0 * near * reach + tl.abs(rise), rise, near, thin, strides, RAYS, STEPS,
             )  # fmt: skip
     tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
 
 
-@launchable(do_not_specialize=["n_parts"])
-def _sum_losses_kernel(p_parts, p_loss, n_parts, BLOCK: tl.constexpr):
-    b_loss = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, n_parts, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        b_loss += tl.load(p_parts + i, mask=i < n_parts, other=0.0)
-    tl.store(p_loss, tl.sum(b_loss, 0))
-
-
 class _RayLosses(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule, density_bias: float, scale: Tensor | None
-    ) -> Tensor:
+    def forward(ctx, raw, samples, rule, scale) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
         tile = tile_for(raw.shape[0], n_rays)
         programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
@@ -480,10 +440,9 @@ class _RayLosses(torch.autograd.Function):
                 p_logits=raw[:, 3], p_starts=samples.t_starts, p_ends=samples.t_ends, p_offsets=samples.offsets,
                 p_kept=samples.n_rays_kept, p_scale=scale, p_parts=parts, p_grad=None if grad is None else grad[:, 3],
                 n_rays=n_rays, ray_programs=programs, strides=(raw.stride(0), 0 if grad is None else grad.stride(0)),
-                weights=(rule.distortion / rule.unit, rule.opacity, rule.sparsity), density_bias=density_bias, **tile,
-                num_warps=1,
+                weights=(rule.distortion / rule.unit, rule.opacity, rule.sparsity), **tile, num_warps=1,
             )  # fmt: skip
-        _sum_losses_kernel[(1,)](parts, loss, programs, BLOCK=SUM_BLOCK, num_warps=8)
+        _sum_kernel[(1,)](parts, loss, None, programs, BLOCK=SUM_BLOCK, num_warps=8)
         ctx.save_for_backward(grad, scale)
         return loss
 
@@ -491,38 +450,23 @@ class _RayLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         grad, scale = ctx.saved_tensors
-        out = torch.empty_like(grad)
-        if grad.numel():
-            _scale_kernel[(cdiv(grad.numel(), SCALE_BLOCK),)](
-                grad, arrived, scale, out, grad.numel(), BLOCK=SCALE_BLOCK
-            )
-        return out, None, None, None, None  # raw, samples, rule, density_bias, scale
+        return _scaled(grad, arrived, scale), None, None, None  # raw, samples, rule, scale
 
 
-def ray_losses(
-    raw: Tensor,
-    samples: PackedSamples,
-    *,
-    rule: RayLossRule,
-    density_bias: float,
-    gradient_scale: Tensor | None,
-) -> Tensor:
+def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
     check_kernel_float(raw=raw)
     scale = None if gradient_scale is None else gradient_scale.detach().float()
-    return _RayLosses.apply(raw, samples, rule, density_bias, scale)
+    return _RayLosses.apply(raw, samples, rule, scale)
 
 
 def _losses_cases() -> list[CompileCase]:
     kernel: dict[str, str | tuple[str, ...]] = dict.fromkeys(("p_logits", "p_starts", "p_ends", "p_scale"), "*fp32")
     kernel |= {"p_offsets": "*i32", "p_kept": "*i32", "p_parts": "*fp32", "p_grad": "*fp32", "n_rays": "i32"}
-    kernel |= {"ray_programs": "i32", "strides": ("i32",) * 2, "weights": ("fp32",) * 3, "density_bias": "fp32"}
-    cases = [
+    kernel |= {"ray_programs": "i32", "strides": ("i32",) * 2, "weights": ("fp32",) * 3}
+    return [
         CompileCase(_rays_kernel, kernel, {"RAYS": rays, "STEPS": steps}, name=f"{rays}x{steps}")
         for rays, steps in ((4, 8), (1, 32))
     ]
-    sums = {"p_parts": "*fp32", "p_loss": "*fp32", "n_parts": "i32"}
-    cases.append(CompileCase(_sum_losses_kernel, sums, {"BLOCK": SUM_BLOCK}, num_warps=8))
-    return cases
 
 
 COMPILE_CASES += _losses_cases()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb
-from .._checks import check_device, check_float, check_int, check_shape
+from .._checks import check_device, check_dtype, check_shape, check_tensor
 from .._dispatch import implementation
 from ..march import OccupancyBits, StepRule
 
@@ -107,14 +107,12 @@ def start_rays(
     """All rays (n_rays, 3) at their beginning. `order` (n_rays,) int32, a permutation, says in which order they are
     taken: rays that lie side by side should follow each other, since they read the same memory."""
     n_rays, device = origins.shape[0], origins.device
-    check_shape("origins", origins, ("n_rays", 3))
+    check_tensor("origins", origins, ("n_rays", 3))
     check_shape("directions", directions, (n_rays, 3))
-    check_float("origins", origins)
     check_device(origins=origins, directions=directions, bits=grid.bits, order=order)
     if order is None:
         order = torch.arange(n_rays, dtype=torch.int32, device=device)
-    check_shape("order", order, (n_rays,))
-    check_int("order", order, torch.int32)
+    check_tensor("order", order, (n_rays,), torch.int32)
     if channels < 1:
         raise InputError("channels", "at least 1", str(channels))
     state = torch.zeros(n_rays, -(-(COLOR + channels) // 8) * 8, device=device)  # rows of whole 32-byte sectors
@@ -160,8 +158,8 @@ def absorb_samples(
     `density` (n,) and `rgb` (n, channels) for the first n rows, all those in use; with `logits` their logits: density =
     exp(min(x, 15)), rgb = sigmoid(x). Not differentiable.
     """
-    check_float("density", density)
-    check_float("rgb", rgb)
+    check_dtype("density", density)
+    check_dtype("rgb", rgb)
     check_shape("density", density, ("n",))
     check_shape("rgb", rgb, (density.shape[0], live.channels))
     check_device(density=density, rgb=rgb, state=live.state)
@@ -175,7 +173,7 @@ def finish_rays(live: LiveRays, background: Tensor | None = None) -> FinishedRay
     """What the rays gathered so far, over the `background` (channels,) or (n_rays, channels); None is black."""
     if background is not None:
         n_rays, channels = live.state.shape[0], live.channels
-        check_float("background", background)
+        check_dtype("background", background)
         check_device(background=background, state=live.state)
         if tuple(background.shape) not in ((channels,), (n_rays, channels)):
             wanted = f"shape ({channels},) or ({n_rays}, {channels})"

@@ -214,16 +214,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
 
 
 @torch.no_grad()
-def absorb_samples(
-    live: LiveRays,
-    samples: NextSamples,
-    density: Tensor,
-    rgb: Tensor,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    logits: bool,
-) -> None:
+def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, logits) -> None:
     n_live = int(live.n_live)
     queue, alive = live.places[live.side, :n_live], torch.empty(n_live, dtype=torch.bool)
     field = (as_float32("density", density).detach().numpy(), as_float32("rgb", rgb).detach().numpy())

@@ -408,16 +408,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
 
 
 @torch.no_grad()
-def absorb_samples(
-    live: LiveRays,
-    samples: NextSamples,
-    density: Tensor,
-    rgb: Tensor,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    logits: bool,
-) -> None:
+def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, logits) -> None:
     side, n_rays, counts = live.side, live.state.shape[0], live.counts
     weights = torch.empty(density.shape[0], dtype=torch.float32, device=density.device)
     number, pointer = scalar_or_pointer(alpha_thre, density.device)

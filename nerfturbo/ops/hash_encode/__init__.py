@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_float, check_shape
+from .._checks import check_device, check_tensor
 from .._dispatch import implementation, optimized
 from .._sink import GradientSink, check_count, redirect, zero_tail
 
@@ -120,15 +120,12 @@ def hash_encode(
     >>> hash_encode(torch.rand(5, 3), torch.ones(layout.n_entries, 2), layout).mean().round(decimals=4)
     tensor(1.)
     """
-    check_shape("positions", positions, ("n", 3))
-    check_shape("table", table, (layout.n_entries, layout.n_features))
-    check_float("positions", positions)
-    check_float("table", table)
+    check_tensor("positions", positions, ("n", 3))
+    check_tensor("table", table, (layout.n_entries, layout.n_features))
     check_device(positions=positions, table=table, half=half)
     check_count(n_used, positions.device)
     if half is not None:
-        check_shape("half", half, tuple(table.shape))
-        check_float("half", half)
+        check_tensor("half", half, tuple(table.shape))
     if sink is not None:
         sink.check(["table"], [table])
     encode = optimized("hash_encode", "hash_encode", positions)
@@ -163,10 +160,8 @@ def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_u
     tensor([[1.0000, 1.0000, 1.0000, 1.0000],
             [0.9900, 0.9900, 0.1200, 0.1200]])
     """
-    check_shape("encoding", encoding, ("n", layout.n_outputs))
-    check_float("encoding", encoding)
-    check_shape("footprints", footprints, (encoding.shape[0],))
-    check_float("footprints", footprints)
+    check_tensor("encoding", encoding, ("n", layout.n_outputs))
+    check_tensor("footprints", footprints, (encoding.shape[0],))
     check_count(n_used, encoding.device)
     check_device(encoding=encoding, footprints=footprints)
     return implementation("hash_encode", "fade_levels", encoding)(encoding, footprints.detach(), layout, n_used=n_used)

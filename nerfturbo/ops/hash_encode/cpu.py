@@ -206,15 +206,7 @@ def encode(positions: Tensor, table: Tensor, layout: HashLayout, unit: Tensor, o
 
 class _HashEncode(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        positions: Tensor,
-        table: Tensor,
-        values: Tensor,
-        layout: HashLayout,
-        n_used: int,
-        sink: GradientSink | None,
-    ) -> Tensor:
+    def forward(ctx, positions, table, values, layout, n_used, sink) -> Tensor:
         unit, out = torch.empty(3, n_used), torch.empty(layout.n_outputs, positions.shape[0])
         out[:, n_used:] = 0.0
         encode(as_float32("positions", positions), as_float32("table", values), layout, unit, out)
@@ -259,15 +251,7 @@ def _table_gradient(
     return None
 
 
-def hash_encode(
-    positions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    *,
-    half: Tensor | None = None,
-    sink: GradientSink | None = None,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     return _HashEncode.apply(positions, table, table.detach() if half is None else half, layout, used, sink)
 

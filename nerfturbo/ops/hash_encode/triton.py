@@ -45,7 +45,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from .._sink import GradientSink, zero_tail
+from .._sink import zero_tail
 from .._triton import (
     INTERPRETED,
     CompileCase,
@@ -214,10 +214,7 @@ def _vector_atomics(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def _launch(
-    sums: Tensor, scale: Tensor | None, found_inf: Tensor | None, positions: Tensor, grad: Tensor, layout: HashLayout,
-    n_used: Tensor | None, first: int, count: int, runs: bool,
-) -> None:  # fmt: skip
+def _launch(sums, scale, found_inf, positions, grad, layout, n_used, first, count, runs) -> None:
     if count == 0:
         return
     n, block = positions.shape[0], RUN_BLOCK if runs else BLOCK
@@ -250,14 +247,7 @@ def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Ten
     return torch.exp2(power), inverse
 
 
-def add_table_gradient(
-    buffer: Tensor,
-    positions: Tensor,
-    grad: Tensor,
-    layout: HashLayout,
-    n_used: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
+def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> None:
     """buffer += gradient of the table, for the incoming gradient (n, n_levels * n_features) in any strides."""
     if buffer.dtype not in (torch.float32, torch.float16):
         raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
@@ -422,15 +412,7 @@ def positions_gradient(
 
 class _HashEncode(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        positions: Tensor,
-        table: Tensor,
-        half: Tensor | None,
-        layout: HashLayout,
-        sink: GradientSink | None,
-        n_used: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx, positions, table, half, layout, sink, n_used) -> Tensor:
         source = table if half is None else half
         ctx.save_for_backward(positions, source if ctx.needs_input_grad[0] else None, n_used)
         ctx.layout, ctx.sink, ctx.like = layout, sink, (table.shape, table.dtype)
@@ -456,15 +438,7 @@ class _HashEncode(torch.autograd.Function):
         return grad_positions, grad_table, None, None, None, None
 
 
-def hash_encode(
-    positions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    *,
-    half: Tensor | None = None,
-    sink: GradientSink | None = None,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
     check_kernel_float(positions=positions, table=table, half=half)
     positions, table = positions.float(), table.contiguous()
     if half is not None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb
-from .._checks import check_device, check_float, check_positive, check_shape
+from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor
 from .._dispatch import implementation
 from ..positions import Contraction
 
@@ -112,15 +112,14 @@ def place_intervals(
     ([[1.0, 3.0, 5.0]], [2.0, 4.0])
     """
     n_rays = places.shape[0]
-    check_shape("places", places, ("n_rays", "n + 1"))
+    check_tensor("places", places, ("n_rays", "n + 1"))
     if places.shape[1] < 2:
         raise InputError("places", "at least one interval", str(tuple(places.shape)))
     for name, value in (("origins", origins), ("directions", directions)):
         check_shape(name, value, (n_rays, 3))
-        check_float(name, value)
+        check_dtype(name, value)
     for name, value in (("near", near), ("far", far)):
         check_shape(name, value, (n_rays, 1))
-    check_float("places", places)
     check_positive("unit", spacing.unit)
     if spacing.warp not in WARPS:
         raise InputError("spacing", '"uniform", "disparity" or "mixed"', repr(spacing.warp))
@@ -139,10 +138,8 @@ def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
     >>> interval_weights(torch.tensor([[0.0, 100.0]]), torch.tensor([[0.0, 1.0, 2.0]])).tolist()
     [[0.0, 1.0]]
     """
-    check_shape("density", density, ("n_rays", "n"))
-    check_shape("distances", distances, (density.shape[0], density.shape[1] + 1))
-    check_float("density", density)
-    check_float("distances", distances)
+    check_tensor("density", density, ("n_rays", "n"))
+    check_tensor("distances", distances, (density.shape[0], density.shape[1] + 1))
     check_device(density=density, distances=distances)
     return implementation("intervals", "interval_weights", density)(density, distances.detach())
 
@@ -165,10 +162,8 @@ def importance_sample(
     >>> importance_sample(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 1.0]]), 1).tolist()
     [[1.25, 1.75]]
     """
-    check_shape("edges", edges, ("n_rays", "n_bins + 1"))
-    check_shape("weights", weights, (edges.shape[0], edges.shape[1] - 1))
-    check_float("edges", edges)
-    check_float("weights", weights)
+    check_tensor("edges", edges, ("n_rays", "n_bins + 1"))
+    check_tensor("weights", weights, (edges.shape[0], edges.shape[1] - 1))
     check_device(edges=edges, weights=weights, jitter=jitter)
     if n_samples < 1:
         raise InputError("n_samples", "at least 1", str(n_samples))

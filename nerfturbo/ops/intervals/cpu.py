@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
 from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
-from . import LEAST, LEAST_REST, WARPS, Space, Spacing
+from . import LEAST, LEAST_REST, WARPS
 
 CHUNK = 128  # rays
 ZERO, _LEAST, _REST = np.float32(0.0), np.float32(LEAST), np.float32(LEAST_REST)
@@ -88,16 +88,7 @@ def _weigh_back(first, last, distances, weights, passed, arrived, grad):
             behind += weights[ray, i] * g
 
 
-def place_intervals(
-    places: Tensor,
-    origins: Tensor,
-    directions: Tensor,
-    *,
-    near: Tensor,
-    far: Tensor,
-    spacing: Spacing,
-    space: Space,
-) -> tuple[Tensor, Tensor]:
+def place_intervals(places, origins, directions, *, near, far, spacing, space) -> tuple[Tensor, Tensor]:
     n_rays, n = places.shape[0], places.shape[1] - 1
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
     inputs = [array(as_float32(name, value)) for name, value in named.items()]

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from .._triton import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, shift_right, spread_last, sum_after
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import FOLDS, fold_unit
-from . import LEAST, LEAST_REST, WARPS, Space, Spacing
+from . import LEAST, LEAST_REST, WARPS
 
 BLOCK = 256
 RAYS, STEPS = (32, 8) if INTERPRETED else (1, 32)
@@ -126,16 +126,7 @@ def _gradient_kernel(
         behind += tl.sum(weighed, 1)
 
 
-def place_intervals(
-    places: Tensor,
-    origins: Tensor,
-    directions: Tensor,
-    *,
-    near: Tensor,
-    far: Tensor,
-    spacing: Spacing,
-    space: Space,
-) -> tuple[Tensor, Tensor]:
+def place_intervals(places, origins, directions, *, near, far, spacing, space) -> tuple[Tensor, Tensor]:
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
     check_kernel_float(**named)
     n_rays, n = places.shape[0], places.shape[1] - 1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb, PackedSamples
-from .._checks import check_device, check_float, check_int, check_positive, check_shape
+from .._checks import check_device, check_positive, check_shape, check_tensor
 from .._dispatch import implementation
 
 
@@ -40,8 +40,7 @@ class OccupancyBits:
             raise InputError("resolution", "a multiple of 4, at least 4", str(self.resolution))
         if not 1 <= self.levels <= 16:
             raise InputError("levels", "1 to 16", str(self.levels))
-        check_shape("bits", self.bits, (self.levels * self.resolution**3 // 32,))
-        check_int("bits", self.bits, torch.int32)
+        check_tensor("bits", self.bits, (self.levels * self.resolution**3 // 32,), torch.int32)
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,8 @@ def march(
     [0.75, 1.25, 1.75, 2.25]
     """
     n_rays = origins.shape[0]
-    check_shape("origins", origins, ("n_rays", 3))
+    check_tensor("origins", origins, ("n_rays", 3))
     check_shape("directions", directions, (n_rays, 3))
-    check_float("origins", origins)
     if jitter is not None:
         check_shape("jitter", jitter, (n_rays,))
     if limits is not None:
@@ -112,10 +110,8 @@ def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -
     (n,): non-finite values are ignored. Negative density marks cells no camera sees: they stay as they are.
     """
     check_shape("density", density, ("n_cells",))
-    check_shape("cells", cells, ("n",))
-    check_shape("fresh", fresh, (cells.shape[0],))
-    check_int("cells", cells, torch.int64)
-    check_float("fresh", fresh)
+    check_tensor("cells", cells, ("n",), torch.int64)
+    check_tensor("fresh", fresh, (cells.shape[0],))
     check_device(density=density, cells=cells, fresh=fresh)
     implementation("march", "decay_and_max", density)(density, cells, fresh, decay)
 
@@ -126,8 +122,7 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
     Returns that mean, a () tensor, without reading it back. `bits` (n_cells / 32,) int32 is written in place.
     """
     check_shape("density", density, ("n_cells",))
-    check_shape("bits", bits, (density.shape[0] // 32,))
-    check_int("bits", bits, torch.int32)
+    check_tensor("bits", bits, (density.shape[0] // 32,), torch.int32)
     check_device(density=density, bits=bits)
     return implementation("march", "threshold_bits", density)(density, bits, threshold)
 

@@ -224,17 +224,7 @@ def _grid(grid: OccupancyBits) -> _Grid:
 
 
 @torch.no_grad()
-def march(
-    origins: Tensor,
-    directions: Tensor,
-    grid: OccupancyBits,
-    rule: StepRule,
-    *,
-    jitter: Tensor | None,
-    limits: Tensor | None,
-    capacity: int | None,
-    n_active: Tensor | None,
-) -> PackedSamples:
+def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active) -> PackedSamples:
     n_rays = origins.shape[0]
     outer = grid.aabb.scaled(2.0 ** (grid.levels - 1))
     t_range = tuple(t.numpy() for t in ray_aabb(origins, directions, outer, near=rule.near, far=rule.far))

@@ -366,17 +366,7 @@ def _fitting_parts(cells: float, aabb: Aabb, cone: bool) -> int:
     return fitting[0] if fitting else 0
 
 
-def _prepare(
-    origins: Tensor,
-    directions: Tensor,
-    grid: OccupancyBits,
-    rule: StepRule,
-    *,
-    jitter: Tensor | None,
-    limits: Tensor | None,
-    n_active: Tensor | None,
-    parts: int,
-) -> tuple[Tensor, Tensor | None]:
+def _prepare(origins, directions, grid, rule, *, jitter, limits, n_active, parts) -> tuple[Tensor, Tensor | None]:
     """The rays as the walks read them, and the summary of the bitfield where they ask it."""
     n_rays, device, blocks = origins.shape[0], origins.device, grid.resolution // 4
     rays = torch.empty(n_rays, COLUMNS.value, dtype=torch.float32, device=device)
@@ -393,17 +383,7 @@ def _prepare(
     return rays, summary
 
 
-def march(
-    origins: Tensor,
-    directions: Tensor,
-    grid: OccupancyBits,
-    rule: StepRule,
-    *,
-    jitter: Tensor | None,
-    limits: Tensor | None,
-    capacity: int | None,
-    n_active: Tensor | None,
-) -> PackedSamples:
+def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active) -> PackedSamples:
     check_kernel_float(origins=origins, directions=directions, jitter=jitter, limits=limits)
     n_rays, device, parts = origins.shape[0], origins.device, _parts(grid, rule)
     counts, sums = empty_counts(n_rays, device)

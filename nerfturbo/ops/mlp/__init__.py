@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_float, check_shape
+from .._checks import check_device, check_shape, check_tensor
 from .._dispatch import implementation, optimized
 from .._sink import GradientSink, check_count, redirect_all, zero_tail
 
@@ -31,8 +31,7 @@ def fused_mlp(
     >>> fused_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)]).tolist()
     [[6.0]]
     """
-    check_shape("inputs", inputs, ("n", "inputs"))
-    check_float("inputs", inputs)
+    check_tensor("inputs", inputs, ("n", "inputs"))
     check_count(n_used, inputs.device)
     if not weights:
         raise InputError("weights", "at least one matrix", "none")
@@ -70,8 +69,7 @@ def wide_mlp(
     >>> wide_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)], [torch.ones(3), torch.zeros(1)]).tolist()
     [[9.0]]
     """
-    check_shape("inputs", inputs, ("n", "inputs"))
-    check_float("inputs", inputs)
+    check_tensor("inputs", inputs, ("n", "inputs"))
     check_count(n_used, inputs.device)
     if not weights or len(weights) != len(biases):
         raise InputError("weights and biases", "the same number, at least one", f"{len(weights)} and {len(biases)}")

@@ -432,10 +432,7 @@ def _tile(even: bool, shape: dict[str, Any]) -> dict[str, Any]:
     return {"BLOCK": BLOCK, "EVEN": even, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
 
 
-def mlp_forward(
-    x: Tensor, weights: list[Tensor], n_used: Tensor | None, *, dtype: torch.dtype | None = None,
-    exponential: bool = False,
-) -> Tensor:  # fmt: skip
+def mlp_forward(x, weights, n_used, *, dtype=None, exponential=False) -> Tensor:
     """(n, outputs) in the type of x, or in another: sums are fp32 whatever it is. `exponential`: exp(min(y, 15))."""
     n = x.shape[0]
     y = feature_major(n, weights[-1].shape[0], dtype or x.dtype, x.device)
@@ -470,10 +467,7 @@ def _groups(shapes: tuple[tuple[int, int], ...], wanted: tuple[bool, ...]) -> li
     return groups
 
 
-def mlp_backward(
-    x: Tensor, weights: list[Tensor], dy: Tensor, n_used: Tensor | None, *, needs_x: bool, sums: list[Tensor | None],
-    found_inf: Tensor | None = None,
-) -> Tensor | None:  # fmt: skip
+def mlp_backward(x, weights, dy, n_used, *, needs_x, sums, found_inf=None) -> Tensor | None:
     """Gradient of x, and the weights' gradients added to `sums` (None: not wanted)."""
     n = x.shape[0]
     dx = feature_major(n, x.shape[1], x.dtype, x.device) if needs_x else None
@@ -647,13 +641,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a.t(), b, out_dtype=torch.float32)
 
 
-def _layers(
-    inputs: Tensor,
-    parameters: Sequence[Tensor],
-    skip: int | None,
-    relu_last: bool,
-    kept: list[tuple[Tensor, Tensor]] | None = None,
-) -> Tensor:
+def _layers(inputs, parameters, skip, relu_last, kept=None) -> Tensor:
     """All layers; `kept` takes the input and the padded weight of each, which a backward needs and nobody else."""
     depth = len(parameters) // 2
     weights, biases = parameters[:depth], parameters[depth:]

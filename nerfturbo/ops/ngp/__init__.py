@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb, PackedSamples
-from .._checks import check_device, check_float, check_int, check_shape
+from .._checks import check_device, check_dtype, check_shape, check_tensor
 from .._dispatch import implementation, optimized
 from .._sink import GradientSink, check_count, redirect_all, zero_tail
 from ..composite import Thinning
@@ -76,15 +76,13 @@ def ngp_field(
     >>> ngp_field(torch.ones(1, 3), torch.ones(1, 2), torch.zeros(1, dtype=torch.int32), weights).tolist()
     [[56.0, 56.0, 56.0, 6.0]]
     """
-    check_shape("encoding", encoding, ("n", "encoding"))
-    check_float("encoding", encoding)
-    check_float("directions", directions)
+    check_tensor("encoding", encoding, ("n", "encoding"))
+    check_dtype("directions", directions)
     if ray_indices is None:
         check_shape("directions", directions, (encoding.shape[0], "directions"))
     else:
         check_shape("directions", directions, ("n_rays", "directions"))
-        check_shape("ray_indices", ray_indices, (encoding.shape[0],))
-        check_int("ray_indices", ray_indices, torch.int32)
+        check_tensor("ray_indices", ray_indices, (encoding.shape[0],), torch.int32)
     check_count(n_used, encoding.device)
     weights = NgpWeights(*weights)
     check_weights(weights, encoding.shape[1], directions.shape[1])
@@ -146,10 +144,8 @@ def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights:
 
 
 def _check_look_up(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> None:
-    check_shape("positions", positions, ("n", 3))
-    check_float("positions", positions)
-    check_shape("table", table, (layout.n_entries, layout.n_features))
-    check_float("table", table)
+    check_tensor("positions", positions, ("n", 3))
+    check_tensor("table", table, (layout.n_entries, layout.n_features))
     density_in, density_out = weights
     check_shape("weights[0]", density_in, ("hidden", layout.n_outputs))
     check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
@@ -209,14 +205,10 @@ def ngp_logits(
     tensor([[72., 72., 72.,  8.]])
     """
     n = positions.shape[0]
-    check_shape("positions", positions, ("n", 3))
-    check_float("positions", positions)
-    check_shape("directions", directions, ("n_rays", "directions"))
-    check_float("directions", directions)
-    check_shape("ray_indices", ray_indices, (n,))
-    check_int("ray_indices", ray_indices, torch.int32)
-    check_shape("table", table, (layout.n_entries, layout.n_features))
-    check_float("table", table)
+    check_tensor("positions", positions, ("n", 3))
+    check_tensor("directions", directions, ("n_rays", "directions"))
+    check_tensor("ray_indices", ray_indices, (n,), torch.int32)
+    check_tensor("table", table, (layout.n_entries, layout.n_features))
     check_count(n_used, positions.device)
     weights = NgpWeights(*weights)
     check_weights(weights, layout.n_outputs, directions.shape[1])
@@ -278,15 +270,11 @@ def ngp_query(
     >>> rgb.mean().item(), density.tolist()
     (0.5, [1.0, 1.0, 1.0, 1.0, 1.0])
     """
-    check_shape("positions", positions, ("n", 3))
-    check_float("positions", positions)
-    check_shape("directions", directions, (positions.shape[0], "directions"))
-    check_float("directions", directions)
-    check_shape("table", table, (layout.n_entries, layout.n_features))
-    check_float("table", table)
+    check_tensor("positions", positions, ("n", 3))
+    check_tensor("directions", directions, (positions.shape[0], "directions"))
+    check_tensor("table", table, (layout.n_entries, layout.n_features))
     if half is not None:
-        check_shape("half", half, (layout.n_entries, layout.n_features))
-        check_float("half", half)
+        check_tensor("half", half, (layout.n_entries, layout.n_features))
     check_weights(weights, layout.n_outputs, directions.shape[1])
     check_device(positions=positions, directions=directions, table=table, half=half, **weights._asdict())
     query = implementation("ngp", "ngp_query", positions)
@@ -326,13 +314,10 @@ def ngp_visibility(
     >>> ngp_visibility(origins, directions, samples, field, early_stop_eps=1e-4).tolist()  # density exp(6), length 0.1
     [True, False, False]
     """
-    check_shape("origins", origins, (samples.n_rays, 3))
-    check_shape("directions", directions, (samples.n_rays, 3))
-    check_float("origins", origins)
-    check_float("directions", directions)
+    check_tensor("origins", origins, (samples.n_rays, 3))
+    check_tensor("directions", directions, (samples.n_rays, 3))
     layout, (density_in, density_out) = field.layout, field.weights
-    check_shape("field.table", field.table, (layout.n_entries, layout.n_features))
-    check_float("field.table", field.table)
+    check_tensor("field.table", field.table, (layout.n_entries, layout.n_features))
     check_shape("field.weights[0]", density_in, ("hidden", layout.n_outputs))
     check_shape("field.weights[1]", density_out, ("features", density_in.shape[0]))
     check_device(

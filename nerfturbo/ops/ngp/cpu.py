@@ -30,10 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch, release_scratch, scratch
-from .._sink import GradientSink
-from ..composite import Thinning
 from ..composite.cpu import thin_codes
 from ..hash_encode import HashLayout
 from ..hash_encode.cpu import encode, hash_encode
@@ -53,7 +50,7 @@ from ..mlp.cpu import (
     weight_gradients,
     write_block,
 )
-from . import MAX_LOGIT, NgpDensity, NgpWeights
+from . import MAX_LOGIT, NgpWeights
 
 CHUNK = 8  # blocks
 SLICE = 1 << 15  # points whose density is looked up at a time
@@ -97,21 +94,9 @@ def _forward(first, last, n_used, layers, rows, encoding, point_major, direction
 
 @jit()
 def _backward(
-    first,
-    last,
-    n_used,
-    layers,
-    rows,
-    encoding,
-    point_major,
-    directions,
-    rays,
-    kept,
-    grad,
-    sums,
-    to_encoding,
+    first, last, n_used, layers, rows, encoding, point_major, directions, rays, kept, grad, sums, to_encoding,
     to_directions,
-):
+):  # fmt: skip
     """Chunks first ... last - 1. sums (chunks, weights); to_encoding (e, n) and to_directions (d, n), or empty."""
     acts = np.empty((rows[6], POINTS), np.float32)
     features = rows[2] + directions.shape[1]
@@ -169,16 +154,7 @@ def release() -> None:
 
 class _NgpField(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        encoding: Tensor,
-        directions: Tensor,
-        rays: Tensor,
-        n_used: int,
-        sink: GradientSink | None,
-        differentiable: bool,
-        *weights: Tensor,
-    ) -> Tensor:
+    def forward(ctx, encoding, directions, rays, n_used, sink, differentiable, *weights) -> Tensor:
         layers = pack_layers(weights)
         out = torch.empty(4, encoding.shape[0])
         out[:, n_used:] = 0.0
@@ -222,15 +198,7 @@ class _NgpField(torch.autograd.Function):
         return to_encoding, to_directions, None, None, None, None, *own
 
 
-def ngp_field(
-    encoding: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor | None,
-    weights: NgpWeights,
-    *,
-    sink: GradientSink | None = None,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     if ray_indices is None:
         ray_indices = torch.arange(encoding.shape[0], dtype=torch.int32)
     used = encoding.shape[0] if n_used is None else min(int(n_used), encoding.shape[0])
@@ -268,14 +236,7 @@ def density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers:
         launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
 
 
-def ngp_density(
-    positions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    weights: tuple[Tensor, Tensor],
-    *,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def ngp_density(positions, table, layout, weights, *, n_used=None) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     out = torch.empty(positions.shape[0])
     out[used:] = 0.0
@@ -292,16 +253,7 @@ def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     return True
 
 
-def ngp_logits(
-    positions: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor,
-    *,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    n_used: Tensor | None,
-) -> Tensor:
+def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
     n = positions.shape[0]
     used = n if n_used is None else min(int(n_used), n)
     encoding = hash_encode(positions[:used], table.detach(), layout)
@@ -349,16 +301,7 @@ def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps
 
 
 @torch.no_grad()
-def ngp_visibility(
-    origins: Tensor,
-    directions: Tensor,
-    samples: PackedSamples,
-    field: NgpDensity,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    thinning: Thinning | None = None,
-) -> Tensor:
+def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
     keep = torch.zeros(samples.capacity, dtype=torch.uint8)
     table = as_float32("field.table", field.table.detach())
     weights = (field.weights[0].detach().float(), field.weights[1][:1].detach().float())

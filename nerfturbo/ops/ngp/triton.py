@@ -57,8 +57,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from ...types import PackedSamples
-from .._sink import GradientSink, redirect_all, zero_tail
+from .._sink import redirect_all, zero_tail
 from .._triton import (
     INTERPRETED,
     CompileCase,
@@ -72,7 +71,7 @@ from .._triton import (
     used_rows,
 )
 from .._triton.launch import cdiv, for_any_count, launchable
-from ..composite import OPAQUE, Thinning, visible_thickness
+from ..composite import OPAQUE, visible_thickness
 from ..composite.triton import thin_codes, visibility
 from ..hash_encode import HashLayout
 from ..hash_encode.triton import (
@@ -109,19 +108,11 @@ from ..mlp.triton import (
     zero_sum,
 )
 from ..positions.triton import sample_positions
-from . import MAX_LOGIT, NgpDensity, NgpWeights, activate
+from . import MAX_LOGIT, NgpWeights, activate
 from . import MAX_LOGIT as _MAX_LOGIT
 
 
-def ngp_density(
-    positions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    weights: tuple[Tensor, Tensor],
-    *,
-    n_used: Tensor | None = None,
-    exponential: bool = False,
-) -> Tensor:
+def ngp_density(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
     density_in, density_out = weights[0].contiguous(), weights[1].contiguous()
     check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
     encoding = hash_encode(positions, table, layout, n_used=n_used)
@@ -275,10 +266,7 @@ def _programs(n: int, per_processor: int, device: torch.device) -> int:
     return min(cdiv(n, BLOCK), per_processor * processors(device))
 
 
-def forward(
-    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, n_used: Tensor | None, keep: bool,
-    *, activated: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def forward(x, directions, rays, weights, n_used, keep, *, activated=False) -> tuple[Tensor, Tensor | None]:
     """raw (n, 4), or colours and densities, and, if kept, the density network's output (n, features)."""
     n = x.shape[0]
     raw = feature_major(n, 4, torch.float32, x.device)
@@ -297,10 +285,8 @@ def forward(
 
 
 def colour_backward(
-    x: Tensor, directions: Tensor, rays: Tensor | None, weights: NgpWeights, features: Tensor, draw: Tensor,
-    n_used: Tensor | None, sums: list[Tensor], ddirections: Tensor | None, found_inf: Tensor | None = None,
-    *, dlogit: Tensor | None = None, values: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x, directions, rays, weights, features, draw, n_used, sums, ddirections, found_inf=None, *, dlogit=None, values=None
+) -> Tensor:
     """Gradient of the density network's output; weight gradients added to the last three of `sums`.
 
     `draw` is the gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities.
@@ -351,15 +337,7 @@ def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tenso
 
 class _NgpField(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        directions: Tensor,
-        rays: Tensor | None,
-        sink: GradientSink | None,
-        n_used: Tensor | None,
-        *weights: Tensor,
-    ) -> Tensor:
+    def forward(ctx, x, directions, rays, sink, n_used, *weights) -> Tensor:
         raw, features = forward(x, directions, rays, NgpWeights(*weights), n_used, any(ctx.needs_input_grad))
         ctx.save_for_backward(x, directions, rays, features, n_used, *weights)
         ctx.sink = sink
@@ -395,15 +373,7 @@ def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
         raise InputError("weights", "widths up to 64 on the Triton backend", str(widest), "use ops.fused_mlp")
 
 
-def ngp_field(
-    encoding: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor | None,
-    weights: NgpWeights,
-    *,
-    sink: GradientSink | None = None,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
     check_widths(encoding.shape[1], directions.shape[1], weights)
     if not fits(weights, encoding.dtype, encoding.device):
@@ -510,16 +480,7 @@ def _logits_kernel(
         tl.store(p_raw + 3 * n.to(tl.int64) + i, logit, mask=m)
 
 
-def _launch_logits(
-    positions: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor,
-    *,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    n_used: Tensor | None,
-) -> Tensor:
+def _launch_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
     n, device, features = positions.shape[0], table.device, layout.n_features
     raw = torch.empty(4, n, dtype=torch.float32, device=device).t()  # the kernel counts n from column to column
     if n == 0:
@@ -552,16 +513,7 @@ def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     return widest <= 64 and fits(weights, table.dtype, table.device)
 
 
-def ngp_logits(
-    positions: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor,
-    *,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    n_used: Tensor | None,
-) -> Tensor:
+def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
     check_kernel_float(positions=positions, directions=directions, table=table, **weights._asdict())
     positions, table = positions.detach().float(), table.detach().contiguous()
     own = NgpWeights(*(w.detach().contiguous() for w in weights))
@@ -602,15 +554,7 @@ TENSOR_CORE_CASES += [_logits_case(4), _logits_case(2), _logits_case(4, "bf16", 
 
 class _NgpQuery(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        positions: Tensor,
-        directions: Tensor,
-        table: Tensor,
-        half: Tensor | None,
-        layout: HashLayout,
-        *weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx, positions, directions, table, half, layout, *weights) -> tuple[Tensor, Tensor]:
         source = table if half is None else half
         x = encode_forward(positions, source, layout, None)
         values, features = forward(
@@ -653,15 +597,7 @@ class _NgpQuery(torch.autograd.Function):
         return to_positions, to_directions, to_table, None, None, *in_types_of(weights, sums)
 
 
-def ngp_query(
-    positions: Tensor,
-    directions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    *,
-    half: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def ngp_query(positions, directions, table, layout, weights, *, half) -> tuple[Tensor, Tensor]:
     source = table if half is None else half
     check_kernel_float(positions=positions, directions=directions, table=table, half=half, **weights._asdict())
     if not fits(weights, source.dtype, positions.device):
@@ -835,15 +771,7 @@ def _visible_kernel(
         ray, place, end, depth, taken = _refill(p_counters, p_list, (ray, place, end, depth, taken), n_rays)
 
 
-def _launch_visibility(
-    origins: Tensor,
-    directions: Tensor,
-    samples: PackedSamples,
-    field: NgpDensity,
-    limit: float,
-    alpha_thre: float | Tensor,
-    thinning: Thinning | None,
-) -> Tensor:
+def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, thinning) -> Tensor:
     table, layout = field.table.detach().contiguous(), field.layout
     density_in, density_out = (w.detach().contiguous() for w in field.weights)
     check_kernel_float(table=table, density_in=density_in, density_out=density_out)
@@ -877,16 +805,7 @@ def _rows_for(levels: int, features: int) -> int:
     return max(16 // features, 1 << (levels - 1).bit_length())
 
 
-def ngp_visibility(
-    origins: Tensor,
-    directions: Tensor,
-    samples: PackedSamples,
-    field: NgpDensity,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    thinning: Thinning | None = None,
-) -> Tensor:
+def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
     if samples.capacity == 0 or samples.n_rays == 0:
         dtype = torch.bool if thinning is None else torch.uint8
         return torch.zeros(samples.capacity, dtype=dtype, device=origins.device)

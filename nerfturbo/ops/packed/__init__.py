@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import PackedSamples
-from .._checks import check_device, check_float, check_int, check_shape
+from .._checks import check_device, check_dtype, check_shape, check_tensor
 from .._dispatch import implementation
 
 
@@ -42,8 +42,7 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None
     marching kept and what fits now. `keep` may also be the codes of `thinning` (capacity,) uint8, which stretch
     intervals.
     """
-    check_shape("keep", keep, (samples.capacity,))
-    check_int("keep", keep, torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
+    check_tensor("keep", keep, (samples.capacity,), torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
     check_device(keep=keep, offsets=samples.offsets)
     if capacity is not None and capacity < 1:
         raise InputError("capacity", "at least 1", str(capacity))
@@ -53,9 +52,8 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None
 def _check_values(values: Tensor, offsets: Tensor) -> None:
     if values.dim() not in (1, 2):
         raise InputError("values", "shape (n,) or (n, channels)", str(tuple(values.shape)))
-    check_float("values", values)
-    check_shape("offsets", offsets, ("n_rays + 1",))
-    check_int("offsets", offsets, torch.int32)
+    check_dtype("values", values)
+    check_tensor("offsets", offsets, ("n_rays + 1",), torch.int32)
     if offsets.shape[0] < 1:
         raise InputError("offsets", "at least one element, offsets[0] = 0", str(tuple(offsets.shape)))
     check_device(values=values, offsets=offsets)

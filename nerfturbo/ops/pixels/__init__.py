@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_float, check_int, check_positive, check_shape
+from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor
 from .._dispatch import implementation
 from ..random import Stream, random_uniform
 
@@ -47,8 +47,8 @@ class PixelMask:
     n_drawable: int
 
     def __post_init__(self) -> None:
-        check_int("words", self.words, torch.int64)
-        check_int("before", self.before, torch.int64)
+        check_dtype("words", self.words, torch.int64)
+        check_dtype("before", self.before, torch.int64)
         check_shape("before", self.before, (self.words.shape[0] + 1,))
         check_device(words=self.words, before=self.before)
         if self.n_drawable < 1:
@@ -75,8 +75,8 @@ class PixelGuide:
     n_drawable: int  # pixels of the pool that may be drawn
 
     def __post_init__(self) -> None:
-        check_int("ends", self.ends, torch.int64)
-        check_int("first_tiles", self.first_tiles, torch.int64)
+        check_dtype("ends", self.ends, torch.int64)
+        check_dtype("first_tiles", self.first_tiles, torch.int64)
         check_device(ends=self.ends, first_tiles=self.first_tiles)
         if self.tile < 1:
             raise InputError("tile", "a side of at least 1 pixel", str(self.tile))
@@ -135,8 +135,7 @@ def choose_pixels(
     """
     if n_rays < 0:
         raise InputError("n_rays", "a count >= 0", str(n_rays))
-    check_shape("offsets", offsets, (widths.shape[0] + 1,))
-    check_int("offsets", offsets, torch.int64)
+    check_tensor("offsets", offsets, (widths.shape[0] + 1,), torch.int64)
     check_device(
         offsets=offsets,
         widths=widths,
@@ -165,7 +164,7 @@ class PixelPool:
         n_images = self.widths.shape[0]
         if self.pixels.dim() != 2 or self.pixels.shape[1] not in (3, 4):
             raise InputError("pixels", "shape (n_pixels, 3) or (n_pixels, 4)", str(tuple(self.pixels.shape)))
-        check_int("pixels", self.pixels, torch.uint8)
+        check_dtype("pixels", self.pixels, torch.uint8)
         check_shape("offsets", self.offsets, (n_images + 1,))
         check_shape("poses", self.poses, (n_images, 3, 4))
         check_shape("intrinsics", self.intrinsics, (n_images, 4))
@@ -221,8 +220,7 @@ def draw_pixels(
     if strata < 1:
         raise InputError("strata", "at least 1", str(strata))
     if indices is not None:
-        check_shape("indices", indices, (n_rays,))
-        check_int("indices", indices, torch.int64)
+        check_tensor("indices", indices, (n_rays,), torch.int64)
         check_device(pixels=pool.pixels, indices=indices)
     return DrawnPixels(
         *implementation("pixels", "draw_pixels", pool.poses)(
@@ -242,8 +240,7 @@ def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Ten
     >>> camera_rays(camera, width=1, height=1)[1].tolist()
     [[0.0, 0.0, -1.0]]
     """
-    check_shape("camera", camera, (16,))
-    check_float("camera", camera)
+    check_tensor("camera", camera, (16,))
     if width < 0 or height < 0:
         raise InputError("width and height", "at least 0", f"{width} and {height}")
     return implementation("pixels", "camera_rays", camera)(camera.detach().float(), width=width, height=height)

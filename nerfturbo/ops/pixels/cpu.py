@@ -18,7 +18,7 @@ from torch import Tensor
 from .._cpu import array, jit, launch
 from ..random import Stream
 from ..random.cpu import random_bits
-from . import WORD, PixelGuide, PixelMask, PixelPool
+from . import WORD
 from .reference import BITS
 
 CHUNK = 2048
@@ -91,15 +91,7 @@ def _uniform(first, last, words, n, pixels):
 
 @torch.no_grad()
 def choose_pixels(
-    offsets: Tensor,
-    widths: Tensor,
-    n_rays: int,
-    *,
-    mask: PixelMask | None,
-    guide: PixelGuide | None,
-    seed: int,
-    step: int | Tensor,
-    first: int,
+    offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     columns = 2 if guide is None else 3
     drawn = random_bits(
@@ -133,23 +125,9 @@ _UNIT = np.float32(1.0 / (1 << BITS))
 
 @jit(exact=True)
 def _look_up(
-    first,
-    last,
-    words,
-    indices,
-    spread,
-    strata,
-    start,
-    pixels,
-    offsets,
-    widths,
-    poses,
-    intrinsics,
-    origins,
-    directions,
-    rgba,
-    images,
-):
+    first, last, words, indices, spread, strata, start, pixels, offsets, widths, poses, intrinsics, origins, directions,
+    rgba, images,
+):  # fmt: skip
     """words (n_rays, 2 or 4): the top BITS bits of the first two make the 48-bit draw, unless there are `indices`;
     those of the others say where in the pixel, where there is a `spread`."""
     n_pixels = np.int64(pixels.shape[0])
@@ -192,15 +170,7 @@ def _look_up(
 
 @torch.no_grad()
 def draw_pixels(
-    pool: PixelPool,
-    n_rays: int,
-    *,
-    seed: int,
-    step: int | Tensor,
-    first: int,
-    indices: Tensor | None = None,
-    spread: float = 0.0,
-    strata: int = 1,
+    pool, n_rays, *, seed, step, first, indices=None, spread=0.0, strata=1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
     needed = n_rays if indices is None or spread else 0

@@ -21,7 +21,6 @@ from .._triton import CompileCase, signed_word
 from .._triton.launch import cdiv, launchable
 from ..random import Stream
 from ..random.triton import philox, unit_float
-from . import PixelGuide, PixelMask, PixelPool
 
 BLOCK = 128
 _DRAW = ("n_rays", "step", "stream", "seed_low", "seed_high", "first")
@@ -142,15 +141,7 @@ def _search_steps(n: int) -> int:
 
 
 def choose_pixels(
-    offsets: Tensor,
-    widths: Tensor,
-    n_rays: int,
-    *,
-    mask: PixelMask | None,
-    guide: PixelGuide | None,
-    seed: int,
-    step: int | Tensor,
-    first: int,
+    offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     device, n_images = offsets.device, widths.shape[0]
     on_device = isinstance(step, Tensor)
@@ -271,17 +262,7 @@ def _axis(p_row, b_x, b_y, m_ray):
     return b_first - b_second - tl.load(p_row + 2, mask=m_ray, other=1.0)
 
 
-def draw_pixels(
-    pool: PixelPool,
-    n_rays: int,
-    *,
-    seed: int,
-    step: int | Tensor,
-    first: int,
-    indices: Tensor | None,
-    spread: float,
-    strata: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device, channels = pool.pixels.device, pool.pixels.shape[1]
     origins = torch.empty((n_rays, 3), device=device)
     directions = torch.empty((n_rays, 3), device=device)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb, PackedSamples
-from .._checks import check_device, check_float, check_shape
+from .._checks import check_device, check_shape, check_tensor
 from .._dispatch import implementation
 
 Norm = Literal["euclidean", "max"]
@@ -117,9 +117,8 @@ def ray_aabb(
     >>> [t.tolist() for t in ray_aabb(origins, directions, Aabb.cube(1.0))]
     [[2.0, 0.0], [4.0, 0.0]]
     """
-    check_shape("origins", origins, ("n_rays", 3))
+    check_tensor("origins", origins, ("n_rays", 3))
     check_shape("directions", directions, (origins.shape[0], 3))
-    check_float("origins", origins)
     check_device(origins=origins, directions=directions)
     return implementation("positions", "ray_aabb", origins)(origins, directions, aabb, near=near, far=far)
 
@@ -142,9 +141,8 @@ def sample_positions(
     >>> sample_positions(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]]), samples).tolist()
     [[0.0, 0.0, 2.0]]
     """
-    check_shape("origins", origins, (samples.n_rays, 3))
+    check_tensor("origins", origins, (samples.n_rays, 3))
     check_shape("directions", directions, (samples.n_rays, 3))
-    check_float("origins", origins)
     check_device(origins=origins, directions=directions, t_starts=samples.t_starts)
     if aabb is None and contraction != "none":
         raise InputError("aabb", "a box to contract space about", "None")

@@ -182,14 +182,7 @@ def _launch(
 
 class _SamplePositions(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        origins: Tensor,
-        directions: Tensor,
-        samples: PackedSamples,
-        box: tuple[float, ...],
-        contraction: str,
-    ) -> Tensor:
+    def forward(ctx, origins, directions, samples, box, contraction) -> Tensor:
         ctx.samples, ctx.box = samples, box
         return _launch(origins, directions, samples, box, contraction)
 

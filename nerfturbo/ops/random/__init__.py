@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_int, check_shape
+from .._checks import check_tensor
 from .._dispatch import implementation
 
 
@@ -71,6 +71,5 @@ def _check(n: int, columns: int, step: int | Tensor, device: torch.device | str)
     if n < 0:
         raise InputError("n", "a count >= 0", str(n))
     if isinstance(step, Tensor):
-        check_shape("step", step, ())
-        check_int("step", step, torch.int64)
+        check_tensor("step", step, (), torch.int64)
     return torch.empty(0, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_float, check_shape
+from .._checks import check_tensor
 from .._dispatch import implementation
 
 
@@ -18,8 +18,7 @@ def spherical_harmonics(directions: Tensor, degree: int = 4) -> Tensor:
     >>> [round(value, 4) for value in spherical_harmonics(torch.tensor([[0.0, 0.6, 0.8]]), degree=2)[0].tolist()]
     [0.2821, -0.2932, 0.3909, -0.0]
     """
-    check_shape("directions", directions, ("n", 3))
-    check_float("directions", directions)
+    check_tensor("directions", directions, ("n", 3))
     if not 1 <= degree <= 4:
         raise InputError("degree", "1 to 4", str(degree))
     return implementation("spherical_harmonics", "spherical_harmonics", directions)(directions, degree)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_float, check_int, check_shape
+from .._checks import check_device, check_dtype, check_shape, check_tensor
 from .._dispatch import implementation, resolve
 from .._sink import GradientSink, check_count, redirect, zero_tail
 
@@ -56,10 +56,8 @@ class VoxelIndex:
         if not 1 <= self.resolution <= MAX_RESOLUTION:
             raise InputError("resolution", f"1 to {MAX_RESOLUTION}", str(self.resolution))
         side = blocks_per_axis(self.resolution)
-        check_shape("blocks", self.blocks, (side, side, side))
-        check_shape("rows", self.rows, ("n_blocks", SIDE**3))
-        check_int("blocks", self.blocks, torch.int32)
-        check_int("rows", self.rows, torch.int32)
+        check_tensor("blocks", self.blocks, (side, side, side), torch.int32)
+        check_tensor("rows", self.rows, ("n_blocks", SIDE**3), torch.int32)
         check_device(blocks=self.blocks, rows=self.rows)
 
 
@@ -107,17 +105,14 @@ def voxel_lookup(
     [[1.0, 3.0, 5.0, 2.0]]
     """
     _check(positions, tables, index, n_used)
-    check_shape("basis", basis, ("n_rays", "n_basis"))
-    check_shape("ray_indices", ray_indices, (positions.shape[0],))
-    check_int("ray_indices", ray_indices, torch.int32)
+    check_tensor("basis", basis, ("n_rays", "n_basis"))
+    check_tensor("ray_indices", ray_indices, (positions.shape[0],), torch.int32)
     check_shape("tables.color", tables.color, (tables.density.shape[0], color_width(basis.shape[1])))
-    check_float("basis", basis)
     check_device(positions=positions, basis=basis, ray_indices=ray_indices, half=half)
     if basis.shape[0] == 0 and positions.shape[0] > 0:
         raise InputError("basis", "at least one row for the positions to point at", "(0, ...)")
     if half is not None:
-        check_shape("half", half, tuple(tables.color.shape))
-        check_float("half", half)
+        check_tensor("half", half, tuple(tables.color.shape))
     if sink is not None:
         sink.check(VoxelTables._fields, tables)
     look_up = implementation("voxels", "voxel_lookup", positions)
@@ -146,11 +141,9 @@ def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_us
 
 
 def _check(positions: Tensor, tables: VoxelTables, index: VoxelIndex, n_used: Tensor | None) -> None:
-    check_shape("positions", positions, ("n", 3))
-    check_float("positions", positions)
-    check_shape("tables.density", tables.density, ("n_nodes",))
-    check_float("tables.density", tables.density)
-    check_float("tables.color", tables.color)
+    check_tensor("positions", positions, ("n", 3))
+    check_tensor("tables.density", tables.density, ("n_nodes",))
+    check_dtype("tables.color", tables.color)
     check_device(positions=positions, density=tables.density, color=tables.color, blocks=index.blocks)
     check_count(n_used, positions.device)
     if tables.density.shape[0] == 0:
@@ -183,10 +176,8 @@ def voxel_variation(
     [3.0, 0.0]
     """
     n = tables.density.shape[0]
-    check_shape("nodes", nodes, (n,))
-    check_int("nodes", nodes, torch.int32)
-    check_shape("chosen", chosen, ("m",))
-    check_int("chosen", chosen, torch.int64)
+    check_tensor("nodes", nodes, (n,), torch.int32)
+    check_tensor("chosen", chosen, ("m",), torch.int64)
     check_device(density=tables.density, color=tables.color, nodes=nodes, chosen=chosen, blocks=index.blocks)
     if sink is not None:
         sink.check(VoxelTables._fields, tables)

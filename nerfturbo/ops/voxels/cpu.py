@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
 from .._sink import GradientSink
-from . import FLOOR, VoxelIndex, VoxelTables
+from . import FLOOR, VoxelIndex
 
 CHUNK = 2048
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
@@ -166,18 +166,7 @@ def _slope(first, last, places, found, fractions, resolution, density, color, ba
 
 class _VoxelLookup(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        positions: Tensor,
-        basis: Tensor,
-        density: Tensor,
-        color: Tensor,
-        rays: Tensor,
-        half: Tensor | None,
-        index: VoxelIndex,
-        n_used: int,
-        sink: GradientSink | None,
-    ) -> Tensor:
+    def forward(ctx, positions, basis, density, color, rays, half, index, n_used, sink) -> Tensor:
         n = positions.shape[0]
         found, fractions = torch.empty(n, 8, dtype=torch.int32), torch.empty(n, 3)
         out = torch.zeros(n, 4)
@@ -231,17 +220,7 @@ def _deliver(sink: GradientSink, parts: list[Tensor] | None, checks: np.ndarray)
         sink.found_inf.fill_(1.0)
 
 
-def voxel_lookup(
-    positions: Tensor,
-    basis: Tensor,
-    ray_indices: Tensor,
-    tables: VoxelTables,
-    index: VoxelIndex,
-    *,
-    half: Tensor | None = None,
-    sink: GradientSink | None = None,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     return _VoxelLookup.apply(positions, basis, *tables, ray_indices, half, index, used, sink)
 
@@ -307,16 +286,7 @@ def _spread_back(first, last, chosen, nodes, blocks, rows, resolution, table, n_
 
 class _Variation(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        density: Tensor,
-        color: Tensor,
-        index: VoxelIndex,
-        nodes: Tensor,
-        chosen: Tensor,
-        n_basis: int,
-        sink: GradientSink | None,
-    ) -> Tensor:
+    def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
         ctx.save_for_backward(density, color, nodes, chosen)
         ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
         structure, m = _structure(index, nodes, chosen), chosen.shape[0]
@@ -350,13 +320,5 @@ def _structure(index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> tuple[Any, .
     return array(chosen), array(nodes), array(index.blocks), array(index.rows), index.resolution
 
 
-def voxel_variation(
-    tables: VoxelTables,
-    index: VoxelIndex,
-    nodes: Tensor,
-    chosen: Tensor,
-    *,
-    n_basis: int,
-    sink: GradientSink | None = None,
-) -> Tensor:
+def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
     return _Variation.apply(*tables, index, nodes, chosen, n_basis, sink)

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._sink import GradientSink, redirect, zero_tail
+from .._sink import redirect, zero_tail
 from .._triton import CompileCase, check_kernel_float, clamp_unit, load_point, used_rows
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from . import VoxelIndex, VoxelTables, blocks_per_axis, reference
@@ -226,18 +226,7 @@ def _structure(index: VoxelIndex) -> dict[str, Any]:
 
 class _VoxelLookup(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        positions: Tensor,
-        basis: Tensor,
-        density: Tensor,
-        color: Tensor,
-        rays: Tensor,
-        half: Tensor | None,
-        index: VoxelIndex,
-        n_used: Tensor | None,
-        sink: GradientSink | None,
-    ) -> Tensor:
+    def forward(ctx, positions, basis, density, color, rays, half, index, n_used, sink) -> Tensor:
         n, source = positions.shape[0], color if half is None else half
         out = torch.empty(4, n, dtype=torch.float32, device=positions.device)
         if n:
@@ -302,17 +291,7 @@ def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return wide.t(), per_ray
 
 
-def voxel_lookup(
-    positions: Tensor,
-    basis: Tensor,
-    ray_indices: Tensor,
-    tables: VoxelTables,
-    index: VoxelIndex,
-    *,
-    half: Tensor | None = None,
-    sink: GradientSink | None = None,
-    n_used: Tensor | None = None,
-) -> Tensor:
+def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:
     check_kernel_float(positions=positions, basis=basis, half=half, **tables._asdict())
     if torch.are_deterministic_algorithms_enabled() and torch.is_grad_enabled():
         buffers, flag = ((None, None), None) if sink is None else (sink.buffers, sink.found_inf)
@@ -446,16 +425,7 @@ def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, c
 
 class _Variation(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        density: Tensor,
-        color: Tensor,
-        index: VoxelIndex,
-        nodes: Tensor,
-        chosen: Tensor,
-        n_basis: int,
-        sink: GradientSink | None,
-    ) -> Tensor:
+    def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
         ctx.save_for_backward(density, color, nodes, chosen)
         ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
         m = chosen.shape[0]
@@ -484,15 +454,7 @@ class _Variation(torch.autograd.Function):
         return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
 
 
-def voxel_variation(
-    tables: VoxelTables,
-    index: VoxelIndex,
-    nodes: Tensor,
-    chosen: Tensor,
-    *,
-    n_basis: int,
-    sink: GradientSink | None = None,
-) -> Tensor:
+def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
     check_kernel_float(**tables._asdict())
     if torch.are_deterministic_algorithms_enabled():
         buffers = (None, None) if sink is None else sink.buffers
