@@ -30,7 +30,7 @@ from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
-from nerfturbo.fields.activations import truncated_exp
+from nerfturbo.fields.parts import truncated_exp
 from nerfturbo.ops._dispatch import available
 from nerfturbo.types import Aabb
 

@@ -21,7 +21,7 @@ from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
-from nerfturbo.sampling.from_geometry import grown
+from nerfturbo.sampling.geometry import dilate
 from nerfturbo.training import Trainer, hidden
 
 RULES = ((0.02, 0.005, 1), (0.1, 0.01, 1), (0.3, 0.02, 1), (0.02, 0.005, 0), (0.1, 0.01, 0), (0.3, 0.02, 0))
@@ -54,7 +54,7 @@ def main() -> None:
         print(rows[-1], flush=True)
         for light, alpha, cells in RULES:
             model.grid.bits.copy_(learned)
-            rule = {"LIGHT": light, "ALPHA": alpha, "grown": lambda shown, _, n=cells: grown(shown, n)}
+            rule = {"LIGHT": light, "ALPHA": alpha, "dilate": lambda shown, _, n=cells: dilate(shown, n)}
             begun = time.perf_counter()
             with patch.multiple(hidden, **rule):
                 share = hidden.hide_unseen(model, trainer.sampler)

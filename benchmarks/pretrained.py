@@ -28,9 +28,9 @@ from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene, Split
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
-from nerfturbo.training.initialise import KEEP, save_field
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
+from nerfturbo.training.warm_start import KEEP, save_field
 
 RED_BALL, BEACH_BALL, CONE = 3, 4, 5  # places in the toybox's list of solids
 

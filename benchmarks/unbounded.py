@@ -38,7 +38,7 @@ from nerfturbo.data.scene import Scene, farthest_distance
 from nerfturbo.evaluation.camera_path import interpolated_path
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.rendering.model import NerfModel
-from nerfturbo.sampling.from_geometry import box_around
+from nerfturbo.sampling.geometry import box_around
 
 METHODS = ("bounded", "nested", "contracted", "proposal")
 SHEET_HEIGHT = 360  # pixels of one picture of a sheet

@@ -19,9 +19,8 @@ from nerfturbo.data.scene import Scene
 from nerfturbo.presets import preset
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.distributed import ProcessTeam, Team
-from nerfturbo.training.optim import learning_rate
+from nerfturbo.training.optim import FieldAdam, learning_rate
 from nerfturbo.training.step import RayBatches, start_totals, totals_of
-from nerfturbo.training.torch_adam import FieldAdam
 from nerfturbo.training.trainer import mark_unseen_cells
 
 

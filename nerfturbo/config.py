@@ -1,331 +1,430 @@
-"""One small dataclass per stage. Field docstrings are the command line's help; there is no second schema."""
+"""Everything that decides a run, as small frozen dataclasses. Their docstrings are the help of the command line, their
+annotations the ranges: a value out of range is refused here, in the library and on the command line alike.
+
+`field` and `sampler` are unions: a value exists only where it means something. In JSON their `kind` says which it is.
+Run folders of version 0.1 are read through `_migrated`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
+import types
+import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from .config_values import from_dict as from_dict
-from .config_values import to_dict as to_dict
+from .errors import InputError
 
-NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone ends, however fast the machine is
+NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone ends
+MAX_APPEARANCE = 48  # with the 16 numbers of the view direction, what one kernel takes per ray
+MAX_PROPOSALS = 3
+
+
+class In(NamedTuple):
+    """The range of a number, or of each number of a list; "(" and ")" leave that end out."""
+
+    low: float
+    high: float = math.inf
+    ends: str = "[]"
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.ends[0] == "(" else value >= self.low
+        below = value < self.high if self.ends[1] == ")" or self.high == math.inf else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        below = f"{'<' if self.ends[1] == ')' else '<='} {self.high:g}"
+        if self.ends[0] == "(":
+            return f"> {self.low:g}" if self.high == math.inf else f"> {self.low:g} and {below}"
+        if self.high == math.inf:
+            return f">= {self.low:g}"
+        return f"from {self.low:g} to {'below ' if self.ends[1] == ')' else ''}{self.high:g}"
+
+
+Share = Annotated[float, In(0.0, 1.0, "[)")]
+Weight = Annotated[float, In(0.0)]
+Samples = Annotated[int, In(1, 1 << 16)]
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+
+
+def _checked(hint: Any, value: Any, path: str) -> Any:
+    """The value where it has the type and the range of the hint; else an error in words."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        inner, limits = option, None
+        if typing.get_origin(option) is Annotated:
+            inner, limits = typing.get_args(option)[:2]
+        if typing.get_origin(inner) is Literal and value in typing.get_args(inner):
+            return value
+        if typing.get_origin(inner) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
+            return tuple(_checked(typing.get_args(inner)[0], item, path) for item in value)
+        if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
+            value = float(value)
+        if isinstance(inner, type) and type(value) is inner and (limits is None or limits.holds(value)):
+            return value
+    raise InputError(path, " or ".join(map(_in_words, options)), repr(value))
+
+
+def _in_words(option: Any) -> str:
+    """
+    >>> _in_words(int), _in_words(Share), _in_words(Literal["warn", "stop"]), _in_words(tuple[float, ...])
+    ('a whole number', 'a number from 0 to below 1', "'warn' or 'stop'", 'a list, each a number')
+    """
+    if typing.get_origin(option) is Annotated:
+        inner, limits = typing.get_args(option)[:2]
+        return f"{_in_words(inner)} {limits}"
+    if typing.get_origin(option) is Literal:
+        return " or ".join(map(repr, typing.get_args(option)))
+    if typing.get_origin(option) is tuple:
+        return f"a list, each {_in_words(typing.get_args(option)[0])}"
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
+    return names.get(option, getattr(option, "__name__", str(option)))
+
+
+def _check_stages(sizes: tuple[int, ...], shares: tuple[float, ...], name: str) -> None:
+    if not sizes or list(sizes) != sorted(set(sizes)):
+        raise InputError("field.resolutions", "growing numbers", str(sizes))
+    if len(shares) != len(sizes) - 1 or list(shares) != sorted(shares):
+        raise InputError(f"field.{name}", f"{len(sizes) - 1} growing shares of the run, one per stage", str(shares))
+
+
+class Section:
+    """Base of every part of a config: checks its values where it is made."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, _checked(hint, getattr(self, name), f"{self.section}.{name}".lstrip(".")))
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Which pictures, at what size."""
+class DataConfig(Section):
+    """Which images, at what size."""
 
+    section = "data"
     source: str = "builtin:toybox"
     """A dataset folder, a folder of photos, a video, or builtin:NAME."""
-    downscale: int = 1
-    """Divide the width and height of every picture by this."""
+    downscale: Annotated[int, In(1, 1 << 10)] = 1
+    """Divide the width and height of every image by this."""
     allow_outside: bool = False
-    """Whether a scene's files may name pictures outside its folder."""
+    """Allow a scene's files to name images outside its folder."""
     cache: Literal["auto", "memory", "disk"] = "auto"
-    """Pixels in memory, or in a memory-mapped file that later starts find again; auto: disk where memory is short."""
+    """Where decoded images live: memory, or a memory-mapped file that later runs reuse (auto: if memory is short)."""
     pixels: Literal["auto", "device", "host"] = "auto"
-    """Where pixels stay while training; host: fetched ahead, step by step. auto: host where the device is too small."""
-    bounds: Literal["auto", "bounded", "unbounded"] = "auto"
-    """Whether the scene has an end; auto decides by alpha, by the file's own box, or by how far its points reach."""
-    ndc: bool = False
-    """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
+    """Where pixels stay while training; host: prefetched step by step (auto: host if the device is too small)."""
+    bounds: Literal["auto", "bounded", "unbounded", "ndc"] = "auto"
+    """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
+    decides from alpha, the file's own box, or its points."""
 
 
 @dataclass(frozen=True)
-class GridConfig:
+class GridConfig(Section):
     """The occupancy grid that skips empty space."""
 
+    section = "grid"
     enabled: bool = True
-    """Without it every cell counts as occupied: rays are marched from end to end of the box."""
-    resolution: int = 128
+    """Skip empty cells; disabled, each ray is sampled end to end (slow)."""
+    resolution: Annotated[int, In(4, 1024)] = 128
     """Cells per axis and level."""
-    levels: int = 1
+    levels: Annotated[int, In(1, 8)] = 1
     """Nested boxes, each twice as large as the one before."""
-    update_every: int = 16
-    """Steps between updates."""
-    warmup_steps: int = 256
-    """Until this step an update refreshes every cell; later a quarter at random and a quarter of the occupied ones."""
-    decay: float = 0.95
-    """How much of its old density a refreshed cell keeps at most."""
-    threshold: float = 0.01
-    """A cell is occupied above this optical thickness (density x step)."""
-    moments: int = 0
-    """Scenes that move: random times at which an update looks at a cell, 1 to 4; the densest counts. 0: it is still."""
-    hide_unseen: bool = False
-    """At the end of training, empty the cells that no training picture shows: under a table, inside a body."""
-
-
-@dataclass(frozen=True)
-class FieldConfig:
-    """The radiance field."""
-
-    kind: Literal["ngp", "vanilla", "voxels", "factor", "tnerf", "dnerf", "ngp-time"] = "ngp"
-    """Instant-NGP, the original NeRF, sparse voxels, planes x lines; tnerf, dnerf and ngp-time are for what moves."""
-    n_levels: int = 16
-    """Hash grid: number of resolutions."""
-    n_features: int = 2
-    """Hash grid: features per entry and level."""
-    log2_entries: int = 19
-    """Hash grid: at most 2^this entries per level."""
-    base_resolution: int = 16
-    """Hash grid: cells per axis of the coarsest level."""
-    max_resolution: int = 2048
-    """Hash grid: cells per axis of the finest level."""
-    width: int = 64
-    """Neurons per hidden layer (vanilla: 256)."""
-    depth: int = 1
-    """Hidden layers of the density network (vanilla: 8)."""
-    color_depth: int = 2
-    """Hidden layers of the colour network."""
-    geo_features: int = 16
-    """Outputs of the density network; the first is the density, all of them feed the colour network."""
-    sh_degree: int = 4
-    """Degree of the spherical harmonics of the view direction."""
-    initial_density: float = 1.0
-    """Instant-NGP: density everywhere at the start, per unit of length. A thin start leaves less fog before the
-    cameras; one far too thin (0.02) paints everything at infinity."""
-    anti_alias: bool = False
-    """Hash grid: levels finer than the footprint of a pixel fade out (Zip-NeRF), for pictures from many distances."""
-    checkpointing: bool = False
-    """Vanilla: keep no hidden layers for the backward but compute them again: less memory, steps twice as long."""
-
-
-@dataclass(frozen=True)
-class VoxelConfig:
-    """Sparse voxels (field.kind voxels): how fine, when subdivided, how smooth; field.sh_degree is the colour's."""
-
-    resolutions: tuple[int, ...] = (64, 128, 256, 384)
-    """Voxels per axis of the box, stage after stage; the first stage is dense."""
-    subdivide_at: tuple[float, ...] = (0.02, 0.08, 0.25)
-    """Shares of the run after which the next stage begins: voxels that no pixel shows go, the others are divided."""
-    max_nodes: int = 1_500_000
-    """Corners of voxels that memory is kept for: a stage that would need more is made coarser, never emptier."""
-    min_steps: int = 200
-    """Steps that a stage lasts at least, in the mean: what has not been trained yet says nothing."""
-    prune_weight: float = 0.01
-    """A voxel stays where it, or a neighbour, gives a training ray at least this share of its colour; or less, a
-    quarter of the mean over all that is seen, while everything is thin."""
-    prune_rays: int = 1 << 21
-    """Rays of the training cameras that are looked along before voxels go."""
-    initial_density: float = 0.1
-    """Density at the start, per unit of world length."""
-    density_speed: float = 10.0
-    """How much faster than optim.lr the logarithm of the density moves."""
-    tv_density: float = 1e-3
-    """Weight of the total variation of the density's logarithm, over density_speed, in the loss."""
-    tv_color: float = 1e-3
-    """Weight of the total variation of the colour's coefficients in the loss."""
-    tv_share: float = 0.01
-    """Share of the corners, drawn at random, that the total variation is taken of at each step."""
-
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """Where samples lie along rays, and how space without an end is folded."""
-
-    kind: Literal["grid", "uniform", "hierarchy", "proposal"] = "grid"
-    """Marching the occupancy grid; even; NeRF's coarse and fine fields; proposal networks (density-only hash grids)."""
     contraction: Literal["none", "sphere", "cube"] = "none"
-    """Fold all space outside the box into a ball or cube around it, for the field, the grid and the proposals."""
-    n_samples: int = 48
-    """Samples per ray that the field sees (hierarchy: beside the coarse ones); the grid decides for itself."""
-    coarse_samples: tuple[int, ...] = (256, 96)
-    """Samples per ray of each proposal network, or of the coarse field."""
-    spacing: Literal["uniform", "disparity", "mixed"] = "mixed"
-    """First samples: even in distance, in 1 / distance, or in distance up to half a box and in 1 / distance beyond."""
-    far: float = 1000.0
-    """Contracted: rays end this many half boxes away."""
-    steps: int = 512
-    """Contracted grid: lattice steps per ray, spaced like the first samples."""
-    anneal_steps: int = 1000
-    """Until this step proposals are trusted less than they say, so that young ones do not miss anything."""
-    interlevel: float = 1.0
-    """Weight of the loss that keeps proposals above the field's own weights."""
-    distortion: float = 0.002
-    """Weight of the loss that pulls a ray's weights together (proposal)."""
-    near_gradient: float = 0.0
-    """Gradients of samples nearer than this many half boxes shrink by (distance / this)^2: against near floaters."""
-    proposal_levels: int = 5
-    """Proposal networks: resolutions of the hash grid."""
-    proposal_log2_entries: int = 17
-    """Proposal networks: at most 2^this entries per resolution."""
-    proposal_resolutions: tuple[int, ...] = (128, 256)
-    """Proposal networks: cells per axis of the finest resolution of each."""
-    proposal_width: int = 16
-    """Proposal networks: neurons of the hidden layer."""
+    """Contract all space outside the box into a ball or cube: for the field, the grid and the sampler."""
+    update_every: Annotated[int, In(1, 1 << 20)] = 16
+    """Steps between updates."""
+    decay: Share = 0.95
+    """How much of its old density a refreshed cell keeps at most."""
+    moments: Annotated[int, In(0, 4)] = 0
+    """Dynamic scenes: random times at which an update looks at a cell; the densest counts. 0: static."""
+    cull_unseen: bool = False
+    """At the end of training, empty the cells that no training image sees."""
 
 
 @dataclass(frozen=True)
-class FactorConfig:
-    """Planes and lines (field.kind factor): how fine, how many; field.width is the colour network's."""
-
-    resolutions: tuple[int, ...] = (128, 300)
-    """Nodes per axis of planes and lines, stage after stage."""
-    refine_at: tuple[float, ...] = (0.15,)
-    """Shares of the run after which the next stage begins."""
-    min_steps: int = 200
-    """Steps that a stage lasts at least, in the mean."""
-    density_components: int = 8
-    """Products of a plane and a line for each of the three axes, of the density."""
-    color_components: int = 16
-    """And of the colour's features."""
-    initial_density: float = 0.1
-    """Density at the start, per unit of world length."""
-    net_lr: float = 2e-3
-    """Peak learning rate of the colour network; optim.lr is that of planes and lines."""
+class _HashConfig(Section):
+    section = "field"
+    n_levels: Annotated[int, In(1, 32)] = 16
+    """Hash grid: number of resolutions."""
+    n_features: Literal[1, 2, 4, 8] = 2
+    """Hash grid: features per entry and level."""
+    log2_entries: Annotated[int, In(4, 28)] = 19
+    """Hash grid: at most 2^this entries per level."""
+    max_resolution: Annotated[int, In(4, 1 << 20)] = 2048
+    """Hash grid: cells per axis of the finest level."""
+    width: Annotated[int, In(1, 1 << 12)] = 64
+    """Neurons per hidden layer."""
 
 
 @dataclass(frozen=True)
-class MotionConfig:
-    """How a field follows a scene that moves (kinds tnerf, dnerf and ngp-time)."""
+class NgpConfig(_HashConfig):
+    """Instant-NGP: a hash grid and two small networks."""
 
-    time_frequencies: int = 6
-    """T-NeRF, D-NeRF: time goes in as so many sines and cosines."""
+    kind: ClassVar[str] = "ngp"
+    initial_density: Annotated[float, In(0.0, 1e6, "(]")] = 1.0
+    """Density everywhere at the start, per unit of length. A thin start leaves less fog before the cameras."""
+    anti_alias: bool = False
+    """Fade out levels finer than a pixel's footprint (Zip-NeRF), for images from many distances."""
+
+
+@dataclass(frozen=True)
+class DynamicNgpConfig(_HashConfig):
+    """Instant-NGP for dynamic scenes: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t)."""
+
+    kind: ClassVar[str] = "ngp-time"
     follow: Literal["deform", "features", "both"] = "features"
-    """ngp-time: move each point to where it was at time 0, give the networks features of place and time, or both."""
-    n_levels: int = 5
-    """ngp-time: resolutions of the three grids over (x, y, t), (y, z, t) and (x, z, t)."""
-    log2_entries: int = 17
-    """ngp-time: at most 2^this entries per level of these grids."""
-    max_resolution: int = 128
-    """ngp-time: cells per axis of space at the finest; the coarsest has 8."""
-    time_resolution: int = 25
-    """ngp-time: cells along time at the finest; coarser levels have fewer in proportion."""
-    guide_levels: int = 4
-    """ngp-time: so many coarse levels of the scene's grid say where points move; finer ones would pull to and fro."""
+    """Move each point to where it was at time 0, give the networks features of place and time, or both."""
+    motion_log2_entries: Annotated[int, In(4, 28)] = 17
+    """Grids over time: at most 2^this entries per level."""
+    motion_resolution: Annotated[int, In(8, 1 << 12)] = 128
+    """Grids over time: cells per axis of space at the finest level; the coarsest has 8, each level twice as many."""
 
 
 @dataclass(frozen=True)
-class RenderConfig:
-    """How rays are marched and composited."""
+class VanillaConfig(Section):
+    """The original NeRF: a deep network over frequency-encoded positions."""
 
-    steps_per_diagonal: int = 1024
-    """Step size: the diagonal of the box over this."""
-    cone_angle: float = 0.0
+    section, kind = "field", "vanilla"
+    width: Annotated[int, In(2, 1 << 12)] = 256
+    """Neurons per hidden layer."""
+    depth: Annotated[int, In(1, 64)] = 8
+    """Hidden layers."""
+    motion: Literal["none", "time", "deform"] = "none"
+    """Dynamic scenes: time as one more input (T-NeRF), or a deformation to time 0 (D-NeRF)."""
+    checkpointing: bool = False
+    """Recompute hidden layers in the backward pass: less memory, steps twice as long."""
+
+
+@dataclass(frozen=True)
+class VoxelConfig(Section):
+    """Sparse voxels: density and spherical harmonics at their vertices, pruned and subdivided while training."""
+
+    section, kind = "field", "voxels"
+    resolutions: tuple[Annotated[int, In(2, 1023)], ...] = (64, 128, 256, 384)
+    """Voxels per axis of the box, stage after stage; the first stage is dense."""
+    subdivide_at: tuple[Annotated[float, In(0.0, 1.0, "()")], ...] = (0.02, 0.08, 0.25)
+    """Shares of the run after which the next stage begins: unseen voxels are pruned, the others subdivided."""
+    max_nodes: Annotated[int, In(8, 1 << 28)] = 1_500_000
+    """Vertices that memory is kept for: a stage that would need more is made coarser."""
+    sh_degree: Annotated[int, In(1, 4)] = 3
+    """Degree of the spherical harmonics of the colour."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_stages(self.resolutions, self.subdivide_at, "subdivide_at")
+
+
+@dataclass(frozen=True)
+class FactorConfig(Section):
+    """Planes and lines (TensoRF's vector-matrix factors) and a small colour network."""
+
+    section, kind = "field", "factor"
+    resolutions: tuple[Annotated[int, In(2, 1 << 14)], ...] = (128, 300)
+    """Nodes per axis of planes and lines, stage after stage."""
+    refine_at: tuple[Annotated[float, In(0.0, 1.0, "()")], ...] = (0.15,)
+    """Shares of the run after which the next stage begins."""
+    components: tuple[Annotated[int, In(1, 1 << 10)], ...] = (8, 16)
+    """Products of a plane and a line per axis: of the density, and of the colour."""
+    width: Annotated[int, In(1, 1 << 12)] = 64
+    """Neurons per hidden layer of the colour network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_stages(self.resolutions, self.refine_at, "refine_at")
+        if len(self.components) != 2:
+            raise InputError("field.components", "two numbers: of the density, and of the colour", str(self.components))
+
+
+@dataclass(frozen=True)
+class CustomFieldConfig(Section):
+    """A field of your own: an nn.Module with `density` and `forward`."""
+
+    section, kind = "field", "custom"
+    source: str = ""
+    """Where the class comes from: path/to/file.py:MyField or package.module:MyField."""
+
+
+@dataclass(frozen=True)
+class GridSamplerConfig(Section):
+    """Marching the occupancy grid."""
+
+    section, kind = "sampler", "grid"
+    cone_angle: Share = 0.0
     """Steps grow with distance by this factor; 0 for objects, 0.004 for unbounded scenes."""
-    early_stop_eps: float = 1e-4
-    """Stop a ray when less than this much light passes."""
-    alpha_thre: float = 0.0
+    alpha_thre: Share = 0.0
     """Skip samples less opaque than this (1e-2 for real 360 scenes)."""
     prune: bool = True
-    """Evaluate density first and train only on samples that are seen."""
-    thin: float = 0.0
-    """Adaptive sampling: of up to four neighbours that together add no more than this to their pixel (0.05, say) one,
-    drawn by chance, is trained and stands for all of them; 0 trains all that are seen."""
-    eval_refine: int = 1
-    """Pictures are rendered with steps this many times shorter than those of training."""
-    eval_rays: int = 1
-    """Pictures are rendered with this x this rays per pixel."""
+    """Evaluate density first and train only on visible samples."""
+    merge_weak_samples: Share = 0.0
+    """Of up to four neighbours that together add no more than this to their pixel (0.05, say), train one for all."""
 
 
 @dataclass(frozen=True)
-class LossConfig:
-    """What is added to the colour loss, ray by ray; with all weights 0 nothing is computed."""
+class UniformSamplerConfig(Section):
+    """The same number of samples on every ray, evenly spaced."""
 
-    distortion: float = 0.0
-    """Weight of Mip-NeRF 360's distortion: a ray's light comes from one place. Lengths are in box diagonals."""
-    opacity: float = 0.0
-    """Weight of the entropy of each ray's opacity: a ray is blocked or it is not."""
-    sparsity: float = 0.0
-    """Weight of log(1 + 2 (density x length)^2), summed along each ray: thin fog goes first."""
+    section, kind = "sampler", "uniform"
+    n_samples: Samples = 48
+    """Samples per ray."""
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class HierarchySamplerConfig(Section):
+    """The original NeRF's coarse and fine passes."""
+
+    section, kind = "sampler", "hierarchy"
+    n_samples: Samples = 128
+    """Fine samples per ray, beside the coarse ones."""
+    coarse_samples: Samples = 64
+    """Samples per ray of the coarse field."""
+
+
+@dataclass(frozen=True)
+class ProposalSamplerConfig(Section):
+    """Proposal networks (density-only hash grids) find the surfaces."""
+
+    section, kind = "sampler", "proposal"
+    n_samples: Samples = 48
+    """Samples per ray that the field sees."""
+    coarse_samples: tuple[Samples, ...] = (256, 96)
+    """Samples per ray of each proposal network."""
+    anneal_steps: Annotated[int, In(0, 1 << 30)] = 1000
+    """Until this step young proposals are trusted less than they say."""
+    levels: Annotated[int, In(1, 32)] = 5
+    """Hash grid of the proposals: number of resolutions."""
+    log2_entries: Annotated[int, In(4, 28)] = 17
+    """Hash grid of the proposals: at most 2^this entries per level."""
+    resolutions: tuple[Annotated[int, In(4, 1 << 20)], ...] = (128, 256)
+    """Hash grid of the proposals: cells per axis of the finest level of each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= len(self.coarse_samples) <= MAX_PROPOSALS or not self.resolutions:
+            expected, got = f"1 to {MAX_PROPOSALS} numbers, one per proposal network", str(len(self.coarse_samples))
+            raise InputError("sampler.coarse_samples", expected, got)
+
+
+@dataclass(frozen=True)
+class CustomSamplerConfig(Section):
+    """A sampler of your own: an object with `sample`."""
+
+    section, kind = "sampler", "custom"
+    source: str = ""
+    """Where the class comes from: path/to/file.py:MySampler or package.module:MySampler."""
+
+
+@dataclass(frozen=True)
+class RenderConfig(Section):
+    """How rays are marched and images rendered."""
+
+    section = "render"
+    steps_per_diagonal: Annotated[int, In(1, 1 << 16)] = 1024
+    """Step size: the diagonal of the box over this."""
+    early_stop_eps: Share = 1e-4
+    """Stop a ray when its transmittance falls below this."""
+    eval_refine: Annotated[int, In(1, 64)] = 1
+    """Render images with steps this many times shorter than in training."""
+    eval_rays: Annotated[int, In(1, 32)] = 1
+    """Render images with this x this rays per pixel."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Section):
+    """The colour loss, and what is added to it."""
+
+    section = "loss"
+    kind: Literal["huber", "mse"] = "huber"
+    """Colour loss; Huber's delta is 0.1."""
+    distortion: Weight = 0.0
+    """Weight of Mip-NeRF 360's distortion loss (lengths in box diagonals; with proposals, normalised)."""
+    opacity: Weight = 0.0
+    """Weight of the entropy of each ray's opacity."""
+    sparsity: Weight = 0.0
+    """Weight of log(1 + 2 (density x length)^2), summed along each ray."""
+    near_gradient: Weight = 0.0
+    """Scale gradients of samples nearer than this many half boxes by (distance / this)^2: against floaters."""
+    depth: Weight = 0.0
+    """Weight of the depth loss on rays through COLMAP's points; 0.05, say."""
+
+
+@dataclass(frozen=True)
+class OptimConfig(Section):
     """Adam and its schedule."""
 
-    lr: float = 1e-2
+    section = "optim"
+    lr: Annotated[float, In(0.0, 1e3, "(]")] = 1e-2
     """Peak learning rate."""
     schedule: Literal["exponential", "cosine", "multistep", "constant"] = "exponential"
-    """The way from the peak to the end, after the warm-up; steps that are skipped do not count."""
-    final_lr_fraction: float = 0.03
-    """Learning rate at the end, as a fraction of the peak (exponential and cosine)."""
-    milestones: tuple[float, ...] = (0.5, 0.75, 0.9)
-    """Multistep: shares of the run after which the learning rate falls."""
-    milestone_factor: float = 0.33
-    """Multistep: what it is multiplied by each time."""
-    warmup_steps: int = 20
+    """From the peak to the end, after the warm-up; skipped steps do not count."""
+    final_lr_fraction: Annotated[float, In(0.0, 1.0, "(]")] = 0.03
+    """Final learning rate, as a fraction of the peak (exponential and cosine)."""
+    warmup_steps: Annotated[int, In(0, 1 << 30)] = 20
     """Steps over which the learning rate rises linearly."""
-    hold_fraction: float = 0.3
+    hold_fraction: Share = 0.3
     """Share of the run before the decay begins."""
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-15
-    """A tiny epsilon lets rarely touched hash entries move at full speed."""
-    weight_decay: float = 1e-6
-    """Pulls the network weights (never the hash table) to zero."""
-    table_decay: float = 0.0
-    """Adds this times the mean square of each level of the hash table to the loss, as in Zip-NeRF (0.1 there)."""
-    skip_untouched: bool = True
-    """Hash entries without a gradient keep their value and moments."""
-    clip_norm: float = 0.0
-    """Gradients longer than this (all together, unscaled) are shortened to it; 0 leaves them alone."""
-    ema_decay: float = 0.0
-    """Score and render a running mean of the weights with this memory per step (0.999, say); 0 takes the weights."""
-    ema_every: int = 1
-    """Steps between two updates of the mean: it costs a pass over all weights."""
+    beta2: Share = 0.99
+    """Adam's memory of squared gradients."""
+    table_decay: Weight = 0.0
+    """Weight of the mean square of each hash level in the loss, as in Zip-NeRF (0.1 there)."""
+    clip_norm: Weight = 0.0
+    """Clip the norm of the gradient to this; 0: no clipping."""
+    ema_decay: Share = 0.0
+    """Score and render an exponential moving average of the weights (0.999, say); 0: the weights themselves."""
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section):
     """The loop."""
 
-    steps: int = 20_000
-    """Training stops after this many steps."""
-    time_limit: float | None = None
-    """Training stops after this many seconds; the learning rate then follows the clock."""
-    batch_samples: int = 1 << 18
-    """Samples trained per step; the number of rays adapts to fill it."""
-    max_rays: int = 1 << 16
+    section = "train"
+    steps: Annotated[int, In(1, 1 << 40)] = 20_000
+    """Stop after this many steps."""
+    time_limit: Annotated[float, In(0.0, 1e9, "(]")] | None = None
+    """Stop after this many seconds; the learning rate then follows the clock."""
+    batch_samples: Annotated[int, In(1, 1 << 30)] = 1 << 18
+    """Samples per step; the number of rays adapts to fill it."""
+    max_rays: Annotated[int, In(1, 1 << 26)] = 1 << 16
     """At most this many rays per step."""
-    initial_rays: int = 4096
-    """Rays of the first step."""
-    marched_per_trained: int = 6
-    """The visibility pass may look at this many times the trained samples."""
-    accumulate: int = 1
-    """Batches whose gradients are added up before each update: a larger batch in the same memory."""
+    accumulate: Annotated[int, In(1, 1 << 16)] = 1
+    """Batches whose gradients are accumulated before each update."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """Of the hash table and the networks; sums, positions and compositing stay fp32. auto: fp16 on a GPU."""
+    """Of hash tables and networks; reductions, positions and compositing stay fp32 (auto: fp16 on a GPU)."""
     on_instability: Literal["warn", "lower-lr", "stop"] = "warn"
-    """When the loss scale keeps falling: say so, halve the learning rate, or stop."""
-    target_psnr: float | None = None
-    """Training stops when a preview of a test view reaches this many dB."""
-    coarse_fraction: float = 0.0
-    """This share of the run trains on shrunken pictures, the rest on the full ones."""
-    coarse_downscale: int = 4
-    """How much smaller the shrunken pictures are in width and height."""
+    """When the loss scale keeps falling: warn, halve the learning rate, or stop."""
+    target_psnr: Annotated[float, In(0.0, 1e3, "(]")] | None = None
+    """Stop when a preview of a test view reaches this many dB."""
+    coarse_fraction: Share = 0.0
+    """This share of the run trains on downscaled images, the rest on the full ones."""
     capture: bool = True
-    """On a GPU, record the whole step as one CUDA graph."""
+    """Capture the GPU step as one CUDA graph."""
     compress_gradients: Literal["none", "bf16", "fp16"] = "none"
-    """Between several processes, send gradients in this precision: half the bytes, rounded once per rank."""
+    """Distributed: send gradients in this precision."""
     background: Literal["random", "white", "black"] = "random"
     """Behind transparent pixels in training; random teaches the field where it is empty."""
     draw: Literal["uniform", "error"] = "uniform"
-    """Which pixels: all alike, or more of those where the error is large, with weights that keep the mean right."""
-    rays_per_pixel: int = 1
-    """A pixel is compared with the mean of so many rays, through random points of it (of each quarter, for 4)."""
-    pixel_spread: float = 0.0
-    """Rays pass through a random point this many pixels wide around a pixel's centre (1: anywhere in the pixel)."""
-    loss: Literal["huber", "mse"] = "huber"
-    """Colour loss; Huber's delta is 0.1."""
-    seed: int = 0
-    """Decides every random draw together with the step."""
+    """Which pixels: all alike, or more where the error is large, reweighted to keep the mean right."""
+    rays_per_pixel: Annotated[int, In(1, 256)] = 1
+    """Compare a pixel with the mean of this many rays through random points of it."""
+    seed: Annotated[int, In(0, (1 << 63) - 1)] = 0
+    """Seeds every random draw, together with the step."""
 
 
 @dataclass(frozen=True)
-class CameraConfig:
-    """Corrections of the training cameras, learned with the field; see docs/cameras.md."""
+class CameraConfig(Section):
+    """Corrections of the training cameras, learned with the field."""
 
+    section = "cameras"
     refine: bool = False
-    """Correct the pose of every training picture by gradients to its rays."""
+    """Refine the pose of every training image."""
     focal: bool = False
-    """Correct the focal length of every lens too, one factor for all pictures it took."""
-    lr: float = 1e-3
-    """Peak learning rate of the corrections: radians, and half sides of the scene's box."""
-    fade_in: float = 0.4
-    """Levels of the hash grid are faded in, coarse to fine, over this share of the run; 0: all from the start."""
-    first_levels: int = 4
-    """Levels of the hash grid that are there from the start."""
+    """Refine the focal length of every lens, one factor for all images it took."""
 
     @property
     def learns(self) -> bool:
@@ -333,37 +432,161 @@ class CameraConfig:
 
 
 @dataclass(frozen=True)
-class PhotoConfig:
-    """What is particular to each photo, and what is known about its depth."""
+class PhotoConfig(Section):
+    """What is particular to each photo."""
 
+    section = "photo"
     exposure: bool = False
-    """Learn the exposure and white balance of every photo; new views get the mean of all photos."""
-    appearance: int = 0
+    """Learn the exposure and white balance of every photo; new views get the mean."""
+    appearance: Annotated[int, In(0, MAX_APPEARANCE)] = 0
     """Numbers learned per photo that its colours may depend on (8, say); new views get the mean, or a photo's."""
-    lr: float = 5e-3
-    """Peak learning rate of exposures and appearances."""
-    depth_weight: float = 0.0
-    """Weight of a loss that draws rays through COLMAP's features to the depth of their points; 0.05, say."""
-    depth_rays: int = 256
-    """Such rays per step."""
+
+
+FieldConfig = NgpConfig | DynamicNgpConfig | VanillaConfig | VoxelConfig | FactorConfig | CustomFieldConfig
+SamplerConfig = (
+    GridSamplerConfig | UniformSamplerConfig | HierarchySamplerConfig | ProposalSamplerConfig | CustomSamplerConfig
+)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Section):
     """Everything that decides a run."""
 
     preset: str = "custom"
     """Where the values came from."""
     data: DataConfig = DataConfig()
+    field: FieldConfig = NgpConfig()
+    sampler: SamplerConfig = GridSamplerConfig()
     grid: GridConfig = GridConfig()
-    field: FieldConfig = FieldConfig()
-    voxels: VoxelConfig = VoxelConfig()
-    factor: FactorConfig = FactorConfig()
-    motion: MotionConfig = MotionConfig()
     render: RenderConfig = RenderConfig()
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     cameras: CameraConfig = CameraConfig()
     photo: PhotoConfig = PhotoConfig()
-    sampling: SamplingConfig = SamplingConfig()
+
+    @property
+    def follows_time(self) -> bool:
+        """Whether the field sees time; of a custom one that is its own matter."""
+        return self.field.kind in ("ngp-time", "custom") or getattr(self.field, "motion", "none") != "none"
+
+
+KINDS: dict[str, dict[str, type[Any]]] = {
+    name: {kind.kind: kind for kind in typing.get_args(union)}
+    for name, union in (("field", FieldConfig), ("sampler", SamplerConfig))
+}
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON values; members of a union carry their `kind`."""
+    values: dict[str, Any] = {}
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        values[one.name] = to_dict(value) if dataclasses.is_dataclass(value) else value
+    kind = getattr(type(config), "kind", None)
+    return {"kind": kind, **values} if isinstance(kind, str) and "kind" not in values else values
+
+
+def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
+    """The inverse of `to_dict`, of files of version 0.1 too. Unknown names and wrong values are named; missing ones
+    take their default."""
+    if not isinstance(values, dict):
+        raise InputError(path, "an object", type(values).__name__)
+    if kind is Config and "sampling" in values:
+        values = _migrated(values, path)
+    hints = _hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise InputError(f"{path}.{unknown[0]}", "one of " + ", ".join(sorted(hints)), repr(unknown[0]))
+    arguments = {}
+    for name, value in values.items():
+        where = f"{path}.{name}"
+        if name in KINDS and kind is Config:
+            tag = value.get("kind") if isinstance(value, dict) else None
+            if tag not in KINDS[name]:
+                raise InputError(f"{where}.kind", "one of " + ", ".join(KINDS[name]), repr(tag))
+            value = {leaf: item for leaf, item in value.items() if leaf != "kind"}
+            arguments[name] = from_dict(KINDS[name][tag], value, where)
+        elif dataclasses.is_dataclass(hints[name]):
+            arguments[name] = from_dict(typing.cast(type, hints[name]), value, where)
+        else:
+            arguments[name] = _checked(hints[name], value, where)
+    return kind(**arguments)
+
+
+# --- files of version 0.1 ---------------------------------------------------------------------------------------------
+
+# Values of 0.1 that are constants now, by the fields whose tensors depend on them: a run with others cannot be opened.
+_FIXED = (
+    ("field", "base_resolution", 16, ("ngp", "ngp-time")),
+    ("field", "geo_features", 16, ("ngp", "ngp-time")),
+    ("field", "sh_degree", 4, ("ngp", "ngp-time", "factor")),
+    ("field", "color_depth", 2, ("factor",)),
+    ("motion", "time_frequencies", 6, ("tnerf", "dnerf")),
+    ("motion", "time_resolution", 25, ("ngp-time",)),
+    ("sampling", "proposal_width", 16, ("proposal",)),
+)
+
+
+def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """A config of version 0.1, where every field and sampler shared one set of values."""
+
+    def old(section: str, *names: str) -> dict[str, Any]:
+        found = values.get(section, {})
+        return {name: found[name] for name in names if name in found}
+
+    sampling, kind = values.get("sampling", {}), values.get("field", {}).get("kind", "ngp")
+    for section, name, fixed, kinds in _FIXED:
+        found = values.get(section, {}).get(name, fixed)
+        if found != fixed and (kind in kinds or sampling.get("kind") in kinds):
+            hint = "open this run with nerfturbo 0.1"
+            raise InputError(f"{path}.{section}.{name}", f"{fixed}, which is fixed now", str(found), hint)
+    hashes = ("n_levels", "n_features", "log2_entries", "max_resolution", "width")
+    field: dict[str, Any]
+    if kind == "voxels":
+        field = old("voxels", "resolutions", "subdivide_at", "max_nodes") | old("field", "sh_degree")
+    elif kind == "factor":
+        factor = values.get("factor", {})
+        parts = [factor.get("density_components", 8), factor.get("color_components", 16)]
+        field = old("factor", "resolutions", "refine_at") | old("field", "width") | {"components": parts}
+    elif kind == "ngp-time":
+        motion = values.get("motion", {})
+        names = {"log2_entries": "motion_log2_entries", "max_resolution": "motion_resolution", "follow": "follow"}
+        field = old("field", *hashes) | {new: motion[name] for name, new in names.items() if name in motion}
+    elif kind == "ngp":
+        field = old("field", *hashes, "initial_density", "anti_alias")
+    else:
+        field = old("field", "width", "depth", "checkpointing")
+        field |= {"motion": {"tnerf": "time", "dnerf": "deform"}.get(kind, "none")}
+    tag = kind if kind in KINDS["field"] else "vanilla"
+    way = sampling.get("kind", "grid")
+    sampler: dict[str, Any] = {}
+    if way == "grid":
+        sampler = old("render", "cone_angle", "alpha_thre", "prune")
+        sampler |= {"merge_weak_samples": values.get("render", {}).get("thin", 0.0)}
+    elif way == "uniform":
+        sampler = old("sampling", "n_samples")
+    elif way == "hierarchy":
+        sampler = old("sampling", "n_samples") | {"coarse_samples": sampling.get("coarse_samples", [64])[0]}
+    elif way == "proposal":
+        names = {f"proposal_{name}": name for name in ("levels", "log2_entries", "resolutions")}
+        sampler = old("sampling", "n_samples", "coarse_samples", "anneal_steps")
+        sampler |= {new: sampling[name] for name, new in names.items() if name in sampling}
+    grid = old("grid", "enabled", "resolution", "levels", "update_every", "decay", "moments")
+    grid |= {"contraction": sampling.get("contraction", "none")}
+    grid |= {"cull_unseen": values.get("grid", {}).get("hide_unseen", False)}
+    loss = old("loss", "distortion", "opacity", "sparsity") | {"kind": values.get("train", {}).get("loss", "huber")}
+    if way == "proposal":
+        loss["distortion"] = sampling.get("distortion", 0.002)
+    loss |= {"near_gradient": sampling.get("near_gradient", 0.0)}
+    loss |= {"depth": values.get("photo", {}).get("depth_weight", 0.0)}
+    rest = {name: old(name, *_hints(section)) for name, section in _SECTIONS.items() if name in values}
+    if values.get("data", {}).get("ndc"):
+        rest["data"]["bounds"] = "ndc"
+    rest |= {"field": {"kind": tag, **field}, "sampler": {"kind": way, **sampler}, "grid": grid, "loss": loss}
+    return {"preset": values.get("preset", "custom"), **rest}
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    kind.section: kind for kind in (DataConfig, RenderConfig, OptimConfig, TrainConfig, CameraConfig, PhotoConfig)
+}

@@ -6,177 +6,148 @@ from dataclasses import replace
 
 from .config import (
     Config,
+    DynamicNgpConfig,
     FactorConfig,
-    FieldConfig,
     GridConfig,
-    MotionConfig,
+    GridSamplerConfig,
+    HierarchySamplerConfig,
+    LossConfig,
+    NgpConfig,
     OptimConfig,
+    ProposalSamplerConfig,
     RenderConfig,
-    SamplingConfig,
     TrainConfig,
+    VanillaConfig,
     VoxelConfig,
 )
 from .errors import InputError
 
+_CPU_GRID = GridConfig(resolution=64, decay=0.8, cull_unseen=True)
+_CPU_TRAIN = TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192)
+_CPU_SAMPLER, _CPU_RENDER = GridSamplerConfig(alpha_thre=0.01), RenderConfig(steps_per_diagonal=512)
+_VANILLA = OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200)
+
 _PRESETS: dict[str, Config] = {
     "ngp": Config(
-        preset="ngp",
-        grid=GridConfig(hide_unseen=True),
-        field=FieldConfig(n_levels=8, n_features=4, max_resolution=1024),
+        grid=GridConfig(cull_unseen=True),
+        field=NgpConfig(n_levels=8, n_features=4, max_resolution=1024),
         render=RenderConfig(steps_per_diagonal=1536, eval_refine=2),
-        optim=OptimConfig(
-            hold_fraction=0.2,
-            final_lr_fraction=0.05,
-            weight_decay=0.0,
-            table_decay=0.01,
-            skip_untouched=False,
-            ema_decay=0.999,
-            ema_every=16,
-        ),
+        optim=OptimConfig(hold_fraction=0.2, final_lr_fraction=0.05, table_decay=0.01, ema_decay=0.999),
     ),
     "ngp-cpu": Config(
-        preset="ngp-cpu",
-        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8, hide_unseen=True),
-        field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512, width=32),
-        render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, skip_untouched=False),
-        train=TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192, initial_rays=256),
+        grid=_CPU_GRID,
+        field=NgpConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512, width=32),
+        sampler=_CPU_SAMPLER,
+        render=_CPU_RENDER,
+        optim=OptimConfig(lr=2e-2),
+        train=_CPU_TRAIN,
     ),
     "vanilla": Config(
-        preset="vanilla",
-        grid=GridConfig(resolution=96, hide_unseen=True),
-        render=RenderConfig(prune=False),
-        field=FieldConfig(kind="vanilla", width=256, depth=8),
-        optim=OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
-        train=TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14, initial_rays=1024),
+        grid=GridConfig(resolution=96, cull_unseen=True),
+        field=VanillaConfig(),
+        sampler=GridSamplerConfig(prune=False),
+        optim=_VANILLA,
+        train=TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14),
     ),
     "factor": Config(
-        preset="factor",
-        grid=GridConfig(hide_unseen=True),
-        field=FieldConfig(kind="factor"),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, final_lr_fraction=0.05, eps=1e-8),
-        train=TrainConfig(batch_samples=1 << 17, max_rays=1 << 15, initial_rays=2048),
+        grid=GridConfig(cull_unseen=True),
+        field=FactorConfig(),
+        optim=OptimConfig(lr=2e-2, final_lr_fraction=0.05),
+        train=TrainConfig(batch_samples=1 << 17, max_rays=1 << 15),
     ),
     "factor-cpu": Config(
-        preset="factor-cpu",
-        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8, hide_unseen=True),
-        field=FieldConfig(kind="factor", width=32),
-        factor=FactorConfig(resolutions=(64, 128), refine_at=(0.2,), density_components=4, color_components=8),
-        render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, eps=1e-8),
-        train=TrainConfig(steps=1500, batch_samples=1 << 13, max_rays=8192, initial_rays=256),
+        grid=_CPU_GRID,
+        field=FactorConfig(resolutions=(64, 128), refine_at=(0.2,), components=(4, 8), width=32),
+        sampler=_CPU_SAMPLER,
+        render=_CPU_RENDER,
+        optim=OptimConfig(lr=2e-2),
+        train=replace(_CPU_TRAIN, batch_samples=1 << 13),
     ),
     "voxels": Config(
-        preset="voxels",
-        grid=GridConfig(hide_unseen=True),
-        field=FieldConfig(kind="voxels", sh_degree=3),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, final_lr_fraction=0.05),
+        grid=GridConfig(cull_unseen=True), field=VoxelConfig(), optim=OptimConfig(lr=2e-2, final_lr_fraction=0.05)
     ),
     "voxels-cpu": Config(
-        preset="voxels-cpu",
-        grid=GridConfig(resolution=64, warmup_steps=128, decay=0.8, hide_unseen=True),
-        field=FieldConfig(kind="voxels", sh_degree=2),
-        voxels=VoxelConfig(resolutions=(32, 64, 128), subdivide_at=(0.08, 0.3), prune_rays=1 << 16, max_nodes=400_000),
-        render=RenderConfig(steps_per_diagonal=512, alpha_thre=0.01),
-        optim=OptimConfig(lr=3e-2, weight_decay=0.0),
-        train=TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192, initial_rays=256),
+        grid=_CPU_GRID,
+        field=VoxelConfig(resolutions=(32, 64, 128), subdivide_at=(0.08, 0.3), max_nodes=400_000, sh_degree=2),
+        sampler=_CPU_SAMPLER,
+        render=_CPU_RENDER,
+        optim=OptimConfig(lr=3e-2),
+        train=_CPU_TRAIN,
     ),
     "proposal": Config(
-        preset="proposal",
         grid=GridConfig(resolution=64, update_every=64),
-        field=FieldConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
-        sampling=SamplingConfig(
-            kind="proposal", n_samples=48, coarse_samples=(256, 96), distortion=0.01, near_gradient=1.0
-        ),
-        optim=OptimConfig(
-            hold_fraction=0.2,
-            final_lr_fraction=0.03,
-            weight_decay=0.0,
-            table_decay=0.1,
-            skip_untouched=False,
-            ema_decay=0.999,
-            ema_every=16,
-        ),
-        train=TrainConfig(batch_samples=48 * 8192, max_rays=8192, initial_rays=8192),
+        field=NgpConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
+        sampler=ProposalSamplerConfig(),
+        loss=LossConfig(distortion=0.01, near_gradient=1.0),
+        optim=OptimConfig(hold_fraction=0.2, table_decay=0.1, ema_decay=0.999),
+        train=TrainConfig(batch_samples=48 * 8192, max_rays=8192),
     ),
     "proposal-cpu": Config(
-        preset="proposal-cpu",
-        grid=GridConfig(resolution=32, update_every=64, warmup_steps=128, decay=0.8),
-        field=FieldConfig(
-            n_levels=8, n_features=4, log2_entries=15, max_resolution=1024, width=32, initial_density=0.25
+        grid=GridConfig(resolution=32, update_every=64, decay=0.8),
+        field=NgpConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=1024, width=32, initial_density=0.25),
+        sampler=ProposalSamplerConfig(
+            n_samples=24, coarse_samples=(48, 24), anneal_steps=200, levels=4, log2_entries=13, resolutions=(64, 128)
         ),
-        sampling=SamplingConfig(
-            kind="proposal",
-            n_samples=24,
-            coarse_samples=(48, 24),
-            anneal_steps=200,
-            near_gradient=0.2,
-            proposal_levels=4,
-            proposal_log2_entries=13,
-            proposal_resolutions=(64, 128),
-        ),
-        render=RenderConfig(steps_per_diagonal=512),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, table_decay=0.1, skip_untouched=False),
-        train=TrainConfig(steps=1500, batch_samples=24 * 512, max_rays=512, initial_rays=512),
+        loss=LossConfig(distortion=0.002, near_gradient=0.2),
+        render=_CPU_RENDER,
+        optim=OptimConfig(lr=2e-2, table_decay=0.1),
+        train=TrainConfig(steps=1500, batch_samples=24 * 512, max_rays=512),
     ),
     "hierarchy": Config(
-        preset="hierarchy",
         grid=GridConfig(resolution=64, update_every=256),
-        field=FieldConfig(kind="vanilla", width=256, depth=8),
-        sampling=SamplingConfig(kind="hierarchy", n_samples=128, coarse_samples=(64,), spacing="uniform"),
-        optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200, eps=1e-8, weight_decay=0.0),
-        train=TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024, initial_rays=1024),
+        field=VanillaConfig(),
+        sampler=HierarchySamplerConfig(),
+        optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200),
+        train=TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024),
     ),
 }
 
-# For scenes that move. A cell is occupied if it ever is: where an update looks at one moment, the grid forgets slower.
+# Dynamic scenes. A cell is occupied if it ever is: where an update looks at one moment, the grid forgets slower.
 _PRESETS |= {
     "dynamic": replace(
         _PRESETS["ngp"],
-        preset="dynamic",
-        grid=GridConfig(moments=2, hide_unseen=True),
-        field=replace(_PRESETS["ngp"].field, kind="ngp-time"),
+        grid=GridConfig(moments=2, cull_unseen=True),
+        field=DynamicNgpConfig(n_levels=8, n_features=4, max_resolution=1024),
     ),
     "dynamic-cpu": replace(
         _PRESETS["ngp-cpu"],
-        preset="dynamic-cpu",
-        grid=replace(_PRESETS["ngp-cpu"].grid, moments=2, decay=0.9),
-        field=replace(_PRESETS["ngp-cpu"].field, kind="ngp-time"),
-        motion=MotionConfig(n_levels=4, log2_entries=14, max_resolution=64),
-        optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.01),
-        render=replace(
-            _PRESETS["ngp-cpu"].render, alpha_thre=0.0
-        ),  # what is thin at first must not be skipped for good
+        grid=replace(_CPU_GRID, moments=2, decay=0.9),
+        field=DynamicNgpConfig(
+            n_levels=8,
+            n_features=4,
+            log2_entries=15,
+            max_resolution=512,
+            width=32,
+            motion_log2_entries=14,
+            motion_resolution=64,
+        ),
+        optim=OptimConfig(lr=2e-2, table_decay=0.01),
+        sampler=GridSamplerConfig(),  # what is thin at first must not be skipped for good
     ),
     **{
-        kind: replace(
+        name: replace(
             _PRESETS["vanilla"],
-            preset=kind,
             grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
-            field=replace(_PRESETS["vanilla"].field, kind=kind),
-            optim=replace(_PRESETS["vanilla"].optim, lr=5e-4, beta2=0.99),
+            field=VanillaConfig(motion=motion),
+            optim=replace(_VANILLA, lr=5e-4, beta2=0.99),
         )
-        for kind in ("tnerf", "dnerf")
+        for name, motion in (("tnerf", "time"), ("dnerf", "deform"))
     },
 }
-
 
 # What helped views that were never seen, whatever it costs in time: docs/quality.md has the measurements.
 _PRESETS["quality"] = replace(
     _PRESETS["ngp"],
-    preset="quality",
-    field=replace(_PRESETS["ngp"].field, n_levels=12),
+    field=NgpConfig(n_levels=12, n_features=4, max_resolution=1024),
     render=replace(_PRESETS["ngp"].render, eval_rays=2),
     train=TrainConfig(steps=50_000),
 )
-
 _PRESETS["quality-cpu"] = replace(
     _PRESETS["ngp-cpu"],
-    preset="quality-cpu",
-    render=replace(_PRESETS["ngp-cpu"].render, thin=0.05),
-    optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.1),
+    sampler=replace(_CPU_SAMPLER, merge_weak_samples=0.05),
+    optim=OptimConfig(lr=2e-2, table_decay=0.1),
 )
-
+_PRESETS = {name: replace(config, preset=name) for name, config in _PRESETS.items()}
 
 CPU_SAMPLES = 1 << 15  # a step: twice what the presets for CPUs have, half of the least that one for GPUs has
 
@@ -200,8 +171,8 @@ def size_notes(config: Config, device: str) -> tuple[str, ...]:
 
 
 def preset(name: str, device: str = "cpu") -> Config:
-    """A preset by name; "auto" is ngp on a GPU and ngp-cpu on a CPU (a scene without an end, or one that moves, then
-    takes another: `nerfturbo.data.fitting`).
+    """A preset by name; "auto" is ngp on a GPU and ngp-cpu on a CPU (an unbounded or dynamic scene then takes another:
+    `nerfturbo.data.scene_defaults`).
 
     >>> preset("auto", "cpu").preset
     'ngp-cpu'
@@ -210,4 +181,4 @@ def preset(name: str, device: str = "cpu") -> Config:
         name = "ngp-cpu" if device == "cpu" else "ngp"
     if name not in _PRESETS:
         raise InputError("preset", "one of auto, " + ", ".join(preset_names()), repr(name))
-    return replace(_PRESETS[name])
+    return _PRESETS[name]

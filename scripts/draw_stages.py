@@ -18,7 +18,7 @@ from nerfturbo.cli.common import load_run, open_views
 from nerfturbo.data.conventions import PIXEL_CENTER
 from nerfturbo.evaluation.evaluate import truth_image
 from nerfturbo.sampling.histograms import Histogram
-from nerfturbo.sampling.proposals import ProposedSamples
+from nerfturbo.sampling.uniform import ProposedSamples
 
 SCALE, WIDTH, PANEL, GAP, TICK = 2, 620, 96, 40, 9  # pixels before scaling
 COLORS = ((110, 110, 120), (50, 100, 200), (200, 90, 40))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
+from nerfturbo.config import Config, GridConfig, NgpConfig, RenderConfig, TrainConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.conventions import look_at
 from nerfturbo.data.images import ImagePool
@@ -19,20 +19,20 @@ BALL = 0.9
 
 # The same values as `tiny_config`, for the command line.
 TINY_FLAGS = [
-    *("--grid.resolution", "8", "--grid.warmup-steps", "16", "--field.n-levels", "2", "--field.log2-entries", "8"),
-    *("--field.base-resolution", "4", "--field.max-resolution", "16", "--field.width", "16"),
+    *("--grid.resolution", "8", "--field.n-levels", "2", "--field.log2-entries", "8"),
+    *("--field.max-resolution", "32", "--field.width", "16"),
     *("--render.steps-per-diagonal", "24", "--train.batch-samples", "512"),
-    *("--train.initial-rays", "64", "--train.max-rays", "64", "--backend", "reference", "--turntable", "0"),
+    *("--train.max-rays", "64", "--backend", "reference", "--turntable", "0"),
 ]
 
 
 def tiny_config(steps: int = 20, seed: int = 0) -> Config:
     config = Config(
         preset="ngp-cpu",
-        grid=GridConfig(resolution=8, warmup_steps=16),
-        field=FieldConfig(n_levels=2, log2_entries=8, base_resolution=4, max_resolution=16, width=16),
+        grid=GridConfig(resolution=8),
+        field=NgpConfig(n_levels=2, log2_entries=8, max_resolution=32, width=16),
         render=RenderConfig(steps_per_diagonal=24),
-        train=TrainConfig(steps=steps, batch_samples=512, initial_rays=64, max_rays=64, seed=seed),
+        train=TrainConfig(steps=steps, batch_samples=512, max_rays=64, seed=seed),
     )
     return replace(config, optim=replace(config.optim, warmup_steps=2, lr=3e-2))
 

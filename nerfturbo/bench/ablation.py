@@ -15,10 +15,10 @@ from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import protocol
-from ..training.initialise import KEEP, ZOO_PREFIX
 from ..training.precision import resolve_precision
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
+from ..training.warm_start import KEEP, ZOO_PREFIX
 from .continued import fit_whole
 from .memory import peak_memory
 from .plot import Bars, bar_chart
@@ -287,7 +287,7 @@ def _row(case: Case, scenes: tuple[Scene, Scene], views: list[int], device: torc
     with peak_memory(device) as peak:
         trainer = Trainer(config, scenes[0], device=device)
         if case.init_from is not None:
-            trainer.initialise(case.init_from, case.init_parts, keep=KEEP)
+            trainer.warm_start(case.init_from, case.init_parts, keep=KEEP)
         if case.validate:
             trainer.callbacks.append(_Validation(scenes[1], config.train.steps, case.validate))
         summary = fit_whole(trainer)

@@ -21,8 +21,8 @@ from ..config import NO_STEP_LIMIT, Config
 from ..data.scene import Scene
 from ..errors import is_out_of_memory
 from ..training.distributed import RayShare
+from ..training.loss import Stages, compute_loss, draw_background, place_samples, render_and_compare
 from ..training.precision import matmul_precision
-from ..training.stages import Stages, compute_loss, draw_background, place_samples, render_and_compare
 from ..training.step import gradient_scale
 from ..training.trainer import Trainer
 
@@ -269,7 +269,7 @@ def _apart(trainer: Trainer, step: int) -> tuple[float, float, float]:
     _wait(device)
     begun = time.perf_counter()
     n_rays, scale = trainer.config.train.max_rays, gradient_scale(optimizer)
-    batch = stages.draw(trainer.sampler, step, RayShare(0, n_rays))
+    batch = stages.draw(trainer.pixels, step, RayShare(0, n_rays))
     background = draw_background(model.config, step, n_rays, device)
     loss = compute_loss(model, batch, background, step=step, loss_scale=scale, stages=stages).loss
     loss = loss if scale is None else loss * scale

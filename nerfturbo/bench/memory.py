@@ -104,9 +104,7 @@ def with_batch(config: Config, batch_samples: int) -> Config:
     """The config with another sample budget; rays follow in proportion."""
     share = batch_samples / config.train.batch_samples
     rays = max(64, round(config.train.max_rays * share))
-    first = max(64, min(rays, round(config.train.initial_rays * share)))
-    train = replace(config.train, batch_samples=batch_samples, max_rays=rays, initial_rays=first)
-    return replace(config, train=train)
+    return replace(config, train=replace(config.train, batch_samples=batch_samples, max_rays=rays))
 
 
 def try_batch(

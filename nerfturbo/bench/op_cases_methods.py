@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..fields.voxel_structure import build_structure, node_keys, split_nodes
+from ..fields.voxels import build_structure, node_keys, split_nodes
 from ..ops.adam import COLUMNS, RayBudget, StepState, check_gradients, finish_step, record_step
 from ..ops.composite import Thinning, composite_pixels, thin_codes
 from ..ops.composite_loss import RayLossRule, ray_losses

@@ -88,8 +88,8 @@ def step_bytes(config: Config, scene: Scene, device: torch.device) -> int | None
     with peak_memory(device, count=True) as peak:
         trainer = Trainer(config, scene, device=device)
         trainer.stepper.advance(0, 1)
-    there = device.type != "cuda" or trainer.sampler.on_host
-    pictures = 0 if there else trainer.sampler.scene.images.pixels.nbytes
+    there = device.type != "cuda" or trainer.pixels.on_host
+    pictures = 0 if there else trainer.pixels.scene.images.pixels.nbytes
     return None if peak.n_bytes is None else peak.n_bytes - pictures
 
 

@@ -126,7 +126,7 @@ def frames_of(model: NerfModel, width: int, height: int, max_memory: int | None 
         model.grid,
         width=width,
         height=height,
-        settings=model.training_settings,
+        settings=model.sampler.settings,
         background=_background(model),
         max_memory=max_memory,
     )
@@ -139,7 +139,7 @@ def _frame(frames: FrameRenderer, cameras: Cameras, view: int = 0) -> RenderedIm
 @torch.no_grad()
 def plain_image(model: NerfModel, rays: Rays) -> Tensor:
     """(n_rays, 3): everything marched in training's steps, then composited, a chunk of rays at a time."""
-    options = {"settings": model.training_settings, "background": _background(model)}
+    options = {"settings": model.sampler.settings, "background": _background(model)}
     parts = [
         render_rays(model.field, rays[slice(i, i + CHUNK)], model.grid, **options) for i in range(0, len(rays), CHUNK)
     ]

@@ -18,7 +18,7 @@ from ..config import Config
 from ..data.scene import Scene
 from ..ops._dispatch import Backend, use_backend
 from ..rendering.model import NerfModel, SceneBounds
-from ..training.step import compute_loss, draw_background
+from ..training.loss import compute_loss, draw_background, first_rays
 from ..training.trainer import Trainer
 from .continued import fit_whole
 from .ops import backends
@@ -154,7 +154,7 @@ def _first_step(config: Config, scene: Scene, device: torch.device, backend: Bac
     with use_backend(backend):
         model = NerfModel(config, SceneBounds.of(scene)).to(device)
         sampler = PixelSampler(scene, device, config.train.seed)
-        n_rays = config.train.initial_rays
+        n_rays = first_rays(model)
         background = draw_background(config, 0, n_rays, device)
         result = compute_loss(model, sampler.draw(0, n_rays), background, step=0)
         result.loss.backward()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..rendering.model import NerfModel
-from ..training.stages import Stages, StepResult
+from ..training.loss import Stages, StepResult
 from ..training.step import TrainingStep
 from ..training.trainer import Trainer
 
@@ -72,7 +72,7 @@ class TimedStep(TrainingStep):
 
     def __init__(self, trainer: Trainer, clock: StageClock) -> None:
         stages = _timed_stages(trainer.stepper.stages, clock)
-        super().__init__(trainer.model, trainer.sampler, trainer.optimizer, stages=stages)
+        super().__init__(trainer.model, trainer.pixels, trainer.optimizer, stages=stages)
         self.n_rays, self.clock = max(1, trainer.stepper.n_rays), clock
 
     def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:

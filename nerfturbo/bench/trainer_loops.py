@@ -15,9 +15,8 @@ from ..config import Config
 from ..data.batches import PixelSampler
 from ..data.scene import Scene
 from ..rendering.model import NerfModel, SceneBounds
-from ..training.optim import learning_rate
+from ..training.optim import FieldAdam, learning_rate
 from ..training.step import RayBatches
-from ..training.torch_adam import FieldAdam
 from ..training.trainer import Trainer, mark_unseen_cells
 
 Tick = Callable[[int, float], None]

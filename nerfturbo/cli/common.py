@@ -117,7 +117,7 @@ def opened_run(args: RunArgs) -> Iterator[tuple[OpenRun, Display]]:
 @contextlib.contextmanager
 def opened_for_pictures(args: PictureArgs) -> Iterator[tuple[OpenRun, Display]]:
     """The same, for rendering in the steps, with the rays and within the memory that the flags ask for."""
-    from ..rendering.rounds import rendering_within
+    from ..rendering.image import rendering_within
     from .settings import check_positive
 
     check_positive({"--refine": args.refine, "--rays": args.rays})

@@ -58,7 +58,7 @@ def ablation(argv: Sequence[str]) -> int:
     from ..bench.record import write_json
     from ..evaluation.run_folder import check_result
     from ..files import write_atomically
-    from ..training.initialise import check_source
+    from ..training.warm_start import check_source
     from .progress import showing
 
     check_result(args.output)

@@ -155,9 +155,8 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
 def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
     """Whether the run's field sees time; flags that only then mean something are refused elsewhere."""
-    from ..data.fitting import FOLLOW_TIME
 
-    moves = opened.config.field.kind in FOLLOW_TIME
+    moves = opened.config.follows_time
     for flag, given in (("--time", args.time is not None), ("--path still", args.path == "still")):
         if given and not moves:
             hint = "train with --preset auto on pictures with times"

@@ -24,11 +24,17 @@ from ..errors import CheckpointError, DistributedError, InputError
 from ..evaluation.evaluate import Preview, choose_views
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..presets import size_notes
-from ..training.callbacks import MetricsLog, every, every_seconds, save_checkpoints
+from ..training.callbacks import (
+    MetricsLog,
+    every,
+    every_seconds,
+    open_monitor,
+    save_checkpoints,
+    tensorboard_logger,
+    wandb_logger,
+)
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
-from ..training.loggers import tensorboard_logger, wandb_logger
-from ..training.monitor import open_monitor
 from ..training.precision import resolve_precision
 from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
@@ -79,8 +85,8 @@ def _run(plan: Plan, display: Display) -> int:
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
     display.phase("preparing the model")
     trainer = Trainer(config, train_scene, device=plan.device, team=team)
-    if trainer.device.type == "cuda" or trainer.sampler.on_host:
-        display.note(trainer.sampler.note)
+    if trainer.device.type == "cuda" or trainer.pixels.on_host:
+        display.note(trainer.pixels.note)
     preview = Preview(test_scene, len(test_scene) // 2)
     compile_ahead(trainer, preview, display)
     _try_field(trainer)
@@ -112,11 +118,11 @@ def _run(plan: Plan, display: Display) -> int:
 def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
     """The run's folder, with the trainer where it goes on from: another field, a checkpoint, or nothing."""
     if plan.args.init_from is not None:
-        from ..training.initialise import KEEP
+        from ..training.warm_start import KEEP
 
         keep = KEEP if plan.args.init_keep is None else plan.args.init_keep
         try:
-            taken = trainer.initialise(plan.args.init_from, plan.args.init_parts, keep=keep)
+            taken = trainer.warm_start(plan.args.init_from, plan.args.init_parts, keep=keep)
         except InputError as error:
             flags = {"parts": "--init-parts"}  # the library's name is not the user's
             raise InputError(flags.get(error.what, error.what), error.expected, error.got, error.hint) from None
@@ -141,7 +147,7 @@ def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
 def _fit(trainer: Trainer, args: TrainArgs) -> TrainSummary:
     if args.trainer == "native":
         return trainer.fit()
-    from ..training.lightning_run import fit_with_lightning
+    from ..training.lightning import fit_with_lightning
 
     return fit_with_lightning(trainer)
 
@@ -199,7 +205,7 @@ def scoring_notes(cameras: Cameras, limit: int | None, config: Config, device: s
     if not device.startswith("cpu"):
         return ()
     sizes = cameras.size[torch.tensor(choose_views(len(cameras), limit))].long()
-    rate = PIXELS_A_SECOND.get(config.sampling.kind, WITHOUT_A_GRID)
+    rate = PIXELS_A_SECOND.get(config.sampler.kind, WITHOUT_A_GRID)
     seconds = int(sizes.prod(-1).sum()) * config.render.eval_rays**2 / rate
     if seconds <= PATIENCE:
         return ()

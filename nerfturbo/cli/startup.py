@@ -195,7 +195,7 @@ def _run_once(config: Config, scene: Scene, device: str) -> None:
     from ..training.step import TrainingStep
 
     grid = replace(config.grid, resolution=16)
-    config = replace(config, grid=grid, train=replace(config.train, initial_rays=64, max_rays=64))
+    config = replace(config, grid=grid, train=replace(config.train, max_rays=64))
     model = NerfModel(config, SceneBounds.of(scene)).to(device)
     stepper = TrainingStep(model, PixelSampler(scene, device, config.train.seed), Optimizer(model, config.optim))
     record = stepper.advance(0, 1)

@@ -171,7 +171,8 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
     data = replace(data, source=data.source if args.scene is None else args.scene)
-    data = replace(data, allow_outside=args.allow_outside or data.allow_outside, ndc=args.ndc or data.ndc)
+    bounds = "ndc" if args.ndc else data.bounds
+    data = replace(data, allow_outside=args.allow_outside or data.allow_outside, bounds=bounds)
     run, args = _run_after_restart(args)
     auto = start if args.preset == "auto" and args.config is None else None
     return Plan(replace(config, data=data), device, args.output, run, args, auto)

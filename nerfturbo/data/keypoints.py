@@ -20,7 +20,7 @@ from ..types import Rays
 from .ndc import require_plain
 from .scene import Scene
 
-HINT = "leave photo.depth_weight at 0"
+HINT = "leave loss.depth at 0"
 TRAINED_PHOTOS = 2  # that must show a point which training is to know of
 
 
@@ -78,7 +78,7 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     from .colmap import picture_files  # imported here: whoever only holds keypoints needs no files
     from .colmap_files import read_cameras, read_cloud, read_features
 
-    require_plain(scene.cameras.ndc, "photo.depth_weight")
+    require_plain(scene.cameras.ndc, "loss.depth")
     folder, model = _model_folder(scene.source)
     points_file = next((f for e in (".bin", ".txt") if (f := model / f"points3D{e}").is_file()), None)
     if points_file is None or not scene.files:

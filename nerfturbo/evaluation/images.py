@@ -11,8 +11,8 @@ from torch import Tensor
 from ..data.images import save_image, to_bytes
 from ..fields.field import Field
 from ..rendering.image import RenderedImage
-from ..rendering.normals import surface_normals
-from ..sampling.occupancy_grid import OccupancyGrid
+from ..rendering.render import surface_normals
+from ..sampling.grid import OccupancyGrid
 from ..types import Rays
 
 ERROR_AT_FULL = 0.25  # a mean absolute colour error of this much gets the ramp's last colour

@@ -16,7 +16,7 @@ from ..ops.march import StepRule
 from ..ops.march.reference import inverse_lattice, is_occupied, lattice
 from ..ops.positions import ray_aabb
 from ..rendering.model import NerfModel
-from ..sampling.proposals import RayEstimator
+from ..sampling.sampler import Sampler
 from ..types import Rays
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     rule = StepRule(
         settings.render_step_size or grid.step_size, settings.near_plane, settings.far_plane, settings.cone_angle
     )
-    t_starts, t_ends = _steps(rays, model, rule) if model.proposer is None else _placed(rays, model.proposer)
+    t_starts, t_ends = _steps(rays, model, rule) if model.marches else _placed(rays, model.sampler)
     middle, length = (t_starts + t_ends) * 0.5, t_ends - t_starts
     n = middle.shape[0]
     if n == 0:
@@ -73,7 +73,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     rgb, density = model.field(positions, rays.directions.expand(n, 3), times)
     rgb, density = rgb.float(), density.float()
     occupied, least = is_occupied(grid.occupancy, positions), settings.early_stop_eps
-    if model.proposer is not None:
+    if not model.marches:
         occupied, least = torch.ones_like(occupied), 0.0  # all of them are rendered
     thickness = torch.where(occupied, density * length, torch.zeros_like(density)).double()
     before = torch.exp(-(thickness.cumsum(0) - thickness))
@@ -100,7 +100,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     )
 
 
-def _placed(rays: Rays, estimator: RayEstimator) -> tuple[torch.Tensor, torch.Tensor]:
+def _placed(rays: Rays, estimator: Sampler) -> tuple[torch.Tensor, torch.Tensor]:
     samples = estimator.sample(rays)
     return samples.t_starts, samples.t_ends
 

@@ -23,7 +23,7 @@ from ..files import replacing
 from ..rendering.frame import FrameRenderer
 from ..rendering.image import RenderedImage, render_view, supersampled
 from ..rendering.model import NerfModel
-from ..sampling.crop import cropped
+from ..sampling.grid import cropped
 from ..types import Aabb
 from .video import WriterPool
 
@@ -58,7 +58,7 @@ class FrameMaker:
         self._depths = look.depths
         self._fast: FrameRenderer | None = None
         size = recorded_size(cameras)
-        if size is not None and getattr(self.estimator, "occupancy", None) is not None and model.device.type == "cuda":
+        if size is not None and hasattr(self.estimator, "grid") and model.device.type == "cuda":
             width, height = size
             self._fast = FrameRenderer(
                 model.field,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..files import replacing
-from ..sampling.crop import level_box, level_occupancy
-from ..sampling.occupancy_grid import OccupancyGrid
+from ..sampling.grid import OccupancyGrid, level_box, level_occupancy
 
 
 def check_grid_path(path: Path) -> None:

@@ -19,8 +19,7 @@ from ..evaluation.evaluate import choose_views
 from ..files import replacing
 from ..rendering.image import RenderedImage, render_image
 from ..rendering.model import NerfModel
-from ..sampling.crop import cropped_grid, describe_box, level_occupancy, occupied_box
-from ..sampling.occupancy_grid import OccupancyGrid
+from ..sampling.grid import OccupancyGrid, cropped_grid, describe_box, level_occupancy, occupied_box
 from ..types import Aabb, Rays
 from . import require_package
 

@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..evaluation.camera_path import transform_points
 from ..files import write_atomically
 from ..rendering.model import NerfModel
-from ..rendering.normals import surface_normals
-from ..sampling.crop import describe_box
+from ..rendering.render import surface_normals
+from ..sampling.grid import describe_box
 from ..types import Aabb
 from .mesh import Progress, rotate_normals
 

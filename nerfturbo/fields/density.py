@@ -5,14 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops import GradientSink
-from ..ops.hash_encode import HashLayout, hash_encode
-from ..ops.mlp import fused_mlp
+from ..ops.hash_encode import HashLayout
 from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
-from .activations import truncated_exp
-from .hash_grid import HashGrid
-from .mlp import FusedMlp
+from .parts import FusedMlp, HashGrid, truncated_exp
 
 DENSITY_BIAS = -1.0  # a young proposal is thin, so that all of a ray is looked at
 
@@ -20,16 +16,10 @@ DENSITY_BIAS = -1.0  # a young proposal is thin, so that all of a ray is looked 
 class HashDensity(nn.Module):
     """hash(x) -> one hidden layer -> density = exp(h - 1), over a box or, with a contraction about it, all of space.
 
-    For mixed precision a trainer hands in `half_table`, `table_sink` and `weight_sink`, as for `InstantNGP`.
-
     >>> density = HashDensity(Aabb.cube(1.0), HashLayout(n_levels=2, log2_entries=8, max_resolution=32))
     >>> density(torch.zeros(5, 3)).shape
     torch.Size([5])
     """
-
-    half_table: Tensor | None = None
-    table_sink: GradientSink | None = None
-    weight_sink: GradientSink | None = None
 
     def __init__(
         self,
@@ -49,15 +39,9 @@ class HashDensity(nn.Module):
         self.density_net = FusedMlp(layout.n_outputs, 1, width=width, depth=1, generator=generator)
 
     @property
-    def weights(self) -> tuple[Tensor, ...]:
-        """The two matrices of the network."""
-        return tuple(self.density_net.weights)
-
-    @property
     def bytes_per_sample(self) -> int:
         """Of rendering, an estimate: a place, a position and the density on its way to a weight; the encoding."""
-        table = self.encoding.table if self.half_table is None else self.half_table
-        return 40 + self.encoding.layout.n_outputs * table.element_size()
+        return 40 + self.encoding.layout.n_outputs * self.encoding.values.element_size()
 
     def forward(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         """(n,) >= 0 for world positions (n, 3)."""
@@ -65,14 +49,7 @@ class HashDensity(nn.Module):
 
     def unit_density(self, positions: Tensor) -> Tensor:
         """(n,) >= 0 for positions (n, 3) in [0, 1]^3: the box, or with a contraction all of space."""
-        encoding = hash_encode(
-            positions,
-            self.encoding.table,
-            self.encoding.layout,
-            half=self.half_table,
-            sink=self.table_sink,
-        )
-        logits = fused_mlp(encoding, list(self.weights), sink=self.weight_sink)[:, 0]
+        logits = self.density_net(self.encoding(positions))[:, 0]
         return truncated_exp(logits.float() + DENSITY_BIAS if logits.dtype != torch.float64 else logits + DENSITY_BIAS)
 
     density = forward

@@ -17,26 +17,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import FactorConfig, FieldConfig
-from ..errors import InputError
+from ..config import FactorConfig
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb
-from .activations import truncated_exp
-from .field import Carry, field_part
-from .mlp import FusedMlp
+from .field import Buffers, Carry, field_part
+from .parts import FusedMlp, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
 PLANES, LINES = ((0, 1), (0, 2), (1, 2)), (2, 1, 0)  # axes of each plane, and the one that is left
 GRIDS = ("density_planes", "density_lines", "color_planes", "color_lines")
 START = 0.1  # standard deviation of the components at the start
+INITIAL_DENSITY = 0.1  # per unit of world length
+MIN_STEPS = 200  # that a stage lasts at least, in the mean
+NET_LR = 2e-3  # peak learning rate of the colour network; optim.lr is that of planes and lines
+SH_DEGREE, COLOR_DEPTH = 4, 2  # of the view direction; hidden layers
 
 
 class FactorField(nn.Module):
     """Three planes and three lines of components for the density, three and three for the colour's features.
 
-    A trainer sets `compute_dtype` for mixed precision: the network then multiplies in it.
+    In mixed precision the network multiplies in `compute_dtype`.
 
-    >>> field = FactorField(Aabb.cube(1.0), FieldConfig(kind="factor", sh_degree=2), FactorConfig((8, 16), (0.5,)))
+    >>> field = FactorField(Aabb.cube(1.0), FactorConfig((8, 16), (0.5,)))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
     >>> rgb.shape, density.shape, field.resolution
     (torch.Size([5, 3]), torch.Size([5]), 8)
@@ -45,28 +47,22 @@ class FactorField(nn.Module):
     compute_dtype: torch.dtype | None = None
     history: Tensor  # (stages,) int64: resolution of each stage so far
 
-    def __init__(
-        self, aabb: Aabb, config: FieldConfig | None = None, factor: FactorConfig | None = None, *, seed: int = 0
-    ) -> None:
+    def __init__(self, aabb: Aabb, config: FactorConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
-        self.aabb, self.config, self.factor = aabb, config or FieldConfig(kind="factor"), factor or FactorConfig()
-        _check(self.factor)
-        generator, side = torch.Generator().manual_seed(seed), self.factor.resolutions[0]
-        sizes = {"density": self.factor.density_components, "color": self.factor.color_components}
-        for name, count in sizes.items():
+        self.aabb, self.config = aabb, config or FactorConfig()
+        generator, side = torch.Generator().manual_seed(seed), self.config.resolutions[0]
+        for name, count in zip(("density", "color"), self.config.components, strict=True):
             for kind, width in (("planes", side), ("lines", 1)):
                 values = START * torch.randn(3, count, side, width, generator=generator)
                 self.register_parameter(f"{name}_{kind}", nn.Parameter(values))
-        self.color_net = FusedMlp(
-            3 * self.factor.color_components + self.config.sh_degree**2,
-            3,
-            width=self.config.width,
-            depth=self.config.color_depth,
-            generator=generator,
-        )
+        inputs = 3 * self.config.components[1] + SH_DEGREE**2
+        self.color_net = FusedMlp(inputs, 3, width=self.config.width, depth=COLOR_DEPTH, generator=generator)
         # The network learns slower than the components, which see few of the samples each.
-        self.learning_rates = {f"color_net.weights.{i}": self.factor.net_lr for i in range(self.config.color_depth + 1)}
+        self.learning_rates = {f"color_net.weights.{i}": NET_LR for i in range(COLOR_DEPTH + 1)}
         self.register_buffer("history", torch.tensor([side]))
+
+    def connect(self, buffers: Buffers) -> None:
+        self.compute_dtype = buffers.dtype
 
     @property
     def resolution(self) -> int:
@@ -88,7 +84,7 @@ class FactorField(nn.Module):
         return (first * second)[:, :, 0]
 
     def _density(self, unit: Tensor) -> Tensor:
-        return truncated_exp(self._components("density", unit).sum((0, 1)) + math.log(self.factor.initial_density))
+        return truncated_exp(self._components("density", unit).sum((0, 1)) + math.log(INITIAL_DENSITY))
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         return self._density(self.aabb.normalize(positions))
@@ -102,7 +98,7 @@ class FactorField(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         unit = self.aabb.normalize(positions)
         features = self._components("color", unit).flatten(0, 1).t()
-        angular = spherical_harmonics(directions, self.config.sh_degree).to(features.dtype)
+        angular = spherical_harmonics(directions, SH_DEGREE).to(features.dtype)
         inputs = torch.cat([features, angular], dim=-1)
         logits = self.color_net(inputs if self.compute_dtype is None else inputs.to(self.compute_dtype))
         wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -111,8 +107,8 @@ class FactorField(nn.Module):
     # --- finer planes on the way -------------------------------------------------------------------------------------
 
     def refinement_due(self, progress: float, step: int) -> bool:
-        stage, shares = self.stage, self.factor.refine_at
-        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * self.factor.min_steps
+        stage, shares = self.stage, self.config.refine_at
+        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
 
     def new_marks(self) -> Tensor:
         """Empty: nothing of it is pruned."""
@@ -124,7 +120,7 @@ class FactorField(nn.Module):
     @torch.no_grad()
     def refine(self, marks: Tensor) -> Carry:
         """Interpolate planes and lines to the next resolution: the field stays what it is but for rounding corners."""
-        side = self.factor.resolutions[self.stage + 1]
+        side = self.config.resolutions[self.stage + 1]
 
         def carry(name: str, values: Tensor) -> Tensor:
             if name.split(".")[0] not in GRIDS:
@@ -155,14 +151,3 @@ class FactorField(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self.match_shapes(field_part(state_dict, prefix))
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def _check(factor: FactorConfig) -> None:
-    sizes, shares = factor.resolutions, factor.refine_at
-    if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 2:
-        raise InputError("factor.resolutions", "growing numbers from 2 on", str(sizes))
-    if len(shares) != len(sizes) - 1 or list(shares) != sorted(shares) or not all(0.0 < s < 1.0 for s in shares):
-        raise InputError("factor.refine_at", f"{len(sizes) - 1} growing shares of the run between 0 and 1", str(shares))
-    for name in ("density_components", "color_components", "initial_density", "net_lr"):
-        if not getattr(factor, name) > 0:
-            raise InputError(f"factor.{name}", "a number > 0", str(getattr(factor, name)))

@@ -1,13 +1,31 @@
-"""What a radiance field is here: two methods. Anything with them plugs in; nothing must be subclassed."""
+"""What a radiance field is here: an nn.Module with two methods. Nothing must be subclassed.
+
+| optional | what it is for |
+|---|---|
+| `sample_logits`, `sample_density`, `sample_visibility` | fused evaluation of packed samples (`RayField`) |
+| `evaluator(rays, half=False)` | fused evaluation in rendering; see `nerfturbo.rendering.rounds` |
+| `connect(buffers)` | half copies and gradient buffers (`Buffers`); without it torch.autocast is used |
+| `bytes_per_sample` | memory of rendering, for planning; `few_launches` where a round is few kernels |
+| `captures_ahead` | its kernels can be compiled before the first step, with their launches left out |
+| `regularization(step)` | a prior of its own, added to the loss |
+| `refinement_due`, `new_marks`, `mark`, `refine`, `match_shapes` | parameters that change shapes (`AdaptiveField`) |
+| `learning_rates` | peak learning rates of some parameters, by name |
+| `level_weights`, `read_rays` | fading of levels and vectors per photo, for `cameras.refine` and `photo.appearance` |
+| `set_footprint(radius)` | a pixel's typical radius, told before training |
+| `for_export()` | a module of plain torch operations that computes the same, for ONNX |
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..ops import GradientSink
+from ..ops.composite import Thinning
 from ..types import PackedSamples, Rays
 
 
@@ -30,7 +48,6 @@ class Field(Protocol):
         ...
 
 
-@runtime_checkable
 class RayField(Field, Protocol):
     """A field that takes packed samples whole, so that it can encode directions once per ray and fuse what follows.
 
@@ -42,22 +59,19 @@ class RayField(Field, Protocol):
         ...
 
     def sample_visibility(
-        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
     ) -> Tensor:
-        """(capacity,) bool: what `ops.visibility` says of `sample_density`; hidden samples need not be evaluated."""
+        """(capacity,): what `ops.visible_codes` says of `sample_density`; hidden samples need not be evaluated."""
         ...
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         """(capacity, 4): rgb = sigmoid of the first three, density = truncated exp of the last."""
-        ...
-
-
-@runtime_checkable
-class RegularizedField(Field, Protocol):
-    """A field with a prior of its own, which the training step adds to the loss."""
-
-    def regularization(self, step: int | Tensor) -> Tensor:
-        """() differentiable; the same on every rank. `step` may live on the device: draws come from `ops.random`."""
         ...
 
 
@@ -66,7 +80,6 @@ class RegularizedField(Field, Protocol):
 Carry = Callable[[str, Tensor], Tensor]
 
 
-@runtime_checkable
 class AdaptiveField(Field, Protocol):
     """A field whose parameters change their shapes while it trains: sparse voxels are pruned and subdivided.
 
@@ -80,7 +93,7 @@ class AdaptiveField(Field, Protocol):
         ...
 
     def new_marks(self) -> Tensor:
-        """Zeros, for `mark` to raise."""
+        """Zeros, for `mark` to raise; empty where nothing depends on what is seen."""
         ...
 
     def mark(self, marks: Tensor, positions: Tensor, weights: Tensor) -> None:
@@ -98,21 +111,53 @@ class AdaptiveField(Field, Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
 
+def offers(owner: Any, *names: str) -> bool:
+    """Whether an object has these optional methods."""
+    return all(callable(getattr(owner, name, None)) for name in names)
+
+
+def is_adaptive(candidate: Any) -> bool:
+    return offers(candidate, "refinement_due", "new_marks", "mark", "refine", "match_shapes")
+
+
 def field_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, without it."""
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-@runtime_checkable
-class Connected(Protocol):
-    """A field that reads half copies of its tables, and adds gradients to buffers, where a trainer hands them in."""
+@dataclass(frozen=True)
+class Buffers:
+    """What a trainer hands to the modules of a model that have `connect`: the type of matrix products and, by
+    parameter, half copies to read and buffers that take gradients in place of autograd."""
 
-    def connect(
-        self, halves: Mapping[Tensor, Tensor], grads: Mapping[Tensor, Tensor], found_inf: Tensor | None
-    ) -> None:
-        """By parameter: its half copy, where there is one, and the buffer of its gradient."""
-        ...
+    dtype: torch.dtype | None = None  # of products; None: fp32
+    halves: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    grads: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    found_inf: Tensor | None = None
 
-    def read_as(self, dtype: torch.dtype) -> None:
-        """Read copies in this precision from now on, without training."""
-        ...
+    def half(self, parameter: Tensor) -> Tensor | None:
+        return self.halves.get(parameter)
+
+    def sink(self, *parameters: Tensor) -> GradientSink | None:
+        """The buffers of these parameters; None where one has none, and autograd keeps its gradient."""
+        if not all(parameter in self.grads for parameter in parameters):
+            return None
+        return GradientSink(tuple(self.grads[parameter] for parameter in parameters), self.found_inf)
+
+
+def connect(model: nn.Module, buffers: Buffers | None) -> None:
+    """Hand buffers to every part of a model that takes them; None takes them away again."""
+    for module in model.modules():
+        if offers(module, "connect"):
+            module.connect(buffers or Buffers())  # type: ignore[operator]
+
+
+def table_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Tables of features, which mixed precision reads as half copies: of modules that name them."""
+    return [table for module in model.modules() for table in getattr(module, "tables", ())]
+
+
+def read_halves(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Let a model that is not trained compute in this precision, as it was trained."""
+    halves = {} if dtype is None else {table: table.detach().to(dtype) for table in table_parameters(model)}
+    connect(model, Buffers(dtype, halves))

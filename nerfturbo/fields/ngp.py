@@ -8,86 +8,93 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..config import FieldConfig
-from ..errors import InputError
+from ..config import NgpConfig
 from ..ops import GradientSink
 from ..ops.composite import Thinning, visible_codes
-from ..ops.hash_encode import PRIMES, HashLayout, hash_encode
+from ..ops.frame import NextSamples
+from ..ops.hash_encode import PRIMES, HashLayout, fade_levels, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
-from ..ops.ngp import NgpDensity, NgpWeights, ngp_densities, ngp_density, ngp_field, ngp_query, ngp_visibility
+from ..ops.ngp import (
+    NgpDensity,
+    NgpWeights,
+    ngp_densities,
+    ngp_density,
+    ngp_field,
+    ngp_logits,
+    ngp_query,
+    ngp_visibility,
+    skips_unused,
+)
 from ..ops.positions import Contraction, fold, sample_positions, unit_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
-from .activations import MAX_EXPONENT, activated, truncated_exp
-from .hash_grid import HashGrid
-from .mlp import FusedMlp
+from .field import Buffers
+from .parts import BASE_RESOLUTION, MAX_EXPONENT, FusedMlp, HashGrid, activated, truncated_exp
+
+SH_DEGREE, GEO_FEATURES = 4, 16  # of the view direction; outputs of the density network, the first is the density
+COLOR_DEPTH = 2  # hidden layers of the colour network; the density network has one
 
 
 class InstantNGP(nn.Module):
     """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
 
-    For mixed precision a trainer hands in `half_table`, a half copy of the hash table that is read in its place, and
-    `table_sink` and `weight_sink`, buffers that take the gradients; see `nerfturbo.training.optim`. Levels of the grid
-    may be faded by `level_weights`, and the colour network may read more of each ray than its direction (`read_rays`):
-    see `nerfturbo.rendering.photos`.
+    Levels of the grid may be faded by `level_weights`, and the colour network may read more of each ray than its
+    direction (`read_rays`): see `nerfturbo.rendering.photos`.
 
-    >>> field = InstantNGP(Aabb.cube(1.0), FieldConfig(log2_entries=10))
+    >>> field = InstantNGP(Aabb.cube(1.0), NgpConfig(log2_entries=10))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
     >>> rgb.shape, density.shape, torch.equal(field.density(torch.zeros(5, 3)) > 0.0, density > 0.0)
     (torch.Size([5, 3]), torch.Size([5]), True)
     """
 
+    few_launches = captures_ahead = True
     contraction: Contraction = "none"  # of the space outside the box
-    half_table: Tensor | None = None
-    table_sink: GradientSink | None = None
     weight_sink: GradientSink | None = None
     level_weights: Callable[[], Tensor] | None = None  # (n_levels,), what the features of each level are multiplied by
     ray_vectors: Callable[[Tensor | None, int], Tensor] | None = None  # (photos of rays, n_rays) -> (n_rays, size)
 
-    def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0) -> None:
+    def __init__(self, aabb: Aabb, config: NgpConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
-        config = config or FieldConfig()
+        config = config or NgpConfig()
         generator = torch.Generator().manual_seed(seed)
         self.aabb, self.config = aabb, config
-        if (config.depth, config.color_depth) != (1, 2):
-            got = f"{config.depth} and {config.color_depth}"
-            raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
         layout = HashLayout(
-            config.n_levels, config.n_features, config.log2_entries, config.base_resolution, config.max_resolution
+            config.n_levels, config.n_features, config.log2_entries, BASE_RESOLUTION, config.max_resolution
         )
         self.encoding = HashGrid(layout, generator=generator)
-        self.density_net = FusedMlp(
-            layout.n_outputs, config.geo_features, width=config.width, depth=config.depth, generator=generator
-        )
-        self.color_net = FusedMlp(
-            config.sh_degree**2 + config.geo_features,
-            3,
-            width=config.width,
-            depth=config.color_depth,
-            generator=generator,
-        )
+        self.density_net, self.color_net = ngp_networks(layout.n_outputs, config.width, generator)
         if config.initial_density != 1.0:
             _begin_at(config.initial_density, self.encoding, self.density_net)
 
     def read_rays(self, size: int, vectors: Callable[[Tensor | None, int], Tensor], *, seed: int = 0) -> None:
         """Let the colour network read `size` numbers more per ray, which `vectors` gives; before training."""
-        config, generator = self.config, torch.Generator().manual_seed(seed)
-        inputs = config.sh_degree**2 + size + config.geo_features
-        self.color_net = FusedMlp(inputs, 3, width=config.width, depth=config.color_depth, generator=generator)
+        inputs, generator = SH_DEGREE**2 + size + GEO_FEATURES, torch.Generator().manual_seed(seed)
+        self.color_net = FusedMlp(inputs, 3, width=self.config.width, depth=COLOR_DEPTH, generator=generator)
         self.ray_vectors = vectors
 
     def ray_features(self, directions: Tensor, camera_indices: Tensor | None = None) -> Tensor:
         """(n_rays, ...): what the colour network reads of each ray."""
-        angular = spherical_harmonics(directions, self.config.sh_degree)
+        angular = spherical_harmonics(directions, SH_DEGREE)
         if self.ray_vectors is None:
             return angular
         return torch.cat([angular, self.ray_vectors(camera_indices, directions.shape[0]).to(angular.dtype)], dim=-1)
 
+    def connect(self, buffers: Buffers) -> None:
+        """One buffer for both networks, which run as one; the hash grid takes its own."""
+        self.weight_sink = buffers.sink(*self.weights)
+
     def _replicate_for_data_parallel(self) -> InstantNGP:
-        """For `nn.DataParallel`: half copies and gradient buffers are on the device of the original."""
+        """For `nn.DataParallel`: gradient buffers are on the device of the original."""
         replica = super()._replicate_for_data_parallel()
-        replica.half_table = replica.table_sink = replica.weight_sink = None
+        replica.weight_sink = None
         return replica
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Of rendering, an estimate: encoding and logits, or a few layers where they are not fused."""
+        row = self.encoding.values[:1]
+        fused = skips_unused(row, self.weights)
+        return 64 + self.encoding.layout.n_outputs * row.element_size() if fused else 1024
 
     @property
     def weights(self) -> NgpWeights:
@@ -107,28 +114,17 @@ class InstantNGP(nn.Module):
         return self.level_weights()[:, None].expand(-1, self.config.n_features).reshape(-1)
 
     def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        encoding = self._encode_all(unit_positions, n_used)
+        encoding = self.encoding(unit_positions, n_used)
         return encoding if self.level_weights is None else encoding * self._feature_weights().to(encoding.dtype)
 
-    def _encode_all(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        return hash_encode(
-            unit_positions,
-            self.encoding.table,
-            self.encoding.layout,
-            half=self.half_table,
-            sink=self.table_sink,
-            n_used=n_used,
-        )
-
     def _density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        table = self.encoding.table if self.half_table is None else self.half_table
-        return ngp_density(unit_positions, table, self.encoding.layout, self.faded_weights[:2], n_used=n_used)
+        table, layout = self.encoding.values, self.encoding.layout
+        return ngp_density(unit_positions, table, layout, self.faded_weights[:2], n_used=n_used)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = unit_positions(positions, self.aabb, self.contraction)
         if not torch.is_grad_enabled() and unit.dtype != torch.float64:
-            table = self.encoding.table if self.half_table is None else self.half_table
-            return ngp_densities(unit, table, self.encoding.layout, self.faded_weights[:2])
+            return ngp_densities(unit, self.encoding.values, self.encoding.layout, self.faded_weights[:2])
         return truncated_exp(fused_mlp(self._encode(unit), self.density_net.matrices)[:, 0])
 
     def forward(
@@ -140,9 +136,9 @@ class InstantNGP(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         unit = unit_positions(positions, self.aabb, self.contraction)
         angular = self.ray_features(directions, camera_indices)
-        if self.level_weights is None and self.table_sink is None and self.weight_sink is None:
-            grid = self.encoding
-            return ngp_query(unit, angular, grid.table, grid.layout, self.weights, half=self.half_table)
+        grid = self.encoding
+        if self.level_weights is None and grid.sink is None and self.weight_sink is None:
+            return ngp_query(unit, angular, grid.table, grid.layout, self.weights, half=grid.half)
         encoding = self._encode(unit)
         logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
         return activated(logits)
@@ -168,8 +164,7 @@ class InstantNGP(nn.Module):
         options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
         if self.contraction != "none":
             return visible_codes(self.sample_density(rays, samples), samples, **options)
-        table = self.encoding.table if self.half_table is None else self.half_table
-        field = NgpDensity(self.aabb, table, self.encoding.layout, self.faded_weights[:2])
+        field = NgpDensity(self.aabb, self.encoding.values, self.encoding.layout, self.faded_weights[:2])
         return ngp_visibility(rays.origins, rays.directions, samples, field, **options)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
@@ -188,6 +183,158 @@ class InstantNGP(nn.Module):
         """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
         return _PlainNgp(self)
 
+    def evaluator(self, rays: Rays, *, half: bool = False) -> NgpEvaluator | None:
+        """How rendering asks this field over some rays, the table read in its precision or in `half`; None where the
+        networks cannot be fused."""
+        made = NgpEvaluator(self, rays, half=half)
+        return made if skips_unused(made.table, self.weights) else None
+
+
+class NgpEvaluator:
+    """Instant-NGP in rendering: directions are encoded once per ray, and nothing is read back."""
+
+    logits, channels, recordable = True, 3, True
+
+    def __init__(self, field: InstantNGP, rays: Rays, *, half: bool = False) -> None:
+        self.field, self.rays, self.aabb = field, rays, field.aabb
+        table = field.encoding.values
+        self.table = table.half() if half and table.dtype == torch.float32 else table
+        self.weights, self.layout = field.faded_weights, field.encoding.layout
+        self.angular = field.ray_features(rays.directions)
+
+    def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
+        """Density (n,) and colour (n, 3) logits of a round of rendering."""
+        logits = ngp_logits(
+            fold(samples.positions, self.field.contraction),  # scaled to the box already
+            self.angular,
+            samples.ray_indices,
+            table=self.table,
+            layout=self.layout,
+            weights=self.weights,
+            n_used=samples.n_used,
+        )
+        return logits[:, 3], logits[:, :3]
+
+
+class AntiAliasedNGP(InstantNGP):
+    """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out.
+
+    A pixel's cone is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over
+    the size of the box it is the footprint that `ops.fade_levels` takes. Images from further away, or of fewer pixels,
+    then see a smoother field instead of samples of a sharp one.
+
+    `footprint`, a buffer, is what counts where no camera looks: for the grid, for meshes, for rays without
+    `pixel_radii`. Set it to a typical one of the training rays (`set_footprint`).
+
+    >>> field = AntiAliasedNGP(Aabb.cube(1.0), NgpConfig(log2_entries=10))
+    >>> field.set_footprint(0.01)  # a pixel's radius at its typical distance, in the scene's unit
+    >>> round(field.footprint.item(), 4)  # half of it, over the side of the box
+    0.0025
+    """
+
+    footprint: Tensor  # () fp32
+
+    def __init__(self, aabb: Aabb, config: NgpConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__(aabb, config, seed=seed)
+        self.register_buffer("footprint", torch.zeros(()))
+
+    @property
+    def unit(self) -> float:
+        """What a footprint of 1 is long: the mean side of the box."""
+        return sum(self.aabb.size) / 3.0
+
+    def set_footprint(self, radius: float) -> None:
+        """The footprint where no camera looks, from a cone's radius in the unit of the scene."""
+        self.footprint.fill_(0.5 * radius / self.unit)
+
+    @property
+    def faded_weights(self) -> NgpWeights:
+        """For reading the encoding as it is, where no camera looks: the typical footprint is in the first matrix."""
+        weights, levels = super().faded_weights, level_weights(self.footprint[None], self.encoding.layout)[0]
+        faded = weights.density_in.detach() * levels.repeat_interleave(self.config.n_features)
+        return weights._replace(density_in=faded)
+
+    def footprints(self, rays: Rays, ray_indices: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
+        """(n,) of samples of these rays; `ray_indices` (n,) must be valid ones."""
+        if rays.pixel_radii is None:
+            return self.footprint.expand(t_starts.shape[0])
+        middle = (t_starts + t_ends) * (0.25 / self.unit)
+        return rays.pixel_radii[ray_indices.long()] * middle.abs()
+
+    def _faded(self, unit_positions: Tensor, footprints: Tensor, n_used: Tensor | None = None) -> Tensor:
+        encoding = self._encode(unit_positions, n_used)
+        return fade_levels(encoding, footprints, self.encoding.layout, n_used=n_used)
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        if not torch.is_grad_enabled() and positions.dtype != torch.float64:
+            return super().density(positions, times)
+        unit = self.aabb.normalize(positions)
+        faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
+        return truncated_exp(fused_mlp(faded, list(self.density_net.weights))[:, 0])
+
+    def forward(
+        self,
+        positions: Tensor,
+        directions: Tensor,
+        times: Tensor | None = None,
+        camera_indices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        faded = self._faded(self.aabb.normalize(positions), self.footprint.expand(positions.shape[0]))
+        angular = self.ray_features(directions, camera_indices).to(faded.dtype)
+        logits = ngp_field(faded, angular, None, self.weights, sink=self.weight_sink)
+        return activated(logits)
+
+    def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        positions = self._sample_positions(rays, samples)
+        footprints = self.footprints(rays, samples.ray_indices, samples.t_starts, samples.t_ends)
+        return self._faded(positions, footprints, samples.n_samples)
+
+    @torch.no_grad()
+    def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
+        weights = [self.density_net.weights[0], self.density_net.weights[1][:1]]
+        return truncated_exp(fused_mlp(self._sample_encoding(rays, samples), weights)[:, 0].float())
+
+    @torch.no_grad()
+    def sample_visibility(
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
+    ) -> Tensor:
+        options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
+        return visible_codes(self.sample_density(rays, samples), samples, **options)
+
+    def evaluator(self, rays: Rays, *, half: bool = False) -> NgpEvaluator:
+        return FadedEvaluator(self, rays, half=half)
+
+
+class FadedEvaluator(NgpEvaluator):
+    """The same with levels that fade by the footprint of the pixel."""
+
+    field: AntiAliasedNGP
+
+    @torch.no_grad()
+    def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
+        # Rows from `n_used` on may hold anything at all.
+        field, used = self.field, torch.arange(samples.positions.shape[0], device=self.table.device) < samples.n_used
+        n_used, ray_indices = used.sum(dtype=torch.int32), torch.where(used, samples.ray_indices, 0)
+        encoding = hash_encode(samples.positions, self.table, self.layout, n_used=n_used)
+        footprints = field.footprints(self.rays, ray_indices, samples.t_starts, samples.t_ends)
+        faded = fade_levels(encoding, footprints, self.layout, n_used=n_used)
+        weights = InstantNGP.faded_weights.fget(field)  # type: ignore[attr-defined]
+        logits = ngp_field(faded, self.angular.to(faded.dtype), ray_indices, weights, n_used=n_used)
+        return logits[:, 3], logits[:, :3]
+
+
+def ngp_networks(inputs: int, width: int, generator: torch.Generator) -> tuple[FusedMlp, FusedMlp]:
+    """Instant-NGP's density and colour networks behind an encoding of so many inputs."""
+    density = FusedMlp(inputs, GEO_FEATURES, width=width, depth=1, generator=generator)
+    color = FusedMlp(SH_DEGREE**2 + GEO_FEATURES, 3, width=width, depth=COLOR_DEPTH, generator=generator)
+    return density, color
+
 
 @torch.no_grad()
 def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
@@ -195,8 +342,6 @@ def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
     one feature of the coarsest level begins as 1; one neuron alone reads it, and it alone; and of the outputs only the
     density's logit reads that neuron. All of it goes on learning, and no kernel needs to know. A decay of the table
     keeps off that level: where no picture pulls the other way it would bring the fog back."""
-    if not 0.0 < density < math.inf:
-        raise InputError("field.initial_density", "a finite number > 0", str(density))
     grid.table[: grid.layout.levels[0].size, 0] = 1.0
     grid.kept_levels = 1
     inner, outer = net.weights
@@ -212,7 +357,7 @@ class _PlainNgp(nn.Module):
         super().__init__()
         low, high = field.aabb.tensor("cpu")
         self.contraction: Contraction = field.contraction
-        levels, self.degree = field.encoding.layout.levels, field.config.sh_degree
+        levels, self.degree = field.encoding.layout.levels, SH_DEGREE
         corners = torch.tensor([[c & 1, (c >> 1) & 1, c >> 2] for c in range(8)])
         constants = {
             "low": low.clone(),

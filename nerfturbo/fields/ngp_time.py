@@ -4,37 +4,36 @@ What these grids hold of a place and a time goes to the density and colour netwo
 Learned as fast as the scene it would be noise that nothing is learned under, so it learns at a tenth of that speed, and
 a prior holds it still where nothing moves.
 
-It can also be made a displacement by a small network (`motion.follow`): the scene's own hash grid is then read where
+It can also be made a displacement by a small network (`follow`): the scene's own hash grid is then read where
 the point was at time 0. Displacements learn from the coarse levels of that grid alone: the slope of a cell smaller than
 a displacement says nothing about where to go. At time 0 every point is at its own place.
 
 A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
-`time_resolution` cells along it. Where those are more than the cells of space, space is scaled instead. Few cells along
+`TIME_RESOLUTION` cells along it. Where those are more than the cells of space, space is scaled instead. Few cells along
 time are what makes neighbouring pictures teach each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
-from ..config import FieldConfig, MotionConfig
-from ..errors import InputError
+from ..config import DynamicNgpConfig
 from ..ops import GradientSink
-from ..ops.composite import visibility
+from ..ops.composite import Thinning, visible_codes
 from ..ops.hash_encode import HashLayout, HashLevel
 from ..ops.ngp import NgpWeights, ngp_field
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_uniform
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
-from .activations import activated, truncated_exp
-from .dynamic import from_the_start, times_of
-from .hash_grid import HashGrid
-from .mlp import FusedMlp
+from .field import Buffers
+from .ngp import SH_DEGREE, ngp_networks
+from .parts import BASE_RESOLUTION, FusedMlp, HashGrid, activated, truncated_exp
+from .vanilla import from_the_start, times_of
 
+TIME_RESOLUTION = 25  # cells along time at the finest level; coarser ones have fewer in proportion
+GUIDE_LEVELS = 4  # coarse levels that say where points move; finer ones would pull to and fro
 MOTION_FEATURES, COARSEST = 2, 8  # features per entry of a grid over time, and its cells at the coarsest level
 REACH = 0.1  # how far an output of 1 of the deformation network moves a point, as a share of the box
 PRIOR_POINTS = 4096
@@ -44,80 +43,54 @@ TRIPLES = ((0, 1, 3), (1, 2, 3), (0, 2, 3))  # of (x, y, z, t)
 class DynamicNGP(nn.Module):
     """motion(x, t) -> displacement; [hash(x + displacement), motion(x, t)] -> density and colour as in Instant-NGP.
 
-    >>> field = DynamicNGP(Aabb.cube(1.0), FieldConfig(kind="ngp-time", log2_entries=10), MotionConfig(log2_entries=8))
+    >>> field = DynamicNGP(Aabb.cube(1.0), DynamicNgpConfig(log2_entries=10, motion_log2_entries=8))
     >>> density = field.density(torch.zeros(5, 3), torch.linspace(0.0, 1.0, 5))
     >>> density.shape, field.displacement(torch.rand(5, 3), torch.zeros(5)).abs().max().item()
     (torch.Size([5]), 0.0)
     """
 
     bytes_per_sample = 1024  # of rendering, an estimate
+    captures_ahead = True
     weight_sink: GradientSink | None = None
     stillness = 1e-3  # weight of the prior
     speed = 0.1  # of what moves, over that of the scene: how fast its features learn
 
-    def __init__(
-        self, aabb: Aabb, config: FieldConfig | None = None, motion: MotionConfig | None = None, *, seed: int = 0
-    ) -> None:
+    def __init__(self, aabb: Aabb, config: DynamicNgpConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
-        config, motion = config or FieldConfig(kind="ngp-time"), motion or MotionConfig()
+        config = config or DynamicNgpConfig()
         generator = torch.Generator().manual_seed(seed)
-        self.aabb, self.config, self.motion, self.seed = aabb, config, motion, seed
-        if (config.depth, config.color_depth) != (1, 2):
-            got = f"{config.depth} and {config.color_depth}"
-            raise InputError("field.depth and field.color_depth", "1 and 2, the sizes of Instant-NGP", got)
-        coarse, fine = _split(config, motion.guide_levels if motion.follow != "features" else config.n_levels)
-        self.finest = max(COARSEST, motion.max_resolution, motion.time_resolution)
-        over_time = HashLayout(motion.n_levels, MOTION_FEATURES, motion.log2_entries, COARSEST, self.finest)
+        self.aabb, self.config, self.seed = aabb, config, seed
+        coarse, fine = _split(config, GUIDE_LEVELS if config.follow != "features" else config.n_levels)
+        n_levels = (config.motion_resolution // COARSEST).bit_length()
+        self.finest = max(COARSEST, config.motion_resolution, TIME_RESOLUTION)
+        over_time = HashLayout(n_levels, MOTION_FEATURES, config.motion_log2_entries, COARSEST, self.finest)
         self.encoding = HashGrid(coarse, generator=generator)
         self.fine_encoding = None if fine is None else HashGrid(fine, generator=generator)
         self.motion_grids = nn.ModuleList(HashGrid(over_time, generator=generator) for _ in TRIPLES)
         n_motion = len(TRIPLES) * over_time.n_outputs
         self.deform_net = None
-        if motion.follow != "features":
+        if config.follow != "features":
             self.deform_net = FusedMlp(n_motion, 3, width=config.width, depth=2, generator=generator)
-        self.density_net = FusedMlp(
-            config.n_levels * config.n_features + (0 if motion.follow == "deform" else n_motion),
-            config.geo_features,
-            width=config.width,
-            depth=config.depth,
-            generator=generator,
-        )
-        self.color_net = FusedMlp(
-            config.sh_degree**2 + config.geo_features,
-            3,
-            width=config.width,
-            depth=config.color_depth,
-            generator=generator,
-        )
+        inputs = config.n_levels * config.n_features + (0 if config.follow == "deform" else n_motion)
+        self.density_net, self.color_net = ngp_networks(inputs, config.width, generator)
 
     @property
     def weights(self) -> NgpWeights:
         """The five matrices of the density and colour networks."""
         return NgpWeights(*self.density_net.weights, *self.color_net.weights)
 
-    @property
-    def hash_grids(self) -> list[HashGrid]:
-        return [module for module in self.modules() if isinstance(module, HashGrid)]
-
-    def connect(
-        self, halves: Mapping[Tensor, Tensor], grads: Mapping[Tensor, Tensor], found_inf: Tensor | None
-    ) -> None:
-        """Read the half copies of the tables, where there are any, and add gradients straight to these buffers."""
-        for grid in self.hash_grids:
-            grid.half, grid.sink = halves.get(grid.table), GradientSink((grads[grid.table],), found_inf)
-        if self.deform_net is not None:
-            self.deform_net.sink = GradientSink(tuple(grads[w] for w in self.deform_net.weights), found_inf)
-        self.weight_sink = GradientSink(tuple(grads[weight] for weight in self.weights), found_inf)
-
-    def read_as(self, dtype: torch.dtype) -> None:
-        """Render as it was trained: from copies of the tables in this precision."""
-        for grid in self.hash_grids:
-            grid.half = grid.table.detach().to(dtype)
+    def connect(self, buffers: Buffers) -> None:
+        """One buffer for the density and colour networks; the grids and the deformation take their own."""
+        self.weight_sink = buffers.sink(*self.weights)
 
     def _over_time(self, unit: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         """(n, motion features) of places (n, 3) in [0, 1]^3 at times (n,)."""
-        place = unit if self.finest <= self.motion.max_resolution else unit * (self.motion.max_resolution / self.finest)
-        along = torch.cat([place.t(), (times * (self.motion.time_resolution / self.finest))[None]])  # (4, n)
+        place = (
+            unit
+            if self.finest <= self.config.motion_resolution
+            else unit * (self.config.motion_resolution / self.finest)
+        )
+        along = torch.cat([place.t(), (times * (TIME_RESOLUTION / self.finest))[None]])  # (4, n)
         grids = zip(self.motion_grids, TRIPLES, strict=True)
         return self.speed * _joined(
             [grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids]
@@ -142,7 +115,7 @@ class DynamicNGP(nn.Module):
         parts = [self.encoding(unit, n_used)]
         if self.fine_encoding is not None:
             parts.append(self.fine_encoding(unit.detach(), n_used))
-        return _joined(parts if self.motion.follow == "deform" else [*parts, features])
+        return _joined(parts if self.config.follow == "deform" else [*parts, features])
 
     def regularization(self, step: int | Tensor) -> Tensor:
         """() the prior that things stand still: how much the features of random places differ between two times."""
@@ -165,7 +138,7 @@ class DynamicNGP(nn.Module):
         camera_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
-        angular = spherical_harmonics(directions, self.config.sh_degree).to(encoded.dtype)
+        angular = spherical_harmonics(directions, SH_DEGREE).to(encoded.dtype)
         logits = ngp_field(encoded, angular, None, self.weights, sink=self.weight_sink)
         return activated(logits)
 
@@ -179,16 +152,21 @@ class DynamicNGP(nn.Module):
         encoded = self._encode_samples(rays, samples)
         return truncated_exp(self.density_net(encoded, samples.n_samples)[:, 0])
 
-    @torch.no_grad()
     def sample_visibility(
-        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
     ) -> Tensor:
-        density = self.sample_density(rays, samples)
-        return visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
+        return visible_codes(self.sample_density(rays, samples), samples, **limits)
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         encoded = self._encode_samples(rays, samples)
-        angular = spherical_harmonics(rays.directions, self.config.sh_degree).to(encoded.dtype)
+        angular = spherical_harmonics(rays.directions, SH_DEGREE).to(encoded.dtype)
         return ngp_field(
             encoded, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
         )
@@ -199,11 +177,9 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.t() for part in parts]).t()
 
 
-def _split(config: FieldConfig, n_coarse: int) -> tuple[HashLayout, HashLayout | None]:
+def _split(config: DynamicNgpConfig, n_coarse: int) -> tuple[HashLayout, HashLayout | None]:
     """The scene's levels as two grids, the first with the `n_coarse` coarsest of them."""
-    whole = HashLayout(
-        config.n_levels, config.n_features, config.log2_entries, config.base_resolution, config.max_resolution
-    )
+    whole = HashLayout(config.n_levels, config.n_features, config.log2_entries, BASE_RESOLUTION, config.max_resolution)
     if n_coarse >= config.n_levels:
         return whole, None
 

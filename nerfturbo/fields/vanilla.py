@@ -1,4 +1,5 @@
-"""The original NeRF: a deep network over frequency-encoded positions and directions."""
+"""The original NeRF: a deep network over frequency-encoded positions and directions. For dynamic scenes with time as
+one more input (T-NeRF), or with a deformation before it (D-NeRF)."""
 
 from __future__ import annotations
 
@@ -9,38 +10,43 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..config import FieldConfig
+from ..config import VanillaConfig
 from ..ops.mlp import wide_mlp
 from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
-from .encodings import frequency_encode
-from .mlp import draw_uniform
+from .field import Buffers
+from .parts import draw_uniform, frequency_encode
 
 POSITION_FREQUENCIES = 10
 DIRECTION_FREQUENCIES = 4
+TIME_FREQUENCIES = 6
 PIECES, SMALLEST_PIECE = 8, 2048  # of a batch that is computed again in the backward
 LARGEST_PIECE = 1 << 15  # points, where a piece is all that memory has to hold: enough to keep a GPU busy
+STARTING = 10.0  # a deformation has its full strength from time 1 / this on
+SMALL = 1e-3  # weights that give the first displacements
+DEFORM_FREQUENCIES = 4  # of position: finer sines let neighbours part, and training does not hold
 
 
 class VanillaNeRF(nn.Module):
     """`depth` layers of `width` with the input fed in again half-way, a density head, and one colour layer.
 
     Positions are scaled so that the box becomes [-1, 1]^3. Density is softplus(h - 1), which starts non-empty.
-    A trainer sets `compute_dtype` for mixed precision: the layers then multiply in it, and everything else stays fp32.
+    In mixed precision the layers multiply in `compute_dtype`, and everything else stays fp32.
 
-    >>> field = VanillaNeRF(Aabb.cube(1.0), FieldConfig(kind="vanilla", width=16, depth=4))
+    >>> field = VanillaNeRF(Aabb.cube(1.0), VanillaConfig(width=16, depth=4))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
     >>> rgb.shape, density.shape
     (torch.Size([5, 3]), torch.Size([5]))
     """
 
+    captures_ahead = True
     compute_dtype: torch.dtype | None = None
     contraction: Contraction = "none"  # of the space outside the box
 
-    def __init__(self, aabb: Aabb, config: FieldConfig | None = None, *, seed: int = 0, n_more: int = 0) -> None:
+    def __init__(self, aabb: Aabb, config: VanillaConfig | None = None, *, seed: int = 0, n_more: int = 0) -> None:
         """`n_more`: inputs beside the encoded position, for fields made of this one; they override `_encode`."""
         super().__init__()
-        config = config or FieldConfig(kind="vanilla", width=256, depth=8)
+        config = config or VanillaConfig()
         self.aabb, self.config = aabb, config
         n_position = 3 * (2 * POSITION_FREQUENCIES + 1) + n_more
         n_direction = 3 * (2 * DIRECTION_FREQUENCIES + 1)
@@ -55,6 +61,9 @@ class VanillaNeRF(nn.Module):
         self.color_hidden = nn.Linear(width + n_direction, width // 2)
         self.color_head = nn.Linear(width // 2, 3)
         self._initialise(torch.Generator().manual_seed(seed))
+
+    def connect(self, buffers: Buffers) -> None:
+        self.compute_dtype = buffers.dtype
 
     @property
     def bytes_per_sample(self) -> int:
@@ -136,3 +145,81 @@ def _pieces(n_pieces: int, *tensors: Tensor | None) -> list[tuple[Any, ...]]:
     """All tensors cut into as many pieces (at least one), which go together; None stays None."""
     n_pieces = max(1, n_pieces)
     return list(zip(*([None] * n_pieces if t is None else t.tensor_split(n_pieces) for t in tensors), strict=True))
+
+
+def times_of(positions: Tensor, times: Tensor | None) -> Tensor:
+    """(n,) the times of positions (n, 3); without any, the beginning: time 0."""
+    return positions.new_zeros(positions.shape[0]) if times is None else times.to(positions.dtype)
+
+
+def from_the_start(times: Tensor) -> Tensor:
+    """(n,): 0 at time 0, where every point is at its own place, and 1 from a tenth on.
+
+    >>> from_the_start(torch.tensor([0.0, 0.05, 0.5, 1.0])).tolist()
+    [0.0, 0.5, 1.0, 1.0]
+    """
+    return (times * STARTING).clamp(0.0, 1.0)
+
+
+class TimeNeRF(VanillaNeRF):
+    """T-NeRF: the original NeRF whose first layer and skip also see sines of time.
+
+    >>> field = TimeNeRF(Aabb.cube(1.0), VanillaConfig(width=16, depth=4))
+    >>> at = [field.density(torch.zeros(1, 3), torch.tensor([t])).item() for t in (0.0, 0.5)]
+    >>> at[0] != at[1]
+    True
+    """
+
+    def __init__(self, aabb: Aabb, config: VanillaConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__(aabb, config, seed=seed, n_more=2 * TIME_FREQUENCIES + 1)
+
+    def _encode(self, positions: Tensor, times: Tensor | None) -> Tensor:
+        moments = times_of(positions, times)[:, None] * 2.0 - 1.0
+        encoded = frequency_encode(moments, TIME_FREQUENCIES)
+        return torch.cat([super()._encode(positions, times), encoded], dim=-1)
+
+
+class DeformedNeRF(VanillaNeRF):
+    """D-NeRF: a network moves each point to where it was at time 0, and the original NeRF shows what is there.
+
+    The deformation is a network as deep and wide as the scene's; at time 0 it is the identity.
+
+    >>> field = DeformedNeRF(Aabb.cube(1.0), VanillaConfig(width=16, depth=4))
+    >>> field.displacement(torch.rand(2, 3), torch.zeros(2)).abs().max().item()
+    0.0
+    """
+
+    def __init__(self, aabb: Aabb, config: VanillaConfig | None = None, *, seed: int = 0) -> None:
+        config = config or VanillaConfig()
+        super().__init__(aabb, config, seed=seed)
+        n_inputs = 3 * (2 * DEFORM_FREQUENCIES + 1) + 2 * TIME_FREQUENCIES + 1
+        inputs = [n_inputs] + [config.width] * (config.depth - 1)
+        if self.skip > 0:
+            inputs[self.skip] += n_inputs
+        self.deform_trunk = nn.ModuleList(nn.Linear(n, config.width) for n in inputs)
+        self.deform_head = nn.Linear(config.width, 3)
+        self._initialise(torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            self.deform_head.weight.mul_(SMALL)
+
+    def displacement(self, places: Tensor, times: Tensor) -> Tensor:
+        """(n, 3) from places (n, 3) in [-1, 1]^3 at `times` (n,) to those of time 0."""
+        encoded = [frequency_encode(places, DEFORM_FREQUENCIES)]
+        encoded.append(frequency_encode(times[:, None] * 2.0 - 1.0, TIME_FREQUENCIES))
+        trunk = [layer for layer in self.deform_trunk if isinstance(layer, nn.Linear)]
+        skip = self.skip if self.skip > 0 else None
+        hidden = self._layers(torch.cat(encoded, dim=-1), trunk, skip=skip, relu_last=True)
+        # Half precision would move points by steps that the finest sines see: the last product stays in full.
+        moved = nn.functional.linear(hidden.to(places.dtype), self.deform_head.weight, self.deform_head.bias)
+        return moved * from_the_start(times)[:, None]
+
+    def _encode(self, positions: Tensor, times: Tensor | None) -> Tensor:
+        places = self._place(positions)
+        moved = places + self.displacement(places, times_of(places, times))
+        coarse = frequency_encode(moved, DEFORM_FREQUENCIES)
+        # Finer sines turn several times within a displacement: their slope says nothing about where to go.
+        fine = frequency_encode(moved.detach(), POSITION_FREQUENCIES)
+        near, far = 3 * DEFORM_FREQUENCIES, 3 * POSITION_FREQUENCIES
+        sines = [coarse[:, 3 : 3 + near], fine[:, 3 + near : 3 + far]]
+        cosines = [coarse[:, 3 + near :], fine[:, 3 + far + near :]]
+        return torch.cat([coarse[:, :3], *sines, *cosines], dim=-1)

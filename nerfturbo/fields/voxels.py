@@ -6,42 +6,36 @@ that a surface may lie anywhere inside a voxel. docs/voxels.md has the measureme
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config import FieldConfig, VoxelConfig
-from ..errors import InputError
+from ..config import VoxelConfig
 from ..ops import GradientSink
-from ..ops.composite import visibility
+from ..ops.composite import Thinning, visible_codes
+from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import (
-    MAX_RESOLUTION,
+    SIDE,
     VoxelIndex,
     VoxelTables,
+    blocks_per_axis,
     color_width,
     voxel_density,
     voxel_lookup,
     voxel_variation,
 )
 from ..types import Aabb, PackedSamples, Rays
-from .activations import activated, truncated_exp
-from .field import Carry, field_part
-from .voxel_structure import (
-    VoxelStructure,
-    corner_rows,
-    dense_structure,
-    kept_voxels,
-    node_positions,
-    split_nodes,
-    subdivided,
-)
+from .field import Buffers, Carry, field_part
+from .parts import activated, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
 EMPTY = -12.0  # log-density where nothing is stored: e^-12 per unit of length is nothing to see
@@ -50,49 +44,52 @@ THIN = 0.25  # of the mean weight: voxels below are pruned even while everything
 COARSER = 0.9  # how much coarser a stage is tried that does not fit
 # How fast the bands of the spherical harmonics learn, for a constant of 1: what depends on the view comes second.
 BANDS = (1.0, 0.5, 0.5, 0.5)
+INITIAL_DENSITY = 0.1  # per unit of world length
+DENSITY_SPEED = 10.0  # how much faster than optim.lr the logarithm of the density moves
+PRUNE_WEIGHT = 0.01  # a voxel stays where it, or a neighbour, gives a training ray at least this share of its colour
+MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
+# Total variation: weights of the density's logarithm over its speed and of the colours, share of the nodes per step.
+TV_DENSITY, TV_COLOR, TV_SHARE = 1e-3, 1e-3, 0.01
 STRUCTURE = ("nodes", "blocks", "rows", "ticks", "history")
 
 
 class VoxelGrid(nn.Module):
     """Trilinear log-density and spherical-harmonic colour logits over the box; only some voxels are stored.
 
-    `density_table` (n_nodes,) times `density_speed` is the log-density, `color_table` (n_nodes, width) holds the
-    coefficients; the buffers say where the nodes lie. For mixed precision a trainer hands in `half_table`, a half copy
-    of the colour table, and `table_sink`, two buffers that take the gradients.
+    `density_table` (n_nodes,) times `DENSITY_SPEED` is the log-density, `color_table` (n_nodes, width) holds the
+    coefficients; the buffers say where the nodes lie. `half_table` is a half copy of the colour table and `table_sink`
+    takes the gradients of both, where a trainer connects them.
 
-    >>> field = VoxelGrid(Aabb.cube(1.0), FieldConfig(kind="voxels", sh_degree=2), VoxelConfig((4, 8), (0.5,)))
+    >>> field = VoxelGrid(Aabb.cube(1.0), VoxelConfig((4, 8), (0.5,), sh_degree=2))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
     >>> rgb.shape, round(density[0].item(), 3), field.n_nodes
     (torch.Size([5, 3]), 0.1, 125)
     """
 
+    few_launches = captures_ahead = True
+    bytes_per_sample = 256  # of rendering, an estimate
+    skip_untouched = True  # rows without a gradient keep their value and moments
     half_table: Tensor | None = None
     table_sink: GradientSink | None = None
     nodes: Tensor  # (n_nodes,) int32: where each row lies
     blocks: Tensor  # (g, g, g) int32 and
-    rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxels`
+    rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxel_lookup`
     ticks: Tensor  # (resolution + 1,): where the nodes lie along an axis of the unit cube
     scales: Tensor  # (n_basis,): what each basis function is multiplied by
     history: Tensor  # (stages,) int64: nodes at the start of each stage so far
 
-    def __init__(
-        self, aabb: Aabb, config: FieldConfig | None = None, voxels: VoxelConfig | None = None, *, seed: int = 0
-    ) -> None:
+    def __init__(self, aabb: Aabb, config: VoxelConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
-        self.aabb, self.config = aabb, config or FieldConfig(kind="voxels", sh_degree=3)
-        self.voxels = voxels or VoxelConfig()
-        _check(self.voxels)
-        if not 1 <= self.config.sh_degree <= 4:
-            raise InputError("field.sh_degree", "1 to 4", str(self.config.sh_degree))
+        self.aabb, self.config = aabb, config or VoxelConfig()
         self.seed, self.n_basis = seed, self.config.sh_degree**2
         scales = [
             BANDS[band] / 0.28209479177387814 for band in range(self.config.sh_degree) for _ in range(2 * band + 1)
         ]
         self.register_buffer("scales", torch.tensor(scales), persistent=False)
-        start = dense_structure(self.voxels.resolutions[0])
+        start = dense_structure(self.config.resolutions[0])
         n = start.nodes.shape[0]
         self._store(start, torch.tensor([n]))
-        density = math.log(self.voxels.initial_density) / self.voxels.density_speed
+        density = math.log(INITIAL_DENSITY) / DENSITY_SPEED
         # The colours first: an optimizer lays one table behind the other, and wide loads want rows that are aligned.
         self.color_table = nn.Parameter(torch.zeros(n, color_width(self.n_basis)))
         self.density_table = nn.Parameter(torch.full((n,), density))
@@ -103,6 +100,14 @@ class VoxelGrid(nn.Module):
         tensors = (structure.nodes, structure.blocks, structure.rows, ticks, history)
         for name, value in zip(STRUCTURE, tensors, strict=True):
             self.register_buffer(name, value)
+
+    @property
+    def tables(self) -> tuple[nn.Parameter, ...]:
+        return self.color_table, self.density_table
+
+    def connect(self, buffers: Buffers) -> None:
+        self.half_table = buffers.half(self.color_table)
+        self.table_sink = buffers.sink(self.density_table, self.color_table)
 
     def _replicate_for_data_parallel(self) -> VoxelGrid:
         """For `nn.DataParallel`: the half copy and the gradient buffers are on the device of the original."""
@@ -134,7 +139,7 @@ class VoxelGrid(nn.Module):
 
     @property
     def index(self) -> VoxelIndex:
-        return VoxelIndex(self.blocks, self.rows, self.resolution, EMPTY / self.voxels.density_speed)
+        return VoxelIndex(self.blocks, self.rows, self.resolution, EMPTY / DENSITY_SPEED)
 
     def n_voxels(self) -> int:
         """Voxels whose eight corners are all stored."""
@@ -170,10 +175,10 @@ class VoxelGrid(nn.Module):
 
     def _speeds(self, like: Tensor) -> Tensor:
         """(4,): 1 for the colours, density_speed for the density; made without a copy from the host."""
-        return (torch.arange(4, device=like.device) == 3).to(like.dtype) * (self.voxels.density_speed - 1.0) + 1.0
+        return (torch.arange(4, device=like.device) == 3).to(like.dtype) * (DENSITY_SPEED - 1.0) + 1.0
 
     def density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        return voxel_density(unit_positions, self.density_table, self.index, n_used=n_used) * self.voxels.density_speed
+        return voxel_density(unit_positions, self.density_table, self.index, n_used=n_used) * DENSITY_SPEED
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = self.aabb.normalize(positions)
@@ -200,22 +205,29 @@ class VoxelGrid(nn.Module):
         return truncated_exp(self.density_logits(positions, samples.n_samples))
 
     def sample_visibility(
-        self, rays: Rays, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
     ) -> Tensor:
-        density = self.sample_density(rays, samples)
-        return visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
+        return visible_codes(self.sample_density(rays, samples), samples, **limits)
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
         return self.logits(positions, self.basis(rays.directions), samples.ray_indices, samples.n_samples)
 
+    def evaluator(self, rays: Rays, *, half: bool = False) -> VoxelEvaluator | None:
+        """How rendering asks this field over some rays; the tables are read as they are."""
+        return VoxelEvaluator(self, rays) if len(rays) else None
+
     # --- the prior ---------------------------------------------------------------------------------------------------
 
     def regularization(self, step: int | Tensor) -> Tensor:
         """() weighted total variation over a share of the nodes, drawn anew at each step."""
-        voxels = self.voxels
-        if voxels.tv_density == 0.0 and voxels.tv_color == 0.0:
-            return torch.zeros((), device=self.nodes.device)
         variation = voxel_variation(
             VoxelTables(self.density_table, self.color_table),
             self.index,
@@ -224,12 +236,12 @@ class VoxelGrid(nn.Module):
             n_basis=self.n_basis,
             sink=self.table_sink,
         )
-        return voxels.tv_density * variation[0] + voxels.tv_color * variation[1]
+        return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
 
     def _drawn_nodes(self, step: int | Tensor) -> Tensor:
         """(m,) int64 rows in runs of neighbours."""
         n, device = self.n_nodes, self.nodes.device
-        n_runs = max(1, math.ceil(self.voxels.tv_share * n / RUN))
+        n_runs = max(1, math.ceil(TV_SHARE * n / RUN))
         words = random_bits(n_runs, seed=self.seed, stream=Stream.VARIATION, step=step, device=device)
         first = ((words[:, 0].long() & 0xFFFFFFFF) * n) >> 32
         return ((first[:, None] + torch.arange(RUN, device=device)) % n).reshape(-1)
@@ -237,8 +249,8 @@ class VoxelGrid(nn.Module):
     # --- pruning and subdivision -------------------------------------------------------------------------------------
 
     def refinement_due(self, progress: float, step: int) -> bool:
-        stage, shares = self.stage, self.voxels.subdivide_at
-        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * self.voxels.min_steps
+        stage, shares = self.stage, self.config.subdivide_at
+        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
 
     def new_marks(self) -> Tensor:
         """(n_nodes,) zeros: the largest weight that a sample in a voxel around the node had in a pixel."""
@@ -255,14 +267,14 @@ class VoxelGrid(nn.Module):
         """Keep the voxels that were seen, divide them; values inside them are what they were."""
         seen = marks > 0.0
         mean = marks.sum() / seen.sum().clamp(min=1)
-        kept = seen & (marks >= torch.clamp(THIN * mean, max=self.voxels.prune_weight))
-        target = self.voxels.resolutions[self.stage + 1]
+        kept = seen & (marks >= torch.clamp(THIN * mean, max=PRUNE_WEIGHT))
+        target = self.config.resolutions[self.stage + 1]
         if not bool(seen.any()):
             LOG.warning("no voxel is seen: all of them stay, and none is divided")
             kept, target = torch.ones_like(kept), self.resolution
         voxels, old = kept_voxels(self.structure, kept), self.structure
         new = subdivided(voxels, old.resolution, target)
-        while new.nodes.shape[0] > self.voxels.max_nodes and target > old.resolution:
+        while new.nodes.shape[0] > self.config.max_nodes and target > old.resolution:
             target = max(old.resolution, int(target * COARSER))
             new = subdivided(voxels, old.resolution, target)
         carry = _Interpolation(old, new, self.index.empty)
@@ -299,6 +311,20 @@ class VoxelGrid(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+class VoxelEvaluator:
+    """Sparse voxels in rendering: directions become basis functions once per ray, and nothing is read back."""
+
+    logits, channels, recordable = True, 3, False
+
+    def __init__(self, field: VoxelGrid, rays: Rays) -> None:
+        self.rays, self.aabb = rays, field.aabb
+        self._look_up, self._basis = field.logits, field.basis(rays.directions)
+
+    def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
+        logits = self._look_up(samples.positions, self._basis, samples.ray_indices, samples.n_used)
+        return logits[:, 3], logits[:, :3]
+
+
 class _Interpolation:
     """Tensors with a row per node of the old structure, at the nodes of the new one.
 
@@ -321,16 +347,97 @@ class _Interpolation:
         return out.view(-1, *values.shape[1:])
 
 
-def _check(voxels: VoxelConfig) -> None:
-    sizes, shares = voxels.resolutions, voxels.subdivide_at
-    if not sizes or not all(2 <= size <= MAX_RESOLUTION for size in sizes) or list(sizes) != sorted(set(sizes)):
-        raise InputError("voxels.resolutions", f"growing numbers from 2 to {MAX_RESOLUTION}", str(sizes))
-    if len(shares) != len(sizes) - 1 or list(shares) != sorted(shares) or not all(0.0 < s < 1.0 for s in shares):
-        expected = f"{len(sizes) - 1} growing shares of the run between 0 and 1, one per subdivision"
-        raise InputError("voxels.subdivide_at", expected, str(shares))
-    for name in ("max_nodes", "prune_rays", "initial_density", "density_speed"):
-        if not getattr(voxels, name) > 0:
-            raise InputError(f"voxels.{name}", "a number > 0", str(getattr(voxels, name)))
-    for name in ("min_steps", "prune_weight", "tv_density", "tv_color", "tv_share"):
-        if not 0.0 <= getattr(voxels, name) < math.inf:
-            raise InputError(f"voxels.{name}", "a number >= 0", str(getattr(voxels, name)))
+# --- which nodes are stored -------------------------------------------------------------------------------------------
+# Nodes are numbered (x * (r + 1) + y) * (r + 1) + z. Rows follow the blocks of the index, so that what lies together in
+# space lies together in memory. Everything here works on lists of nodes; no array has the size of the box.
+
+
+@dataclass(frozen=True)
+class VoxelStructure:
+    """The stored nodes of one resolution."""
+
+    resolution: int
+    nodes: Tensor  # (n_nodes,) int32, in the order of the rows
+    blocks: Tensor  # (g, g, g) int32
+    rows: Tensor  # (n_blocks, 512) int32
+
+    def index(self, empty: float) -> VoxelIndex:
+        return VoxelIndex(self.blocks, self.rows, self.resolution, empty)
+
+
+def split_nodes(nodes: Tensor, resolution: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x, y and z (int64) of numbered nodes."""
+    along, place = resolution + 1, nodes.long()
+    return place // (along * along), place // along % along, place % along
+
+
+def node_positions(nodes: Tensor, resolution: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(n, 3) in the unit cube."""
+    return torch.stack(split_nodes(nodes, resolution), dim=-1).to(dtype) / resolution
+
+
+def node_keys(x: Tensor, y: Tensor, z: Tensor, resolution: int) -> Tensor:
+    """(n,) int64, growing with the block and then with the place in it: the order of the rows."""
+    side = blocks_per_axis(resolution)
+    block = ((x // SIDE) * side + y // SIDE) * side + z // SIDE
+    return block * SIDE**3 + ((x % SIDE) * SIDE + y % SIDE) * SIDE + z % SIDE
+
+
+def build_structure(keys: Tensor, resolution: int) -> VoxelStructure:
+    """The structure of nodes given by their keys, in any order, with repeats."""
+    side, along, device = blocks_per_axis(resolution), resolution + 1, keys.device
+    keys = torch.unique(keys)
+    block, local = keys // SIDE**3, keys % SIDE**3
+    used, number = torch.unique_consecutive(block, return_inverse=True)
+    blocks = torch.full((side**3,), -1, dtype=torch.int32, device=device)
+    blocks[used] = torch.arange(used.shape[0], dtype=torch.int32, device=device)
+    rows = torch.full((used.shape[0], SIDE**3), -1, dtype=torch.int32, device=device)
+    rows[number, local] = torch.arange(keys.shape[0], dtype=torch.int32, device=device)
+    x = block // (side * side) * SIDE + local // (SIDE * SIDE)
+    y = block // side % side * SIDE + local // SIDE % SIDE
+    z = block % side * SIDE + local % SIDE
+    nodes = ((x * along + y) * along + z).to(torch.int32)
+    return VoxelStructure(resolution, nodes, blocks.view(side, side, side), rows)
+
+
+def dense_structure(resolution: int, device: torch.device | str = "cpu") -> VoxelStructure:
+    """All nodes of the box."""
+    places = torch.arange((resolution + 1) ** 3, device=device)
+    return build_structure(node_keys(*split_nodes(places, resolution), resolution), resolution)
+
+
+def kept_voxels(structure: VoxelStructure, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Low corners of the voxels that have at least one of the kept nodes (n_nodes,) bool among their corners.
+
+    A sample marks all corners of its voxel, so that the voxel and its 26 neighbours stay.
+    """
+    x, y, z = split_nodes(structure.nodes[kept], structure.resolution)
+    last, along, found = structure.resolution - 1, structure.resolution + 1, []
+    for corner in range(8):
+        i, j, k = x - (corner & 1), y - ((corner >> 1) & 1), z - (corner >> 2)
+        inside = (i >= 0) & (j >= 0) & (k >= 0) & (i <= last) & (j <= last) & (k <= last)
+        found.append(((i * along + j) * along + k)[inside])
+    return split_nodes(torch.unique(torch.cat(found)), structure.resolution)
+
+
+def subdivided(voxels: tuple[Tensor, Tensor, Tensor], old: int, new: int) -> VoxelStructure:
+    """The nodes of resolution `new` that lie in the given voxels of resolution `old`, their faces included."""
+    # Along each axis the nodes k with low / old <= k / new <= (low + 1) / old.
+    firsts = [torch.div(low * new + old - 1, old, rounding_mode="floor") for low in voxels]
+    lasts = [torch.div((low + 1) * new, old, rounding_mode="floor") for low in voxels]
+    steps, keys = range(-(-new // old) + 1), []
+    for offset in itertools.product(steps, steps, steps):
+        place = [first + step for first, step in zip(firsts, offset, strict=True)]
+        inside = (place[0] <= lasts[0]) & (place[1] <= lasts[1]) & (place[2] <= lasts[2])
+        keys.append(node_keys(*(axis[inside] for axis in place), resolution=new))
+    return build_structure(torch.cat(keys), new)
+
+
+def corner_rows(structure: VoxelStructure, positions: Tensor, corner: int) -> Tensor:
+    """(n,) int64: the row of one of the eight corners around unit positions (n, 3); -1 where it is not stored."""
+    r = structure.resolution
+    cell = (positions.clamp(0.0, 1.0) * r).nan_to_num().floor().clamp(max=r - 1).long()
+    x, y, z = cell[:, 0] + (corner & 1), cell[:, 1] + ((corner >> 1) & 1), cell[:, 2] + (corner >> 2)
+    block = structure.blocks[x // SIDE, y // SIDE, z // SIDE].long()
+    row = structure.rows[block.clamp(min=0), ((x % SIDE) * SIDE + y % SIDE) * SIDE + z % SIDE].long()
+    return torch.where(block >= 0, row, -1)

@@ -12,16 +12,13 @@ from torch import Tensor
 
 from ..data.cameras import PIXEL_RADIUS
 from ..errors import InputError
-from ..fields.anti_aliased import AntiAliasedNGP
 from ..fields.field import Field
 from ..ops._checks import check_device, check_shape
 from ..ops.frame import FinishedRays, LiveRays, finish_rays
 from ..ops.pixels import camera_rays
-from ..sampling.occupancy_grid import OccupancyGrid
+from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..types import Rays
-from .image import RenderedImage, rows_at_once
-from .render import MarchSettings
-from .rounds import Evaluator, NgpEvaluator, evaluator, make_round, render_budget, start, strip_order
+from .image import Evaluator, RenderedImage, evaluator, make_round, render_budget, rows_at_once, start, strip_order
 
 MORE = 4  # rounds of the second graph; even, so that it ends on the side of the queue on which it began
 PATIENCE = 2  # replays of the second graph in one frame after which the first is recorded anew, with more rounds
@@ -32,13 +29,13 @@ class FrameRenderer:
 
     Weights, hash table and occupancy bits are read where they lie, so a frame shows the field as it is at that moment;
     who replaces those tensors (moves the model, say) makes a new renderer. On a GPU a table without a half copy is read
-    as halves, which training on a GPU does too. Fields other than Instant-NGP, and CPUs, render without a graph.
+    as halves, which training on a GPU does too. Fields without a recordable evaluator, and CPUs, do without a graph.
     """
 
     def __init__(
         self,
         field: Field,
-        grid: OccupancyGrid,
+        grid: OccupancyGrid | GridSampler,
         *,
         width: int,
         height: int,
@@ -50,11 +47,11 @@ class FrameRenderer:
             raise InputError("width and height", "at least 1", f"{width} and {height}")
         if background is not None:
             check_shape("background", background, ("channels",))
-            check_device(background=background, bits=grid.bits)
-        self.width, self.height, self.device = width, height, grid.bits.device
-        self._field, self._grid, self._settings = field, grid, settings or MarchSettings()
+            check_device(background=background, bits=as_sampler(grid).grid.bits)
+        self._field, self._sampler = field, as_sampler(grid, settings)
+        self.width, self.height, self.device = width, height, self._sampler.grid.bits.device
         self._background, self._half = background, self.device.type == "cuda"
-        budget = render_budget(field, self.device, max_memory, half=self._half)
+        budget = render_budget(field, self.device, max_memory)
         self._samples, self._band = budget.samples, rows_at_once(height, width, budget.rays)
         self._order = strip_order(self._band, width, self.device)
         self._camera, self._time = torch.zeros(16, device=self.device), None
@@ -106,9 +103,9 @@ class FrameRenderer:
         """The rays of the current part, at their beginning."""
         origins, directions = camera_rays(self._camera, width=self.width, height=self._band)
         times = None if self._time is None else torch.full_like(origins[:, 0], self._time)
-        radii = self._pixel_radii(directions) if isinstance(self._field, AntiAliasedNGP) else None
+        radii = self._pixel_radii(directions) if hasattr(self._field, "set_footprint") else None
         evaluate = evaluator(self._field, Rays(origins, directions, times, pixel_radii=radii), half=self._half)
-        return evaluate, start(evaluate, self._grid, self._settings, self._order)
+        return evaluate, start(evaluate, self._sampler, self._order)
 
     def _pixel_radii(self, directions: Tensor) -> Tensor:
         """(n,): as `Cameras.rays` gives them, from the camera's numbers on the device."""
@@ -116,7 +113,7 @@ class FrameRenderer:
         return -(directions * pose[:, 2]).sum(-1) * (PIXEL_RADIUS / focal.prod().sqrt())
 
     def run(self, evaluate: Evaluator, live: LiveRays, rounds: int) -> LiveRays:
-        one = make_round(evaluate, self._grid, self._settings, self._samples)
+        one = make_round(evaluate, self._sampler, self._samples)
         for _ in range(rounds):
             live = one(live)
         return live
@@ -132,7 +129,7 @@ class FrameRenderer:
             live = self.run(evaluate, live, 1)
             rounds += 1
         out = self.finish(live)
-        if self.device.type == "cuda" and isinstance(evaluate, NgpEvaluator):
+        if self.device.type == "cuda" and evaluate.recordable:
             del evaluate, live  # their memory is needed for recording
             self._recorded = _Recorded(self, rounds)
         return out

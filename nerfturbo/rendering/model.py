@@ -1,26 +1,47 @@
-"""A field with its grid and marching settings: all that is needed to render, with or without the pictures."""
+"""A field with its grid and sampler: all that is needed to render, with or without the images."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
+from ..config import (
+    Config,
+    CustomFieldConfig,
+    CustomSamplerConfig,
+    GridSamplerConfig,
+    HierarchySamplerConfig,
+    ProposalSamplerConfig,
+    UniformSamplerConfig,
+)
 from ..data.cameras import Cameras
 from ..data.keypoints import Keypoints
 from ..data.scene import Scene
 from ..errors import InputError
-from ..fields import build_field
-from ..sampling.occupancy_grid import OccupancyGrid
-from ..sampling.proposals import RayEstimator
+from ..fields import HashDensity, build_field
+from ..fields.custom import make_object, plug_in, source_of
+from ..fields.parts import BASE_RESOLUTION
+from ..ops.hash_encode import HashLayout
+from ..sampling.contracted import ContractedGrid
+from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid
+from ..sampling.hierarchy import HierarchyEstimator
+from ..sampling.histograms import RaySpan
+from ..sampling.proposals import ProposalEstimator
+from ..sampling.sampler import Pruning, check_sampler
+from ..sampling.uniform import UniformEstimator
 from ..types import Aabb, Rays, RenderOutput
-from .estimated import build_estimator, render_estimated
-from .image import RenderedImage, render_view, supersampled
+from .image import RenderedImage, render_samples, render_view, supersampled
 from .photos import build_photos, lens_numbers
-from .render import MarchSettings, render_rays
+from .render import render_rays
+
+FAR = 1000.0  # half boxes: where rays of a contracted scene end
+LATTICE = 512  # steps per ray through a contracted grid
+PROPOSAL_WIDTH = 16  # neurons of a proposal's hidden layer
+PROPOSAL_SEEDS = 7919  # apart from those of the field
 
 
 @dataclass(frozen=True)
@@ -30,7 +51,7 @@ class SceneBounds:
     aabb: Aabb
     near: float
     far: float
-    photos: int = 0  # pictures it was trained on, of which something may have been learned
+    photos: int = 0  # images it was trained on, of which something may have been learned
     lenses: int = 0
 
     @classmethod
@@ -52,40 +73,132 @@ class SceneBounds:
         return cls(Aabb(low, high), near, far, *counts)
 
 
+def half_box(aabb: Aabb) -> float:
+    """The unit of `loss.near_gradient` and of distances in a contracted scene."""
+    return 0.5 * max(aabb.size)
+
+
+# --- samplers: a new one is its file, its config, and a line in SAMPLERS ----------------------------------------------
+
+
+def _span(config: Config, bounds: SceneBounds) -> RaySpan:
+    """The part of a ray that is sampled: inside the box, or with a contraction far beyond it."""
+    unit, hierarchy = half_box(bounds.aabb), isinstance(config.sampler, HierarchySamplerConfig)
+    if config.grid.contraction != "none":
+        return RaySpan(bounds.near, max(bounds.far, FAR * unit), "mixed", unit)
+    spacing = "uniform" if hierarchy else "mixed"
+    return RaySpan(bounds.near, bounds.far, spacing, unit, _space(config, bounds.aabb))
+
+
+def _space(config: Config, aabb: Aabb) -> Aabb:
+    """The box of a field or proposal: nested boxes have it grow, a contraction leaves it."""
+    return aabb if config.grid.contraction != "none" else aabb.scaled(2.0 ** (config.grid.levels - 1))
+
+
+def _grid_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    own, render = config.sampler, config.render
+    assert isinstance(own, GridSamplerConfig)
+    limits = {"early_stop_eps": render.early_stop_eps, "alpha_thre": own.alpha_thre}
+    pruning = Pruning(**limits, merge_weak_samples=own.merge_weak_samples) if own.prune else None
+    if config.grid.contraction != "none":
+        span, folded = _span(config, bounds), {"contraction": config.grid.contraction, "seed": config.train.seed}
+        return ContractedGrid(bounds.aabb, config.grid, steps=LATTICE, span=span, pruning=pruning, **folded)
+    settings = MarchSettings(near_plane=bounds.near, far_plane=bounds.far, cone_angle=own.cone_angle, **limits)
+    return GridSampler(grid, settings, pruning=pruning)
+
+
+def _uniform_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    assert isinstance(config.sampler, UniformSamplerConfig)
+    return UniformEstimator(config.sampler.n_samples, _span(config, bounds))
+
+
+def _hierarchy_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    own, seed = config.sampler, config.train.seed + PROPOSAL_SEEDS
+    assert isinstance(own, HierarchySamplerConfig)
+    space, contraction = _space(config, bounds.aabb), config.grid.contraction
+    coarse = build_field(config.field, space, seed=seed, contraction=contraction)
+    sizes = {"n_samples": own.n_samples, "coarse_samples": own.coarse_samples}
+    return HierarchyEstimator(coarse, **sizes, span=_span(config, bounds))
+
+
+def _proposal_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    own, seed = config.sampler, config.train.seed + PROPOSAL_SEEDS
+    assert isinstance(own, ProposalSamplerConfig)
+    densities = []
+    for index in range(len(own.coarse_samples)):
+        finest = own.resolutions[min(index, len(own.resolutions) - 1)]
+        layout = HashLayout(own.levels, 2, own.log2_entries, min(BASE_RESOLUTION, finest), finest)
+        options = {"width": PROPOSAL_WIDTH, "contraction": config.grid.contraction, "seed": seed + index}
+        densities.append(HashDensity(_space(config, bounds.aabb), layout, **options))
+    sizes = {"n_samples": own.n_samples, "coarse_samples": own.coarse_samples, "anneal_steps": own.anneal_steps}
+    return ProposalEstimator(densities, **sizes, span=_span(config, bounds))
+
+
+def _custom_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    assert isinstance(config.sampler, CustomSamplerConfig)
+    return make_object(config.sampler.source, bounds.aabb, seed=config.train.seed, what="sampler")
+
+
+SAMPLERS: dict[type[Any], Callable[[Config, SceneBounds, OccupancyGrid], Any]] = {
+    GridSamplerConfig: _grid_sampler,
+    UniformSamplerConfig: _uniform_sampler,
+    HierarchySamplerConfig: _hierarchy_sampler,
+    ProposalSamplerConfig: _proposal_sampler,
+    CustomSamplerConfig: _custom_sampler,
+}
+
+
 class NerfModel(nn.Module):
-    """`field` and `grid` over one scene's box; `proposer` places the samples where the config says another way than the
-    grid, which is then kept up to date for exports alone."""
+    """`field` and `sampler` over one scene's box. The occupancy `grid` is kept up to date for exports where another
+    sampler places the samples.
 
-    proposer: RayEstimator | None
+    A `field` or `sampler` of one's own takes the place of the config's, which then records where it comes from.
+    """
 
-    def __init__(self, config: Config, bounds: SceneBounds) -> None:
+    def __init__(
+        self, config: Config, bounds: SceneBounds, *, field: nn.Module | None = None, sampler: Any = None
+    ) -> None:
         super().__init__()
+        if field is not None:
+            config = replace(config, field=CustomFieldConfig(source_of(getattr(field, "module", field))))
+        if sampler is not None:
+            config = replace(config, sampler=CustomSamplerConfig(source_of(sampler)))
         self.config, self.bounds = config, bounds
-        step_size = bounds.aabb.diagonal / config.render.steps_per_diagonal
-        contraction, grid = config.sampling.contraction, config.grid
-        if config.sampling.kind == "grid" and contraction != "none":  # rays are marched through a contracted one
+        step_size, grid = bounds.aabb.diagonal / config.render.steps_per_diagonal, config.grid
+        folded = grid.contraction != "none" and isinstance(config.sampler, GridSamplerConfig)
+        if folded:  # rays are marched through a contracted one
             grid = replace(grid, resolution=max(4, grid.resolution // 8 * 4))
         self.grid = OccupancyGrid(bounds.aabb, grid, step_size=step_size, seed=config.train.seed)
-        space = self.grid.outer_aabb if contraction == "none" else bounds.aabb
-        self.field = build_field(
-            config.field,
-            space,
-            seed=config.train.seed,
-            voxels=config.voxels,
-            factor=config.factor,
-            contraction=contraction,
-            motion=config.motion,
-        )
-        self.proposer = build_estimator(config, bounds.aabb, near=bounds.near, far=bounds.far)
+        space, seed, contraction = _space(config, bounds.aabb), config.train.seed, config.grid.contraction
+        if field is not None:
+            self.field: Any = plug_in(field, space)
+        else:
+            self.field = build_field(config.field, space, seed=seed, contraction=contraction)
+        self.sampler: Any = SAMPLERS[type(config.sampler)](config, bounds, self.grid) if sampler is None else sampler
+        if isinstance(config.sampler, CustomSamplerConfig):
+            check_sampler(self.sampler, bounds.aabb, torch.device("cpu"))
         self.keypoints: Keypoints | None = None  # what depth is known of, while training
         self.photos = build_photos(config, bounds.photos, bounds.lenses)
         if self.photos is not None:
             self.photos.attach(self.field)
 
     @property
-    def estimator(self) -> OccupancyGrid | RayEstimator:
-        """What places the samples: hand it to whatever renders the field."""
-        return self.grid if self.proposer is None else self.proposer
+    def marches(self) -> bool:
+        """Whether the occupancy grid itself places the samples."""
+        return getattr(self.sampler, "grid", None) is self.grid
+
+    @property
+    def estimator(self) -> Any:
+        """The sampler to render with: that of training, or with finer steps."""
+        refine, refined = self.config.render.eval_refine, getattr(self.sampler, "refined", None)
+        return self.sampler if refine == 1 or refined is None else refined(refine)
+
+    @property
+    def settings(self) -> MarchSettings:
+        """How images are marched through a grid."""
+        own = getattr(self.estimator, "settings", None)
+        stop = self.config.render.early_stop_eps
+        return own or MarchSettings(self.bounds.near, self.bounds.far, early_stop_eps=stop)
 
     def set_progress(self, share: float) -> None:
         """Tell what is faded in how much of the run is over; never waits for the device."""
@@ -96,46 +209,20 @@ class NerfModel(nn.Module):
     def device(self) -> torch.device:
         return self.grid.bits.device
 
-    @property
-    def settings(self) -> MarchSettings:
-        """How pictures are marched: as in training, or in finer steps."""
-        settings, refine = self.training_settings, self.config.render.eval_refine
-        if refine == 1:
-            return settings
-        if refine < 1:
-            raise InputError("render.eval_refine", "at least 1", str(refine))
-        return replace(
-            settings,
-            render_step_size=self.grid.step_size / refine,
-            cone_angle=settings.cone_angle / refine,
-            alpha_thre=settings.alpha_thre / refine,
-        )
-
-    @property
-    def training_settings(self) -> MarchSettings:
-        render = self.config.render
-        return MarchSettings(
-            near_plane=self.bounds.near,
-            far_plane=self.bounds.far,
-            cone_angle=render.cone_angle,
-            early_stop_eps=render.early_stop_eps,
-            alpha_thre=render.alpha_thre,
-        )
-
     def render_rays(self, rays: Rays, background: Tensor | None = None) -> RenderOutput:
-        if self.proposer is not None:
-            return render_estimated(self.field, rays, self.proposer, background=background)
+        if not self.marches:
+            return render_samples(self.field, rays, self.estimator, background=background)
         return render_rays(self.field, rays, self.grid, settings=self.settings, background=background)
 
     def render_image(
         self, cameras: Cameras, index: int, background: Tensor | None = None, *, max_memory: int | None = None
     ) -> RenderedImage:
-        """Picture `index` of the cameras, over the background (white unless given), within `max_memory` bytes."""
+        """View `index` of the cameras, over the background (white unless given), within `max_memory` bytes."""
         behind = torch.ones(3, device=self.device) if background is None else background
 
         def render(shift: tuple[float, float]) -> RenderedImage:
             shifted = cameras if shift == (0.0, 0.0) else cameras.looking_past(shift)
-            options = {"settings": self.settings, "background": behind, "max_memory": max_memory}
+            options = {"background": behind, "max_memory": max_memory}
             return render_view(self.field, self.estimator, shifted, index, **options)
 
         return supersampled(render, self.config.render.eval_rays)

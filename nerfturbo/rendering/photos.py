@@ -30,12 +30,14 @@ from ..config import Config
 from ..data.cameras import Cameras
 from ..data.ndc import require_plain
 from ..errors import InputError
-from ..fields.field import Field
-from ..fields.ngp import InstantNGP
+from ..fields.field import offers
 from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
 
+POSE_LR, PHOTO_LR = 1e-3, 5e-3  # peak learning rates: of poses and focal lengths; of exposures and appearances
+# While cameras are refined, levels of the hash grid fade in, coarse to fine, over this share of the run.
+FADE_IN, FIRST_LEVELS = 0.4, 4
 GAUGE = 7  # shifts, turns and one scale of all cameras together
 FOCAL_MODELS = ("pinhole", "opencv")
 # Powers of the focal factor by which OpenCV's coefficients k1 k2 p1 p2 k3 k4 k5 k6 change with it: see `refined`.
@@ -117,13 +119,13 @@ class PhotoCorrections(nn.Module):
         self.config, self.n_photos = config, n_photos
         sizes: dict[str, tuple[tuple[int, ...], float]] = {}
         if cameras.refine:
-            sizes["pose"] = (n_photos, 6), cameras.lr
+            sizes["pose"] = (n_photos, 6), POSE_LR
         if cameras.focal:
-            sizes["focal"] = (n_lenses,), cameras.lr
+            sizes["focal"] = (n_lenses,), POSE_LR
         if photo.exposure:
-            sizes["exposure"] = (n_photos, 3), photo.lr
+            sizes["exposure"] = (n_photos, 3), PHOTO_LR
         if photo.appearance:
-            sizes["appearance"] = (n_photos, photo.appearance), photo.lr
+            sizes["appearance"] = (n_photos, photo.appearance), PHOTO_LR
         for name, (shape, _) in sizes.items():
             setattr(self, name, nn.Parameter(torch.zeros(shape)))
         self.learning_rates = {name: rate for name, (_, rate) in sizes.items()}
@@ -133,6 +135,7 @@ class PhotoCorrections(nn.Module):
         self.register_buffer("lenses", torch.zeros(n_photos if cameras.focal else 0, dtype=torch.int64))
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("progress", torch.zeros(()))
+        self.n_levels = 0  # of a field that fades them in
         self.shown: int | None = None  # the photo whose look new views have; None: the mean
 
     def observe(self, cameras: Cameras, aabb: Aabb) -> None:
@@ -153,13 +156,15 @@ class PhotoCorrections(nn.Module):
             if self.lenses.numel():
                 self.lenses.copy_(lens_numbers(cameras))
 
-    def attach(self, field: Field) -> None:
+    def attach(self, field: Any) -> None:
         """Let the field fade its levels in and read each photo's vector."""
         if self.config.photo.appearance:
-            if not isinstance(field, InstantNGP):
-                raise InputError("photo.appearance", "a field of the kind ngp", type(field).__name__, "leave it at 0")
+            if not offers(field, "read_rays"):
+                expected, got = "a field with `read_rays` (Instant-NGP)", type(field).__name__
+                raise InputError("photo.appearance", expected, got, "leave it at 0")
             field.read_rays(self.config.photo.appearance, self.look, seed=self.config.train.seed)
-        if self.config.cameras.learns and self.config.cameras.fade_in > 0.0 and isinstance(field, InstantNGP):
+        if self.config.cameras.learns and hasattr(field, "level_weights"):
+            self.n_levels = field.encoding.layout.n_levels
             field.level_weights = self.level_weights
 
     def corrections(self) -> tuple[Tensor, Tensor]:
@@ -244,9 +249,8 @@ class PhotoCorrections(nn.Module):
 
     def level_weights(self) -> Tensor:
         """(n_levels,): 1 for the levels that are there, 0 for those to come, between them a smooth window."""
-        levels, cameras = self.config.field.n_levels, self.config.cameras
-        first = min(cameras.first_levels, levels)
-        reached = first + (levels - first) * (self.progress / cameras.fade_in).clamp(max=1.0)
+        levels, first = self.n_levels, min(FIRST_LEVELS, self.n_levels)
+        reached = first + (levels - first) * (self.progress / FADE_IN).clamp(max=1.0)
         share = (reached - torch.arange(levels, device=self.progress.device)).clamp(0.0, 1.0)
         return 0.5 - 0.5 * torch.cos(math.pi * share)
 

@@ -8,8 +8,9 @@ The field stays the user's; two callables are all that is needed:
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,25 +20,18 @@ from ..fields.field import Field
 from ..ops.composite import composite, visibility
 from ..ops.march import StepRule, march
 from ..ops.packed import compact, take_rows
-from ..ops.random import Stream, random_uniform
-from ..sampling.estimator import SigmaFn
-from ..sampling.many_scenes import march_scenes
-from ..sampling.occupancy_grid import OccupancyGrid
+from ..ops.random import Stream
+from ..sampling.grid import MarchSettings, OccupancyGrid, march_scenes
+from ..sampling.sampler import Draw, SigmaFn
 from ..types import PackedSamples, Rays, RenderOutput
 
 RgbSigmaFn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class MarchSettings:
-    """How to place samples; `ray_marching` takes the same names as arguments."""
-
-    near_plane: float = 0.0
-    far_plane: float = float("inf")
-    render_step_size: float | None = None
-    cone_angle: float = 0.0
-    early_stop_eps: float = 1e-4
-    alpha_thre: float = 0.0
+TAPS = 32  # places about each point whose normal is looked for
+# In steps of marching. Nearer places see the noise of the finest hash levels; farther ones round corners off.
+REACH = 4.0
+NORMALS_AT_ONCE = 1 << 15
 
 
 @torch.no_grad()
@@ -79,12 +73,9 @@ def ray_marching(
     >>> ray_marching(rays, grid).t_starts.tolist()
     [1.0, 1.5, 2.0, 2.5]
     """
-    jitter = None
-    if stratified:
-        jitter = random_uniform(
-            len(rays), seed=seed, stream=Stream.JITTER, step=step, first=first_ray, device=rays.device
-        )[:, 0]
-    grids = [grid] if isinstance(grid, OccupancyGrid) else list(grid)
+    jitter = Draw(stratified, seed, step, first_ray).jitter(rays, 1, Stream.JITTER)[0]
+    jitter = None if jitter is None else jitter[:, 0]
+    grids = list(grid) if isinstance(grid, Sequence) else [grid]
     _check_scenes(grids, scene_indices, fixed=capacity is not None or n_active is not None)
     rule = StepRule(render_step_size or grids[0].step_size, near_plane, far_plane, cone_angle)
     if scene_indices is None:
@@ -180,17 +171,37 @@ def render_rays(
 
     `prune` leaves out samples that no light reaches, by a first pass over the densities alone.
     """
-    settings = settings or MarchSettings()
     sigma_fn, rgb_sigma_fn = field_functions(field, rays)
-    samples = ray_marching(
-        rays,
-        grid,
-        sigma_fn=sigma_fn if prune else None,
-        near_plane=settings.near_plane,
-        far_plane=settings.far_plane,
-        render_step_size=settings.render_step_size,
-        cone_angle=settings.cone_angle,
-        early_stop_eps=settings.early_stop_eps,
-        alpha_thre=settings.alpha_thre,
-    )
+    samples = ray_marching(rays, grid, sigma_fn=sigma_fn if prune else None, **vars(settings or MarchSettings()))
     return volume_rendering(rgb_sigma_fn, samples, background=background)
+
+
+@functools.lru_cache(maxsize=8)
+def _sphere(device: torch.device) -> Tensor:
+    """(TAPS, 3) directions spread evenly over the sphere, on a spiral of golden turns."""
+    index = torch.arange(TAPS, dtype=torch.float64) + 0.5
+    z = 1.0 - 2.0 * index / TAPS
+    angle = index * math.pi * (3.0 - math.sqrt(5.0))
+    flat = (1.0 - z * z).sqrt()
+    return torch.stack([flat * angle.cos(), flat * angle.sin(), z], dim=-1).float().to(device)
+
+
+@torch.no_grad()
+def surface_normals(field: Field, grid: OccupancyGrid, positions: Tensor, times: Tensor | None = None) -> Tensor:
+    """(n, 3) unit vectors out of the surface at positions (n, 3); zero where nothing is around.
+
+    Minus the mean direction of what lies on a small sphere about the point, weighed by opacity rather than density: it
+    is bounded, so that a few very dense places do not drown the rest. At a sharp border, half of the sphere is opaque
+    and its mean direction is the normal; differences along three axes would know only their signs.
+    """
+    reach = REACH * grid.step_size
+    directions = _sphere(positions.device)
+    parts = []
+    for start in range(0, positions.shape[0], NORMALS_AT_ONCE):
+        part = positions[start : start + NORMALS_AT_ONCE]
+        around = (part[:, None, :] + directions * reach).reshape(-1, 3)
+        when = None if times is None else times[start : start + NORMALS_AT_ONCE].repeat_interleave(TAPS)
+        alpha = -torch.expm1(-field.density(around, when).float() * reach).view(-1, TAPS)
+        alpha = alpha - alpha.mean(1, keepdim=True)  # the directions' own mean is not exactly zero
+        parts.append(torch.nn.functional.normalize(-alpha @ directions, dim=-1, eps=1e-6))
+    return torch.cat(parts) if parts else positions.new_zeros(0, 3)

@@ -1,28 +1,30 @@
 """Rays to packed samples."""
 
 from ..ops.positions import contract, uncontract
-from .contracted_grid import ContractedGrid
-from .estimator import DensityFn, Estimator, SigmaFn
-from .histograms import Histogram, annealing, interlevel_loss
-from .many_scenes import march_scenes
-from .occupancy_grid import OccupancyGrid
-from .proposals import Draw, HierarchyEstimator, ProposalEstimator, ProposedSamples, RayEstimator
-from .spans import RaySpan
-from .uniform import uniform_samples
+from .contracted import ContractedGrid
+from .grid import GridSampler, MarchSettings, OccupancyGrid, march_scenes
+from .hierarchy import HierarchyEstimator
+from .histograms import Histogram, RaySpan, annealing, interlevel_loss
+from .proposals import ProposalEstimator
+from .sampler import DensityFn, Draw, Pruning, Sampler, SigmaFn
+from .uniform import ProposedSamples, UniformEstimator, uniform_samples
 
 __all__ = [
     "ContractedGrid",
     "DensityFn",
     "Draw",
-    "Estimator",
+    "GridSampler",
     "HierarchyEstimator",
     "Histogram",
+    "MarchSettings",
     "OccupancyGrid",
     "ProposalEstimator",
     "ProposedSamples",
-    "RayEstimator",
+    "Pruning",
     "RaySpan",
+    "Sampler",
     "SigmaFn",
+    "UniformEstimator",
     "annealing",
     "contract",
     "interlevel_loss",

@@ -1,23 +1,40 @@
-"""Callbacks: plain functions of (trainer, record), combined by `every` and `every_seconds`."""
+"""What hangs on the loop. Callbacks are plain functions of (trainer, record), combined by `every` and `every_seconds`.
+
+`MetricsLog` makes log entries, dictionaries with `kind`, `step`, `seconds` and numbers, and hands each to its loggers.
+A logger of your own is any function of one entry:
+
+    log = MetricsLog(loggers=[jsonl_logger(Path("log.jsonl")), lambda entry: queue.put(entry)])
+
+TensorBoard, Weights & Biases and NVML are imported when they are asked for, never before.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+import torch
+
+from ..errors import CheckpointError, InputError
 from ..ops.positions import ray_aabb
-from ..sampling.contracted_grid import ContractedGrid
 from .checkpoint import KEEP
-from .loggers import Logger, jsonl_logger
 from .step import StepRecord
 from .trainer import Callback, Trainer
 
 LOG = logging.getLogger("nerfturbo")
+Logger = Callable[[dict[str, Any]], None]
+NOT_SCALARS = ("kind", "step", "image")
+EVERY_SECONDS = 1.0  # between two looks at the GPU
+STARVING_PERCENT = 60.0
+STARVING_SAMPLES = 8  # readings in a row before the hint
 Score = Callable[[Trainer], float | None]
 
 
@@ -133,13 +150,13 @@ class MetricsLog:
 
 def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
     """Share of the uniform lattice inside the box that the last step did not have to train on; None where there is no
-    lattice, because an estimator places a fixed number of samples."""
-    model = trainer.model
-    if isinstance(model.proposer, ContractedGrid):
-        return max(0.0, 1.0 - record.n_samples / max(1, record.n_rays * model.proposer.n_samples))
-    if model.proposer is not None:
-        return None
-    batch = trainer.sampler.draw(trainer.step - 1, max(1, record.n_rays))
+    lattice, because the sampler places a fixed number of samples."""
+    model, sampler = trainer.model, trainer.model.sampler
+    if not model.marches:
+        if getattr(sampler, "samples_per_ray", None) is not None or not getattr(sampler, "evaluations_per_ray", 0):
+            return None
+        return max(0.0, 1.0 - record.n_samples / max(1, record.n_rays * sampler.evaluations_per_ray))
+    batch = trainer.pixels.draw(trainer.step - 1, max(1, record.n_rays))
     t_min, t_max = ray_aabb(
         batch.rays.origins,
         batch.rays.directions,
@@ -149,3 +166,154 @@ def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
     )
     uniform = float((t_max - t_min).sum()) / model.grid.step_size
     return max(0.0, 1.0 - record.n_samples / max(uniform, 1.0))
+
+
+# --- loggers ----------------------------------------------------------------------------------------------------------
+
+
+def jsonl_logger(path: Path) -> Logger:
+    """One JSON line per entry. A full disk is said once and does not end training: the entries stay in memory."""
+    failed = False
+
+    def write(entry: dict[str, Any]) -> None:
+        nonlocal failed
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, default=str) + "\n")
+        except OSError as error:
+            if not failed:
+                LOG.warning("%s: cannot be written (%s); training goes on", path, error.strerror or error)
+            failed = True
+
+    return write
+
+
+def console_logger(print_line: Callable[[str], None] = LOG.info) -> Logger:
+    """One line of text per entry, through a function that takes it."""
+
+    def write(entry: dict[str, Any]) -> None:
+        numbers = ", ".join(f"{name} {value:.5g}" for name, value in _scalars(entry).items())
+        print_line(f"step {entry['step']}: {numbers}")
+
+    return write
+
+
+def tensorboard_logger(folder: Path) -> Logger:
+    """Curves and pictures for `tensorboard --logdir FOLDER`; a resumed run goes on in the same curves."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise _missing("tensorboard", "tensorboard", error) from None
+    writer = SummaryWriter(str(folder), flush_secs=10)
+
+    def write(entry: dict[str, Any]) -> None:
+        for name, value in _scalars(entry).items():
+            writer.add_scalar(f"{entry['kind']}/{name}", value, entry["step"])
+        if (picture := _picture(entry)) is not None:
+            writer.add_image(entry["kind"], picture, entry["step"], dataformats="HWC")
+        writer.flush()
+
+    return write
+
+
+def wandb_logger(name: str, config: dict[str, Any] | None = None, project: str = "nerfturbo") -> Logger:
+    """Curves and pictures in a Weights & Biases run, in the mode its environment variables ask for."""
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise _missing("wandb", "wandb", error) from None
+    run = wandb.init(project=project, name=name, config=config)
+
+    def write(entry: dict[str, Any]) -> None:
+        values: dict[str, Any] = {f"{entry['kind']}/{key}": value for key, value in _scalars(entry).items()}
+        if (picture := _picture(entry)) is not None:
+            values[entry["kind"]] = wandb.Image(picture)
+        run.log(values, step=entry["step"])
+
+    return write
+
+
+def _scalars(entry: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in entry.items()
+        if name not in NOT_SCALARS and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _picture(entry: dict[str, Any]) -> Any:
+    """(height, width, 3) uint8 of the picture an entry names, or None."""
+    path = entry.get("image")
+    if path is None or not Path(path).is_file():
+        return None
+    import numpy
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return numpy.asarray(image.convert("RGB"))
+
+
+def _missing(logger: str, package: str, error: ImportError) -> InputError:
+    return InputError(f"logger {logger}", f"the package {package}", str(error), f"pip install {package}")
+
+
+# --- the GPU ----------------------------------------------------------------------------------------------------------
+
+
+class GpuMonitor:
+    """Reads a GPU about once a second, when it is called; `hint` is said once, when the GPU starves."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._last, self._values = 0.0, {}
+        self._recent: deque[float] = deque(maxlen=STARVING_SAMPLES)
+        self._hinted = False
+
+    def __call__(self) -> dict[str, float]:
+        """gpu_utilisation (percent), gpu_memory_bytes and gpu_power_watts; the last reading where it is fresh."""
+        now = time.monotonic()
+        if now - self._last < EVERY_SECONDS and self._values:
+            return dict(self._values)
+        self._last = now
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._values["gpu_utilisation"] = float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+            self._recent.append(self._values["gpu_utilisation"])
+            self._values["gpu_memory_bytes"] = float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+            self._values["gpu_power_watts"] = self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000.0
+        self._say_hint()
+        return dict(self._values)
+
+    def _say_hint(self) -> None:
+        if self._hinted or len(self._recent) < STARVING_SAMPLES:
+            return
+        mean = sum(self._recent) / len(self._recent)
+        if mean < STARVING_PERCENT:
+            self._hinted = True
+            LOG.warning(hint(mean))
+
+
+def hint(utilisation: float) -> str:
+    """What a GPU that waits for work is waiting for, most likely."""
+    return (
+        f"the GPU is busy {utilisation:.0f}% of the time: it waits for the host; larger batches "
+        "(--train.batch-samples), --train.capture, pixels on the GPU (--pixels device) or fewer previews and saves "
+        "help; `nerfturbo profile` shows where the time goes"
+    )
+
+
+def open_monitor(device: torch.device) -> GpuMonitor | None:
+    """A monitor of an NVIDIA GPU; None on other devices, without nvidia-ml-py, or where the driver refuses."""
+    if device.type != "cuda":
+        return None
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        LOG.info("GPU utilisation and power are not shown: pip install nvidia-ml-py")
+        return None
+    try:
+        nvml.nvmlInit()
+        uuid = "GPU-" + str(torch.cuda.get_device_properties(device).uuid)
+        return GpuMonitor(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError as error:
+        LOG.info("GPU utilisation and power are not shown: %s", error)
+        return None

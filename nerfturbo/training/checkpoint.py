@@ -14,11 +14,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
@@ -29,6 +31,8 @@ VERSION = 2
 PREFIX = "step_"
 ASIDE = "~"  # behind the name of a checkpoint that is being replaced by another one of the same step
 KEEP = 2
+LIGHTNING_KEY = "nerfturbo"  # under which a `NerfModule` puts what a checkpoint of ours holds into Lightning's file
+_RENAMED = (("model.proposer.", "model.sampler."), ("optimizer.proposer.", "optimizer.sampler."))  # since version 0.1
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,21 @@ def _collect(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     if optimizer is not None:
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
-    return {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
+    collected, places = {}, set()
+    for name, value in tensors.items():
+        kept = value.detach().contiguous().cpu()
+        if kept.numel() and kept.data_ptr() in places:  # two names of one parameter
+            kept = kept.clone()
+        places.add(kept.data_ptr())
+        collected[name] = kept
+    return collected
+
+
+def current_name(name: str) -> str:
+    """The name that a tensor of an older checkpoint has now."""
+    for old, new in _RENAMED:
+        name = new + name.removeprefix(old) if name.startswith(old) else name
+    return name
 
 
 def _fsync(path: Path) -> None:
@@ -214,7 +232,7 @@ def load_tensors(
 
     path = checkpoint / "tensors.safetensors"
     try:
-        tensors = load_file(path)
+        tensors = {current_name(name): value for name, value in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
     if match_shapes(model, tensors) and optimizer is not None:
@@ -236,3 +254,26 @@ def load_tensors(
         if missing:
             raise CheckpointError(f"{path}: {prefix}{missing[0]} is missing; training cannot go on from it")
         optimizer.load_state_tensors(state)
+
+
+def native_from_lightning(path: Path, folder: Path) -> Path:
+    """Write Lightning's checkpoint file as `folder/step_00001234/`, which every command reads."""
+    try:
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        own = saved[LIGHTNING_KEY]
+        state = CheckpointState(**own["state"])
+        weights: dict[str, Tensor] = dict(saved["state_dict"])
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+        raise CheckpointError(f"{path}: not a checkpoint of a NerfModule ({error or type(error).__name__})") from error
+    except Exception as error:  # what unpickling refuses has its own type
+        raise CheckpointError(f"{path}: holds more than tensors and plain values ({error})") from error
+    tensors = {name: value for name, value in weights.items() if name.startswith("model.")}
+    tensors |= {f"optimizer.{name}": value for name, value in own["optimizer"].items()}
+    return write_tensors(folder, state, tensors)
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Lightning's file as a checkpoint folder, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield native_from_lightning(path, Path(folder))

@@ -11,6 +11,7 @@ the grid's update are two graphs each, and the host runs the collectives between
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,18 +23,17 @@ from torch import Tensor
 
 from ..data.batches import PixelSampler
 from ..errors import BackendError
-from ..fields import DynamicNGP, InstantNGP, VanillaNeRF, VoxelGrid
+from ..fields.field import offers
 from ..ops.adam import COLUMNS, RayBudget, StepState
 from ..ops.precompile import compile_only
 from ..rendering.model import NerfModel
-from ..sampling.contracted_grid import ContractedGrid
 from .distributed import Team
-from .optim import Optimizer
-from .proposed import rays_per_step
-from .stages import Stages, StepResult, update_grid
+from .loss import MARCHED_PER_TRAINED, Stages, StepResult, first_rays, rays_per_step, update_grid
+from .optim import EMA_EVERY, Optimizer
 from .step import StepRecord, run_step, share_gradients, start_totals, step_gradients, step_update, totals_of
 
 WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
+LOG = logging.getLogger("nerfturbo")
 RING = 256  # steps the ring remembers
 QUEUED = 16  # steps at once, at most: learning rate, progress and the clock are looked at between, and must not lag
 
@@ -48,27 +48,26 @@ class DeviceStep:
     def __init__(
         self,
         model: NerfModel,
-        sampler: PixelSampler,
+        pixels: PixelSampler,
         optimizer: Optimizer,
         *,
         capture: bool = True,
         stages: Stages | None = None,
         team: Team | None = None,
     ) -> None:
-        self.model, self.sampler, self.optimizer, self.capture = model, sampler, optimizer, capture
+        self.model, self.pixels, self.optimizer, self.capture = model, pixels, optimizer, capture
         self.stages, self.team = stages or Stages(), team or Team()
         train = model.config.train
-        marched, max_rays = train.batch_samples * train.marched_per_trained, rays_per_step(model)
+        marched, max_rays = train.batch_samples * MARCHED_PER_TRAINED, rays_per_step(model)
         self.budget = RayBudget(train.batch_samples, marched, max_rays)
-        n_active = min(train.initial_rays, max_rays)
-        self.state = StepState.create(step=0, n_active=n_active, length=RING, device=model.device)
+        self.state = StepState.create(step=0, n_active=first_rays(model), length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
         self._update_grid: dict[bool, Callable[[], None]] = {}
         self._update_averages: Callable[[], None] = self._average
         self._compiled = False
         # Only what reads nothing back and asks no other process can run with its launches left out: our own stages.
-        own = isinstance(model.field, InstantNGP | VanillaNeRF | VoxelGrid | DynamicNGP) and self.stages == Stages()
+        own = getattr(model.field, "captures_ahead", False) and self.stages == Stages()
         self.compile_ahead = capture and own and self.team.alone
         self._stream = torch.cuda.Stream(model.device)
         self._host_ring = torch.zeros(2, RING, len(COLUMNS), device="cpu", pin_memory=True)
@@ -98,6 +97,17 @@ class DeviceStep:
         if self._run_step is not None:
             return
         self.compile()
+        try:
+            self._record()
+        except NotCapturedError as error:
+            if not self.capture:
+                raise
+            LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", error)
+            self.capture = False
+            self.forget()
+            self._record()
+
+    def _record(self) -> None:
         with self._untouched():
             self._run_all(WARMUP_STEPS)
             for all_cells in (True, False):
@@ -105,8 +115,8 @@ class DeviceStep:
             if self.optimizer.averages:
                 self._update_averages = self._recorded(self._average)
             self._run_step = self._recorded_step()
-            if self.sampler.error_map is not None:
-                self._refresh = self._recorded(self.sampler.refresh)
+            if self.pixels.error_map is not None:
+                self._refresh = self._recorded(self.pixels.refresh)
 
     def compile(self) -> None:
         """Compile the kernels, all at once, leaving the training state as it was."""
@@ -118,7 +128,7 @@ class DeviceStep:
         self._compiled = True
 
     def _run_all(self, n_steps: int) -> None:
-        self.sampler.feed(int(self.state.step), self._shares())
+        self.pixels.feed(int(self.state.step), self._shares())
         for all_cells in (True, False):
             self._grid_function(all_cells)()
         for _ in range(n_steps):
@@ -132,21 +142,26 @@ class DeviceStep:
         state, optimizer, grid = self.state, self.optimizer, self.model.grid
         kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
         kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count, optimizer.found_inf]
-        kept += [*optimizer.averages, *self.sampler.state_tensors()]
-        kept += [] if self.model.proposer is None else self.model.proposer.buffers()  # of a contracted grid
+        kept += [*optimizer.averages, *self.pixels.state_tensors()]
+        learner = self.model.sampler
+        kept += list(learner.buffers()) if isinstance(learner, torch.nn.Module) else []  # of a contracted grid
         self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(self._stream):
             saved = [tensor.clone() for tensor in kept]
-            yield
-            for tensor, value in zip(kept, saved, strict=True):
-                tensor.copy_(value)
-        self._stream.synchronize()
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            with torch.cuda.stream(self._stream):
+                for tensor, value in zip(kept, saved, strict=True):
+                    tensor.copy_(value)
+            self._stream.synchronize()
 
-    def set_sampler(self, sampler: PixelSampler) -> None:
-        """Train on other pictures from now on: what was recorded reads the old ones and is recorded anew."""
+    def set_pixels(self, pixels: PixelSampler) -> None:
+        """Train on other images from now on: what was recorded reads the old ones and is recorded anew."""
         again = self._run_step is not None
         self.forget()
-        self.sampler = sampler
+        self.pixels = pixels
         if again:
             self.prepare()
 
@@ -173,8 +188,8 @@ class DeviceStep:
         grid = self.model.grid.config
         n_steps = min(limit, QUEUED, grid.update_every - step % grid.update_every)
         shares = self._shares()
-        if self.optimizer.averages and self.optimizer.config.ema_every > 1:
-            n_steps = min(n_steps, self.optimizer.config.ema_every - step % self.optimizer.config.ema_every)
+        if self.optimizer.averages:
+            n_steps = min(n_steps, EMA_EVERY - step % EMA_EVERY)
         # Whatever a callback did to the weights on its own stream comes first.
         self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(self._stream):
@@ -182,11 +197,11 @@ class DeviceStep:
                 self.state.step.fill_(step)
                 self._checked = step
             if grid.enabled and step % grid.update_every == 0:
-                self._update_grid[step < grid.warmup_steps]()
+                self._update_grid[step < self.model.grid.warmup_steps]()
             if self._refresh is not None and step % grid.update_every == 0:
                 self._refresh()
             for number in range(step, step + n_steps):
-                self.sampler.feed(number, shares)
+                self.pixels.feed(number, shares)
                 self._run_step()
             if self.optimizer.averages_due(step + n_steps):
                 self._update_averages()
@@ -210,12 +225,12 @@ class DeviceStep:
 
     def _body(self) -> None:
         if self.team.alone:
-            run_step(self.model, self.sampler, self.optimizer, self.state, self.budget, stages=self.stages)
+            run_step(self.model, self.pixels, self.optimizer, self.state, self.budget, stages=self.stages)
         else:
             self._exchange(self._gradients(), self._update)
 
     def _gradients(self) -> StepResult:
-        parts = (self.model, self.sampler, self.optimizer, self.state, self.budget)
+        parts = (self.model, self.pixels, self.optimizer, self.state, self.budget)
         return step_gradients(*parts, stages=self.stages, team=self.team)
 
     def _exchange(self, result: StepResult, update: Callable[[StepResult], None]) -> None:
@@ -254,8 +269,8 @@ class DeviceStep:
     def _recorded_grid(self, all_cells: bool) -> Callable[[], None]:
         if self.team.in_graph or not self.capture:
             return self._recorded(self._grid_function(all_cells))
-        contracted = isinstance(self.model.proposer, ContractedGrid)
-        if self.stages.update_grid is not update_grid or contracted:  # where it communicates only its author knows
+        learns = offers(self.model.sampler, "update")
+        if self.stages.update_grid is not update_grid or learns:  # where it communicates only its author knows
             return self._grid_function(all_cells)
         grid, team = self.model.grid, self.team
         made: list[tuple[Tensor, Tensor]] = []
@@ -325,6 +340,10 @@ class DeviceStep:
         self._stream.synchronize()
 
 
+class NotCapturedError(BackendError):
+    """Something in the step cannot be captured, such as reading a value back to the host."""
+
+
 def _not_captured(error: RuntimeError) -> BackendError:
     cause = _first_cause(error)
     if "out of memory" in cause:
@@ -332,10 +351,8 @@ def _not_captured(error: RuntimeError) -> BackendError:
             f"out of memory while the training step is recorded ({cause}); lower train.batch_samples, "
             "`nerfturbo tune` finds the largest that fits"
         )
-    return BackendError(
-        f"the training step cannot be captured as a CUDA graph ({cause}); a field must not read values back to the "
-        "host (.item(), nonzero, boolean masks) while it runs; set train.capture to False to run it eagerly"
-    )
+    hint = "a field must not read values back to the host (.item(), nonzero, boolean masks)"
+    return NotCapturedError(f"{cause} ({hint})")
 
 
 def _first_cause(error: BaseException) -> str:

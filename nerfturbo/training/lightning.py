@@ -14,7 +14,10 @@ Importing this file imports lightning; nothing else of the package does.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,19 +27,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import Config, from_dict, to_dict
+from ..data.images import save_image
 from ..data.scene import MissingSplitError, Scene, hold_out, load_scene
 from ..errors import BackendError, InputError
-from ..fields.field import field_part
+from ..fields.field import connect, field_part, is_adaptive
 from ..rendering.model import NerfModel, SceneBounds
-from .checkpoint import CheckpointState
+from .checkpoint import LIGHTNING_KEY, CheckpointState
 from .distributed import ProcessTeam, Team
-from .interchange import KEY
-from .optim import learning_rate
-from .refine import match_shapes
-from .stages import Stages, StepResult
+from .loss import Stages, StepResult
+from .optim import FieldAdam, learning_rate
+from .refine import is_due, match_shapes, refine_field
 from .step import RayBatches, start_totals, totals_of
-from .torch_adam import FieldAdam
-from .trainer import Trainer
+from .trainer import Trainer, TrainSummary
 
 try:
     import lightning.pytorch as pl
@@ -46,6 +48,7 @@ except ImportError as error:
     ) from error
 
 HOLD_OUT_EVERY = 8
+LOG = logging.getLogger("nerfturbo")
 
 
 class _Steps(IterableDataset):
@@ -102,14 +105,17 @@ class NerfData(pl.LightningDataModule):
 class NerfModule(pl.LightningModule):
     """A field with its grid over the scene of a `NerfData`.
 
-    `start` is a checkpoint of the native trainer to go on from, `stages` replaces parts of the step, `steps_per_call`
-    is how many captured steps one `training_step` runs. `engine` hands in a native trainer that is already made.
+    `field` and `sampler` are those of `Trainer`, `start` is a checkpoint of the native trainer to go on from, `stages`
+    replaces parts of the step, `steps_per_call` is how many captured steps one `training_step` runs. `engine` hands in
+    a native trainer that is already made.
     """
 
     def __init__(
         self,
         config: Config,
         *,
+        field: torch.nn.Module | None = None,
+        sampler: Any = None,
         captured: bool = False,
         steps_per_call: int = 16,
         stages: Stages | None = None,
@@ -124,6 +130,7 @@ class NerfModule(pl.LightningModule):
         self.automatic_optimization = not self.captured
         self.engine = engine
         self._stages, self._start = stages, start
+        self._plugged = {"field": field, "sampler": sampler}
         self.model: NerfModel | None = None if engine is None else engine.model
         self.batches: RayBatches | None = None
         self.last: StepResult | None = None
@@ -135,8 +142,6 @@ class NerfModule(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The grid's update and the non-finite guard come along; in captured mode they are part of the step."""
-        from .lightning_callbacks import GridUpdate, NonFiniteGuard, Refinement
-
         if self.captured:
             self._refuse_conflicts()
             return []
@@ -171,13 +176,13 @@ class NerfModule(pl.LightningModule):
         dtype = torch.get_default_dtype()  # float64 under Trainer(precision="64-true")
         torch.set_default_dtype(torch.float32)
         try:
-            with torch.device(
-                "cpu"
-            ):  # Lightning makes its own device the default here; the trainer places things itself
-                self.engine = Trainer(self.config, scene, device=device, stages=self._stages, team=self._team(device))
+            # Lightning makes its own device the default here; the trainer places things itself.
+            with torch.device("cpu"):
+                options = {"stages": self._stages, "team": self._team(device), **self._plugged}
+                self.engine = Trainer(self.config, scene, device=device, **options)
         finally:
             torch.set_default_dtype(dtype)
-        self.model = self.engine.model
+        self.model, self.config = self.engine.model, self.engine.config
         if self._start is not None:
             self._begin_from(self._start)
         if not self.captured:
@@ -195,13 +200,10 @@ class NerfModule(pl.LightningModule):
 
     def _disconnect(self, engine: Trainer) -> None:
         """Give gradients back to autograd: the native optimizer's buffers are not used here."""
-        for module in engine.model.modules():
-            for name in ("table_sink", "weight_sink", "half_table"):
-                if getattr(module, name, None) is not None:
-                    setattr(module, name, None)
+        connect(engine.model, None)
         for parameter in engine.model.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
-        self.batches = RayBatches(engine.model, engine.sampler, stages=self._stages, team=engine.team)
+        self.batches = RayBatches(engine.model, engine.pixels, stages=self._stages, team=engine.team)
         self.batches.n_rays = engine.stepper.n_rays
 
     def _begin_from(self, checkpoint: Path) -> None:
@@ -267,7 +269,7 @@ class NerfModule(pl.LightningModule):
         if self.captured:
             self.engine.end()
         elif not self.trainer.interrupted:
-            self.engine.hide_unseen(self.step)
+            self.engine.cull_unseen(self.step)
 
     def cpu(self) -> NerfModule:
         """Lightning ends with this on every module; a captured one stays where its graphs and buffers are."""
@@ -354,17 +356,18 @@ class NerfModule(pl.LightningModule):
         bounds = self.model.bounds.to_dict()
         state = CheckpointState(self.step, seconds, n_rays, to_dict(self.config), bounds)
         tensors = {name: value.detach().cpu().contiguous() for name, value in optimizer.state_tensors().items()}
-        checkpoint[KEY] = {"state": vars(state), "optimizer": tensors}
+        checkpoint[LIGHTNING_KEY] = {"state": vars(state), "optimizer": tensors}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = checkpoint.get(KEY)
+        own = checkpoint.get(LIGHTNING_KEY)
         if own is None:
             raise InputError("checkpoint", "one of a NerfModule", "no entry of nerfturbo in it")
         self._restored = own["state"]
         self._seconds = own["state"]["train_seconds"]
         self._first_step = own["state"]["step"] - int(checkpoint.get("global_step", 0))
         if self.model is None:  # load_from_checkpoint, without a trainer
-            self.model = NerfModel(self.config, SceneBounds.from_dict(own["state"]["bounds"]))
+            bounds = SceneBounds.from_dict(own["state"]["bounds"])
+            self.model = NerfModel(self.config, bounds, **self._plugged)
         if self.captured and self.engine is not None:
             if match_shapes(self.engine.model, checkpoint["state_dict"]):
                 self.engine.restructure()
@@ -376,8 +379,137 @@ class NerfModule(pl.LightningModule):
 def load_module(path: Path | str) -> NerfModule:
     """The module of Lightning's checkpoint file, to render with or to look at."""
     saved = torch.load(path, map_location="cpu", weights_only=True)
-    state = saved[KEY]["state"]
+    state = saved[LIGHTNING_KEY]["state"]
     module = NerfModule(from_dict(Config, state["config"]))
     module.model = NerfModel(module.config, SceneBounds.from_dict(state["bounds"]))
     module.load_state_dict(saved["state_dict"])
     return module.eval()
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+class GridUpdate(pl.Callback):
+    """Refreshes the occupancy grid before every n-th step, as the config says. A `NerfModule` brings it along."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, NerfModule) and pl_module.batches is not None
+        grid, step, batches = pl_module.config.grid, pl_module.step, pl_module.batches
+        if grid.enabled and step % grid.update_every == 0 and step != self._last:
+            self._last = step
+            batches.stages.update_grid(batches.model, step, team=batches.team)
+
+
+class Refinement(pl.Callback):
+    """Lets a field that changes its shapes do so, before the step that is due. A `NerfModule` brings it along.
+
+    The optimizer takes the new parameters with their moments, and DistributedDataParallel is wrapped around the model
+    anew, because its buckets have the old sizes; every rank does so at the same step.
+    """
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, NerfModule) and pl_module.batches is not None
+        batches, step = pl_module.batches, pl_module.step
+        if not is_adaptive(batches.model.field) or step == self._last:  # never between accumulated parts
+            return
+        self._last = step
+        if not is_due(batches.model, pl_module.progress, step):
+            return
+        cameras = batches.pixels.scene.cameras
+        carry = refine_field(batches.model, cameras, step=step, team=batches.team)
+        for optimizer in trainer.optimizers:
+            optimizer = getattr(optimizer, "optimizer", optimizer)
+            if isinstance(optimizer, FieldAdam):
+                optimizer.rebuild(batches.model, carry)
+        strategy = trainer.strategy
+        if isinstance(strategy.model, torch.nn.parallel.DistributedDataParallel):
+            strategy.model = strategy._setup_model(pl_module)
+            strategy._register_ddp_hooks()  # type: ignore[attr-defined]
+
+
+class NonFiniteGuard(pl.Callback):
+    """Says when steps were skipped because a gradient was not finite, and ends training when too many in a row were."""
+
+    def __init__(self, every_n_steps: int = 100, patience: int = 20) -> None:
+        self.every_n_steps, self.patience = every_n_steps, patience
+        self.skipped, self._checked = 0, 0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step - self._checked < min(self.every_n_steps, self.patience):
+            return
+        optimizer = trainer.optimizers[0]
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if not isinstance(optimizer, FieldAdam):
+            return
+        found, since, self._checked = optimizer.skipped, step - self._checked, step
+        new, self.skipped = found - self.skipped, found
+        if new:
+            LOG.warning("%d of the last %d steps were skipped: a gradient was not finite", new, since)
+        if new >= min(since, self.patience):
+            LOG.error("no step was possible any more: training stops")
+            trainer.should_stop = True
+
+
+class ImageLog(pl.Callback):
+    """Renders one test view every n steps: into TensorBoard where that is the logger, else as PNG files."""
+
+    def __init__(self, every_n_steps: int = 500, view: int = 0) -> None:
+        self.every_n_steps, self.view, self._last = every_n_steps, view, 0
+
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, NerfModule) and pl_module.model is not None
+        if trainer.global_step - self._last < self.every_n_steps or not trainer.is_global_zero:
+            return
+        self._last = trainer.global_step
+        image = pl_module.model.render_image(pl_module._data.test_scene.cameras, self.view).rgb.clamp(0.0, 1.0).cpu()
+        board = getattr(trainer.logger, "experiment", None)
+        if hasattr(board, "add_image"):
+            board.add_image("test_view", image, trainer.global_step, dataformats="HWC")  # type: ignore[union-attr]
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_image(folder / f"view_{trainer.global_step:08d}.png", image)
+
+
+def fit_with_lightning(engine: Trainer) -> TrainSummary:
+    """`engine.fit()` under `lightning.Trainer`, with its callbacks; several ranks become Lightning's DDP."""
+    team: dict[str, Any] = {"devices": 1}
+    if not engine.team.alone:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        team = {"devices": local, "num_nodes": max(1, engine.team.world // local), "strategy": "ddp"}
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.ERROR)  # its advertisements; ours is the display
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = pl.Trainer(
+                accelerator="gpu" if engine.device.type == "cuda" else "cpu",
+                max_epochs=-1,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                enable_checkpointing=False,
+                limit_val_batches=0,  # the session scores the test views; here it would render every training view
+                logger=False,
+                **team,
+            )
+            trainer.fit(NerfModule(engine.config, engine=engine), NerfData(engine.config, (engine.scene, engine.scene)))
+    finally:
+        log.setLevel(level)
+    return engine.end(engine.stop_reason)

@@ -1,34 +1,92 @@
 """Adam over flat buffers with a loss scale, and the learning-rate schedule.
 
-Parameters are gathered into a few flat fp32 buffers, networks, hash tables and what has a learning rate of its own
-(groups.py), and become views of them; so do their gradients. One fused pass per buffer then unscales, updates the
+Parameters are gathered into a few flat fp32 buffers, networks, hash tables and what has a learning rate of its own,
+and become views of them; so do their gradients. One fused pass per buffer then unscales, updates the
 master, writes the half copy that the field reads, and zeroes the gradient. Learning rate, scale and counters are device
 tensors: a captured step can hold all of it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config import OptimConfig
-from ..fields.density import HashDensity
-from ..fields.factor import FactorField
-from ..fields.field import Carry, Connected
-from ..fields.ngp import InstantNGP
-from ..fields.vanilla import VanillaNeRF
-from ..fields.voxels import VoxelGrid
-from ..ops import GradientSink
+from ..fields.field import Buffers, Carry, connect, table_parameters
 from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
-from .groups import ParameterGroup, level_decays, parameter_groups
 from .precision import INITIAL_SCALE, carried_scale
 
+BETA1 = 0.9
+EPS = {"tables": 1e-15, "networks": 1e-8}  # tiny where there are tables: rarely touched entries move at full speed
+MILESTONES, MILESTONE_FACTOR = (0.5, 0.75, 0.9), 0.33  # of the multistep schedule: shares of the run, and the factor
+EMA_EVERY = 16  # steps between two updates of the running mean, which costs a pass over all weights
 SWAPPED = 1 << 20  # values that change places at a time
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters under one rule and one learning rate."""
+
+    named: list[tuple[str, nn.Parameter]]
+    rule: AdamRule
+    rate: float  # the peak of the schedule
+    is_table: bool = False  # read as a half copy in mixed precision
+
+
+def own_rates(model: nn.Module) -> dict[str, float]:
+    """Peak learning rates by parameter name, of modules that name them: `learning_rates = {"pose": 1e-3}`."""
+    rates: dict[str, float] = {}
+    for prefix, module in model.named_modules():
+        own = getattr(module, "learning_rates", None)
+        if isinstance(own, dict):
+            rates |= {f"{prefix}.{name}" if prefix else name: float(rate) for name, rate in own.items()}
+    return rates
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGroup]:
+    """All parameters that learn, group after group: networks, tables, and by learning rates of their own."""
+    own, tables = own_rates(model), set(table_parameters(model))
+    rule = AdamRule((BETA1, config.beta2), EPS["tables" if tables else "networks"])
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    common = [(name, parameter) for name, parameter in named if name not in own]
+    skips = any(getattr(module, "skip_untouched", False) for module in model.modules())
+    of_tables = [pair for pair in common if pair[1] in tables]
+    groups = [
+        ParameterGroup([pair for pair in common if pair[1] not in tables], rule, config.lr),
+        ParameterGroup(of_tables, replace(rule, skip_untouched=skips), config.lr, True),
+    ]
+    for rate in sorted({own[name] for name, _ in named if name in own}):
+        alike = [(name, parameter) for name, parameter in named if own.get(name) == rate]
+        groups.append(ParameterGroup(alike, rule, rate))
+    return [group for group in groups if group.named]
+
+
+def level_decays(model: nn.Module, tables: Sequence[nn.Parameter], weight: float) -> tuple[tuple[int, int, float], ...]:
+    """First and last value, in the tables laid end to end, and decay of parts of equal decay: the gradient of `weight`
+    times the mean square of each level is 2 weight / (values of the level) times the value; 0 for levels that hold a
+    field's beginning (`kept_levels`)."""
+    if weight == 0.0:
+        return ()
+    grids = {module.tables[0]: module for module in model.modules() if hasattr(module, "level_sizes")}
+    runs: list[tuple[int, float]] = []  # values of a run of levels, and the decay of each
+    for table in tables:
+        grid: Any = grids.get(table)
+        levels, kept = ([table.numel()], 0) if grid is None else (grid.level_sizes, grid.kept_levels)
+        for index, size in enumerate(levels):
+            decay = 0.0 if index < kept else 2.0 * weight / size
+            if runs and runs[-1][1] == decay:
+                runs[-1] = (runs[-1][0] + size, decay)
+            else:
+                runs.append((size, decay))
+    ends = itertools.accumulate(run for run, _ in runs)
+    return tuple((end - run, end, decay) for end, (run, decay) in zip(ends, runs, strict=True))
 
 
 @dataclass(frozen=True)
@@ -133,26 +191,13 @@ class Optimizer:
         return tensors | dict(self._average_views())
 
     def _connect(self, model: nn.Module) -> None:
-        """Let a field that can do so read the half copies and write gradients straight into the buffers."""
+        """Let modules that can do so read the half copies and write gradients straight into the buffers."""
         halves, grads = {}, {}
         for buffer in self.buffers:
             grads |= dict(zip(buffer.parameters, buffer.views(buffer.grads), strict=True))
             if buffer.half is not None:
                 halves |= dict(zip(buffer.parameters, buffer.views(buffer.half), strict=True))
-        for module in model.modules():
-            if isinstance(module, InstantNGP | HashDensity):
-                table = module.encoding.table
-                module.half_table = halves.get(table)
-                module.table_sink = GradientSink((grads[table],), self.found_inf)
-                module.weight_sink = GradientSink(tuple(grads[weight] for weight in module.weights), self.found_inf)
-            elif isinstance(module, VoxelGrid):
-                module.half_table = halves.get(module.color_table)
-                both = (grads[module.density_table], grads[module.color_table])
-                module.table_sink = GradientSink(both, self.found_inf)
-            elif isinstance(module, VanillaNeRF | FactorField):
-                module.compute_dtype = self.half_dtype
-            elif isinstance(module, Connected):
-                module.connect(halves, grads, self.found_inf)
+        connect(model, Buffers(self.half_dtype, halves, grads, self.found_inf))
 
     @property
     def learning_rate(self) -> float:
@@ -183,31 +228,37 @@ class Optimizer:
             for values, grads, state, rule, half in buffer.parts():
                 options = {"grad_scale": divisor, "found_inf": self.found_inf}
                 adam_update(values, grads, state, buffer.lr, rule=rule, half=half, **options)
-        if self.config.ema_every == 1:
-            self.update_averages(self.step_count + 1)
 
     def averages_due(self, step: int) -> bool:
-        """Whether `update_averages` is to be called after so many steps; with ema_every 1 `step` has done it."""
-        return bool(self.averages) and self.config.ema_every > 1 and step % self.config.ema_every == 0
+        """Whether `update_averages` is to be called after so many steps."""
+        return bool(self.averages) and step % EMA_EVERY == 0
 
     @torch.no_grad()
     def update_averages(self, made: Tensor) -> None:
         """After `made` steps. The memory grows with the updates, so that the random start is soon forgotten."""
         if not self.averages:
             return
-        updates = made.float() / self.config.ema_every
-        share = 1.0 - ((1.0 + updates) / (10.0 + updates)).clamp(max=self.config.ema_decay**self.config.ema_every)
+        updates = made.float() / EMA_EVERY
+        share = 1.0 - ((1.0 + updates) / (10.0 + updates)).clamp(max=self.config.ema_decay**EMA_EVERY)
         for average, buffer in zip(self.averages, self.buffers, strict=True):
             average.lerp_(buffer.values, share)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside this block the model has the running mean of its weights, where one is kept."""
+        self._follow_while_young()
         self._swap_averages()
         try:
             yield
         finally:
             self._swap_averages()
+
+    @torch.no_grad()
+    def _follow_while_young(self) -> None:
+        """Before its first update the mean is the weights themselves, not the random start."""
+        if self.averages and int(self.step_count) < EMA_EVERY:
+            for average, buffer in zip(self.averages, self.buffers, strict=True):
+                average.copy_(buffer.values)
 
     @torch.no_grad()
     def _swap_averages(self) -> None:
@@ -242,6 +293,7 @@ class Optimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, by parameter name."""
+        self._follow_while_young()
         return self._scalars() | self._per_parameter()
 
     def _average_views(self) -> list[tuple[str, Tensor]]:
@@ -299,8 +351,119 @@ def _decay(config: OptimConfig, progress: float) -> float:
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "multistep":
-        return config.milestone_factor ** sum(progress >= milestone for milestone in config.milestones)
+        return MILESTONE_FACTOR ** sum(progress >= milestone for milestone in MILESTONES)
     way = min(1.0, max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction))
     if config.schedule == "cosine":
         return config.final_lr_fraction + (1.0 - config.final_lr_fraction) * 0.5 * (1.0 + math.cos(math.pi * way))
     return math.exp(math.log(config.final_lr_fraction) * way)
+
+
+class FieldAdam(torch.optim.Optimizer):
+    """The same Adam as a `torch.optim.Optimizer`, for loops that are not ours: Lightning, Fabric, your own. Gradient
+    scalers, schedulers and clipping work as with any other optimizer.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+        groups = parameter_groups(model, config)
+        self.names = {parameter: name for group in groups for name, parameter in group.named}
+        self._rules = [group.rule for group in groups]
+        own = [{"params": [parameter for _, parameter in group.named], "lr": group.rate} for group in groups]
+        super().__init__(own, {"lr": config.lr})
+        self._table_decay = config.table_decay
+        self._tables = {name for group in groups if group.is_table for name, _ in group.named}
+        self._decays = self._level_decays(model)
+
+    def _level_decays(self, model: nn.Module) -> dict[Tensor, tuple[tuple[int, int, float], ...]]:
+        """First and last value and decay of the parts of each hash table that decay alike."""
+        tables = [parameter for parameter, name in self.names.items() if name in self._tables]
+        return {table: level_decays(model, [table], self._table_decay) for table in tables}
+
+    @torch.no_grad()
+    def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
+        """Take the model's parameters after some were replaced by others of other shapes; see `Optimizer.rebuild`."""
+        old = {name: (parameter, self.state.pop(parameter, {})) for parameter, name in self.names.items()}
+        new = {name: parameter for name, parameter in model.named_parameters() if name in old}
+        for group in self.param_groups:
+            group["params"] = [new[self.names[parameter]] for parameter in group["params"]]
+        self.names = {parameter: name for name, parameter in new.items()}
+        for name, parameter in new.items():
+            state = dict(old[name][1])
+            for kind in ("first", "second"):
+                if kind in state and state[kind].shape != parameter.shape:
+                    moved = None if carry is None else carry(f"{name}.{kind}".removeprefix("field."), state[kind])
+                    state[kind] = torch.zeros_like(parameter) if moved is None else moved
+            self.state[parameter] = state
+        self._decays = self._level_decays(model)
+
+    def _shared(self, device: torch.device) -> dict[str, Any]:
+        """Counters of the whole optimizer; they live in the state of its first parameter."""
+        state = self.state[self.param_groups[0]["params"][0]]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.int64, device=device)
+            state["skipped"] = torch.zeros((), dtype=torch.int64, device=device)
+        return state
+
+    def _moments(self, parameter: Tensor) -> dict[str, Any]:
+        state = self.state[parameter]
+        if "first" not in state:
+            state["first"], state["second"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update from the gradients, unless one is not finite; nothing is read back."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        device = self.param_groups[0]["params"][0].device
+        shared, found_inf = self._shared(device), torch.zeros((), device=device)
+        groups = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        if not any(groups):
+            return loss
+        check_gradients([parameter.grad for touched in groups for parameter in touched], found_inf)
+        for group, touched, rule in zip(self.param_groups, groups, self._rules, strict=True):
+            rate = torch.tensor(float(group["lr"]), device=device)
+            for parameter in touched:
+                moments, grad = self._moments(parameter), parameter.grad.contiguous()
+                flat = [one.view(-1) for one in (parameter.data, grad, moments["first"], moments["second"])]
+                for first, last, decay in self._decays.get(parameter) or [(0, grad.numel(), rule.weight_decay)]:
+                    values, grads, mean, square = (one[first:last] for one in flat)
+                    state, own = AdamState(mean, square, shared["step"]), replace(rule, weight_decay=decay)
+                    adam_update(values, grads, state, rate, rule=own, found_inf=found_inf)
+        finish_step(shared["step"], found_inf, skipped=shared["skipped"])
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch, which however turns counters into the parameters' type."""
+        super().load_state_dict(state_dict)
+        shared = self._shared(self.param_groups[0]["params"][0].device)
+        shared["skipped"] = shared["skipped"].to(torch.int64)
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not made because a gradient was not finite; reading it waits for the device."""
+        return int(self._shared(self.param_groups[0]["params"][0].device)["skipped"])
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The state as a native checkpoint holds it, by parameter name."""
+        device = self.param_groups[0]["params"][0].device
+        shared = self._shared(device)
+        tensors = {"step_count": shared["step"], "skipped": shared["skipped"]}
+        tensors |= {"scale": torch.ones((), device=device)}
+        tensors |= {"good_steps": torch.zeros((), dtype=torch.int32, device=device)}
+        for parameter, name in self.names.items():
+            moments = self._moments(parameter)
+            tensors |= {f"{name}.first": moments["first"], f"{name}.second": moments["second"]}
+        return tensors
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `state_tensors`, for a native checkpoint too."""
+        shared = self._shared(self.param_groups[0]["params"][0].device)
+        shared["step"].copy_(tensors["step_count"])
+        shared["skipped"].copy_(tensors["skipped"])
+        for parameter, name in self.names.items():
+            moments = self._moments(parameter)
+            moments["first"].copy_(tensors[f"{name}.first"])
+            moments["second"].copy_(tensors[f"{name}.second"])

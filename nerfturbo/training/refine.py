@@ -1,4 +1,4 @@
-"""Fields that change their shapes while they train: when, by what they see, and what must follow.
+"""What changes with what training rays see: shapes of fields that refine themselves, and cells that no image shows.
 
 A change has four parts, the same on every rank and in every trainer: rays of the training cameras say where in space
 anything contributes to a pixel; the field keeps that and subdivides it; the optimizer's moments are carried over by the
@@ -7,39 +7,43 @@ same interpolation as the values; what was recorded is recorded anew. All of it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from ..data.batches import PixelSampler
 from ..data.cameras import Cameras
-from ..fields.field import AdaptiveField, Carry, field_part
-from ..ops.composite import composite
+from ..fields.field import Carry, field_part, is_adaptive
+from ..ops.composite import composite, visibility
+from ..ops.march import pack_bits, unpack_bits
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_uniform
 from ..rendering.model import NerfModel
-from ..rendering.render import ray_marching
+from ..rendering.render import field_functions, ray_marching
+from ..sampling.geometry import cells_with_points, dilate
 from .distributed import Team, split_evenly
 
 RAYS_AT_ONCE = 1 << 14
 REHEARSED = {"cpu": 8, "cuda": 512}  # rays
+MARKED = {"cpu": 1 << 16, "cuda": 1 << 21}  # rays of the training cameras that are looked along before a field changes
 
 
 def is_due(model: NerfModel, progress: float, step: int) -> bool:
     """Whether the model's field is to change after `step` steps and this share of the run."""
-    return isinstance(model.field, AdaptiveField) and model.field.refinement_due(progress, step)
+    return is_adaptive(model.field) and model.field.refinement_due(progress, step)
 
 
 @torch.no_grad()
 def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | None = None) -> Carry:
     """Let the field change; the result carries what belongs to its parameters over to the new shapes."""
     field, team = model.field, team or Team()
-    assert isinstance(field, AdaptiveField)
     marks = field.new_marks()
     if marks.numel() == 0:  # nothing of it depends on what is seen
         return field.refine(marks)
     cameras = cameras.to(model.device)
-    share = split_evenly(step, team.rank, team.world, model.config.voxels.prune_rays)
+    share = split_evenly(step, team.rank, team.world, MARKED.get(model.device.type, MARKED["cpu"]))
     for first in range(share.first, share.first + share.count, RAYS_AT_ONCE):
         mark_rays(model, cameras, marks, step=step, first=first, n=min(RAYS_AT_ONCE, share.first + share.count - first))
     team.max_reduce(marks)
@@ -48,7 +52,7 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
 
 def rehearse(model: NerfModel, cameras: Cameras) -> None:
     """Compile what a change runs, before the clock starts: nothing is changed."""
-    if not is_due(model, 1.0, 1 << 40) or not isinstance(model.field, AdaptiveField):
+    if not is_due(model, 1.0, 1 << 40):
         return
     marks = model.field.new_marks()
     if marks.numel():
@@ -56,10 +60,15 @@ def rehearse(model: NerfModel, cameras: Cameras) -> None:
             mark_rays(model, cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
 
 
+def _march(model: NerfModel) -> tuple[float, float, float]:
+    """Near plane, far plane and cone angle of marching the model's grid."""
+    return model.bounds.near, model.bounds.far, getattr(model.config.sampler, "cone_angle", 0.0)
+
+
 def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, first: int, n: int) -> None:
     """Raise the marks by the weights of samples along `n` random rays of the cameras."""
-    field, settings, seed = model.field, model.settings, model.config.train.seed
-    assert isinstance(field, AdaptiveField)
+    field, seed = model.field, model.config.train.seed
+    near, far, cone = _march(model)
     draw = random_uniform(
         n, columns=3, seed=seed, stream=Stream.REFINEMENT, step=step, first=first, device=model.device
     )
@@ -67,13 +76,7 @@ def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, f
     index = (draw[:, 0] * len(cameras)).long().clamp(max=len(cameras) - 1)
     pixels = draw[:, 1:] * cameras.size[index]
     rays = cameras.rays(index, pixels[:, 0], pixels[:, 1])
-    samples = ray_marching(
-        rays,
-        model.grid,
-        near_plane=settings.near_plane,
-        far_plane=settings.far_plane,
-        cone_angle=settings.cone_angle,
-    )
+    samples = ray_marching(rays, model.grid, near_plane=near, far_plane=far, cone_angle=cone)
     positions = sample_positions(rays.origins, rays.directions, samples)
     density = field.density(positions)
     weights = composite(density, density.new_zeros(density.shape[0], 1), samples).weights
@@ -83,7 +86,7 @@ def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, f
 def match_shapes(model: torch.nn.Module, tensors: Mapping[str, Tensor], prefix: str = "model.") -> bool:
     """Give an adaptive field the shapes of a saved state; whether anything changed."""
     field = getattr(model, "field", None)
-    if not isinstance(field, AdaptiveField):
+    if not is_adaptive(field):
         return False
     return field.match_shapes(field_part(tensors, f"{prefix}field."))
 
@@ -91,7 +94,7 @@ def match_shapes(model: torch.nn.Module, tensors: Mapping[str, Tensor], prefix: 
 def share_shapes(model: NerfModel, team: Team) -> bool:
     """Every rank takes the shapes of rank 0, which alone may have read a checkpoint; whether anything changed here."""
     field = model.field
-    if not isinstance(field, AdaptiveField) or team.alone:
+    if not is_adaptive(field) or team.alone:
         return False
     names = sorted(field.state_dict())
     table = torch.full((len(names), 4), -1, dtype=torch.int64, device=model.device)
@@ -103,3 +106,87 @@ def share_shapes(model: NerfModel, team: Team) -> bool:
     like = field.state_dict()
     state = {n: torch.empty(s, dtype=like[n].dtype, device="meta") for n, s in zip(names, shapes, strict=True)}
     return field.match_shapes(state)
+
+
+# --- what no image shows ----------------------------------------------------------------------------------------------
+# A field is free to put anything where no training pixel can tell, under a table, inside a body: a grid learned from
+# the field keeps it, and a new view shows it. So random training pixels are marched once more, and cells count as shown
+# where some ray still carries light and meets something, and next to such cells. All others become empty. No training
+# image changes by it. What the grid has learned stays in `thickness`: a resumed run begins from it.
+
+LIGHT = 0.1  # of a ray's light must still be there where it shows a cell
+ALPHA = 0.01  # and the sample at least so opaque, or half as much as the mean of a grid that is all thin
+CULL_RAYS = {"cpu": 1 << 17, "cuda": 1 << 21}
+CULL_RAYS_AT_ONCE = 1 << 13  # of a field that has learned, a few hundred thousand samples: less than a step holds
+CULL_REHEARSED = 256  # rays through a grid that is still full
+PROBED = 1 << 10  # rays that say how many samples all of them would march
+FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
+
+
+@torch.no_grad()
+def shown_cells(model: NerfModel, pixels: PixelSampler, *, n_rays: int, at_once: int) -> Tensor:
+    """(levels, resolution, resolution, resolution) bool: cells that some of `n_rays` random training pixels show."""
+    grid, (near, far, cone) = model.grid, _march(model)
+    limits = {"early_stop_eps": LIGHT, "alpha_thre": grid.alpha_threshold(ALPHA)}
+    levels, r = grid.config.levels, grid.config.resolution
+    shown = torch.zeros(levels, r, r, r, dtype=torch.bool, device=model.device)
+    for draw in range(-(-n_rays // at_once)):
+        rays = pixels.draw(FIRST_DRAW + draw, at_once).rays
+        rays = rays if model.photos is None else model.photos.rays(rays)
+        samples = ray_marching(rays, grid, near_plane=near, far_plane=far, cone_angle=cone)
+        sigma_fn, _ = field_functions(model.field, rays)
+        density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+        keep = visibility(density, samples, **limits)[: int(samples.n_samples)]
+        ray, middle = samples.ray_indices, (samples.t_starts + samples.t_ends) * 0.5
+        ray, middle = (value[: keep.shape[0]][keep] for value in (ray.long(), middle))
+        shown |= cells_with_points(rays.origins[ray] + rays.directions[ray] * middle[:, None], grid.aabb, r, levels)
+    return shown
+
+
+def culls(model: NerfModel) -> bool:
+    """Whether the config asks for it, and a grid decides what is rendered."""
+    return model.config.grid.cull_unseen and model.config.grid.enabled and model.marches
+
+
+@torch.no_grad()
+def costs_too_much(model: NerfModel, pixels: PixelSampler, n_rays: int, steps: int) -> bool:
+    """Whether `n_rays` would march more samples than the `steps` trained. That is a short run on a CPU, whose grid is
+    still full: with a limit of seconds it would go on for minutes to hide little."""
+    (near, far, cone), probe = _march(model), min(PROBED, n_rays)
+    rays = pixels.draw(FIRST_DRAW, probe).rays
+    samples = ray_marching(rays, model.grid, near_plane=near, far_plane=far, cone_angle=cone)
+    return int(samples.n_samples) * n_rays > probe * steps * model.config.train.batch_samples
+
+
+@torch.no_grad()
+def cull_unseen(model: NerfModel, pixels: PixelSampler, steps: int | None = None) -> float:
+    """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones. On a CPU,
+    none after so few `steps` that looking would take longer than they did."""
+    grid, n_pixels = model.grid, int(pixels.scene.cameras.size.long().prod(-1).sum())
+    n_rays = min(CULL_RAYS.get(model.device.type, CULL_RAYS["cpu"]), 2 * n_pixels)
+    if steps is not None and model.device.type == "cpu" and costs_too_much(model, pixels, n_rays, steps):
+        return 0.0
+    shown = shown_cells(model, pixels, n_rays=n_rays, at_once=min(CULL_RAYS_AT_ONCE, n_rays))
+    shown, occupied = dilate(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
+    grid.bits.copy_(pack_bits(occupied & shown))
+    return 1.0 - float((occupied & shown).sum() / occupied.sum().clamp(min=1))
+
+
+@contextmanager
+def unseen_culled(model: NerfModel, pixels: PixelSampler, steps: int) -> Iterator[None]:
+    """Inside, the grid is as it would be if training ended here."""
+    if not culls(model):
+        yield
+        return
+    before = model.grid.bits.clone()
+    cull_unseen(model, pixels, steps)
+    try:
+        yield
+    finally:
+        model.grid.bits.copy_(before)
+
+
+def rehearse_culling(model: NerfModel, pixels: PixelSampler) -> None:
+    """Compile what the end of training runs, before the clock starts: nothing is changed."""
+    if culls(model) and model.device.type != "cpu":
+        shown_cells(model, pixels, n_rays=CULL_REHEARSED, at_once=CULL_REHEARSED)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import NerfturboError
 from ..ops.adam import ScaleRule
 from ..rendering.render import field_functions
-from .stages import compute_loss, draw_background, place_samples
+from .loss import compute_loss, draw_background, place_samples
 from .step import StepRecord, backward, gradient_scale
 from .trainer import Trainer
 
@@ -132,7 +132,7 @@ def first_bad_tensor(trainer: Trainer) -> str:
             if not _finite(value):
                 return f"parameter {name}" if name != "grid.thickness" else "the occupancy grid"
         step, n_rays = max(0, trainer.step - 1), max(1, trainer.stepper.n_rays)
-        batch = trainer.sampler.draw(step, n_rays)
+        batch = trainer.pixels.draw(step, n_rays)
         background = draw_background(trainer.config, step, n_rays, trainer.device)
         if not _finite(batch.rgba):
             return "the pictures"

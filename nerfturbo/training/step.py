@@ -1,6 +1,6 @@
 """The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update.
 
-The native trainer, Lightning and the captured graph all run these functions; what they are made of is in `stages`.
+The native trainer, Lightning and the captured graph all run these functions; what they are made of is in `loss`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from ..data.batches import PixelSampler
 from ..ops.adam import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
+from .loss import (
+    MARCHED_PER_TRAINED,
+    Capacity,
+    Stages,
+    StepResult,
+    compute_loss,
+    draw_background,
+    first_rays,
+)
 from .optim import Optimizer
-from .proposed import rays_per_step
-from .stages import Capacity, Stages, StepResult, compute_loss, draw_background
 
 
 def gradient_scale(optimizer: Optimizer, accumulate: int = 1) -> Tensor | None:
@@ -75,7 +82,7 @@ def share_gradients(optimizer: Optimizer, weight: Tensor, team: Team) -> None:
 
 def run_step(
     model: NerfModel,
-    sampler: PixelSampler,
+    pixels: PixelSampler,
     optimizer: Optimizer,
     state: StepState,
     budget: RayBudget,
@@ -83,13 +90,13 @@ def run_step(
     stages: Stages | None = None,
 ) -> None:
     """One whole step with fixed shapes and no read-back: what a CUDA graph records."""
-    result = step_gradients(model, sampler, optimizer, state, budget, stages=stages)
+    result = step_gradients(model, pixels, optimizer, state, budget, stages=stages)
     step_update(result, optimizer, state, budget, parts=model.config.train.accumulate)
 
 
 def step_gradients(
     model: NerfModel,
-    sampler: PixelSampler,
+    pixels: PixelSampler,
     optimizer: Optimizer,
     state: StepState,
     budget: RayBudget,
@@ -108,8 +115,8 @@ def step_gradients(
     scale, results = gradient_scale(optimizer, parts), []
     for part in range(parts):
         own = RayShare(share.first + part * all_rays, share.count)
-        batch = stages.draw(sampler, state.step, own)
-        background = draw_background(model.config, state.step, own.count, sampler.device, own.first)
+        batch = stages.draw(pixels, state.step, own)
+        background = draw_background(model.config, state.step, own.count, pixels.device, own.first)
         result = compute_loss(
             model,
             batch,
@@ -164,18 +171,18 @@ class RayBatches:
     stays full. In a `team`, `n_rays` and the budget are those of all ranks together."""
 
     def __init__(
-        self, model: NerfModel, sampler: PixelSampler, *, stages: Stages | None = None, team: Team | None = None
+        self, model: NerfModel, pixels: PixelSampler, *, stages: Stages | None = None, team: Team | None = None
     ) -> None:
-        self.model, self.sampler = model, sampler
+        self.model, self.pixels = model, pixels
         self.stages, self.team = stages or Stages(), team or Team()
-        self.n_rays = min(model.config.train.initial_rays, rays_per_step(model)) * self.team.world
+        self.n_rays = first_rays(model) * self.team.world
 
     def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
         """Draw this rank's rays of a batch and compare them with the pictures; differentiable."""
         share = self.stages.split(step, self.team.rank, self.team.world, self.n_rays)
         share = RayShare(share.first + part * self.n_rays, share.count)
-        batch = self.stages.draw(self.sampler, step, share)
-        background = draw_background(self.model.config, step, len(batch.rays), self.sampler.device, share.first)
+        batch = self.stages.draw(self.pixels, step, share)
+        background = draw_background(self.model.config, step, len(batch.rays), self.pixels.device, share.first)
         return compute_loss(
             self.model,
             batch,
@@ -190,7 +197,7 @@ class RayBatches:
         """Choose the next number of rays from what the last ones needed."""
         train, world = self.model.config.train, self.team.world
         fill = world * train.batch_samples / max(n_samples, 1)
-        march = world * train.batch_samples * train.marched_per_trained / max(n_marched, 1)
+        march = world * train.batch_samples * MARCHED_PER_TRAINED / max(n_marched, 1)
         wanted = int(self.n_rays * min(fill, march, 2.0))
         self.n_rays = max(64, min(wanted, train.max_rays * world))
 
@@ -201,13 +208,13 @@ class TrainingStep(RayBatches):
     def __init__(
         self,
         model: NerfModel,
-        sampler: PixelSampler,
+        pixels: PixelSampler,
         optimizer: Optimizer,
         *,
         stages: Stages | None = None,
         team: Team | None = None,
     ) -> None:
-        super().__init__(model, sampler, stages=stages, team=team)
+        super().__init__(model, pixels, stages=stages, team=team)
         self.optimizer = optimizer
 
     def set_learning_rate(self, value: float) -> None:
@@ -217,9 +224,9 @@ class TrainingStep(RayBatches):
         """Of the run, for what follows it: levels that are faded in."""
         self.model.set_progress(share)
 
-    def set_sampler(self, sampler: PixelSampler) -> None:
-        """Train on other pictures from now on."""
-        self.sampler = sampler
+    def set_pixels(self, pixels: PixelSampler) -> None:
+        """Train on other images from now on."""
+        self.pixels = pixels
 
     def forget(self) -> None:
         """Nothing was recorded."""
@@ -230,7 +237,7 @@ class TrainingStep(RayBatches):
         if grid.enabled and step % grid.update_every == 0:
             self.stages.update_grid(self.model, step, team=self.team)
         if step % grid.update_every == 0:
-            self.sampler.refresh()
+            self.pixels.refresh()
         result = self._accumulate(step)
         skipped, scale = self.update(step)
         n_rays, n_samples, n_marched = (int(value) for value in _counts(result))

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.coarse import shrunken
 from ..data.fitting import fitted_config
-from ..data.keypoints import TRAINED_PHOTOS, Keypoints, load_keypoints
+from ..data.keypoints import TRAINED_PHOTOS, load_keypoints
 from ..data.scene import Scene
-from ..fields import AntiAliasedNGP, FactorField, HashDensity, InstantNGP, VanillaNeRF, VoxelGrid
-from ..fields.field import Carry, Connected
+from ..errors import InputError
+from ..fields.field import Carry, offers, read_halves
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
-from ..sampling.contracted_grid import ContractedGrid
-from ..sampling.visible_cells import Frusta
-from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint
+from ..sampling.grid import Frusta
+from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint, unpacked
 from .distributed import Team
 from .graph import DeviceStep
-from .hidden import hide_unseen, hides, rehearse_hiding, unseen_hidden
-from .initialise import Initialised, initialise
-from .interchange import unpacked
+from .loss import Stages
 from .optim import Optimizer, learning_rate
-from .pace import Pace
 from .precision import half_dtype
-from .refine import is_due, refine_field, rehearse, share_shapes
-from .stages import Stages
+from .refine import (
+    cull_unseen,
+    culls,
+    is_due,
+    refine_field,
+    rehearse,
+    rehearse_culling,
+    share_shapes,
+    unseen_culled,
+)
 from .step import StepRecord, TrainingStep
+from .warm_start import WarmStart, warm_start
 
+COARSE_DOWNSCALE = 4  # how much smaller the images of `train.coarse_fraction` are in width and height
+LOOK_EVERY = 0.25  # seconds between looks at a time limit, which is passed by twice as much at most
 Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
 _LOG = logging.getLogger(__name__)
@@ -54,46 +63,78 @@ class TrainSummary:
     stopped_by: Stop
 
 
+class ChunkSize:
+    """How many steps to queue at once where a clock ends training: chunks of slow steps become shorter.
+
+    A GPU has always one chunk queued behind the one that runs: at the start of a chunk the one before is not done yet.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, float]] = []  # step and seconds at the start of the last ones
+        self.step_seconds = 0.0
+
+    def steps_at_once(self, step: int, seconds: float) -> int:
+        """The most steps to queue now, at `step` and after so many `seconds` of training; at least one."""
+        self._chunks.append((step, seconds))
+        if len(self._chunks) == 2:  # the very first chunk is waited for, so that the second is all that was queued
+            (first, before), _ = self._chunks
+            self._measure(step - first, seconds - before)
+        elif len(self._chunks) == 4:
+            del self._chunks[0]
+            (first, _), (second, before), _ = self._chunks
+            self._measure(second - first, seconds - before)
+        return NO_STEP_LIMIT if self.step_seconds == 0.0 else max(1, int(LOOK_EVERY / self.step_seconds))
+
+    def _measure(self, steps: int, seconds: float) -> None:
+        if steps > 0:  # else a checkpoint was loaded in between
+            self.step_seconds = max(0.0, seconds / steps)
+
+
 def make_stepper(
     model: NerfModel,
-    sampler: PixelSampler,
+    pixels: PixelSampler,
     optimizer: Optimizer,
     *,
     stages: Stages | None = None,
     team: Team | None = None,
 ) -> TrainingStep | DeviceStep:
     """Fixed shapes and graphs where there is a GPU, exact shapes step by step elsewhere."""
-    if model.device.type == "cuda":
-        capture = model.config.train.capture
-        return DeviceStep(model, sampler, optimizer, capture=capture, stages=stages, team=team)
-    return TrainingStep(model, sampler, optimizer, stages=stages, team=team)
+    if model.device.type != "cuda":
+        return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
+    if "n_active" not in inspect.signature(model.sampler.sample).parameters:
+        what = f"{type(model.sampler).__name__}.sample takes no n_active and capacity"
+        _LOG.warning("the training step is not captured as a CUDA graph: %s", what)
+        return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
+    capture = model.config.train.capture
+    return DeviceStep(model, pixels, optimizer, capture=capture, stages=stages, team=team)
 
 
 def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
     """Give up the cells of the grid that no camera sees; returns their share. To be done before training.
 
-    An anti-aliased field also learns how wide a pixel typically is.
+    A field that knows how wide a pixel is learns a typical one.
     """
-    if isinstance(model.field, AntiAliasedNGP):
+    if offers(model.field, "set_footprint"):
         cameras, middle = scene.cameras, torch.tensor(scene.aabb.low) * 0.5 + torch.tensor(scene.aabb.high) * 0.5
         distance = torch.linalg.vector_norm(cameras.positions.cpu() - middle, dim=-1)
         model.field.set_footprint(float((distance * PIXEL_RADIUS / cameras.focal.cpu().prod(-1).sqrt()).median()))
-    frusta = scene.cameras.enclosing_pinholes()
-    if frusta is None or not model.config.grid.enabled:
+    seen = scene.cameras.enclosing_pinholes()
+    if seen is None or not model.config.grid.enabled:
         return 0.0
-    frusta = frusta.to(model.device)
-    if isinstance(model.proposer, ContractedGrid):
-        cameras = Frusta(frusta.camera_to_world, frusta.focal, frusta.center, frusta.size)
-        model.proposer.mark_invisible(cameras, scene.near)
-    return model.grid.mark_invisible(frusta.camera_to_world, frusta.focal, frusta.center, frusta.size, scene.near)
+    seen = seen.to(model.device)
+    frusta = Frusta(seen.camera_to_world, seen.focal, seen.center, seen.size)
+    if offers(model.sampler, "mark_invisible"):
+        model.sampler.mark_invisible(frusta, scene.near)
+    return model.grid.mark_invisible(frusta, scene.near)
 
 
 class Trainer:
     """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only.
 
-    `stages` replaces parts of the step by functions of your own. In a `team` every process makes a trainer over the
-    same config and scene and calls `fit`; callbacks and saving are for rank 0. `keypoints` are depths known from
-    elsewhere, in place of COLMAP's; `photo.depth_weight` is what they count.
+    `field` is any nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
+    (`nerfturbo.sampling.sampler`): they take the place of the config's, which records where they come from. `stages`
+    replaces parts of the step by functions of your own. In a `team` every process makes a trainer over the same config
+    and scene and calls `fit`; callbacks and saving are for rank 0.
     """
 
     def __init__(
@@ -101,33 +142,35 @@ class Trainer:
         config: Config,
         scene: Scene,
         *,
+        field: nn.Module | None = None,
+        sampler: Any = None,
         device: torch.device | str = "cpu",
         callbacks: Sequence[Callback] = (),
         stages: Stages | None = None,
         team: Team | None = None,
-        keypoints: Keypoints | None = None,
     ) -> None:
-        self.config, self.scene, self.device = config, scene, torch.device(device)
-        self.team = team or Team()
-        self.model = NerfModel(config, SceneBounds.of(scene)).to(self.device)
+        self.scene, self.device, self.team = scene, torch.device(device), team or Team()
+        self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler).to(self.device)
+        if hasattr(self.model.sampler, "to"):
+            self.model.sampler.to(self.device)
+        self.config = config = self.model.config
         if self.model.photos is not None:
             self.model.photos.observe(scene.cameras, scene.aabb)
-        if config.photo.depth_weight > 0.0:
-            known = keypoints or load_keypoints(scene, min_photos=TRAINED_PHOTOS)
-            self.model.keypoints = known.to(self.device)
-        train, rays_per_pixel = config.train, config.train.rays_per_pixel
-        spread = train.pixel_spread or (1.0 if rays_per_pixel > 1 else 0.0)
-        options = {"guided": train.draw == "error", "spread": spread, "radii": config.field.anti_alias}
-        options |= {"rays_per_pixel": rays_per_pixel}
-        self.sampler = PixelSampler(scene, self.device, config.train.seed, pixels=config.data.pixels, **options)
+        if config.loss.depth > 0.0:
+            self.model.keypoints = load_keypoints(scene, min_photos=TRAINED_PHOTOS).to(self.device)
+        train = config.train
+        spread = 1.0 if train.rays_per_pixel > 1 else 0.0
+        radii = offers(self.model.field, "set_footprint")
+        options = {"guided": train.draw == "error", "spread": spread, "radii": radii}
+        options |= {"rays_per_pixel": train.rays_per_pixel}
+        self.pixels = PixelSampler(scene, self.device, train.seed, pixels=config.data.pixels, **options)
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
-        self.stepper = make_stepper(self.model, self.sampler, self.optimizer, stages=stages, team=self.team)
-        self._full_sampler: PixelSampler | None = None  # waits while shrunken pictures are trained on
-        if config.train.coarse_fraction > 0.0:
-            coarse = shrunken(scene, config.train.coarse_downscale)
-            self._full_sampler = self.sampler
-            self.sampler = PixelSampler(coarse, self.device, config.train.seed, **options)
-            self.stepper.set_sampler(self.sampler)
+        self.stepper = make_stepper(self.model, self.pixels, self.optimizer, stages=stages, team=self.team)
+        self._full_pixels: PixelSampler | None = None  # waits while downscaled images are trained on
+        if train.coarse_fraction > 0.0:
+            self._full_pixels = self.pixels
+            self.pixels = PixelSampler(shrunken(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
+            self.stepper.set_pixels(self.pixels)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
@@ -135,11 +178,11 @@ class Trainer:
         self.should_stop = False
         self._stop_reason: Stop = "callback"
         self._seconds, self._started = 0.0, None
-        self._agreed_seconds, self._pace = 0.0, Pace()
-        if scene.grid_levels > 1 and config.grid.levels == 1 and config.sampling.contraction == "none":
-            _LOG.warning("%s has no end, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
+        self._agreed_seconds, self._chunk_size = 0.0, ChunkSize()
+        if scene.grid_levels > 1 and config.grid.levels == 1 and config.grid.contraction == "none":
+            _LOG.warning("%s is unbounded, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
         self.unseen_fraction = mark_unseen_cells(self.model, scene)
-        self.hidden_fraction = 0.0  # of the occupied cells, emptied at the end
+        self.culled_fraction = 0.0  # of the occupied cells, emptied at the end
 
     @classmethod
     def for_scene(
@@ -154,8 +197,8 @@ class Trainer:
     ) -> Trainer:
         """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
 
-        What the scene changes (`fitted_config`: a field that sees time for one that moves; nested grids, growing steps
-        and so on for one without an end) is logged and stands in `config`; values chosen by hand stay.
+        What the scene changes (`fitted_config`: a field that sees time for a dynamic scene; nested grids, growing steps
+        and so on for an unbounded one) is logged and stands in `config`; values chosen by hand stay.
         Trainer(config, scene) takes the config as it is.
         """
         auto = preset("auto", torch.device(device).type) if config is None else None
@@ -200,7 +243,7 @@ class Trainer:
     @contextmanager
     def as_finished(self) -> Iterator[None]:
         """Inside, the model is as it would be if training ended here: mean weights, and nothing that was never seen."""
-        with self.optimizer.averaged(), unseen_hidden(self.model, self.sampler, self.step):
+        with self.optimizer.averaged(), unseen_culled(self.model, self.pixels, self.step):
             yield
 
     @contextmanager
@@ -234,10 +277,10 @@ class Trainer:
         """Compile, record, agree with the other ranks; then start the clock."""
         self._begin_together()
         rehearse(self.model, self.scene.cameras)
-        rehearse_hiding(self.model, self.sampler)
-        if hides(self.model) and self.step > 0:  # training goes on with all that was learned
-            grid = self.config.grid
-            self.model.grid.recall(guard=self.step <= grid.warmup_steps + grid.update_every)
+        rehearse_culling(self.model, self.pixels)
+        if culls(self.model) and self.step > 0:  # training goes on with all that was learned
+            grid = self.model.grid
+            grid.recall(guard=self.step <= grid.warmup_steps + grid.config.update_every)
         self.stepper.prepare()
         self._started = time.perf_counter()
 
@@ -258,14 +301,14 @@ class Trainer:
         """Wait for what is queued, empty what no picture shows where the config says so, and stop the clock."""
         if stopped_by != "interrupted" and self.step > 0:  # what is resumed goes on as if never interrupted
             self.stepper.finish()
-            self.hide_unseen()
+            self.cull_unseen()
         self._pause()
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
 
-    def hide_unseen(self, steps: int | None = None) -> None:
-        """Empty the cells that no picture shows, where the config says so; `steps` that another loop has made."""
-        if hides(self.model):
-            self.hidden_fraction = hide_unseen(self.model, self.sampler, self.step if steps is None else steps)
+    def cull_unseen(self, steps: int | None = None) -> None:
+        """Empty the cells that no image shows, where the config says so; `steps` that another loop has made."""
+        if culls(self.model):
+            self.culled_fraction = cull_unseen(self.model, self.pixels, self.step if steps is None else steps)
 
     @torch.no_grad()
     def _begin_together(self) -> None:
@@ -288,15 +331,15 @@ class Trainer:
             self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
     def _refine(self) -> None:
-        """Let a field that changes its shapes do so; go over from shrunken pictures to the full ones."""
+        """Let a field that changes its shapes do so; go over from downscaled images to the full ones."""
         if is_due(self.model, self.progress, self.step):
             self.stepper.forget()
             self.restructure(refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
-        if self._full_sampler is None or self.progress < self.config.train.coarse_fraction:
+        if self._full_pixels is None or self.progress < self.config.train.coarse_fraction:
             return
         with self.clock_stopped():
-            self.sampler, self._full_sampler = self._full_sampler, None
-            self.stepper.set_sampler(self.sampler)
+            self.pixels, self._full_pixels = self._full_pixels, None
+            self.stepper.set_pixels(self.pixels)
 
     def restructure(self, carry: Carry | None = None) -> None:
         """Follow parameters that have changed their shapes: the optimizer gathers them, the step is recorded anew."""
@@ -307,7 +350,7 @@ class Trainer:
         """One step, or on a GPU as many as are queued at once, at most `limit`; then the callbacks."""
         left = self.config.train.steps - self.step
         if self.config.train.time_limit is not None:  # without one no clock decides anything: runs can be repeated
-            left = min(left, self._pace.steps_at_once(self.step, self._shared_seconds))
+            left = min(left, self._chunk_size.steps_at_once(self.step, self._shared_seconds))
         self._refine()
         self.stepper.set_learning_rate(self.learning_rate)
         self.stepper.set_progress(self.progress)
@@ -333,9 +376,9 @@ class Trainer:
         )
         return save_checkpoint(folder, state, self.model, self.optimizer, keep=keep)
 
-    def initialise(self, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> Initialised:
-        """Begin from a trained field, or parts of it; see `nerfturbo.training.initialise`."""
-        taken = initialise(self.model, source, parts, keep=keep)
+    def warm_start(self, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
+        """Begin from a trained field, or parts of it; see `nerfturbo.training.warm_start`."""
+        taken = warm_start(self.model, source, parts, keep=keep)
         self.optimizer.adopt_values()
         return taken
 
@@ -352,20 +395,17 @@ class Trainer:
         self.stepper.n_rays = min(state.n_rays, self.config.train.max_rays * self.team.world)
 
 
-def load_model(checkpoint: Path, device: torch.device | str = "cpu") -> NerfModel:
-    """The trained model alone, without its pictures."""
+def load_model(
+    checkpoint: Path, device: torch.device | str = "cpu", *, field: nn.Module | None = None, sampler: Any = None
+) -> NerfModel:
+    """The trained model alone, without its images. A `field` or `sampler` of one's own is made anew from where the run
+    says it came from, unless it is handed in."""
     state = read_state(checkpoint)
     config = from_dict(Config, state.config)
-    model = NerfModel(config, SceneBounds.from_dict(state.bounds)).to(device)
+    try:
+        model = NerfModel(config, SceneBounds.from_dict(state.bounds), field=field, sampler=sampler).to(device)
+    except InputError as error:
+        raise InputError(f"{checkpoint}: {error.what}", error.expected, error.got, error.hint) from error
     load_tensors(checkpoint, model, averaged=config.optim.ema_decay > 0.0)
-    dtype = half_dtype(config, torch.device(device))
-    for module in model.modules():
-        if isinstance(module, InstantNGP | HashDensity) and dtype is not None:
-            module.half_table = module.encoding.table.detach().to(dtype)  # rendered as it was trained
-        elif isinstance(module, VoxelGrid) and dtype is not None:
-            module.half_table = module.color_table.detach().to(dtype)
-        elif isinstance(module, VanillaNeRF | FactorField):
-            module.compute_dtype = dtype
-        elif isinstance(module, Connected) and dtype is not None:
-            module.read_as(dtype)
+    read_halves(model, half_dtype(config, torch.device(device)))  # rendered as it was trained
     return model.eval()

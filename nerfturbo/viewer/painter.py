@@ -22,7 +22,7 @@ from ..evaluation.camera_path import rotations
 from ..evaluation.images import Channel, channel_image
 from ..rendering.image import render_view
 from ..rendering.model import NerfModel
-from ..sampling.crop import cropped
+from ..sampling.grid import cropped
 from ..types import Aabb
 
 FIRST_PIXELS = 48 * 48

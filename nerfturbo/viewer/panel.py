@@ -21,7 +21,7 @@ from ..evaluation.camera_path import CameraPath, interpolate_poses, quaternions,
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
 from ..evaluation.images import CHANNELS
 from ..rendering.model import NerfModel
-from ..sampling.crop import level_box, level_occupancy
+from ..sampling.grid import level_box, level_occupancy
 from ..types import Aabb
 from .painter import View, pinhole, pose_of
 

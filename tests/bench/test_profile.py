@@ -16,7 +16,7 @@ from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.fields import InstantNGP
 from nerfturbo.ops import use_backend
-from nerfturbo.training.stages import Stages, place_samples
+from nerfturbo.training.loss import Stages, place_samples
 from nerfturbo.training.trainer import Trainer
 
 from ..tiny import ball_scene, tiny_config

@@ -16,7 +16,7 @@ from nerfturbo.ops.pixels import PixelMask, pack_words
 from nerfturbo.rendering.losses import color_loss, weigh_gradient
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
-from nerfturbo.training.stages import compute_loss, draw_background
+from nerfturbo.training.loss import compute_loss, draw_background
 from nerfturbo.training.step import run_step
 
 from ..tiny import ball_scene, tiny_config

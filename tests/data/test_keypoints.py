@@ -16,8 +16,7 @@ from nerfturbo.data.colmap_files import read_cloud
 from nerfturbo.data.keypoints import has_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.errors import InputError
-from nerfturbo.training.keypoint_loss import keypoint_loss
-from nerfturbo.training.stages import place_samples
+from nerfturbo.training.loss import depth_loss, place_samples
 from nerfturbo.training.trainer import Trainer
 from tests.data import folders
 from tests.tiny import ball_scene, tiny_config
@@ -86,7 +85,7 @@ def test_training_pulls_the_ends_of_rays_to_the_points(scene: Scene) -> None:
     trainer = Trainer(config, scene)
 
     def error() -> float:
-        values = [keypoint_loss(trainer.model, step=s, fixed=False, first=0, place=place_samples) for s in (500, 501)]
+        values = [depth_loss(trainer.model, step=s, fixed=False, first=0, place=place_samples) for s in (500, 501)]
         return float(sum(value.detach() for value in values))
 
     before = error()
@@ -98,7 +97,7 @@ def test_fixed_shapes_give_the_same_loss(scene: Scene) -> None:
     config = replace(tiny_config(), photo=PhotoConfig(depth_weight=1.0, depth_rays=16))
     config = replace(config, train=replace(config.train, batch_samples=1 << 15))
     model = Trainer(config, scene).model
-    losses = [keypoint_loss(model, step=3, fixed=fixed, first=0, place=place_samples) for fixed in (False, True)]
+    losses = [depth_loss(model, step=3, fixed=fixed, first=0, place=place_samples) for fixed in (False, True)]
     assert torch.allclose(losses[0], losses[1], rtol=1e-5)
 
 

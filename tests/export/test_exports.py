@@ -37,7 +37,7 @@ from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.sampling.crop import level_occupancy
+from nerfturbo.sampling.grid import level_occupancy
 from nerfturbo.types import Aabb
 
 from ..evaluation.test_camera_path import similarity

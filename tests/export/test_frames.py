@@ -15,7 +15,7 @@ from nerfturbo.evaluation.images import CHANNELS
 from nerfturbo.export.frames import FrameMaker, FrameSequence, Look, digest, recorded_size
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.rendering.normals import surface_normals
+from nerfturbo.rendering.render import surface_normals
 from nerfturbo.types import Aabb
 
 from ..data.test_ndc import write_facing

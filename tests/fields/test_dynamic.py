@@ -10,8 +10,8 @@ import torch
 from nerfturbo.config import FieldConfig, MotionConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import DeformedNeRF, DynamicNGP, Field, RayField, TimeNeRF, build_field
-from nerfturbo.fields.dynamic import from_the_start
 from nerfturbo.fields.field import RegularizedField
+from nerfturbo.fields.vanilla import from_the_start
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.composite import visibility
 from nerfturbo.types import Aabb, PackedSamples, Rays

@@ -12,8 +12,7 @@ from nerfturbo import use_backend
 from nerfturbo.config import FieldConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import Field, InstantNGP, VanillaNeRF
-from nerfturbo.fields.activations import activated, truncated_exp
-from nerfturbo.fields.encodings import frequency_encode
+from nerfturbo.fields.parts import activated, frequency_encode, truncated_exp
 from nerfturbo.ops.positions import Contraction
 from nerfturbo.types import Aabb
 

@@ -10,7 +10,7 @@ from nerfturbo.config import FieldConfig, VoxelConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import RayField, VoxelGrid
 from nerfturbo.fields.field import AdaptiveField, RegularizedField
-from nerfturbo.fields.voxel_structure import dense_structure, split_nodes
+from nerfturbo.fields.voxels import dense_structure, split_nodes
 from nerfturbo.ops import use_backend
 from nerfturbo.types import Aabb
 

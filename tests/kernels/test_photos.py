@@ -12,7 +12,7 @@ from nerfturbo.config import CameraConfig, PhotoConfig
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.training.stages import Capacity, compute_loss, draw_background
+from nerfturbo.training.loss import Capacity, compute_loss, draw_background
 
 from ..tiny import ball_scene, tiny_config
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfturbo.fields.voxel_structure import split_nodes
+from nerfturbo.fields.voxels import split_nodes
 from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.ops.voxels import VoxelTables, voxel_variation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfturbo.fields.voxel_structure import build_structure, node_keys, split_nodes
+from nerfturbo.fields.voxels import build_structure, node_keys, split_nodes
 from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width
 
 from .cases import generator

@@ -16,10 +16,8 @@ from nerfturbo.fields import InstantNGP, VanillaNeRF
 from nerfturbo.fields.field import Field
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering import MarchSettings, RenderedImage, render_image, render_rays
-from nerfturbo.rendering.estimated import part_memory
 from nerfturbo.rendering.frame import FrameRenderer
-from nerfturbo.rendering.image import rows_at_once
-from nerfturbo.rendering.rounds import render_budget, rendering_within, strip_order
+from nerfturbo.rendering.image import part_memory, render_budget, rendering_within, rows_at_once, strip_order
 from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.types import Aabb, Rays
 

@@ -7,11 +7,9 @@ import torch
 
 from nerfturbo.fields import HashDensity
 from nerfturbo.ops.hash_encode import HashLayout
-from nerfturbo.rendering.estimated import PROPOSAL_BYTES, rays_at_once
-from nerfturbo.rendering.image import render_view
-from nerfturbo.rendering.rounds import bytes_per_sample
-from nerfturbo.sampling.proposals import ProposalEstimator
-from nerfturbo.sampling.spans import RaySpan
+from nerfturbo.rendering.image import bytes_per_sample, rays_at_once, render_view
+from nerfturbo.sampling.histograms import RaySpan
+from nerfturbo.sampling.proposals import PROPOSAL_BYTES, ProposalEstimator
 from nerfturbo.types import Aabb
 
 from ..peak import PeakBytes

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from nerfturbo.rendering.compositing import accumulate, render_weights
 from torch import Tensor
 
 from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import InstantNGP
 from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
-from nerfturbo.rendering.compositing import accumulate, render_weights
 from nerfturbo.sampling import OccupancyGrid, uniform_samples
 from nerfturbo.types import Aabb, Rays
 

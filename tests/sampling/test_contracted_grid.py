@@ -11,7 +11,7 @@ from nerfturbo.data.conventions import look_at
 from nerfturbo.errors import InputError
 from nerfturbo.ops.positions import fold, unfold, unit_positions
 from nerfturbo.sampling import ContractedGrid, Draw, RaySpan
-from nerfturbo.sampling.visible_cells import Frusta
+from nerfturbo.sampling.grid import Frusta
 from nerfturbo.types import Aabb, Rays
 
 BOX = Aabb.cube(1.0, (0.2, 0.0, -0.1))

@@ -9,8 +9,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling.crop import cropped_grid, occupied_box
-from nerfturbo.sampling.occupancy_grid import OccupancyGrid
+from nerfturbo.sampling.grid import OccupancyGrid, cropped_grid, occupied_box
 from nerfturbo.types import Aabb, Rays
 
 

@@ -11,7 +11,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.rendering.render import ray_marching
-from nerfturbo.sampling.occupancy_grid import OccupancyGrid
+from nerfturbo.sampling.grid import OccupancyGrid
 from nerfturbo.types import Aabb, Rays
 
 BOX = Aabb.cube(1.0)

@@ -101,7 +101,7 @@ def test_save_and_resume_is_never_stopped(scenes: tuple[Scene, Scene], tmp_path:
 
 def test_lightning_trains_it(scenes: tuple[Scene, Scene]) -> None:
     pytest.importorskip("lightning")
-    from nerfturbo.training.lightning_run import fit_with_lightning
+    from nerfturbo.training.lightning import fit_with_lightning
 
     made = [Trainer(small("dynamic-cpu", 6), scenes[0]) for _ in range(2)]
     made[0].fit()

@@ -12,7 +12,7 @@ from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
-from nerfturbo.training.hidden import hide_unseen, shown_cells
+from nerfturbo.training.refine import cull_unseen, shown_cells
 
 from ..tiny import ball_scene, tiny_config
 
@@ -47,7 +47,7 @@ def test_the_inside_of_a_body_is_emptied_and_no_picture_changes() -> None:
         radius = model.grid.cell_positions(torch.arange(model.grid.n_cells)).norm(dim=-1)
         held = unpack_bits(model.grid.bits).bool()
         assert held[radius < 0.12].all()
-        share = hide_unseen(model, sampler)
+        share = cull_unseen(model, sampler)
         kept = unpack_bits(model.grid.bits).bool()
         after = model.render_image(ball_scene().cameras, 0)
     assert not kept[radius < 0.2].any(), "nobody sees the core"
@@ -74,7 +74,7 @@ def test_a_fog_that_all_rays_pass_stays() -> None:
         model, sampler = learned_model(strength=4e-3 / step_size)
         assert 0.0 < float(model.grid.thickness.max()) < 0.01, "no sample is as opaque as 1%"
         before = model.render_image(ball_scene().cameras, 0).opacity
-        assert hide_unseen(model, sampler) < 0.02, "the few cells that none of so few rays met"
+        assert cull_unseen(model, sampler) < 0.02, "the few cells that none of so few rays met"
         after = model.render_image(ball_scene().cameras, 0).opacity
     assert float(before.max()) > 5e-3
     torch.testing.assert_close(after, before, atol=5e-4, rtol=0.0)
@@ -82,7 +82,7 @@ def test_a_fog_that_all_rays_pass_stays() -> None:
 
 def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None:
     config = tiny_config()
-    grid, train = replace(config.grid, hide_unseen=True), replace(config.train, batch_samples=1 << 15)
+    grid, train = replace(config.grid, cull_unseen=True), replace(config.train, batch_samples=1 << 15)
     config = replace(config, grid=grid, train=train)  # three steps of that many are worth a look
     ended, stopped = Trainer(config, ball_scene()), Trainer(config, ball_scene())
     with use_backend("reference"):
@@ -113,7 +113,7 @@ def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None
 
 def test_a_run_on_a_cpu_that_is_shorter_than_the_look_hides_nothing() -> None:
     config = tiny_config()
-    config = replace(config, grid=replace(config.grid, hide_unseen=True))
+    config = replace(config, grid=replace(config.grid, cull_unseen=True))
     trainer = Trainer(config, ball_scene())
     with use_backend("reference"):
         trainer.begin()
@@ -125,4 +125,4 @@ def test_a_run_on_a_cpu_that_is_shorter_than_the_look_hides_nothing() -> None:
         assert torch.equal(trainer.model.grid.bits, bits)
         with trainer.as_finished():
             assert torch.equal(trainer.model.grid.bits, bits)
-        assert hide_unseen(trainer.model, trainer.sampler) > 0.0, "there is something to hide, if one looks"
+        assert cull_unseen(trainer.model, trainer.sampler) > 0.0, "there is something to hide, if one looks"

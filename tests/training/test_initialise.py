@@ -17,7 +17,7 @@ from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
-from nerfturbo.training.initialise import KEEP, ZOO, part_names, save_field, zoo_names
+from nerfturbo.training.warm_start import KEEP, ZOO, part_names, save_field, zoo_names
 
 from ..tiny import ball_scene, tiny_config
 

@@ -18,8 +18,7 @@ from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.presets import preset
-from nerfturbo.training.keypoint_loss import FARTHEST, distance_of_ends, keypoint_loss
-from nerfturbo.training.stages import place_samples
+from nerfturbo.training.loss import FARTHEST, depth_errors, depth_loss, place_samples
 from nerfturbo.training.trainer import Trainer
 from nerfturbo.types import PackedSamples, Rays
 from tests.tiny import ball_scene, tiny_config
@@ -36,7 +35,7 @@ def test_it_is_the_mean_distance_of_where_light_ends() -> None:
     density = torch.zeros(3, 40, dtype=torch.float64)
     density[0, 10] = 1e9  # all light ends at the point
     density[1, 10] = 1e9  # and here before it, at 1.05
-    loss = distance_of_ends(density.view(-1), samples, z)
+    loss = depth_errors(density.view(-1), samples, z)
     assert loss[0] < 1e-12 and float(loss[1]) == pytest.approx(math.log(2.05 / 1.05))
     assert float(loss[2]) == FARTHEST  # nothing there: opaque anywhere near would be better
 
@@ -46,20 +45,20 @@ def test_fog_before_a_point_does_not_make_up_for_light_that_passes_it() -> None:
     samples, z = even_samples(1, 40), torch.tensor([2.05], dtype=torch.float64)
     density = torch.zeros(40, dtype=torch.float64)
     density[10], density[30] = math.log(2.0) / 0.1, 1e9  # at 1.05 and at 3.05
-    loss = distance_of_ends(density, samples, z)
+    loss = depth_errors(density, samples, z)
     assert float(loss) == pytest.approx(0.5 * (math.log(2.05 / 1.05) + math.log(3.05 / 2.05)))
 
 
 def test_gradients_clear_the_way_and_fill_the_place() -> None:
     samples, z = even_samples(1, 40), torch.tensor([2.05], dtype=torch.float64)
     density = torch.full((40,), 0.3, dtype=torch.float64, requires_grad=True)
-    distance_of_ends(density, samples, z).sum().backward()
+    depth_errors(density, samples, z).sum().backward()
     assert density.grad is not None
     assert (density.grad[:8] > 0.0).all() and (density.grad[18:23] < 0.0).all()
     few = even_samples(2, 6)
     values = torch.rand(12, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     target = torch.tensor([1.7, 3.1], dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda given: distance_of_ends(given, few, target), (values,))
+    assert torch.autograd.gradcheck(lambda given: depth_errors(given, few, target), (values,))
 
 
 def test_rays_that_did_not_fit_count_for_nothing() -> None:
@@ -77,7 +76,7 @@ def test_rays_that_did_not_fit_count_for_nothing() -> None:
         seen.append(samples.n_rays_kept)
         return samples, marched
 
-    loss = keypoint_loss(model, step=0, fixed=True, first=0, place=place)
+    loss = depth_loss(model, step=0, fixed=True, first=0, place=place)
     assert 0 < int(seen[0]) < 64 and math.isfinite(loss.item()) and loss.item() < FARTHEST
 
 

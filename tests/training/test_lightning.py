@@ -15,12 +15,16 @@ pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and 
 from nerfturbo.config import Config  # noqa: E402
 from nerfturbo.errors import CheckpointError, InputError  # noqa: E402
 from nerfturbo.ops import use_backend  # noqa: E402
-from nerfturbo.training.checkpoint import read_state  # noqa: E402
-from nerfturbo.training.interchange import native_from_lightning  # noqa: E402
-from nerfturbo.training.lightning import NerfData, NerfModule, load_module  # noqa: E402
-from nerfturbo.training.lightning_callbacks import ImageLog, NonFiniteGuard  # noqa: E402
-from nerfturbo.training.lightning_run import fit_with_lightning  # noqa: E402
-from nerfturbo.training.stages import Stages, render_and_compare  # noqa: E402
+from nerfturbo.training.checkpoint import native_from_lightning, read_state  # noqa: E402
+from nerfturbo.training.lightning import (  # noqa: E402
+    ImageLog,
+    NerfData,
+    NerfModule,
+    NonFiniteGuard,
+    fit_with_lightning,
+    load_module,
+)
+from nerfturbo.training.loss import Stages, render_and_compare  # noqa: E402
 from nerfturbo.training.trainer import Trainer  # noqa: E402
 
 from ..tiny import ball_scene, tiny_config  # noqa: E402

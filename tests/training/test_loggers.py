@@ -13,8 +13,16 @@ from nerfturbo.data.images import save_image
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.training import Trainer
-from nerfturbo.training.callbacks import MetricsLog, every, save_checkpoints, stop_at_psnr
-from nerfturbo.training.loggers import console_logger, jsonl_logger, tensorboard_logger, wandb_logger
+from nerfturbo.training.callbacks import (
+    MetricsLog,
+    console_logger,
+    every,
+    jsonl_logger,
+    save_checkpoints,
+    stop_at_psnr,
+    tensorboard_logger,
+    wandb_logger,
+)
 
 from ..tiny import ball_scene, tiny_config
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nerfturbo.training import monitor as module
-from nerfturbo.training.monitor import STARVING_SAMPLES, GpuMonitor, open_monitor
+from nerfturbo.training.callbacks import STARVING_SAMPLES, GpuMonitor, open_monitor
 
 
 class Refused(Exception):

@@ -19,11 +19,11 @@ from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset
+from nerfturbo.rendering.losses import near_weights, scale_near_gradients
 from nerfturbo.rendering.model import NerfModel
-from nerfturbo.rendering.near import near_weights, scale_near_gradients
 from nerfturbo.rendering.render import volume_rendering
 from nerfturbo.sampling import ContractedGrid, ProposedSamples, RayEstimator
-from nerfturbo.training.stages import Stages, place_samples, render_and_compare
+from nerfturbo.training.loss import Stages, place_samples, render_and_compare
 from nerfturbo.training.trainer import Trainer, load_model
 from nerfturbo.types import Aabb, PackedSamples
 

@@ -18,8 +18,8 @@ from nerfturbo.presets import preset
 from nerfturbo.rendering.frame import FrameRenderer
 from nerfturbo.rendering.render import field_functions, volume_rendering
 from nerfturbo.training import Trainer, stages
-from nerfturbo.training.groups import level_decays
-from nerfturbo.training.pixels import pixel_offsets
+from nerfturbo.training.loss import pixel_offsets
+from nerfturbo.training.optim import level_decays
 
 from ..tiny import ball_scene, tiny_config
 

@@ -14,7 +14,7 @@ from nerfturbo.config import Config
 from nerfturbo.data.batches import PixelBatch
 from nerfturbo.ops import use_backend
 from nerfturbo.training import Trainer
-from nerfturbo.training.stages import compute_loss, draw_background, target_over
+from nerfturbo.training.loss import compute_loss, draw_background, target_over
 from nerfturbo.types import Rays
 
 from ..tiny import ball_scene, tiny_config

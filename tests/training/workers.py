@@ -20,8 +20,8 @@ from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.checkpoint import latest_checkpoint
 from nerfturbo.training.distributed import ProcessTeam, RayShare, Team, join_team
+from nerfturbo.training.loss import Stages
 from nerfturbo.training.optim import Optimizer
-from nerfturbo.training.stages import Stages
 from nerfturbo.training.step import StepRecord, TrainingStep
 from nerfturbo.training.trainer import Trainer
 from nerfturbo.types import Rays

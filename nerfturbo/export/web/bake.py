@@ -16,9 +16,8 @@ from ...data.scene import Scene
 from ...errors import InputError
 from ...evaluation.evaluate import choose_views, truth_image
 from ...evaluation.metrics import mean_psnr, psnr
-from ...rendering.estimated import half_box
-from ...rendering.model import NerfModel
-from ...sampling.crop import occupied_box
+from ...rendering.model import FAR, NerfModel, half_box
+from ...sampling.grid import occupied_box
 from .baked import N_BASE, Baked, Chunk, pack
 from .lattice import Lattice, SparseBlocks
 from .reference import render_page
@@ -177,9 +176,9 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
 
 def _levels(model: NerfModel) -> int:
     """Those of the occupancy grid; under a contraction, as many as reach as far as rays do."""
-    if model.config.sampling.contraction == "none":
+    if model.config.grid.contraction == "none":
         return model.grid.config.levels
-    reach = max(model.bounds.far, model.config.sampling.far * half_box(model.bounds.aabb))
+    reach = max(model.bounds.far, FAR * half_box(model.bounds.aabb))
     return min(MAX_LEVELS, 1 + max(0, math.ceil(math.log2(reach / (0.5 * min(model.bounds.aabb.size))))))
 
 

@@ -93,7 +93,7 @@ def ask_field(
     pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
     gathered = _Cells(lattice, device)
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
-    if model.proposer is not None:  # which places samples all along a ray, most of them for nothing
+    if not model.marches:  # which places samples all along a ray, most of them for nothing
         chunk //= 4
     n_samples = 0
     for first in range(0, n_rays, chunk):

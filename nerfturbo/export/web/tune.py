@@ -20,7 +20,7 @@ from ...ops.adam import AdamRule, AdamState, adam_update
 from ...ops.composite import composite, visibility
 from ...ops.march import StepRule, march
 from ...ops.packed import compact
-from ...sampling.occupancy_grid import OccupancyGrid
+from ...sampling.grid import OccupancyGrid
 from .baked import DENSITY, LAST_LIGHT, N_BASE, STEP, DeferredNetwork, decode_density, meant_features, shade
 from .lattice import SparseBlocks
 from .teacher import Progress, RayPool

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, InputError
-from ..fields.hash_grid import HashGrid
+from ..fields.field import table_parameters
 from ..ops.march import pack_bits
 from ..rendering.model import NerfModel
-from ..sampling.occupancy_grid import OccupancyGrid
-from .checkpoint import latest_checkpoint, read_state
+from ..sampling.grid import OccupancyGrid
+from .checkpoint import current_name, latest_checkpoint, read_state
 
 LOG = logging.getLogger("nerfturbo")
 GRID = "grid"
@@ -32,7 +32,7 @@ ZOO, ZOO_PREFIX = Path(__file__).parents[1] / "zoo", "zoo:"
 
 
 @dataclass(frozen=True)
-class Initialised:
+class WarmStart:
     """What was taken over from where."""
 
     source: Path
@@ -54,7 +54,7 @@ def part_names(model: NerfModel) -> list[str]:
     return [*dict(model.field.named_children()), GRID]
 
 
-def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> Initialised:
+def warm_start(model: NerfModel, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
     """Copy parts of a trained model in place, all of them unless named; nothing is changed where one does not fit.
 
     `keep`, in (0, 1], is what the features of hash tables are multiplied by: 1 takes them as they are.
@@ -76,23 +76,25 @@ def initialise(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     grid = _fitting_grid(path, model.grid, tensors, demanded=GRID in parts) if GRID in chosen else None
     _say_bounds(path, model)
     with torch.no_grad():
-        tables = {f"field.{name}.table" for name, part in model.field.named_modules() if isinstance(part, HashGrid)}
+        shared = set(table_parameters(model.field))
+        tables = {f"field.{name}" for name, value in model.field.named_parameters() if value in shared}
         for name, value in own.items():
             value.copy_(tensors[name] * keep if name in tables else tensors[name])
         if grid is not None:
             _take_grid(model.grid, grid)
     n_parameters = sum(value.numel() for value in own.values())
-    return Initialised(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
+    return WarmStart(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
 
 
 def check_source(source: Path | str) -> None:
-    """Raise what `initialise` would where there is no such source, or no field in it."""
+    """Raise what `warm_start` would where there is no such source, or no field in it."""
     _read(_located(str(source)))
 
 
 def _fitting_proposals(model: NerfModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of what places the samples, where the source has all of them; else they are learned anew."""
-    own = {f"proposer.{n}": v for n, v in (() if model.proposer is None else model.proposer.state_dict().items())}
+    learned = model.sampler.state_dict() if isinstance(model.sampler, torch.nn.Module) else {}
+    own = {f"sampler.{name}": value for name, value in learned.items()}
     fit = all(name in tensors and tensors[name].shape == value.shape for name, value in own.items())
     return own if fit else {}
 
@@ -133,7 +135,7 @@ def _read(path: Path) -> tuple[Path, dict[str, Tensor]]:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
-    found = {name.removeprefix("model."): value for name, value in tensors.items()}
+    found = {current_name(name).removeprefix("model."): value for name, value in tensors.items()}
     if not any(name.startswith("field.") for name in found):
         got = ", ".join(sorted(tensors)[:3]) or "nothing"
         raise InputError(str(path), "tensors of a field (field.* or model.field.*)", got)
@@ -176,11 +178,11 @@ def _take_grid(grid: OccupancyGrid, saved: Tensor) -> None:
     """Visibility is this scene's own: cells no camera sees here stay given up, newly seen ones start occupied."""
     saved = saved.to(grid.thickness)
     fresh = saved < 0.0  # no camera saw these cells there
-    start = torch.where(fresh, torch.full_like(saved, 2.0 * grid.config.threshold), saved)
+    start = torch.where(fresh, torch.full_like(saved, 2.0 * grid.threshold), saved)
     grid.thickness.copy_(torch.where(grid.thickness < 0.0, grid.thickness, start))
     visible = grid.thickness >= 0.0
     grid.mean.copy_(grid.thickness.clamp(min=0.0).sum() / visible.sum().clamp(min=1))
-    grid.bits.copy_(pack_bits(grid.thickness > grid.mean.clamp(max=grid.config.threshold)))
+    grid.bits.copy_(pack_bits(grid.thickness > grid.mean.clamp(max=grid.threshold)))
 
 
 def _say_bounds(path: Path, model: NerfModel) -> None:

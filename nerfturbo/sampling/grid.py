@@ -4,29 +4,59 @@ Each cell keeps a decaying maximum of its optical thickness (density x step size
 min(threshold, mean): the mean keeps the grid alive while all densities are still small. Cells that no camera sees hold
 -1 and never become occupied. Nothing here waits for the device.
 
-Of a scene that moves (`GridConfig.moments`) a cell keeps the maximum over time: each update looks at it at other random
+Of a dynamic scene (`GridConfig.moments`) a cell keeps the maximum over time: each update looks at it at other random
 moments, so that nothing that passes through it is skipped.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..config import GridConfig
 from ..errors import InputError
-from ..ops.march import OccupancyBits, decay_and_max, pack_bits, threshold_bits, unpack_bits
+from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits, unpack_bits
 from ..ops.random import Stream, random_bits, random_uniform
-from ..types import Aabb
-from .estimator import DensityFn
-from .from_geometry import box_around, cells_with_points, cells_with_triangles, check_points, filled, grown
-from .visible_cells import Frusta, seen_by_any
+from ..types import Aabb, PackedSamples, Rays
+from .geometry import box_around, cells_with_points, cells_with_triangles, check_points, dilate, flood_fill
+from .sampler import DensityFn, Draw, Pruning
 
 CHUNK = 1 << 18  # cells evaluated at a time: bounds the memory of an update
+WARMUP_STEPS = (
+    256  # until this step an update refreshes every cell; later a quarter anywhere, a quarter of the occupied
+)
+THRESHOLD = 0.01  # optical thickness (density x step) above which a cell is occupied
+SLACK = 1e-4  # of a cell: borders that coincide but for rounding do not touch the next cell
 MIN_OCCUPIED = 1e-4  # below this share of the cells a warming-up grid counts as collapsed
+
+
+class Frusta(NamedTuple):
+    """Pinhole cameras: poses that look along -z with y up."""
+
+    camera_to_world: Tensor  # (n, 3, 4)
+    focal: Tensor  # (n, 2) pixels
+    center: Tensor  # (n, 2) pixels
+    size: Tensor  # (n, 2) pixels
+
+
+def seen_by_any(points: Tensor, radius: Tensor, frusta: Frusta, near: float) -> Tensor:
+    """(n,) bool: whether a sphere around each point (n, 3) touches the frustum of a camera beyond `near`."""
+    seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
+    for pose, f, c, wh in zip(*frusta, strict=True):
+        local = (points - pose[:, 3]) @ pose[:, :3]
+        depth = -local[:, 2]
+        margin = radius * f.max() * 1.5
+        inside = depth + radius > near
+        for axis, sign in ((0, 1.0), (1, -1.0)):
+            pixel = sign * local[:, axis] * f[axis] + c[axis] * depth
+            inside &= (pixel > -margin) & (pixel < wh[axis] * depth + margin)
+        seen |= inside
+    return seen
 
 
 class CellTeam(Protocol):
@@ -54,6 +84,7 @@ class OccupancyGrid(nn.Module):
     thickness: Tensor  # (levels * resolution^3,) fp32, -1 where no camera looks
     bits: Tensor  # (levels * resolution^3 / 32,) int32
     mean: Tensor  # () fp32, mean thickness of visible cells
+    warmup_steps, threshold = WARMUP_STEPS, THRESHOLD
 
     def __init__(self, aabb: Aabb, config: GridConfig | None = None, *, step_size: float, seed: int = 0) -> None:
         super().__init__()
@@ -62,8 +93,6 @@ class OccupancyGrid(nn.Module):
         self.register_buffer("thickness", torch.zeros(n_cells))
         self.register_buffer("bits", torch.full((n_cells // 32,), -1, dtype=torch.int32))
         self.register_buffer("mean", torch.zeros(()))
-        if not 0 <= self.config.moments <= 4:
-            raise InputError("grid.moments", "0 to 4", str(self.config.moments))
         _ = self.occupancy  # checks resolution and levels
 
     @classmethod
@@ -88,7 +117,7 @@ class OccupancyGrid(nn.Module):
         aabb = aabb or box_around(points)
         grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(points.device)
         occupied = cells_with_points(points, aabb, grid.config.resolution, grid.config.levels)
-        grid.set_occupied(grown(occupied, margin))
+        grid.set_occupied(dilate(occupied, margin))
         return grid
 
     @classmethod
@@ -111,7 +140,7 @@ class OccupancyGrid(nn.Module):
         aabb = aabb or box_around(vertices)
         grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(vertices.device)
         surface = cells_with_triangles(vertices, faces, aabb, grid.config.resolution, grid.config.levels)
-        grid.set_occupied(grown(filled(surface) if fill else surface, margin))
+        grid.set_occupied(dilate(flood_fill(surface) if fill else surface, margin))
         return grid
 
     @property
@@ -171,7 +200,7 @@ class OccupancyGrid(nn.Module):
         With a `team` each process evaluates its part of the cells, and all of them take over the same values.
         """
         if all_cells is None:
-            all_cells = int(step) < self.config.warmup_steps
+            all_cells = int(step) < self.warmup_steps
         cells = self.cells_to_refresh(step, all_cells=all_cells)
         if team is None or team.alone:
             for start in range(0, cells.shape[0], CHUNK):
@@ -241,7 +270,7 @@ class OccupancyGrid(nn.Module):
         self._rebuild(guard=guard)
 
     def _rebuild(self, *, guard: bool) -> None:
-        self.mean.copy_(threshold_bits(self.thickness, self.bits, self.config.threshold))
+        self.mean.copy_(threshold_bits(self.thickness, self.bits, self.threshold))
         if guard:
             # A grid that empties while the field is young never recovers: nothing would be sampled, nothing learned.
             visible = self.thickness >= 0.0
@@ -255,16 +284,13 @@ class OccupancyGrid(nn.Module):
         self._rebuild(guard=guard)
 
     @torch.no_grad()
-    def mark_invisible(
-        self, camera_to_world: Tensor, focal: Tensor, center: Tensor, size: Tensor, near: float
-    ) -> float:
+    def mark_invisible(self, frusta: Frusta, near: float) -> float:
         """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up.
 
-        Poses (n, 3, 4) look along -z with y up. A cell counts as seen when a sphere around it touches the frustum.
+        A cell counts as seen when a sphere around it touches the frustum.
         """
         r = self.config.resolution
         seen = torch.zeros(self.n_cells, dtype=torch.bool, device=self.bits.device)
-        frusta = Frusta(camera_to_world, focal, center, size)
         half_cell = max(self.aabb.size) / r * 0.87  # radius of the sphere around a cell of level 0
         chunk = CHUNK if seen.device.type == "cpu" else 8 * CHUNK  # on a GPU launches take the time
         for start in range(0, self.n_cells, chunk):
@@ -289,5 +315,199 @@ class OccupancyGrid(nn.Module):
         if occupied.numel() != self.n_cells:
             raise InputError("occupied", f"shape {(self.config.levels, r, r, r)}", str(tuple(occupied.shape)))
         flat = occupied.reshape(-1).to(self.bits.device).bool()
-        self.thickness.copy_(torch.where(flat, self.config.threshold * 2.0, 0.0))
+        self.thickness.copy_(torch.where(flat, self.threshold * 2.0, 0.0))
         self.bits.copy_(pack_bits(flat))
+
+    def cropped(self, box: Aabb, *, what: str = "box") -> OccupancyGrid:
+        """A grid of one level over `box` alone; see `cropped_grid`."""
+        return cropped_grid(self, box, what=what)
+
+
+@dataclass(frozen=True)
+class MarchSettings:
+    """How to place samples; `ray_marching` takes the same names as arguments."""
+
+    near_plane: float = 0.0
+    far_plane: float = float("inf")
+    render_step_size: float | None = None
+    cone_angle: float = 0.0
+    early_stop_eps: float = 1e-4
+    alpha_thre: float = 0.0
+
+
+class GridSampler:
+    """Marches an occupancy grid: lattice steps in occupied cells. `pruning` is what a training step leaves of them."""
+
+    samples_per_ray, evaluations_per_ray = None, 0
+
+    def __init__(
+        self, grid: OccupancyGrid, settings: MarchSettings | None = None, *, pruning: Pruning | None = None
+    ) -> None:
+        self.grid, self.settings, self.pruning = grid, settings or MarchSettings(), pruning
+
+    @property
+    def rule(self) -> StepRule:
+        settings = self.settings
+        size = settings.render_step_size or self.grid.step_size
+        return StepRule(size, settings.near_plane, settings.far_plane, settings.cone_angle)
+
+    @torch.no_grad()
+    def sample(
+        self, rays: Rays, *, draw: Draw | None = None, n_active: Tensor | None = None, capacity: int | None = None
+    ) -> PackedSamples:
+        jitter = (draw or Draw()).jitter(rays, 1, Stream.JITTER)[0]
+        jitter = None if jitter is None else jitter[:, 0]
+        bits, options = self.grid.occupancy, {"jitter": jitter, "capacity": capacity, "n_active": n_active}
+        return march(rays.origins, rays.directions, bits, self.rule, **options)
+
+    def alpha_threshold(self, alpha_thre: float) -> Tensor | float:
+        return self.grid.alpha_threshold(alpha_thre)
+
+    def cropped(self, box: Aabb, *, what: str = "box") -> GridSampler:
+        return GridSampler(self.grid.cropped(box, what=what), self.settings, pruning=self.pruning)
+
+    def refined(self, factor: int) -> GridSampler:
+        """The same with steps so many times shorter."""
+        if factor == 1:
+            return self
+        settings = replace(
+            self.settings,
+            render_step_size=(self.settings.render_step_size or self.grid.step_size) / factor,
+            cone_angle=self.settings.cone_angle / factor,
+            alpha_thre=self.settings.alpha_thre / factor,
+        )
+        return GridSampler(self.grid, settings, pruning=self.pruning)
+
+
+def as_sampler(places: Any, settings: MarchSettings | None = None) -> Any:
+    """A sampler of whatever places samples: an occupancy grid is marched by `settings`, a sampler stays what it is."""
+    if isinstance(places, OccupancyGrid):
+        return GridSampler(places, settings)
+    if isinstance(places, GridSampler) and settings is not None:
+        return GridSampler(places.grid, settings, pruning=places.pruning)
+    return places
+
+
+def cropped(places: Any, box: Aabb | None, *, what: str = "box") -> Any:
+    """Whatever places samples, in the box alone (None: everywhere)."""
+    if box is None:
+        return places
+    if isinstance(places, OccupancyGrid | GridSampler):
+        return places.cropped(box, what=what)
+    if not hasattr(places, "cropped"):
+        raise InputError(what, "a sampler with `cropped(box)`", type(places).__name__)
+    return places.cropped(box)
+
+
+def describe_box(box: Aabb | None) -> str:
+    """
+    >>> describe_box(Aabb.cube(1.5))
+    '(-1.5, -1.5, -1.5) to (1.5, 1.5, 1.5)'
+    """
+    if box is None:
+        return "nothing"
+    return " to ".join("(" + ", ".join(f"{value:.4g}" for value in corner) + ")" for corner in (box.low, box.high))
+
+
+def level_occupancy(grid: OccupancyGrid) -> Tensor:
+    """(levels, resolution, resolution, resolution) bool, x first."""
+    r = grid.config.resolution
+    return unpack_bits(grid.bits).view(grid.config.levels, r, r, r)
+
+
+def level_box(grid: OccupancyGrid, level: int) -> Aabb:
+    """The box of one level."""
+    return grid.aabb.scaled(2.0**level)
+
+
+def occupied_box(grid: OccupancyGrid) -> Aabb | None:
+    """The smallest box of whole cells that holds all occupied ones; None for an empty grid."""
+    lows, highs = [], []
+    for level, occupied in enumerate(level_occupancy(grid)):
+        cells = occupied.nonzero()
+        if cells.shape[0] == 0:
+            continue
+        low, high = level_box(grid, level).tensor(cells.device, torch.float64)
+        size = (high - low) / grid.config.resolution
+        lows.append(low + cells.amin(0) * size)
+        highs.append(low + (cells.amax(0) + 1) * size)
+    if not lows:
+        return None
+    low, high = torch.stack(lows).amin(0).tolist(), torch.stack(highs).amax(0).tolist()
+    return Aabb(tuple(low), tuple(high))
+
+
+def cropped_grid(grid: OccupancyGrid, box: Aabb, *, what: str = "box") -> OccupancyGrid:
+    """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of `grid`.
+
+    A box outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones.
+    """
+    inside = box.intersection(grid.outer_aabb)
+    occupied = None if inside is None else _touched(grid, inside)
+    if inside is None or occupied is None or not bool(occupied.any()):
+        hint = f"what is occupied lies in {describe_box(occupied_box(grid))}"
+        raise InputError(what, "a box that holds a part of the scene", describe_box(box), hint)
+    config = replace(grid.config, levels=1)
+    result = OccupancyGrid(inside, config, step_size=grid.step_size, seed=grid.seed).to(grid.bits.device)
+    result.bits.copy_(pack_bits(occupied.reshape(-1)))
+    result.mean.copy_(grid.mean)
+    return result
+
+
+def _touched(grid: OccupancyGrid, box: Aabb) -> Tensor:
+    """(r, r, r) bool over the cells of `box`. Levels are united: a coarse cell knows what its fine ones hold."""
+    r = grid.config.resolution
+    low, high = box.tensor(grid.bits.device, torch.float64)
+    edges = low + torch.arange(r + 1, device=low.device)[:, None] * (high - low) / r  # (r + 1, 3)
+    touched = torch.zeros(r, r, r, dtype=torch.bool, device=low.device)
+    for level, occupied in enumerate(level_occupancy(grid)):
+        level_low, level_high = level_box(grid, level).tensor(low.device, torch.float64)
+        places = (edges - level_low) / (level_high - level_low) * r
+        first = (places[:-1] + SLACK).floor().long().clamp(0, r)
+        last = (places[1:] - SLACK).ceil().long().clamp(0, r)
+        sums = torch.zeros(r + 1, r + 1, r + 1, dtype=torch.int32, device=low.device)
+        sums[1:, 1:, 1:] = occupied.int().cumsum(0).cumsum(1).cumsum(2)
+        for axis in range(3):  # the count between two planes, axis after axis
+            sums = sums.index_select(axis, last[:, axis]) - sums.index_select(axis, first[:, axis])
+        touched |= sums > 0
+    return touched
+
+
+def march_scenes(
+    rays: Rays, grids: Sequence[OccupancyGrid], scene_indices: Tensor, rule: StepRule, *, jitter: Tensor | None = None
+) -> PackedSamples:
+    """The samples of each ray in the occupied cells of grids[scene_indices[ray]], in ray order. Not differentiable.
+
+    `scene_indices` (n_rays,) int64. One march per scene, and the numbers of rays per scene are read back once.
+    """
+    if tuple(scene_indices.shape) != (len(rays),) or scene_indices.is_floating_point():
+        got = f"{tuple(scene_indices.shape)} {scene_indices.dtype}"
+        raise InputError("scene_indices", f"whole numbers of shape ({len(rays)},)", got)
+    order = torch.argsort(scene_indices, stable=True)
+    counts = torch.bincount(scene_indices.long().clamp_min(0), minlength=len(grids)).tolist()
+    if len(counts) > len(grids) or bool((scene_indices < 0).any()):
+        raise InputError("scene_indices", f"scenes from 0 to {len(grids) - 1}", "others among them")
+    parts, begin = [], 0
+    for grid, count in zip(grids, counts, strict=True):
+        mine = order[begin : begin + count]
+        begin += count
+        if count:
+            shift = None if jitter is None else jitter[mine]
+            parts.append(march(rays.origins[mine], rays.directions[mine], grid.occupancy, rule, jitter=shift))
+    return _in_ray_order(parts, order)
+
+
+def _in_ray_order(parts: Sequence[PackedSamples], order: Tensor) -> PackedSamples:
+    """Put the samples of sorted rays where their rays stand; `order` is the ray that each sorted one was."""
+    device, n_rays = order.device, order.shape[0]
+    sorted_counts = torch.cat([part.offsets.diff() for part in parts] + [order.new_zeros(0, dtype=torch.int32)])
+    counts = torch.zeros(n_rays, dtype=torch.int32, device=device).index_copy(0, order, sorted_counts)
+    starts = torch.cat([part.t_starts for part in parts] + [torch.zeros(0, device=device)])
+    ends = torch.cat([part.t_ends for part in parts] + [torch.zeros(0, device=device)])
+    result = PackedSamples.from_counts(counts, starts, ends)
+    owner = torch.repeat_interleave(torch.arange(n_rays, device=device), sorted_counts)  # sorted ray of each sample
+    first = torch.cumsum(sorted_counts, 0) - sorted_counts
+    place = result.offsets[order[owner]] + torch.arange(starts.shape[0], device=device) - first[owner]
+    t_starts, t_ends = torch.empty_like(starts), torch.empty_like(ends)
+    t_starts[place], t_ends[place] = starts, ends
+    return PackedSamples(t_starts, t_ends, result.ray_indices, result.offsets)

@@ -19,18 +19,17 @@ from ..ops.march.reference import is_occupied
 from ..ops.packed import compact
 from ..ops.positions import Contraction, sample_positions, unfold
 from ..types import Aabb, PackedSamples, Rays
-from .estimator import DensityFn, SigmaFn
-from .occupancy_grid import CHUNK, CellTeam, OccupancyGrid
-from .proposals import Draw, RayEstimator, even_edges, packed
-from .spans import RaySpan
-from .visible_cells import Frusta, seen_by_any
+from .grid import CHUNK, CellTeam, Frusta, OccupancyGrid, seen_by_any
+from .histograms import RaySpan
+from .sampler import DensityFn, Draw, Pruning
+from .uniform import UniformEstimator, even_edges, packed
 
 CANDIDATES = 1 << 23  # lattice steps that a training step may look at
 _END = 1e-3  # of the cube: a cell at its border reaches infinitely far and is asked just before
 _UNIT = Aabb((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
-class ContractedGrid(RayEstimator):
+class ContractedGrid(UniformEstimator):
     """`cells` of resolution^3 over the folded space around a box; `steps` lattice steps on every ray of the span.
 
     >>> grid = ContractedGrid(Aabb.cube(1.0), GridConfig(resolution=8), steps=64, span=RaySpan(near=0.0, far=100.0))
@@ -49,9 +48,11 @@ class ContractedGrid(RayEstimator):
         steps: int,
         span: RaySpan,
         contraction: Contraction = "cube",
+        pruning: Pruning | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(steps, span)
+        self.pruning = pruning
         if contraction == "none":
             raise InputError("contraction", '"sphere" or "cube"', repr(contraction), "OccupancyGrid has boxes")
         self.aabb = aabb
@@ -62,8 +63,16 @@ class ContractedGrid(RayEstimator):
         self._give_up(self._beyond(torch.arange(self.cells.n_cells)))
 
     @property
+    def samples_per_ray(self) -> int | None:
+        """Rays differ: only steps in occupied cells are samples."""
+        return None
+
+    @property
     def evaluations_per_ray(self) -> int:
         return self.n_samples
+
+    def alpha_threshold(self, alpha_thre: float) -> Tensor | float:
+        return self.cells.alpha_threshold(alpha_thre)
 
     def max_rays(self, batch_samples: int) -> int:
         return max(1, CANDIDATES // self.n_samples)
@@ -158,7 +167,6 @@ class ContractedGrid(RayEstimator):
     def sample(
         self,
         rays: Rays,
-        sigma_fn: SigmaFn | None = None,
         *,
         draw: Draw | None = None,
         n_active: Tensor | None = None,

@@ -64,7 +64,7 @@ def _barycentric(n: int, like: Tensor) -> Tensor:
     return (torch.stack([a, b, n - a - b], dim=-1) / n).to(like)
 
 
-def grown(occupied: Tensor, cells: int) -> Tensor:
+def dilate(occupied: Tensor, cells: int) -> Tensor:
     """Occupied cells and those within `cells` of them on every axis."""
     if cells <= 0:
         return occupied
@@ -72,7 +72,7 @@ def grown(occupied: Tensor, cells: int) -> Tensor:
     return wide[:, 0] > 0.0
 
 
-def filled(surface: Tensor) -> Tensor:
+def flood_fill(surface: Tensor) -> Tensor:
     """Closed surfaces and what they enclose: every cell that no way leads to from outside the outermost level.
 
     Levels are done from the outermost inwards; a level's border is outside where the level around it is.
@@ -89,7 +89,7 @@ def filled(surface: Tensor) -> Tensor:
             seeds &= outside[level + 1][around][:, around][:, :, around]
         region = seeds
         while True:
-            larger = grown(region[None], 1)[0] & ~surface[level]
+            larger = dilate(region[None], 1)[0] & ~surface[level]
             if torch.equal(larger, region):
                 break
             region = larger

@@ -1,0 +1,258 @@
+"""A field of one's own: where it comes from, what is checked of it, and how it computes in half precision."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..types import Aabb
+from .field import Buffers, Carry, field_part
+
+WANTED = "path/to/file.py:ClassName or package.module:ClassName"
+SIGNATURES = {
+    "density": "density(positions, times=None)",
+    "forward": "forward(positions, directions, times=None, camera_indices=None)",
+}
+CHECKED = 5  # points that a new field is tried with
+# Optional methods that the trainer and renderer look for; see `nerfturbo.fields.field`.
+_OPTIONAL = {
+    *("sample_logits", "sample_density", "sample_visibility", "evaluator", "bytes_per_sample", "few_launches"),
+    *("captures_ahead", "regularization", "refinement_due", "new_marks", "mark", "refine", "match_shapes"),
+    *("level_weights", "read_rays", "set_footprint", "for_export", "aabb"),
+}
+
+
+class CustomField(nn.Module):
+    """Any module with `density` and `forward` as a field of this package.
+
+    In mixed precision it runs under torch.autocast and gives fp32, unless it has a `connect` of its own. Points that
+    are none are not asked for: not every module takes them. Its optional methods are found here too.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.compute_dtype: torch.dtype | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in _OPTIONAL:
+                raise
+            own = getattr(super().__getattr__("module"), name)
+            if name == "match_shapes":
+                return lambda state: own(field_part(state, "module."))
+            if name == "refine":
+                return lambda marks: _inside(own(marks))
+            return own
+
+    def connect(self, buffers: Buffers) -> None:
+        own = getattr(self.module, "connect", None)
+        self.compute_dtype = None if callable(own) else buffers.dtype
+
+    def _autocast(self, positions: Tensor) -> torch.autocast:
+        on = self.compute_dtype is not None
+        return torch.autocast(positions.device.type, dtype=self.compute_dtype, enabled=on, cache_enabled=False)
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        if positions.shape[0] == 0:
+            return positions.new_zeros(0)
+        with self._autocast(positions):
+            return self.module.density(positions, times).to(positions.dtype)  # type: ignore[operator]
+
+    def forward(
+        self,
+        positions: Tensor,
+        directions: Tensor,
+        times: Tensor | None = None,
+        camera_indices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if positions.shape[0] == 0:
+            return positions.new_zeros(0, 3), positions.new_zeros(0)
+        with self._autocast(positions):
+            rgb, density = self.module(positions, directions, times, camera_indices)
+        return rgb.to(positions.dtype), density.to(positions.dtype)
+
+
+def _inside(carry: Carry) -> Carry:
+    return lambda name, tensor: carry(name.removeprefix("module."), tensor)
+
+
+def load_object(source: str, what: str = "field") -> Any:
+    """What `path/to/file.py:Name` or `package.module:Name` names. The file is run, as an import runs it."""
+    where, _, name = source.rpartition(":")
+    if not where or not name.isidentifier():
+        raise InputError(what, WANTED, repr(source))
+    module = _module_of(where, name, what)
+    if not hasattr(module, name):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("_")]
+        raise InputError(f"{what} {source}", "one of " + (", ".join(classes) or "no class at all"), name)
+    return getattr(module, name)
+
+
+def _module_of(where: str, name: str, what: str) -> ModuleType:
+    path = Path(where).expanduser()
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(where)
+        path = path.resolve()
+        if not path.is_file():
+            hint = f"put the file with the class {name} back, or name its new place"
+            raise InputError(what, f"the file {path}", "no such file", hint)
+        key = f"nerfturbo_custom_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+        stamp = path.stat().st_mtime_ns
+        if key in sys.modules and getattr(sys.modules[key], "__stamp__", None) == stamp:
+            return sys.modules[key]
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        module.__stamp__ = stamp  # type: ignore[attr-defined]
+        sys.modules[key] = module
+        if str(path.parent) not in sys.path:  # files beside it can be imported, as for a script
+            sys.path.append(str(path.parent))
+        spec.loader.exec_module(module)
+        return module
+    except InputError:
+        raise
+    except Exception as error:
+        kind = f"a {'file' if path.suffix == '.py' else 'module'} that can be imported: {where}"
+        raise InputError(what, kind, f"{type(error).__name__}: {error}") from error
+
+
+def absolute_source(source: str, what: str = "field") -> str:
+    """The same source with the file's full path, as a run folder records it."""
+    where, colon, name = source.rpartition(":")
+    if not colon or not where or not name.isidentifier():
+        raise InputError(what, WANTED, repr(source))
+    return f"{Path(where).expanduser().resolve()}:{name}" if where.endswith(".py") else source
+
+
+def source_of(owner: object) -> str:
+    """Where the class of an object comes from, as `load_object` takes it."""
+    kind = type(owner)
+    try:
+        file = Path(inspect.getfile(kind)).resolve()
+    except (TypeError, OSError):  # typed at a prompt
+        return f"{kind.__module__}:{kind.__name__}"
+    module = sys.modules.get(kind.__module__)
+    packaged = kind.__module__ != "__main__" and not kind.__module__.startswith("nerfturbo_custom_")
+    if packaged and module is not None and module.__spec__ is not None and "." in kind.__module__:
+        return f"{kind.__module__}:{kind.__name__}"
+    return f"{file}:{kind.__name__}"
+
+
+def make_object(source: str, aabb: Aabb, *, seed: int = 0, what: str = "field") -> Any:
+    """An instance of the class (or of what the function returns) that a source names. It is called without arguments,
+    or with `aabb`, the scene's box, where it has a parameter of that name."""
+    made: Callable[..., Any] = load_object(source, what)
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except (TypeError, ValueError):
+        raise InputError(f"{what} {source}", "a class, or a function that makes one", type(made).__name__) from None
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and one.name != "aabb"
+    ]
+    if needed:
+        hint = "give it a default, or wrap the class in a function"
+        raise InputError(f"{what} {source}", "no required argument but `aabb`", ", ".join(needed), hint)
+    options = {"aabb": aabb} if any(one.name == "aabb" for one in parameters) else {}
+    with torch.random.fork_rng(devices=[]):  # the same start for the same seed, and nobody else's numbers are touched
+        torch.manual_seed(seed)
+        return made(**options)
+
+
+def plug_in(module: object, aabb: Aabb, device: torch.device | str = "cpu") -> CustomField:
+    """A module of one's own as a field, after `check_field`."""
+    field = module if isinstance(module, CustomField) else CustomField(check_module(module))
+    check_field(field.to(device), aabb, torch.device(device))
+    return field
+
+
+def check_module(module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise InputError("field", "a torch.nn.Module", type(module).__name__)
+    kind = type(module).__name__
+    if not callable(getattr(module, "density", None)):
+        raise InputError(f"field {kind}", f"a method {SIGNATURES['density']}", "none of that name")
+    if type(module).forward is nn.Module.forward:
+        raise InputError(f"field {kind}", f"a method {SIGNATURES['forward']}", "none of that name")
+    trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+    if not trained:
+        raise InputError(f"field {kind}", "parameters that require a gradient", "none")
+    for name, value in trained:
+        if value.dtype != torch.float32 or value.is_meta:
+            hint = "keep it in fp32, mixed precision rounds where it pays"
+            got = "no values (device meta)" if value.is_meta else str(value.dtype)
+            raise InputError(f"field {kind}: parameter {name}", "torch.float32", got, hint)
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            hint = "checkpoints hold tensors alone: nothing is ever unpickled"
+            raise InputError(f"field {kind}: state_dict()[{name!r}]", "a tensor", type(value).__name__, hint)
+    return module
+
+
+@torch.no_grad()
+def check_field(field: CustomField, aabb: Aabb, device: torch.device) -> None:
+    """Ask both methods for a few points in the box; what is wrong is named by method, expected and found."""
+    kind = type(field.module).__name__
+    low, high = aabb.tensor(device)
+    share = torch.linspace(0.1, 0.9, CHECKED, device=device)[:, None]
+    positions, directions = low + share * (high - low), torch.zeros(CHECKED, 3, device=device)
+    directions[:, 2] = 1.0
+    times, cameras = torch.zeros(CHECKED, device=device), torch.zeros(CHECKED, dtype=torch.int64, device=device)
+    density = _asked(field, "density", positions, times)
+    _check_values(f"{kind}.density", density, (CHECKED,), positions, low=0.0)
+    seen = _asked(field, "forward", positions, directions, times, cameras)
+    if not isinstance(seen, tuple) or len(seen) != 2:
+        raise InputError(f"{kind}.forward", "a tuple (rgb, density)", type(seen).__name__)
+    _check_values(f"{kind}.forward: rgb", seen[0], (CHECKED, 3), positions, low=0.0, high=1.0)
+    _check_values(f"{kind}.forward: density", seen[1], (CHECKED,), positions, low=0.0)
+
+
+def _asked(field: CustomField, method: str, *points: Tensor) -> Any:
+    kind, module = type(field.module).__name__, field.module
+    function = module.density if method == "density" else module
+    try:
+        inspect.signature(getattr(module, method)).bind(*points)
+    except TypeError as error:
+        got = f"{method}{inspect.signature(getattr(module, method))}"
+        raise InputError(f"{kind}.{method}", SIGNATURES[method], got) from error
+    try:
+        return function(*points)  # type: ignore[operator]
+    except RuntimeError as error:
+        where = f"points on {points[0].device}"
+        hint = "register tensors as parameters or buffers, so that they move along" if "device" in str(error) else ""
+        raise InputError(f"{kind}.{method}", f"to take {where}", str(error).splitlines()[0], hint) from error
+
+
+def _check_values(
+    what: str, value: Any, shape: tuple[int, ...], like: Tensor, *, low: float, high: float = torch.inf
+) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        got = str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+        squeeze = isinstance(value, Tensor) and tuple(value.shape) == (*shape, 1)
+        hint = "squeeze the last dimension" if squeeze else ""
+        expected = f"shape {shape} for {like.shape[0]} points"
+        raise InputError(what, expected, got, hint)
+    if value.device != like.device or not value.is_floating_point():
+        raise InputError(what, f"floating numbers on {like.device}", f"{value.dtype} on {value.device}")
+    if not bool(torch.isfinite(value).all()):
+        raise InputError(what, "finite numbers", "NaN or infinity")
+    if float(value.min()) < low or float(value.max()) > high + 1e-4:
+        hint = "end in a softplus or exp" if high == torch.inf else "end in a sigmoid"
+        expected = f"numbers >= {low:g}" if high == torch.inf else f"numbers from {low:g} to {high:g}"
+        raise InputError(what, expected, f"{float(value.min()):.4g} to {float(value.max()):.4g}", hint)

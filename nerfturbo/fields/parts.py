@@ -1,0 +1,155 @@
+"""What fields are made of: activations that stay finite, encodings, small networks, the hash grid."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import GradientSink
+from ..ops.hash_encode import HashLayout, hash_encode
+from ..ops.mlp import fused_mlp
+from ..ops.ngp import MAX_LOGIT as MAX_EXPONENT
+from ..ops.ngp import activate
+from .field import Buffers
+
+BASE_RESOLUTION = 16  # cells per axis of a hash grid's coarsest level
+
+
+class _TruncatedExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return torch.exp(logits.clamp(max=MAX_EXPONENT))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (logits,) = ctx.saved_tensors
+        # The true gradient is zero past the clamp; the clamped exponential lets a saturated density come back down.
+        return grad * torch.exp(logits.clamp(max=MAX_EXPONENT))
+
+
+def activated(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """rgb (n, 3) = sigmoid and density (n,) = `truncated_exp` of logits (n, 4), one node where it can."""
+    if logits.dtype in (torch.float32, torch.float64) and torch.is_grad_enabled():
+        return activate(logits)
+    return torch.sigmoid(logits[:, :3]), truncated_exp(logits[:, 3])
+
+
+def truncated_exp(logits: Tensor) -> Tensor:
+    """exp(min(x, 15)) in fp32 at least, with the same clamp in the backward instead of a zero gradient.
+
+    >>> [round(value) for value in truncated_exp(torch.tensor([0.0, 100.0])).tolist()]  # exp(0), exp(15)
+    [1, 3269018]
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if not torch.is_grad_enabled():
+        return torch.exp(wide.clamp(max=MAX_EXPONENT))
+    return _TruncatedExp.apply(wide)  # type: ignore[no-any-return]
+
+
+def frequency_encode(values: Tensor, n_frequencies: int, *, include_input: bool = True) -> Tensor:
+    """(n, d * (2 * n_frequencies + include_input)): sin and cos of 2^k * pi * values, k = 0 ... n_frequencies - 1.
+
+    Arguments stay in fp32: half precision loses the phase at high frequencies.
+
+    >>> frequency_encode(torch.tensor([[0.5]]), 1).round(decimals=3).tolist()
+    [[0.5, 1.0, -0.0]]
+    """
+    wide = values if values.dtype == torch.float64 else values.float()
+    scales = torch.pow(2.0, torch.arange(n_frequencies, device=values.device, dtype=wide.dtype)) * math.pi
+    angles = (wide[:, None, :] * scales[:, None]).flatten(1)
+    parts = [angles.sin(), angles.cos()]
+    return torch.cat([wide, *parts] if include_input else parts, dim=-1)
+
+
+def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -> Tensor:
+    """Random numbers in [-bound, bound], drawn where the generator is, and put where a device context asks for them."""
+    target = torch.empty(0).device
+    drawn = torch.empty(shape, device=target if generator is None else generator.device)
+    return drawn.uniform_(-bound, bound, generator=generator).to(target)
+
+
+class FusedMlp(nn.Module):
+    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases.
+
+    `sink`, where a trainer connects one, takes the weights' gradients.
+    """
+
+    sink: GradientSink | None = None
+
+    def __init__(
+        self, inputs: int, outputs: int, *, width: int, depth: int, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *[width] * depth, outputs]
+        self.weights = nn.ParameterList()
+        for fan_in, fan_out in itertools.pairwise(sizes):
+            bound = math.sqrt(6.0 / (fan_in + fan_out))
+            self.weights.append(nn.Parameter(draw_uniform(fan_out, fan_in, bound=bound, generator=generator)))
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        """The weights, without what reading each out of a list of parameters costs."""
+        own = self.weights._parameters
+        return list(own.values()) if len(own) == len(self.weights) else list(self.weights)  # type: ignore[arg-type]
+
+    def connect(self, buffers: Buffers) -> None:
+        self.sink = buffers.sink(*self.matrices)
+
+    def _replicate_for_data_parallel(self) -> FusedMlp:
+        """For `nn.DataParallel`: the buffers are on the device of the original."""
+        replica = super()._replicate_for_data_parallel()
+        replica.sink = None
+        return replica
+
+    def forward(self, inputs: Tensor, n_used: Tensor | None = None) -> Tensor:
+        return fused_mlp(inputs, self.matrices, sink=self.sink, n_used=n_used)
+
+
+class HashGrid(nn.Module):
+    """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula.
+
+    `half` is a half copy that is read in place of the table and `sink` takes its gradient, where a trainer connects
+    them. The `kept_levels` coarsest levels hold what the field begins as: a decay of the table leaves them alone.
+    """
+
+    half: Tensor | None = None
+    sink: GradientSink | None = None
+    kept_levels: int = 0
+
+    def __init__(self, layout: HashLayout, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.layout = layout
+        table = draw_uniform(layout.n_entries, layout.n_features, bound=1e-4, generator=generator)
+        self.table = nn.Parameter(table)
+
+    @property
+    def tables(self) -> tuple[nn.Parameter, ...]:
+        return (self.table,)
+
+    @property
+    def level_sizes(self) -> list[int]:
+        """Values of each level, in the order of the table."""
+        return [level.size * self.layout.n_features for level in self.layout.levels]
+
+    @property
+    def values(self) -> Tensor:
+        """The table in the precision in which it is read."""
+        return self.table if self.half is None else self.half
+
+    def connect(self, buffers: Buffers) -> None:
+        self.half, self.sink = buffers.half(self.table), buffers.sink(self.table)
+
+    def _replicate_for_data_parallel(self) -> HashGrid:
+        """For `nn.DataParallel`: half copy and buffer are on the device of the original."""
+        replica = super()._replicate_for_data_parallel()
+        replica.half = replica.sink = None
+        return replica
+
+    def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
+        """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3."""
+        return hash_encode(positions, self.table, self.layout, half=self.half, sink=self.sink, n_used=n_used)

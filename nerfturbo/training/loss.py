@@ -1,0 +1,387 @@
+"""The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare.
+
+Every variant goes through it: several rays a pixel, proposals, coarse and fine, depth, exposure, near gradients,
+reweighted pixels, regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data.batches import PixelBatch, PixelSampler
+from ..fields.field import offers
+from ..fields.parts import truncated_exp
+from ..ops.composite import Thinning, composite, visible_codes
+from ..ops.composite_loss import LossRule, RayLossRule, composite_loss, ray_losses
+from ..ops.packed import compact, packed_sum
+from ..ops.random import Stream, random_bits, random_uniform
+from ..rendering.losses import (
+    color_loss,
+    distortion_loss,
+    near_weights,
+    ray_loss_rule,
+    weigh_gradient,
+    weights_loss,
+)
+from ..rendering.model import NerfModel, half_box
+from ..rendering.render import field_functions
+from ..sampling.sampler import Draw
+from ..sampling.uniform import mean_over_rays
+from ..types import PackedSamples, Rays
+from .distributed import RayShare, RaySplit, Team, split_evenly
+
+MARCHED_PER_TRAINED = 6  # the visibility pass may look at this many times the trained samples
+FIRST_RAYS, SAMPLES_PER_FIRST_RAY = 256, 64  # rays of the first step: at least, and by the batch
+DEPTH_RAYS = 256  # with known depth, in each step
+DEPTH_SHARE = 8  # of the samples of a step, at most, for these rays
+FARTHEST = 1.0  # where |log(t / z)| of the depth loss is cut off, and what light that never ends costs
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step saw, on the device: reading a value waits for it."""
+
+    loss: Tensor  # () differentiable
+    mse: Tensor  # () mean squared colour error
+    n_rays: Tensor  # () int32, rays that were trained
+    n_samples: Tensor  # () int32, samples that were trained
+    n_marched: Tensor  # () int32, samples before the visibility pass
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Fixed shapes for a captured step: samples marched, samples trained, and the rays in use on the device."""
+
+    marched: int
+    trained: int
+    n_active: Tensor
+
+
+def rays_per_step(model: NerfModel) -> int:
+    """The most rays of a step: a sampler may know how many fill the batch."""
+    train, own = model.config.train, getattr(model.sampler, "max_rays", None)
+    return train.max_rays if own is None else min(train.max_rays, own(train.batch_samples))
+
+
+def first_rays(model: NerfModel) -> int:
+    """Rays of the first step; later ones follow the samples that they needed."""
+    most = rays_per_step(model)
+    if getattr(model.sampler, "samples_per_ray", None) is not None:
+        return most
+    return min(most, max(FIRST_RAYS, model.config.train.batch_samples // SAMPLES_PER_FIRST_RAY))
+
+
+# --- which pixels -----------------------------------------------------------------------------------------------------
+
+
+def draw_batch(pixels: PixelSampler, step: int | Tensor, share: RayShare) -> PixelBatch:
+    """Random pixels: rays `share` of the batch of this step."""
+    return pixels.draw(step, share.count, first=share.first)
+
+
+def draw_background(config: Config, step: int | Tensor, n_rays: int, device: torch.device, first: int = 0) -> Tensor:
+    """(n_rays, 3): random per ray, or constant."""
+    if config.train.background == "random":
+        options = {"seed": config.train.seed, "stream": Stream.BACKGROUND, "step": step, "first": first}
+        return random_uniform(n_rays, columns=3, device=device, **options)
+    return torch.full((n_rays, 3), 1.0 if config.train.background == "white" else 0.0, device=device)
+
+
+def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
+    """(n_rays, 3): what the image shows with the background behind its transparent part."""
+    if batch.rgba.shape[1] == 3:
+        return batch.rgba
+    alpha = batch.rgba[:, 3:]
+    return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
+
+
+# --- where along their rays -------------------------------------------------------------------------------------------
+
+
+def update_grid(
+    model: NerfModel, step: int | Tensor, *, all_cells: bool | None = None, team: Team | None = None
+) -> None:
+    """Let the grid, and a sampler that learns so too, see where the field holds anything."""
+    for learner in (model.grid, model.sampler):
+        if offers(learner, "update"):
+            learner.update(step, model.field.density, all_cells=all_cells, team=team)
+
+
+def place_samples(
+    model: NerfModel, rays: Rays, *, step: int | Tensor, capacity: Capacity | None = None, first: int = 0
+) -> tuple[PackedSamples, Tensor]:
+    """The samples to train on, and how many were looked at to find them; `first` is the index of the first ray."""
+    sampler, pruning = model.sampler, getattr(model.sampler, "pruning", None)
+    draw = Draw(stratified=True, seed=model.config.train.seed, step=step, first_ray=first)
+    options = {}
+    if capacity is not None:
+        options = {"n_active": capacity.n_active, "capacity": capacity.trained if pruning is None else capacity.marched}
+    marched = sampler.sample(rays, draw=draw, **options)
+    if pruning is None:
+        return marched, marched.n_samples
+    with torch.no_grad():
+        limits = {"early_stop_eps": pruning.early_stop_eps, "alpha_thre": sampler.alpha_threshold(pruning.alpha_thre)}
+        limits["thinning"] = draw_thinning(pruning.merge_weak_samples, draw, rays)
+        if offers(model.field, "sample_visibility"):
+            keep = model.field.sample_visibility(rays, marched, **limits)
+        else:
+            sigma_fn, _ = field_functions(model.field, rays)
+            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
+            keep = visible_codes(density, marched, **limits)
+        kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
+    return kept, marched.n_samples
+
+
+def draw_thinning(share: float, draw: Draw, rays: Rays) -> Thinning | None:
+    """Where along each ray weak samples are merged; None where all of them are trained."""
+    if share == 0.0:
+        return None
+    options = {"seed": draw.seed, "stream": Stream.THINNING, "step": draw.step, "first": draw.first_ray}
+    return Thinning(share, random_bits(len(rays), device=rays.device, **options)[:, 0])
+
+
+# --- what the field says there ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a field says of the samples, as exposed by their photos, gradients weighed: logits where it gives them."""
+
+    logits: Tensor | None  # (capacity, 4)
+    values: tuple[Tensor, Tensor] | None = None  # density (capacity,), rgb (capacity, channels)
+
+    def density_and_color(self) -> tuple[Tensor, Tensor]:
+        if self.values is not None:
+            return self.values
+        assert self.logits is not None
+        return truncated_exp(self.logits[:, 3]), torch.sigmoid(self.logits[:, :3])
+
+
+def evaluate(model: NerfModel, rays: Rays, samples: PackedSamples, weights: Tensor | None = None) -> Evaluated:
+    """The field over the samples, differentiable. Gradients are multiplied by `weights` (capacity,), where given."""
+    photos = model.photos
+    if offers(model.field, "sample_logits"):
+        raw = model.field.sample_logits(rays, samples)
+        raw = raw if photos is None else photos.expose(raw, rays, samples)
+        return Evaluated(raw if weights is None else weigh_gradient(raw, weights))
+    _, rgb_sigma_fn = field_functions(model.field, rays)
+    rgb_sigma_fn = rgb_sigma_fn if photos is None else photos.exposed(rgb_sigma_fn, rays)
+    rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+    if weights is not None:
+        rgb, density = weigh_gradient(rgb, weights), weigh_gradient(density[:, None], weights)[:, 0]
+    return Evaluated(None, (density, rgb))
+
+
+def near_gradients(model: NerfModel, samples: PackedSamples) -> Tensor | None:
+    """(capacity,) how much of its gradient a sample near the cameras gets; None where nothing is scaled."""
+    distance = model.config.loss.near_gradient * half_box(model.bounds.aabb)
+    return near_weights(samples.t_starts, samples.t_ends, distance) if distance > 0.0 else None
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def render_and_compare(
+    model: NerfModel, batch: PixelBatch, samples: PackedSamples, background: Tensor, loss_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The loss of the rays that were kept, differentiable, and their mean squared error."""
+    seen = evaluate(model, batch.rays, samples, near_gradients(model, samples))
+    rule = ray_loss_rule(model.config.loss, model.bounds.aabb.diagonal)
+    learned = offers(model.sampler, "loss")  # by gradients, from the weights of its samples
+    stages = getattr(samples, "stages", ())
+    if seen.logits is not None and batch.rays_per_pixel == 1 and not learned and not stages:
+        return _fused(model, batch, samples, background, seen.logits, loss_scale)
+    density, rgb = seen.density_and_color()
+    out = composite(density, rgb, samples)
+    target = target_over(batch, background)
+    loss, mse = compare_colors(
+        out.rgb + (1.0 - out.opacity)[:, None] * background, target, batch, samples, model.config, note=True
+    )
+    for stage in stages:
+        if stage.color is not None:  # of a coarse field
+            coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
+            loss = loss + compare_colors(coarse, target, batch, samples, model.config)[0]
+    if learned:
+        loss = loss + model.sampler.loss(samples, out.weights)
+        if rule is not None and rule.distortion and offers(samples, "normalized"):
+            spread = distortion_loss(out.weights, samples.normalized())  # type: ignore[attr-defined]
+            loss = loss + rule.distortion * mean_over_rays(spread, samples)
+            rule = _without_distortion(rule)
+    if rule is not None and seen.logits is not None and not learned and not stages:
+        loss = loss + ray_losses(seen.logits, samples, rule, gradient_scale=loss_scale)
+    elif rule is not None:
+        thickness = density * (samples.t_ends - samples.t_starts)
+        loss = loss + weights_loss(out.weights, out.opacity, thickness, samples, rule)
+    return loss, mse
+
+
+def _without_distortion(rule: RayLossRule) -> RayLossRule | None:
+    return replace(rule, distortion=0.0) if rule.opacity or rule.sparsity else None
+
+
+def _fused(
+    model: NerfModel,
+    batch: PixelBatch,
+    samples: PackedSamples,
+    background: Tensor,
+    logits: Tensor,
+    loss_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The same from logits, one ray a pixel: activations, compositing and loss are one op."""
+    config, weights, kept = model.config, batch.weights, samples.n_rays_kept
+    rule, kind = ray_loss_rule(config.loss, model.bounds.aabb.diagonal), config.loss.kind
+    if weights is not None:
+        logits = weigh_gradient(logits, weights[samples.ray_indices])
+    out = composite_loss(logits, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
+    loss, mse = out.loss, out.mse
+    if weights is not None:  # what is reported is the mean over all pixels too, not over those that were drawn
+        target, rgb = target_over(batch, background), out.rgb.detach()
+        value = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
+        mse = color_loss(rgb, target, kind="mse", n_rays_kept=kept, weights=weights)
+        loss = loss + (value - loss.detach())
+        batch.add_errors((rgb - target).abs().mean(-1), kept)
+    if rule is not None:
+        loss = loss + ray_losses(logits, samples, rule, gradient_scale=loss_scale)
+    return loss, mse
+
+
+def compare_colors(
+    color: Tensor, target: Tensor, batch: PixelBatch, samples: PackedSamples, config: Config, *, note: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The colour loss of rays, or of pixels that are means of several, and their mean squared error; `note` tells the
+    error map of the batch.
+
+    An image's pixel is the mean of what lies behind its whole area. Training single rays teaches each of them the mean:
+    too smooth. Training the mean of a few leaves the field as sharp as the images allow.
+    """
+    kept, weights, pixel = samples.n_rays_kept, batch.weights, None
+    if batch.rays_per_pixel > 1:
+        offsets = pixel_offsets(batch)
+        counts = (offsets[1:] - offsets[:-1])[:, None]
+        color, target = (packed_sum(values, offsets) / counts for values in (color, target))
+        weights = None if weights is None else weights[offsets[:-1].long()]
+        # Of the last pixel some rays may be missing.
+        kept = None if kept is None else (offsets[1:] <= kept).sum(dtype=torch.int32)
+        pixel = torch.searchsorted(offsets[1:], torch.arange(len(batch.rays), device=offsets.device), right=True)
+    loss = color_loss(color, target, kind=config.loss.kind, n_rays_kept=kept, weights=weights)
+    mse = color_loss(color.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
+    if note and batch.weights is not None:
+        errors = (color.detach() - target).abs().mean(-1)
+        batch.add_errors(errors if pixel is None else errors[pixel], samples.n_rays_kept)
+    return loss, mse
+
+
+def pixel_offsets(batch: PixelBatch) -> Tensor:
+    """(n_pixels + 1,) int32: the first ray of each pixel of the batch; the first and the last may have fewer."""
+    n, size = len(batch.rays), batch.rays_per_pixel
+    missing = batch.first % size  # rays of the first pixel that another process draws
+    n_pixels = -(-(missing + n) // size)
+    edges = torch.arange(n_pixels + 1, dtype=torch.int32, device=batch.rays.device) * size - missing
+    return edges.clamp(0, n)
+
+
+# --- depth ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def _count(n: int, device: torch.device) -> Tensor:
+    """Kept, because copying numbers to a device is not possible while a CUDA graph is recorded."""
+    return torch.tensor(n, dtype=torch.int32, device=device)
+
+
+def depth_loss(
+    model: NerfModel,
+    *,
+    step: int | Tensor,
+    fixed: bool,
+    first: int,
+    place: Callable[..., tuple[PackedSamples, Tensor]] = place_samples,
+) -> Tensor:
+    """() the weighted loss of this step's points of known depth; with `fixed` shapes for a captured step."""
+    config, n = model.config, DEPTH_RAYS
+    assert model.keypoints is not None
+    drawn = model.keypoints.draw(n, seed=config.train.seed, step=step, first=first)
+    rays = drawn.rays if model.photos is None else model.photos.rays(drawn.rays)
+    capacity = None
+    if fixed:
+        trained = max(n, config.train.batch_samples // DEPTH_SHARE)
+        capacity = Capacity(trained * MARCHED_PER_TRAINED, trained, _count(n, rays.device))
+    samples, _ = place(model, rays, step=step, capacity=capacity, first=first)
+    density, _ = evaluate(model, rays, samples, near_gradients(model, samples)).density_and_color()
+    values = depth_errors(density, samples, drawn.distances)
+    kept = torch.ones_like(values, dtype=torch.bool)
+    if samples.n_rays_kept is not None:
+        kept = torch.arange(n, device=values.device) < samples.n_rays_kept
+    weights = torch.where(kept, drawn.weights, torch.zeros_like(values))
+    return config.loss.depth * (values * weights).sum() / weights.sum().clamp(min=1e-6)
+
+
+def depth_errors(density: Tensor, samples: PackedSamples, distances: Tensor) -> Tensor:
+    """(n_rays,): how far from its point, at `distances` z (n_rays,), the light of each ray ends in the mean,
+
+        sum_i w_i min(|log(t_i / z)|, 1) + (1 - sum_i w_i).
+
+    Relative, because a pixel's error of depth grows with it. The mean of the distances, not the distance of the mean:
+    fog before a point and light that passes it would cancel. Differentiable to density (capacity,).
+
+    >>> samples = PackedSamples.from_counts(torch.tensor([2]), torch.tensor([0.9, 1.9]), torch.tensor([1.1, 2.1]))
+    >>> half = torch.tensor([0.6931 / 0.2, 1e9])  # one half of the light ends at 1, the other at 2
+    >>> round(depth_errors(half, samples, torch.tensor([1.0])).item(), 3)  # log(2) / 2
+    0.347
+    """
+    away = torch.log(samples.midpoints().clamp(min=1e-6) / distances[samples.ray_indices.long()])
+    out = composite(density, away.abs().clamp(max=FARTHEST)[:, None], samples)
+    return out.rgb[:, 0] + (1.0 - out.opacity) * FARTHEST
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The parts of a step. Each is a plain function: what is passed here takes the place of the one named below.
+
+    On a GPU the step is recorded once, so that a replacement must not read values back to the host, and `split` is
+    asked for step 0 alone.
+    """
+
+    split: RaySplit = split_evenly  # which rays a process takes
+    draw: Callable[[PixelSampler, int | Tensor, RayShare], PixelBatch] = draw_batch  # which pixels, in which order
+    place: Callable[..., tuple[PackedSamples, Tensor]] = place_samples  # where along the rays
+    compare: Callable[..., tuple[Tensor, Tensor]] = render_and_compare  # the rendering maths and the loss
+    update_grid: Callable[..., None] = update_grid  # the occupancy logic
+
+
+def compute_loss(
+    model: NerfModel,
+    batch: PixelBatch,
+    background: Tensor,
+    *,
+    step: int | Tensor,
+    capacity: Capacity | None = None,
+    loss_scale: Tensor | None = None,
+    first: int = 0,
+    stages: Stages | None = None,
+) -> StepResult:
+    """Place, render and compare one batch. With `capacity` all shapes are fixed and nothing is read back."""
+    stages = stages or Stages()
+    if model.photos is not None:
+        batch = replace(batch, rays=model.photos.rays(batch.rays))
+    samples, n_marched = stages.place(model, batch.rays, step=step, capacity=capacity, first=first)
+    kept = samples.n_rays_kept
+    if capacity is not None and kept is not None:
+        kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
+        samples = replace(samples, n_rays_kept=kept)
+    loss, mse = stages.compare(model, batch, samples, background, loss_scale)
+    if model.keypoints is not None:
+        loss = loss + depth_loss(model, step=step, fixed=capacity is not None, first=first, place=stages.place)
+    if offers(model.field, "regularization"):
+        loss = loss + model.field.regularization(step)
+    n_rays = torch.tensor(len(batch.rays), dtype=torch.int32) if kept is None else kept
+    return StepResult(loss, mse.detach(), n_rays, samples.n_samples, n_marched)
