@@ -184,7 +184,8 @@ def load_split(data: DataConfig, split: Split) -> Scene:
     """The views of one split."""
     from ..data.scene import load_scene
 
-    options = {"allow_outside": data.allow_outside, "bounds": data.bounds, "ndc": data.ndc}
+    options = {"allow_outside": data.allow_outside, "ndc": data.bounds == "ndc"}
+    options |= {"bounds": "auto" if data.bounds == "ndc" else data.bounds}
     return load_scene(data.source, split, downscale=data.downscale, **options)
 
 

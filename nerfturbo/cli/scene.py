@@ -55,7 +55,7 @@ def info(argv: Sequence[str]) -> int:
     if (photos := _describe_unposed(args.scene, plot=args.plot is not None)) is not None:
         print_json(photos) if args.json else _print_unposed(photos)
         return 0
-    data = DataConfig(args.scene, args.downscale, args.allow_outside, bounds=args.bounds, ndc=args.ndc)
+    data = DataConfig(args.scene, args.downscale, args.allow_outside, bounds="ndc" if args.ndc else args.bounds)
     splits = {split: find_split(data, split) for split in SPLITS}
     description = _describe(splits)
     if args.plot is not None:

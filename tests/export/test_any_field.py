@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from nerfturbo.ops.occupancy import pack_bits
 from torch import Tensor, nn
 
 from nerfturbo.errors import InputError
