@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality import variant
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
@@ -30,6 +29,7 @@ from nerfturbo.data.scene import Scene, hold_out, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
+from quality import variant
 
 
 def run(config: Config, scenes: tuple[Scene, Scene], device: str, views: int | None) -> tuple[dict[str, Any], Any]:

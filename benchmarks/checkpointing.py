@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from nerfturbo.bench.memory import LARGEST_BATCH, peak_memory, with_batch
 from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.bench.tune import LARGEST_BATCH, peak_memory, with_batch
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.errors import is_out_of_memory

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality import variant
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
@@ -24,6 +23,7 @@ from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
 from nerfturbo.training.precision import matmul_precision
+from quality import variant
 
 SCORED_IN = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 

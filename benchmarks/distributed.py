@@ -7,7 +7,7 @@
    first gradients, losses, and whether the ranks are equal to the bit.
 2. Collectives of a team of one: the step without a team, with NCCL recorded inside the graph, and with gloo between two
    graphs (on a CPU: gloo alone), milliseconds a step; then the same with half-precision messages.
-3. `nerfturbo bench trainers`: captured Lightning against the native trainer at the preset's sample budget.
+3. As `benchmarks/trainers.py`: captured Lightning against the native trainer at the preset's sample budget.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import torch
 import torch.multiprocessing as mp
 
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.bench.trainers import run_trainers_benchmark
 from nerfturbo.config import Config
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
@@ -37,6 +36,7 @@ from nerfturbo.training.distributed import BACKEND_VARIABLE, ProcessTeam, Team, 
 from nerfturbo.training.graph import DeviceStep
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
+from trainers import run_trainers_benchmark
 
 
 def scene_for(args: argparse.Namespace) -> tuple[Scene, Scene]:

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 import torch
-from kernel_pieces import CAPACITY, DEVICE, GROUPS, LAYOUTS, USED, Inputs, Piece
 
+from kernel_pieces import CAPACITY, DEVICE, GROUPS, LAYOUTS, USED, Inputs, Piece
 from nerfturbo.ops import hash_encode, use_backend
 from nerfturbo.ops.ngp import NgpWeights, ngp_density, ngp_field
 

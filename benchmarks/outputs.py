@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.bench.surface import score_surface, surface_points
 from nerfturbo.cli.common import load_run, open_views
 from nerfturbo.data.scene import BUILTIN_PREFIX
 from nerfturbo.errors import InputError
@@ -31,6 +30,7 @@ from nerfturbo.evaluation.results import peak_gpu_memory_bytes
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.export.mesh import MeshSettings, VisibleDepths, export_box, extract_mesh, voxel_size
 from nerfturbo.export.video import can_write_mp4, video_writer
+from surface import score_surface, surface_points
 
 PROTOCOL = (
     "video: seconds for all frames of an orbit, rendering, copying and encoding included, best of three after one "

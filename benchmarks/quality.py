@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from nerfturbo.bench.memory import peak_memory
 from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.bench.tune import peak_memory
 from nerfturbo.cli.common import open_scenes, parse
 from nerfturbo.cli.settings import Settings
 from nerfturbo.config import Config

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from kernel_pieces import Piece, variants
-from kernels import milliseconds
 from torch import Tensor
 
+from kernel_pieces import Piece, variants
+from kernels import milliseconds
 from nerfturbo.ops import (
     OccupancyBits,
     StepRule,

@@ -1,4 +1,4 @@
-"""A benchmark's JSON as a table for the documentation: of `nerfturbo bench ablation`, `precision` or `trainers`.
+"""A benchmark's JSON as a table for the documentation: of `benchmarks/ablation.py`, `precision.py` or `trainers.py`.
 
 python scripts/bench_table.py benchmarks/results/h200/ablation.json
 """

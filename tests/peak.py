@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nerfturbo.bench.memory import PeakBytes
+from nerfturbo.bench.tune import PeakBytes
 
 __all__ = ["PeakBytes"]

@@ -16,8 +16,7 @@ from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import measure_baselines, peak_gpu_memory_bytes, peak_memory_bytes, protocol
 from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
-from ..training.trainer import Trainer
-from .continued import fit_whole
+from ..training.trainer import Trainer, TrainSummary
 from .record import Record, machine
 
 Report = Callable[["Mark"], None]
@@ -46,6 +45,14 @@ class SceneRun:
     rays_per_second: float
     samples_per_second: float
     samples_skipped_fraction: float | None = None  # of those that uniform marching would evaluate, at the end
+
+
+def fit_whole(trainer: Trainer) -> TrainSummary:
+    """Train to the end. `fit` returns on Ctrl-C, and half a training must not pass for a measurement."""
+    summary = trainer.fit()
+    if summary.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return summary
 
 
 def run_scene_benchmark(

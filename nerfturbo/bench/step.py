@@ -20,9 +20,9 @@ from ..ops._dispatch import Backend, use_backend
 from ..rendering.model import NerfModel, SceneBounds
 from ..training.loss import compute_loss, draw_background, first_rays
 from ..training.trainer import Trainer
-from .continued import fit_whole
 from .ops import backends
 from .record import Record, machine
+from .scene import fit_whole
 
 # Of a gradient's norm, not of its largest value: rounding may move a sample across the border of the box, which changes
 # the few hash entries under it and nothing else.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..errors import InputError
-from .bench_args import TrainingArgs
 from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
@@ -20,6 +20,30 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..config import Config
+    from ..data.scene import Scene
+    from .progress import Display
+
+
+@dataclass(frozen=True)
+class TrainingArgs:
+    """The flags that every measurement of a training has: a scene, a config, a device."""
+
+    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
+    """A scene folder, or a built-in scene by name."""
+    preset: str = "auto"
+    """Where the values below come from; auto chooses by device."""
+    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Divide the width and height of every picture by this."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    json: bool = False
+    """Print the result on stdout instead of the table."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
+
+    def config(self, start: Config) -> Config:
+        """The starting config with these flags in it."""
+        data = replace(start.data, source=self.scene, downscale=self.downscale)
+        return replace(self.settings.apply(start), data=data)
 
 
 @dataclass(frozen=True)
@@ -53,8 +77,8 @@ def ops(argv: Sequence[str]) -> int:
     write_timings(args.output, timings, device=device, seed=args.seed)
     fast = [timing for timing in timings if timing.backend != "reference"]
     panel = Bars("times faster than the reference, gradients included", [timing.total_ratio for timing in fast])
-    _plot(args.output, bar_chart("operations", [timing.op for timing in fast], [panel]))
-    _show(render_table(timings), args.output, as_json=args.json)
+    _write_plot(args.output, bar_chart("operations", [timing.op for timing in fast], [panel]))
+    show_result(render_table(timings), args.output, as_json=args.json)
     return 0 if all(timing.gate == "passed" for timing in timings) else 1
 
 
@@ -80,21 +104,22 @@ def step(argv: Sequence[str]) -> int:
     from ..evaluation.run_folder import check_result
 
     check_result(args.output)
-    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    device, config = resolve_device(args.device), args.config(start)
     budget = QUICK if args.quick else StepBudget(steps=config.grid.update_every)
     scene = load_scene(args.scene, "train", downscale=args.downscale)
     config, _ = fitted_config(config, scene)
     timings = run_step_benchmark(config, scene, device=device, budget=budget)
     write_json(args.output, step_record(timings, config, scene, device=device, budget=budget))
     panel = Bars("milliseconds", [timing.step_ms for timing in timings])
-    _plot(args.output, bar_chart(f"one training step, {scene.name}", [timing.backend for timing in timings], [panel]))
-    table = _table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
+    names = [timing.backend for timing in timings]
+    _write_plot(args.output, bar_chart(f"one training step, {scene.name}", names, [panel]))
+    table = make_table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
     for timing in timings:
         milliseconds = "-" if timing.step_ms is None else f"{timing.step_ms:.1f}"
         ratio = "-" if timing.ratio is None else f"{timing.ratio:.1f}x"
         counts = (f"{timing.rays_per_step:.0f}", f"{timing.samples_per_step:.0f}")
         table.add_row(timing.backend, milliseconds, ratio, *counts, timing.gate)
-    _show(table, args.output, as_json=args.json)
+    show_result(table, args.output, as_json=args.json)
     return 0 if all(timing.gate == "passed" for timing in timings) else 1
 
 
@@ -122,22 +147,13 @@ def scene(argv: Sequence[str]) -> int:
     from ..bench.plot import Curve, line_chart
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
-    from ..data.fitting import fitted_config
     from ..evaluation.run_folder import check_result
-    from .common import open_scenes
     from .progress import showing
-    from .startup import warm_up
 
     check_result(args.output)
-    device, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
-    runs = []
+    device, runs = resolve_device(args.device), []
     with showing() as display:
-        display.phase(f"opening {args.scene}")
-        scenes = open_scenes(args.scene, args.downscale)
-        config, fitted = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
-        for note in fitted:
-            display.note(note)
-        warm_up(config, scenes[0], device, display)
+        scenes, config = prepare(args, start, device, display)
 
         def report(mark: Mark) -> None:
             display.note(f"{mark.seconds:.1f} s, step {mark.step}: {mark.psnr:.2f} dB")
@@ -155,11 +171,11 @@ def scene(argv: Sequence[str]) -> int:
         for run in runs
     ]
     title = f"{scenes[0].name}: quality over training time"
-    _plot(args.output, line_chart(title, curves, x_label="seconds of training", y_label="PSNR, dB"))
-    table = _table(f"{scenes[0].name}: PSNR, dB", "seconds", *(f"seed {run.seed}" for run in runs), "median")
+    _write_plot(args.output, line_chart(title, curves, x_label="seconds of training", y_label="PSNR, dB"))
+    table = make_table(f"{scenes[0].name}: PSNR, dB", "seconds", *(f"seed {run.seed}" for run in runs), "median")
     for index, (mark, median) in enumerate(median_marks(runs)):
         table.add_row(f"{mark:g}", *(f"{run.marks[index].psnr:.2f}" for run in runs), f"{median:.2f}")
-    _show(table, args.output, as_json=args.json)
+    show_result(table, args.output, as_json=args.json)
     return 0
 
 
@@ -203,16 +219,31 @@ def render(argv: Sequence[str]) -> int:
     write_json(args.output, render_record(result, opened.model, scene, repeats=repeats))
     names = [f"{t.width} x {t.height}, {t.way}" for t in result.timings]
     panel = Bars("milliseconds", [t.milliseconds for t in result.timings])
-    _plot(args.output, bar_chart(f"frames of {scene.name}", names, [panel]))
-    _show(render_table(result), args.output, as_json=args.json)
+    _write_plot(args.output, bar_chart(f"frames of {scene.name}", names, [panel]))
+    show_result(render_table(result), args.output, as_json=args.json)
     return 0 if result.gate.verdict == "passed" else 1
 
 
-def _config(settings: Settings, start: Config, source: str, downscale: int) -> Config:
-    return replace(settings.apply(start), data=replace(start.data, source=source, downscale=downscale))
+def prepare(args: TrainingArgs, start: Config, device: str, display: Display) -> tuple[tuple[Scene, Scene], Config]:
+    """Open the scene, fit the config to it and compile the kernels, before any clock runs.
+
+    Where nobody chose a preset the scene may take another one than `start`, as in training.
+    """
+    from ..data.fitting import fitted_config
+    from .common import open_scenes
+    from .startup import warm_up
+
+    config = args.config(start)
+    display.phase(f"opening {args.scene}")
+    scenes = open_scenes(args.scene, args.downscale)
+    config, notes = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
+    for note in notes:
+        display.note(note)
+    warm_up(config, scenes[0], device, display)
+    return scenes, config
 
 
-def _table(title: str, *headers: str) -> Table:
+def make_table(title: str, *headers: str) -> Table:
     from rich.table import Table
 
     table = Table(title=title)
@@ -221,12 +252,12 @@ def _table(title: str, *headers: str) -> Table:
     return table
 
 
-def _plot(output: Path, svg: str) -> None:
+def _write_plot(output: Path, svg: str) -> None:
     """Beside FILE.json: FILE.svg."""
     output.with_suffix(".svg").write_text(svg, encoding="utf-8")
 
 
-def _show(table: Table | Group, output: Path, *, as_json: bool) -> None:
+def show_result(table: Table | Group, output: Path, *, as_json: bool) -> None:
     from rich.console import Console
 
     if as_json:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -51,13 +51,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
-    "bench trainers": ("bench_trainers", "main", "time every loop around the step on the same training"),
-    "bench ablation": ("measure", "ablation", "train with one technique changed at a time: what each buys"),
-    "bench precision": ("bench_precision", "main", "train in fp32, fp16 and bf16: speed, memory, quality, stability"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
     "bench render": ("bench", "render", "check and time the frames of a trained run"),
     "warmup": ("startup", "warmup", "compile all kernels now, so that the first training starts at once"),
 }
+
+STUDIES = ("bench precision", "bench ablation", "bench trainers")  # now scripts of the folder benchmarks
 
 MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the pictures by --downscale"
 AGAIN_AFTER = 0.05  # seconds: by then C has usually left the callback; if not, it is dropped and comes again
@@ -75,9 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb is None:
         return _overview(arguments)
     module, function, _ = VERBS[verb]
+    return run_command(lambda: getattr(importlib.import_module(f".{module}", __package__), function)(rest))
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Its exit code, or that of what stopped it, said in one line on stderr."""
     try:
         with interrupts_arrive():
-            return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
+            return command()
     except NerfturboError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -165,7 +169,8 @@ def _overview(arguments: list[str]) -> int:
     if asked:
         return 0
     wrong = " ".join(arguments[:2]) if group else word
-    print(f"error: command: expected one of the above, got {wrong!r}", file=sys.stderr)
+    hint = f"; did you mean: python benchmarks/{arguments[1]}.py" if wrong in STUDIES else ""
+    print(f"error: command: expected one of the above, got {wrong!r}{hint}", file=sys.stderr)
     return 2
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from .bench_args import TrainingArgs
+from .bench import TrainingArgs, make_table, prepare, show_result
 from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
@@ -36,26 +36,24 @@ def main(argv: Sequence[str]) -> int:
     from ..bench.profile import MEANING, profile_record, profile_steps
     from ..bench.record import write_json
     from ..evaluation.run_folder import check_result
-    from .bench import _config, _show, _table
-    from .measure import prepare
     from .progress import showing
 
     check_result(args.output)
     trace = args.output.with_suffix(".trace.json")
-    name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    name = resolve_device(args.device)
     with showing() as display:
-        scenes, config = prepare(config, name, display, auto=start if args.preset == "auto" else None)
+        scenes, config = prepare(args, start, name, display)
         display.phase(f"training {args.warm_steps} steps, then profiling {args.steps}")
         found = profile_steps(
             config, scenes[0], device=torch.device(name), steps=args.steps, warm_steps=args.warm_steps, trace=trace
         )
     write_json(args.output, profile_record(found, config, scenes[0], device=name))
     title = f"one step: {found.native_ms:.2f} ms as trained, {found.step_ms:.2f} ms eager and waited for"
-    table = _table(title, "stage", "ms", "share", "peak MB", "what")
+    table = make_table(title, "stage", "ms", "share", "peak MB", "what")
     for cost in found.stages:
         size = "-" if cost.peak_bytes is None else f"{cost.peak_bytes / 1e6:.1f}"
         table.add_row(cost.stage, f"{cost.milliseconds:.2f}", f"{100 * cost.share:.0f}%", size, MEANING[cost.stage])
-    _show(table, args.output, as_json=args.json)
+    show_result(table, args.output, as_json=args.json)
     if not args.json:
         print(trace)
     return 0

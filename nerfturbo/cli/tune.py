@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import InputError
+from .bench import TrainingArgs, prepare
 from .common import parse
 from .settings import Settings, check_positive, resolve_device, starting_config
 
@@ -21,11 +21,9 @@ CPU_GROWTH = 4  # times the preset's batch: its steps take as many times longer
 
 
 @dataclass(frozen=True)
-class TuneArgs:
+class TuneArgs(TrainingArgs):
     """Find the largest batch that fits the memory and a good learning rate, and write them into a config file."""
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("tuned.json")
     """The config file to write: `nerfturbo train --config FILE` takes it."""
     memory: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None
@@ -35,15 +33,6 @@ class TuneArgs:
     CPU, where time ends long before memory does, four times the preset's."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 100
     """Of the range test, and of each short training."""
-    preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    json: bool = False
-    """Print what was tried on stdout as one JSON object."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,33 +43,23 @@ def main(argv: Sequence[str]) -> int:
     check_positive(limits | {"--downscale": args.downscale})
     import torch
 
-    from ..bench.memory import SMALLEST_BATCH, memory_budget
-    from ..bench.tune import tune
+    from ..bench.tune import SMALLEST_BATCH, memory_budget, tune
     from ..evaluation.run_folder import check_result, config_document, finite, write_json
-    from .bench import _config
-    from .measure import prepare
     from .progress import showing
 
     check_result(args.output)
     if args.max_batch is not None and args.max_batch < SMALLEST_BATCH:
         raise InputError("--max-batch", f"at least {SMALLEST_BATCH} samples", str(args.max_batch))
-    name, config = resolve_device(args.device), _config(args.settings, start, args.scene, args.downscale)
+    name = resolve_device(args.device)
     device = torch.device(name)
     with showing() as display:
-        scenes, config = prepare(config, name, display, auto=start if args.preset == "auto" else None)
+        scenes, config = prepare(args, start, name, display)
         budget = memory_budget(device) if args.memory is None else int(args.memory * 1e9)
         most = args.max_batch or (GPU_BATCH if device.type == "cuda" else CPU_GROWTH * config.train.batch_samples)
         size = f"of at most {most} samples within {budget / 1e9:.2f} GB"
         display.phase(f"looking for a batch {size}, then for a learning rate")
-        found = tune(
-            config,
-            scenes[0],
-            device=device,
-            budget=budget,
-            most=most,
-            steps=args.steps,
-            say=display.note,
-        )
+        limits = {"budget": budget, "most": most, "steps": args.steps}
+        found = tune(config, scenes[0], device=device, **limits, say=display.note)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.output, config_document(found.config))
     train, optim = found.config.train, found.config.optim

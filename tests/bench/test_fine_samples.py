@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from nerfturbo.bench import fine_samples
-from nerfturbo.bench.fine_samples import (
+import fine_samples
+from fine_samples import (
     MORE_BLOCKS,
     FineSearch,
     FineTrial,
@@ -23,10 +23,9 @@ from nerfturbo.bench.fine_samples import (
     time_passes,
     with_fine,
 )
-from nerfturbo.bench.precision import FP32, Kind, Point, PrecisionResult, PrecisionRun
-from nerfturbo.bench.precision_record import in_words
 from nerfturbo.config import Config
 from nerfturbo.training.trainer import Trainer
+from precision_runs import FP32, Kind, Point, PrecisionResult, PrecisionRun, in_words
 
 from ..tiny import ball_scene
 from ..training.test_proposed import tiny as small

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nerfturbo.bench.memory import peak_memory, try_batch
+from nerfturbo.bench.tune import peak_memory, try_batch
 from nerfturbo.ops import use_backend
 
 from ..tiny import ball_scene, tiny_config

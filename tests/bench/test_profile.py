@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.bench.timed_step import STAGES, StageClock, step_timed
+from nerfturbo.bench.profile import STAGES, StageClock, step_timed
 from nerfturbo.config import CameraConfig, Config, LossConfig, PhotoConfig
 from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene

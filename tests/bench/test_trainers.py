@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("lightning", reason="lightning is an extra and not installed")
 
-from nerfturbo.bench.trainers import LABELS, compare_losses, draw_bars
-from nerfturbo.cli.main import main
+from common import run_study
 from nerfturbo.data.blender import write_blender
 from nerfturbo.ops import use_backend
+from trainers import LABELS, compare_losses, draw_bars, main
 
 from ..tiny import TINY_FLAGS, ball_scene
 
@@ -32,7 +32,7 @@ def test_five_loops_train_the_same(tmp_path: Path) -> None:
     write_blender([ball_scene("train"), ball_scene("test", n_views=2)], scene)
     flags = ["--steps", "6", "--rounds", "1", "--eval-views", "1", "--output", str(output), "--device", "cpu"]
     with use_backend("reference"):
-        assert main(["bench", "trainers", str(scene), *SETTINGS, *flags]) == 0
+        assert run_study(main, [str(scene), *SETTINGS, *flags]) == 0
     record = json.loads(output.read_text())
     loops = record["values"]["loops"]
     assert [loop["loop"] for loop in loops] == ["plain", "native", "lightning", "lightning captured", "fabric"]
@@ -50,10 +50,10 @@ def test_some_loops_are_compared_with_the_first(tmp_path: Path, capsys: pytest.C
     flags = ["--steps", "6", "--rounds", "1", "--eval-views", "1", "--output", str(output), "--device", "cpu"]
     with use_backend("reference"):
         loops = ["--loops", "native", "lightning-captured"]
-        assert main(["bench", "trainers", str(scene), *SETTINGS, *flags, *loops]) == 0
+        assert run_study(main, [str(scene), *SETTINGS, *flags, *loops]) == 0
         found = json.loads(output.read_text())["values"]["loops"]
         assert [loop["loop"] for loop in found] == ["native", "lightning captured"] and found[0]["ratio"] == 1.0
-        assert main(["bench", "trainers", str(scene), *SETTINGS, *flags, "--loops", "mine"]) == 2
+        assert run_study(main, [str(scene), *SETTINGS, *flags, "--loops", "mine"]) == 2
     assert "native eager" not in (said := capsys.readouterr().err) and "lightning captured" in said and "'mine'" in said
 
 

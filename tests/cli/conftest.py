@@ -30,22 +30,23 @@ class Outcome:
 Nerfturbo = Callable[..., Outcome]
 
 
+def outcome(capsys: pytest.CaptureFixture[str], command: Callable[[], int]) -> Outcome:
+    capsys.readouterr()
+    try:
+        code = command()
+    except SystemExit as end:  # tyro's own way to refuse flags and to show help
+        code = end.code if isinstance(end.code, int) else 1
+    out, err = capsys.readouterr()
+    return Outcome(code, out, err)
+
+
 @pytest.fixture
 def nerfturbo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nerfturbo:
     """`nerfturbo("train", ...)` in this process, in an empty working directory."""
-    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / "cwd")
 
-    def run(*words: object) -> Outcome:
-        capsys.readouterr()
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as end:  # tyro's own way to refuse flags and to show help
-            code = end.code if isinstance(end.code, int) else 1
-        out, err = capsys.readouterr()
-        return Outcome(code, out, err)
-
-    return run
+    return lambda *words: outcome(capsys, lambda: main([str(word) for word in words]))
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,13 @@ def test_unknown_commands_list_the_known_ones(nerfturbo: Nerfturbo, words: list[
     assert result.code == 2 and "usage: nerfturbo" in result.err and result.out == ""
 
 
+@pytest.mark.parametrize("study", ["precision", "ablation", "trainers"])
+def test_studies_are_found_where_they_are(nerfturbo: Nerfturbo, study: str) -> None:
+    result = nerfturbo("bench", study, "toybox")
+    assert result.code == 2 and f"did you mean: python benchmarks/{study}.py" in result.err
+    assert (Path(__file__).parents[2] / "benchmarks" / f"{study}.py").is_file()
+
+
 def test_an_output_that_cannot_be_made_is_refused_before_the_scene_is_opened(nerfturbo: Nerfturbo, scene: Path) -> None:
     Path("file").write_text("x")
     result = nerfturbo("train", scene, *TINY_FLAGS, "--output", "file/run")
@@ -126,7 +133,7 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_scene_is_opened(ner
     assert "opening" not in result.err and Path("file").read_text() == "x" and nothing_left("file")
 
 
-@pytest.mark.parametrize("verb", ["tune", "profile", "bench step", "bench ablation", "bench precision"])
+@pytest.mark.parametrize("verb", ["tune", "profile", "bench step", "bench scene"])
 def test_results_that_could_not_be_written_are_refused_before_the_work(
     nerfturbo: Nerfturbo, scene: Path, verb: str
 ) -> None:

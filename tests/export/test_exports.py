@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.bench.surface import score_surface, surface_points
 from nerfturbo.config import GridConfig, SamplingConfig
 from nerfturbo.data.builtin_distance import signed_distance
 from nerfturbo.errors import InputError
@@ -39,6 +38,7 @@ from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.sampling.grid import level_occupancy
 from nerfturbo.types import Aabb
+from surface import score_surface, surface_points
 
 from ..evaluation.test_camera_path import similarity
 from ..tiny import ball_scene, tiny_config

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.bench.timed_step import StageClock, step_timed
+from nerfturbo.bench.profile import StageClock, step_timed
 from nerfturbo.config import Config, GridConfig, SamplingConfig
 from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.fitting import UNBOUNDED_PRESETS, fitted_config

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.bench.ablation import QUALITY, ablation_cases
+from ablation import QUALITY, ablation_cases
 from nerfturbo.config import Config, FieldConfig, LossConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate

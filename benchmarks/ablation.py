@@ -1,29 +1,47 @@
-"""What each technique buys: the same training with one of them changed at a time, time, memory and dB side by side."""
+"""What each technique buys: the same training with one of them changed at a time, time, memory and dB side by side.
+
+    python benchmarks/ablation.py DATA --steps 2000 --output ablation.json
+    python benchmarks/ablation.py DATA --only grid visibility
+
+When it is cut short, what was trained stays, and the same command goes on with the rest.
+"""
 
 from __future__ import annotations
 
+from common import held_values, parse_study, run_study, say_plan, written_when_cut_short
+
+# isort: split
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
+from rich.table import Table
 
-from ..config import Config
-from ..data.keypoints import has_keypoints
-from ..data.scene import Scene
-from ..errors import InputError
-from ..evaluation.evaluate import choose_views, evaluate
-from ..evaluation.results import protocol
-from ..training.precision import resolve_precision
-from ..training.step import StepRecord
-from ..training.trainer import Trainer
-from ..training.warm_start import KEEP, ZOO_PREFIX
-from .continued import fit_whole
-from .memory import peak_memory
-from .plot import Bars, bar_chart
-from .precision import kinds_for
-from .record import Record, machine
+from nerfturbo.bench.plot import Bars, bar_chart
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.bench.scene import fit_whole
+from nerfturbo.bench.tune import peak_memory
+from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
+from nerfturbo.cli.progress import Display, showing
+from nerfturbo.cli.settings import check_positive, resolve_device
+from nerfturbo.config import Config
+from nerfturbo.data.fitting import fitted_config
+from nerfturbo.data.keypoints import has_keypoints
+from nerfturbo.data.scene import Scene
+from nerfturbo.errors import InputError
+from nerfturbo.evaluation.evaluate import choose_views, evaluate
+from nerfturbo.evaluation.results import protocol
+from nerfturbo.evaluation.run_folder import check_result
+from nerfturbo.files import write_atomically
+from nerfturbo.training.precision import resolve_precision
+from nerfturbo.training.step import StepRecord
+from nerfturbo.training.trainer import Trainer
+from nerfturbo.training.warm_start import KEEP, ZOO_PREFIX, check_source
+from precision_runs import kinds_for
 
 BASELINE = "as configured"
 WARM_STEPS = 32
@@ -352,12 +370,105 @@ def ablation_record(
 
 def ablation_plot(rows: Sequence[AblationRow], title: str) -> str:
     """An SVG: seconds and dB of every case."""
-    names = [row.name for row in rows]
-    return bar_chart(
-        title,
-        names,
-        [
-            Bars("seconds of training", [row.seconds for row in rows]),
-            Bars("PSNR, dB", [row.psnr for row in rows], from_zero=False),
-        ],
-    )
+    seconds = Bars("seconds of training", [row.seconds for row in rows])
+    scores = Bars("PSNR, dB", [row.psnr for row in rows], from_zero=False)
+    return bar_chart(title, [row.name for row in rows], [seconds, scores])
+
+
+def ablation_table(rows: Sequence[AblationRow], title: str) -> Table:
+    table = make_table(title, "technique", "s", "times as long", "MB", "PSNR, dB", "dB more")
+    base_seconds, base_psnr = rows[0].seconds or 1e-9, rows[0].psnr or 0.0
+    for row in rows:
+        if row.seconds is None or row.psnr is None:
+            table.add_row(row.name, *["-"] * 3, row.error[:60], "-")
+            continue
+        size = "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
+        numbers = (f"{row.seconds:.1f}", f"{row.seconds / base_seconds:.2f}", size)
+        table.add_row(row.name, *numbers, f"{row.psnr:.2f}", f"{row.psnr - base_psnr:+.2f}")
+    return table
+
+
+@dataclass(frozen=True)
+class AblationArgs(TrainingArgs):
+    """Train a scene again and again with one technique changed at a time: time, memory and dB of each."""
+
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Steps of every training; the preset's unless given."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD")] = ()
+    """Only the techniques whose name has one of these words in it, beside the baseline."""
+    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Score only this many test views, evenly spaced; all of them unless given."""
+    init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Where pretrained initialisation begins: a run, a safetensors file, zoo:NAME; the zoo's field that fits unless
+    given."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-ablation.json")
+    """Where the result is written, training by training; a plot lies beside it, as .svg. A file of the same settings is
+    gone on with."""
+    fresh: bool = False
+    """Measure everything again, also what the output holds already."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train every case, print the table, write JSON and plot."""
+    args, start = parse_study(AblationArgs, argv, "ablation")
+    check_positive({"--steps": args.steps, "--eval-views": args.eval_views, "--downscale": args.downscale})
+    check_result(args.output)
+    if args.init_from is not None:
+        check_source(args.init_from)  # now, not after an hour of other cases
+    device = resolve_device(args.device)
+    with showing() as display:
+        scenes, config = prepare(args, start, device, display)
+        study = Study(args, config, scenes, device, display)
+        study.run()
+    show_result(ablation_table(study.rows(), study.title), args.output, as_json=args.json)
+    return 0
+
+
+class Study:
+    """Trains the chosen cases; whatever is measured is in the file at once."""
+
+    def __init__(
+        self, args: AblationArgs, config: Config, scenes: tuple[Scene, Scene], device: str, display: Display
+    ) -> None:
+        self.args, self.config, self.scenes, self.device, self.display = args, config, scenes, device, display
+        self.plan = AblationPlan(args.steps or config.train.steps, args.eval_views, args.init_from)
+        self.title = f"{scenes[1].name}, {self.plan.steps} steps"
+        self.every = ablation_cases(config, torch.device(device), args.init_from)
+        words = args.only or ("",)
+        self.cases = [c for c in self.every if c.name == BASELINE or any(word in c.name for word in words)]
+        if len(self.cases) == 1:
+            raise InputError("--only", "words of the techniques' names", " ".join(args.only), "leave it out to see all")
+        self.done: dict[str, AblationRow] = {}
+
+    def rows(self) -> list[AblationRow]:
+        return [self.done[case.name] for case in self.every if case.name in self.done]
+
+    def record(self) -> Record:
+        left = [case.name for case in self.cases if case.name not in self.done]
+        options = {"device": self.device, "unfinished": left}
+        return ablation_record(self.rows(), self.config, self.scenes[1], self.plan, **options)
+
+    def report(self, row: AblationRow) -> None:
+        failed = row.seconds is None or row.psnr is None
+        self.display.note(f"{row.name}: " + (row.error if failed else f"{row.seconds:.1f} s, {row.psnr:.2f} dB"))
+        self.done[row.name] = row
+        write_json(self.args.output, self.record())
+
+    def run(self) -> None:
+        output, device = self.args.output, torch.device(self.device)
+        held = None if self.args.fresh else held_values(output, self.record(), SETTINGS)
+        self.done.update({row["name"]: AblationRow(**row) for row in (held or {}).get("rows", [])})
+        left = [case for case in self.cases if case.name not in self.done]
+        left = [replace(case, config=fitted_config(case.config, self.scenes[0])[0]) for case in left]
+        say_plan(self.display, output, len(self.done), len(left))
+        with written_when_cut_short(self.display, output, lambda: len(self.done)):
+            try:
+                run_ablation(left, self.scenes, device=device, plan=self.plan, report=self.report)
+            finally:
+                if self.done:
+                    write_json(output, self.record())
+                    write_atomically(output.with_suffix(".svg"), ablation_plot(self.rows(), self.title))
+
+
+if __name__ == "__main__":
+    sys.exit(run_study(main))

@@ -1,8 +1,9 @@
-"""`bench precision` and `bench ablation` cut short: what was measured is in the file, and the same command goes on."""
+"""Studies that are cut short: what was measured is in the file, and the same command goes on."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from nerfturbo.bench import fine_samples
-from nerfturbo.bench.continued import renders_file
+import fine_samples
 from nerfturbo.training.trainer import Trainer
+from precision_page import renders_file
 
 from ..tiny import TINY_FLAGS
-from .conftest import Nerfturbo
+from .conftest import Study
 
+ROOT = Path(__file__).parents[2]
 FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--backend", "reference")]
 FLAGS += ["--steps", "3", "--eval-views", "1", "--device", "cpu"]
 
@@ -50,13 +52,13 @@ def values(path: Path) -> dict[str, Any]:
 
 
 def test_an_ablation_goes_on_where_it_was_cut_short(
-    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Study, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "ablation.json"
-    command = ["bench", "ablation", scene, *FLAGS, "--output", output, "--only"]
+    command = ["ablation", scene, *FLAGS, "--output", output, "--only"]
     with monkeypatch.context() as patch:
         Interrupting(patch, 4)  # the warm-up, the baseline, one case, and then
-        cut = nerfturbo(*command, "grid", "white")
+        cut = study(*command, "grid", "white")
     assert cut.code == 130 and "2 finished trainings are in" in cut.err and "Traceback" not in cut.err
     first = values(output)
     assert [row["name"] for row in first["rows"]] == ["as configured", "no occupancy grid"]
@@ -65,14 +67,14 @@ def test_an_ablation_goes_on_where_it_was_cut_short(
 
     with monkeypatch.context() as patch:
         watch = Interrupting(patch, 99)
-        done = nerfturbo(*command, "grid", "white")
+        done = study(*command, "grid", "white")
         assert len(watch.trained) == 3  # one warm-up and what was missing
     assert done.code == 0, done.err
     second = values(output)
     assert second["unfinished"] == [] and len(second["rows"]) == 4
     assert second["rows"][:2] == first["rows"]
 
-    assert nerfturbo(*command, "no visibility").code == 0  # other cases of the same settings are added in their place
+    assert study(*command, "no visibility").code == 0  # other cases of the same settings are added in their place
     names = [row["name"] for row in values(output)["rows"]]
     assert names == [
         "as configured",
@@ -83,28 +85,27 @@ def test_an_ablation_goes_on_where_it_was_cut_short(
     ]
 
 
-def test_other_settings_do_not_mix(
-    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_settings_do_not_mix(study: Study, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "ablation.json"
-    command = ["bench", "ablation", scene, *FLAGS, "--output", output, "--only", "white"]
+    command = ["ablation", scene, *FLAGS, "--output", output, "--only", "white"]
     with monkeypatch.context() as patch:
         Interrupting(patch, 3)
-        assert nerfturbo(*command).code == 130
+        assert study(*command).code == 130
     before = output.read_text()
-    refused = nerfturbo(*command, "--optim.lr", 0.003)
+    refused = study(*command, "--optim.lr", 0.003)
     assert refused.code == 2 and "another config" in refused.err and "--fresh" in refused.err
     assert output.read_text() == before
-    assert nerfturbo(*command, "--optim.lr", 0.003, "--fresh").code == 0
+    assert study(*command, "--optim.lr", 0.003, "--fresh").code == 0
     assert values(output)["config"]["optim"]["lr"] == 0.003 and values(output)["unfinished"] == []
 
 
-def test_precisions_survive_a_signal_and_go_on(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:
+def test_precisions_survive_a_signal_and_go_on(study: Study, scene: Path, tmp_path: Path) -> None:
     output = tmp_path / "precision.json"
     flags = ["--memory-budget", "none", "--only", "fp32", "fp16", "--output", output]
-    words = ["bench", "precision", scene, *FLAGS, *flags, "--seeds"]
-    command = [sys.executable, "-m", "nerfturbo", *map(str, [*words, *range(500)])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [scene, *FLAGS, *flags, "--seeds"]
+    command = [sys.executable, ROOT / "benchmarks" / "precision.py", *map(str, [*words, *range(500)])]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     deadline = time.monotonic() + 120.0
     while not renders_file(output).exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -117,7 +118,7 @@ def test_precisions_survive_a_signal_and_go_on(nerfturbo: Nerfturbo, scene: Path
     assert output.with_suffix(".html").is_file()
 
     n_seeds = len(held["runs"]) // 2 + 1
-    done = nerfturbo(*words, *range(n_seeds))
+    done = study("precision", *words, *range(n_seeds))
     assert done.code == 0, done.err
     found = values(output)
     assert found["unfinished"] == [] and len(found["runs"]) == 2 * n_seeds
@@ -127,12 +128,12 @@ def test_precisions_survive_a_signal_and_go_on(nerfturbo: Nerfturbo, scene: Path
 
 
 def test_fine_samples_in_fp32s_time_go_on_where_they_were_cut_short(
-    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Study, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "precision.json"
     two = ["--sampling.kind", "hierarchy", "--sampling.coarse-samples", 4, "--sampling.n-samples", 4, "--max-fine", 8]
     two += ["--memory-budget", "none"]
-    command = ["bench", "precision", scene, *FLAGS, *two, "--only", "fp32", "fp16", "--output", output]
+    command = ["precision", scene, *FLAGS, *two, "--only", "fp32", "fp16", "--output", output]
     monkeypatch.setattr(fine_samples, "BLOCK_SECONDS", 0.01)
     searched: list[str] = []
     search = fine_samples.time_passes
@@ -151,14 +152,14 @@ def test_fine_samples_in_fp32s_time_go_on_where_they_were_cut_short(
             return advance(trainer, *arguments)
 
         patch.setattr(Trainer, "advance", cut)
-        stopped = nerfturbo(*command)
+        stopped = study(*command)
     assert stopped.code == 130 and "3 finished trainings are in" in stopped.err
     first = values(output)
     assert first["unfinished"] == ["fp16, seed 0, in fp32's time"] and searched == ["fp32", "fp16"]
     assert [run["part"] for run in first["runs"]] == ["same_batch", "same_batch", "same_time"]
     assert "Saved time spent on fine samples" in output.with_suffix(".html").read_text()
 
-    done = nerfturbo(*command)
+    done = study(*command)
     assert done.code == 0, done.err
     second = values(output)
     assert searched == ["fp32", "fp16"] and second["fine_samples"] == first["fine_samples"]

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..config import NO_STEP_LIMIT, Config
-from ..data.scene import Scene
-from ..errors import is_out_of_memory
-from ..training.distributed import RayShare
-from ..training.loss import Stages, compute_loss, draw_background, place_samples, render_and_compare
-from ..training.precision import matmul_precision
-from ..training.step import gradient_scale
-from ..training.trainer import Trainer
+from nerfturbo.config import NO_STEP_LIMIT, Config
+from nerfturbo.data.scene import Scene
+from nerfturbo.errors import is_out_of_memory
+from nerfturbo.training.distributed import RayShare
+from nerfturbo.training.loss import Stages, compute_loss, draw_background, place_samples, render_and_compare
+from nerfturbo.training.precision import matmul_precision
+from nerfturbo.training.step import gradient_scale
+from nerfturbo.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from .precision import Kind
+    from precision_runs import Kind
 
 TWO_PASSES = ("hierarchy", "proposal")  # ways of sampling where a coarse look places fine samples
 MOST_TIMES = 8  # the config's fine samples: where the search ends unless told otherwise

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..data.builtin_distance import signed_distance
-from ..errors import InputError
-from ..export.mesh import Mesh
+from nerfturbo.data.builtin_distance import signed_distance
+from nerfturbo.errors import InputError
+from nerfturbo.export.mesh import Mesh
 
 BAND = 0.02  # candidates for points of the true surface lie this close to it
 CLOSE = 1e-4

@@ -1,4 +1,4 @@
-"""The same training written five ways, each as short as it gets: what `nerfturbo bench trainers` runs and counts.
+"""The same training written five ways, each as short as it gets: what `benchmarks/trainers.py` runs and counts.
 
 Each function trains `config.train.steps` steps and calls `tick(steps done, loss)` after every step, or after as many as
 are queued at once. `plain` is the loop one writes by hand in PyTorch; the others are what takes its place.
@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ..config import Config
-from ..data.batches import PixelSampler
-from ..data.scene import Scene
-from ..rendering.model import NerfModel, SceneBounds
-from ..training.optim import FieldAdam, learning_rate
-from ..training.step import RayBatches
-from ..training.trainer import Trainer, mark_unseen_cells
+from nerfturbo.config import Config
+from nerfturbo.data.batches import PixelSampler
+from nerfturbo.data.scene import Scene
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training.optim import FieldAdam, learning_rate
+from nerfturbo.training.step import RayBatches
+from nerfturbo.training.trainer import Trainer, mark_unseen_cells
 
 Tick = Callable[[int, float], None]
 QUIET: dict[str, Any] = {
@@ -56,7 +56,7 @@ def native(config: Config, scene: Scene, device: torch.device, tick: Tick) -> Ne
 
 
 def lightning(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
-    from ..training.lightning import NerfData, NerfModule, pl
+    from nerfturbo.training.lightning import NerfData, NerfModule, pl
 
     class Tell(pl.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
@@ -71,7 +71,7 @@ def lightning(config: Config, scene: Scene, device: torch.device, tick: Tick) ->
 
 
 def lightning_captured(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
-    from ..training.lightning import NerfData, NerfModule, pl
+    from nerfturbo.training.lightning import NerfData, NerfModule, pl
 
     engine = Trainer(config, scene, device=device, callbacks=[lambda _, record: tick(record.step, record.loss)])
     module = NerfModule(config, engine=engine)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .fine_samples import FineSearch
-from .plot import Bars, Curve, bar_chart, line_chart
-from .precision import PrecisionResult, PrecisionRun
-from .precision_record import in_words, summarise
+from fine_samples import FineSearch
+from nerfturbo.bench.plot import Bars, Curve, bar_chart, line_chart
+from nerfturbo.files import replacing
+from precision_runs import PrecisionResult, PrecisionRun, in_words, summarise
 
 STYLE = """body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:1100px;padding:0 1rem;color:#111}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .7rem;text-align:right;border-bottom:1px solid #ddd}
@@ -183,3 +185,26 @@ def _stability(runs: Sequence[PrecisionRun]) -> str:
         name = f"{run.kind}, seed {run.seed}, {run.batch_samples} samples"
         rows.append(f"<tr><td>{escape(name)}</td><td>{run.skipped}</td><td>{escape(scales)}</td></tr>")
     return f"<table><tr><th>run</th><th>steps skipped</th><th>loss scale</th></tr>{''.join(rows)}</table>"
+
+
+def renders_file(output: Path) -> Path:
+    """Where the pictures of an unfinished comparison wait for its page."""
+    return output.with_name(f".{output.stem}-renders.safetensors")
+
+
+def write_renders(output: Path, images: dict[str, Tensor]) -> None:
+    """Whole or not at all."""
+    from safetensors.torch import save_file
+
+    with replacing(renders_file(output)) as temporary:
+        save_file({name: image.contiguous() for name, image in images.items()}, temporary)
+
+
+def read_renders(output: Path) -> dict[str, Tensor]:
+    """Those that were written; none where the file is missing or broken, since they can be done without."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    with contextlib.suppress(OSError, SafetensorError):
+        return load_file(renders_file(output))
+    return {}

@@ -1,5 +1,8 @@
 """Whose loop costs what: one training driven by hand, by the native trainer, by Lightning and by Fabric, in one run.
 
+    python benchmarks/trainers.py DATA --steps 300 --rounds 3
+    python benchmarks/trainers.py DATA --loops native lightning-captured
+
 Gate first: every loop must give the plain loop's losses (on a GPU, where precision differs, its score). Then rounds of
 all loops in turn; a loop's time is the median over rounds, and its overhead the difference to the plain loop's. Where
 only some loops are asked for, the first of them takes the plain loop's place.
@@ -7,26 +10,36 @@ only some loops are asked for, the first of them takes the plain loop's place.
 
 from __future__ import annotations
 
+from common import parse_study, run_study
+
+# isort: split
 import importlib
+import importlib.util
 import inspect
 import logging
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 
-from ..config import Config
-from ..data.scene import Scene
-from ..errors import InputError
-from ..evaluation.evaluate import choose_views, evaluate
-from ..rendering.model import NerfModel
-from . import trainer_loops
-from .record import Record, machine
+import trainer_loops
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
+from nerfturbo.cli.progress import showing
+from nerfturbo.cli.settings import check_positive, resolve_device
+from nerfturbo.config import Config
+from nerfturbo.data.scene import Scene
+from nerfturbo.errors import InputError
+from nerfturbo.evaluation.evaluate import choose_views, evaluate
+from nerfturbo.evaluation.run_folder import check_result
+from nerfturbo.rendering.model import NerfModel
 
 Loop = Callable[[Config, Scene, torch.device, trainer_loops.Tick], NerfModel]
 LABELS = {
@@ -222,3 +235,51 @@ def draw_bars(path: Path, timings: Sequence[TrainerTiming], title: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+@dataclass(frozen=True)
+class TrainersArgs(TrainingArgs):
+    """Time the plain loop, the native trainer, Lightning and Fabric on the same training."""
+
+    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 300
+    """Steps of each run."""
+    rounds: Annotated[int, tyro.conf.arg(metavar="N")] = 3
+    """Runs of each loop, in turn; the median counts."""
+    eval_views: Annotated[int, tyro.conf.arg(metavar="N")] = 4
+    """Test views that the result of each loop is scored on."""
+    loops: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME...")] = ()
+    """Which loops, all against the first: plain, native, native-eager, lightning, lightning-captured, fabric."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("bench-trainers.json")
+    """Where the result is written; the plot goes beside it, as .svg."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Gate and time the loops."""
+    args, start = parse_study(TrainersArgs, argv, "trainers")
+    check_positive({"--steps": args.steps, "--rounds": args.rounds, "--eval-views": args.eval_views})
+    if importlib.util.find_spec("lightning") is None:
+        raise InputError("trainers", "lightning", "it is not installed", "pip install 'nerfturbo[lightning]'")
+    check_result(args.output)
+    device, loops = resolve_device(args.device), [name.replace("-", " ") for name in args.loops]
+    choose_loops(device, loops)  # a wrong name is found before anything runs
+    with showing() as display:
+        scenes, config = prepare(args, start, device, display)
+        config = replace(config, train=replace(config.train, steps=args.steps, time_limit=None))
+        display.phase("training")
+        options = {"device": device, "rounds": args.rounds, "eval_views": args.eval_views}
+        timings = run_trainers_benchmark(config, scenes, loops=loops, report=display.note, **options)
+    write_json(args.output, trainers_record(timings, config, scenes[0], **options))
+    draw_bars(args.output.with_suffix(".svg"), timings, f"{scenes[0].name} on {device}: milliseconds a step")
+    headers = ("loop", "ms a step", f"to {timings[0].loop}", "PSNR", "seconds", "lines", "gate")
+    table = make_table(f"one training, {len(timings)} loops", *headers)
+    for timing in timings:
+        row = ["-"] * 4
+        if timing.step_ms is not None and timing.ratio is not None:
+            row = [f"{timing.step_ms:.2f}", f"{timing.ratio:.3f}x", f"{timing.psnr:.2f}", f"{timing.seconds:.1f}"]
+        table.add_row(LABELS[timing.loop], *row, str(timing.lines), timing.gate)
+    show_result(table, args.output, as_json=args.json)
+    return 0 if all(timing.gate == "passed" for timing in timings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_study(main))
