@@ -29,9 +29,9 @@ from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
 from nerfturbo.cli.progress import Display, showing
 from nerfturbo.cli.settings import check_positive, resolve_device
 from nerfturbo.config import Config
-from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import Scene
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.evaluation.results import protocol

@@ -17,8 +17,8 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
-from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.scene import Scene, hold_out, load_scene
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer

@@ -25,7 +25,7 @@ from PIL import Image
 from nerfturbo.bench.record import Record, write_json
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.images import composite_over
-from nerfturbo.data.loading import LoadOptions, loading
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
 from nerfturbo.training import Trainer
 
@@ -75,8 +75,8 @@ def train(folder: Path, work: Path, name: str, seconds: float) -> dict[str, Any]
 def train_here(folder: Path, seconds: float) -> dict[str, Any]:
     """Open both splits, train for a while, and look at the pictures of one whole split once."""
     start = time.monotonic()
-    with loading(LoadOptions(cache="disk")):
-        scene, test = load_scene(folder, "train"), load_scene(folder, "test")
+    options = LoadOptions(cache="disk")
+    scene, test = load_scene(folder, "train", options=options), load_scene(folder, "test", options=options)
     opened = time.monotonic() - start
     trainer = Trainer.for_scene(scene, time_limit=seconds)
     losses: list[float] = []

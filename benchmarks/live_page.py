@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.cli.common import open_scenes
 from nerfturbo.config import DataConfig
-from nerfturbo.data.fitting import fitted_config
+from nerfturbo.data.scene import open_scenes
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.presets import preset
 from nerfturbo.training.callbacks import MetricsLog
 from nerfturbo.training.trainer import Trainer
@@ -58,7 +58,7 @@ class Rehearsal:
     """A training with a page and one client, run for some seconds in one phase or another."""
 
     def __init__(self, scene: str, device: str) -> None:
-        train, test = open_scenes(scene, 1)
+        train, test = open_scenes(scene)
         config = preset("auto", device)
         config = replace(config, data=DataConfig(scene), train=replace(config.train, steps=1_000_000_000))
         self.config, _ = fitted_config(config, train)

@@ -25,10 +25,10 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, PhotoConfig
-from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, exact_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, hold_out, is_builtin, load_scene
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.ops.packed import packed_sum
 from nerfturbo.presets import preset

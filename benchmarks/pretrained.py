@@ -21,9 +21,8 @@ import torch
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
 from nerfturbo.data.builtin import builtin_scene
-from nerfturbo.data.builtin_render import render_views
-from nerfturbo.data.builtin_scenes import TEAL, toybox
-from nerfturbo.data.builtin_tables import Material, pack
+from nerfturbo.data.builtin.render import render_views
+from nerfturbo.data.builtin.scenes import TEAL, Material, pack, toybox
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene, Split
 from nerfturbo.evaluation.evaluate import choose_views, evaluate

@@ -22,11 +22,12 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.tune import peak_memory
-from nerfturbo.cli.common import open_scenes, parse
+from nerfturbo.cli.common import parse
 from nerfturbo.cli.settings import Settings
 from nerfturbo.config import Config
-from nerfturbo.data.fitting import fitted_config
-from nerfturbo.data.scene import Scene, hold_out, load_scene
+from nerfturbo.data.options import LoadOptions
+from nerfturbo.data.scene import Scene, hold_out, load_scene, open_scenes
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_intermixed_args()
     if options.test:
-        scenes = open_scenes(options.scene, options.downscale)
+        scenes = open_scenes(options.scene, LoadOptions(options.downscale))
     else:
         scenes = hold_out(load_scene(options.scene, "train", downscale=options.downscale), options.every)
     base, _ = fitted_config(preset(options.preset, options.device), scenes[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nerfturbo.data.builtin_distance import signed_distance
+from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
 from nerfturbo.export.mesh import Mesh
 

@@ -29,12 +29,12 @@ import torch
 from nerfturbo import Trainer, preset
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.render import measure_ms
-from nerfturbo.cli.common import open_scenes
 from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.baselines import constant_baseline_psnr
-from nerfturbo.data.fitting import fitted_config
 from nerfturbo.data.images import save_image
-from nerfturbo.data.scene import Scene, farthest_distance
+from nerfturbo.data.options import LoadOptions
+from nerfturbo.data.scene import Scene, farthest_distance, open_scenes
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.camera_path import interpolated_path
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.rendering.model import NerfModel
@@ -179,7 +179,7 @@ def run_method(
 def run_scene(text: str, args: argparse.Namespace) -> dict[str, Any]:
     name, _, place = text.partition("=")
     folder, _, downscale = place.partition(":")
-    scenes = open_scenes(folder, int(downscale or 1))
+    scenes = open_scenes(folder, LoadOptions(int(downscale or 1)))
     width, height = scenes[1].cameras.size[0].tolist()
     constant = constant_baseline_psnr(scenes[1])
     print(f"{name}: {len(scenes[0])} views, {len(scenes[1])} held out, {width} x {height}, constant {constant:.2f} dB")

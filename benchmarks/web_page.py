@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nerfturbo.cli.common import open_scenes
+from nerfturbo.data.options import LoadOptions
+from nerfturbo.data.scene import open_scenes
 from nerfturbo.evaluation.evaluate import truth_image
 from nerfturbo.evaluation.metrics import psnr
 
@@ -47,7 +48,7 @@ def draw(page, cameras, index: int) -> torch.Tensor:
 def main(file: str, data: str, field: str, out: str, downscale: str = "1", views: str = "10") -> None:
     from playwright.sync_api import sync_playwright
 
-    test = open_scenes(data, int(downscale))[1]
+    test = open_scenes(data, LoadOptions(int(downscale)))[1]
     kept = np.load(field)
     rows = []
     with sync_playwright() as playwright:

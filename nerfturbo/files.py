@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written beside their place, then renamed."""
+"""Files and folders that appear whole or not at all: written beside their place, then renamed. And the cache folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,3 +42,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Where nerfturbo keeps what it can make again: NERFTURBO_CACHE, else the platform's place for caches."""
+    if chosen := os.environ.get("NERFTURBO_CACHE"):
+        return Path(chosen).expanduser()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base).expanduser() / "nerfturbo"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "nerfturbo"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "nerfturbo" / "cache"
+    return Path.home() / ".cache" / "nerfturbo"

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from nerfturbo.cli.common import load_run, open_views
-from nerfturbo.data.conventions import PIXEL_CENTER
+from nerfturbo.data.cameras import PIXEL_CENTER
 from nerfturbo.evaluation.evaluate import truth_image
 from nerfturbo.sampling.histograms import Histogram
 from nerfturbo.sampling.uniform import ProposedSamples

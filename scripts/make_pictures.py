@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from nerfturbo.data.builtin import CAMERA_DISTANCE, FIELD_OF_VIEW, builtin_names, render_poses
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 
 AZIMUTHS = {"toybox": (-125.0, -55.0, 35.0, 130.0), "chess": (-65.0, 20.0, 110.0, 205.0)}

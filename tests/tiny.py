@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from nerfturbo.config import Config, GridConfig, NgpConfig, RenderConfig, TrainConfig
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene
 from nerfturbo.types import Aabb

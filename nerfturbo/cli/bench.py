@@ -99,8 +99,8 @@ def step(argv: Sequence[str]) -> int:
     from ..bench.plot import Bars, bar_chart
     from ..bench.record import write_json
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
-    from ..data.fitting import fitted_config
     from ..data.scene import load_scene
+    from ..data.scene_defaults import fitted_config
     from ..evaluation.run_folder import check_result
 
     check_result(args.output)
@@ -229,13 +229,14 @@ def prepare(args: TrainingArgs, start: Config, device: str, display: Display) ->
 
     Where nobody chose a preset the scene may take another one than `start`, as in training.
     """
-    from ..data.fitting import fitted_config
-    from .common import open_scenes
+    from ..data.options import LoadOptions
+    from ..data.scene import open_scenes
+    from ..data.scene_defaults import fitted_config
     from .startup import warm_up
 
     config = args.config(start)
     display.phase(f"opening {args.scene}")
-    scenes = open_scenes(args.scene, args.downscale)
+    scenes = open_scenes(args.scene, LoadOptions(args.downscale))
     config, notes = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
     for note in notes:
         display.note(note)

@@ -18,7 +18,8 @@ from ..config import Config, DataConfig
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..data.scene import Scene, Split
+    from ..data.options import Progress
+    from ..data.scene import Scene
     from ..evaluation.run_folder import RunFolder
     from ..rendering.model import NerfModel
     from ..training.checkpoint import CheckpointState
@@ -29,8 +30,6 @@ T = TypeVar("T")
 BackendName = Literal["auto", "reference", "cpu", "triton"]
 BoundsName = Literal["auto", "bounded", "unbounded"]
 Box = Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")]
-
-HOLD_OUT_EVERY = 8
 
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
@@ -162,44 +161,12 @@ def learned_cameras(model: NerfModel, train: Scene) -> Scene:
     return train if model.photos is None else replace(train, cameras=model.photos.refined(train.cameras))
 
 
-def open_scenes(source: str, downscale: int = 1) -> tuple[Scene, Scene]:
-    """(training views, test views) of a scene."""
-    return open_data(DataConfig(source, downscale))
+def open_data(data: DataConfig, on_progress: Progress | None = None) -> tuple[Scene, Scene]:
+    """(training views, test views) of the scene that a config names."""
+    from ..data.options import LoadOptions
+    from ..data.scene import open_scenes
 
-
-def open_data(data: DataConfig) -> tuple[Scene, Scene]:
-    """(training views, test views): the test split, else the val split, else every 8th training view held out."""
-    from ..data.scene import hold_out
-
-    train = load_split(data, "train")
-    test = find_split(data, "test") or find_split(data, "val")
-    if test is not None:
-        return train, test
-    if len(train) < 2:
-        raise InputError(data.source, "at least 2 views, one of them to score", str(len(train)))
-    return hold_out(train, HOLD_OUT_EVERY)
-
-
-def load_split(data: DataConfig, split: Split) -> Scene:
-    """The views of one split."""
-    from ..data.scene import load_scene
-
-    options = {"allow_outside": data.allow_outside, "ndc": data.bounds == "ndc"}
-    options |= {"bounds": "auto" if data.bounds == "ndc" else data.bounds}
-    return load_scene(data.source, split, downscale=data.downscale, **options)
-
-
-def find_split(data: DataConfig, split: Split) -> Scene | None:
-    """The same; None where the folder has no such split, as opposed to one that is broken."""
-    from ..data.scene import MissingSplitError
-
-    try:
-        return load_split(data, split)
-    except InputError as error:
-        no_file = error.got == "no such file" and Path(error.what).name.startswith("transforms_")
-        if no_file or isinstance(error, MissingSplitError):
-            return None
-        raise
+    return open_scenes(data.source, LoadOptions.of(data, on_progress))
 
 
 def chosen_backend(name: BackendName) -> contextlib.AbstractContextManager[None]:

@@ -280,7 +280,7 @@ def _say_page(made: dict[str, Any], *, split: bool) -> list[str]:
 
 def _plain_scene(opened: OpenRun, display: Display) -> Scene:
     """The training views; exports in the scene's coordinates refuse those that were bent."""
-    from ..data.ndc import require_plain
+    from ..data.placement import require_plain
 
     train, _ = opened.views(display)
     require_plain(train.cameras.ndc, str(opened.run.path))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from ..data.process_config import ProcessConfig
+from ..data.capture.process import ProcessConfig
 from .common import parse
 
 if TYPE_CHECKING:
-    from ..data.verdict import Verdict
+    from ..data.capture.sfm_report import Verdict
     from .progress import Display
 
 
@@ -59,8 +59,8 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
 
     `wait`: another process of the same training finds them.
     """
+    from ..data.capture.unposed import has_poses, poses_folder
     from ..data.scene import UNPOSED, is_builtin, recognise
-    from ..data.unposed import has_poses, poses_folder
 
     path = Path(source).expanduser()
     if is_builtin(source):
@@ -79,7 +79,7 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
 
 def run_process(source: Path, output: Path, settings: ProcessConfig, display: Display) -> Verdict:
     """Process with everything shown, the verdict's advice included."""
-    from ..data.process import process
+    from ..data.capture.process import process
 
     try:
         verdict = process(source, output, settings, report=display)

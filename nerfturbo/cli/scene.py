@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..config import DataConfig
 from ..errors import InputError
-from .common import BoundsName, find_split, parse, print_json
+from .common import BoundsName, parse, print_json
 
 if TYPE_CHECKING:
     from ..data.scene import Scene, Split
@@ -50,13 +49,14 @@ def info(argv: Sequence[str]) -> int:
         from ..evaluation.scene_plot import check_plot_path
 
         check_plot_path(args.plot)
-    from ..data.scene import SPLITS
+    from ..data.options import LoadOptions
+    from ..data.scene import SPLITS, find_split
 
     if (photos := _describe_unposed(args.scene, plot=args.plot is not None)) is not None:
         print_json(photos) if args.json else _print_unposed(photos)
         return 0
-    data = DataConfig(args.scene, args.downscale, args.allow_outside, bounds="ndc" if args.ndc else args.bounds)
-    splits = {split: find_split(data, split) for split in SPLITS}
+    options = LoadOptions(args.downscale, "ndc" if args.ndc else args.bounds, args.allow_outside)
+    splits = {split: find_split(args.scene, split, options) for split in SPLITS}
     description = _describe(splits)
     if args.plot is not None:
         _plot(args.plot, splits, description)
@@ -94,7 +94,7 @@ def _describe(splits: dict[Split, Scene | None]) -> dict[str, Any]:
     what it would change to fit the scene."""
     import torch
 
-    from ..data.fitting import fitted_config
+    from ..data.scene_defaults import fitted_config
     from .settings import starting_config
 
     first = next(scene for scene in splits.values() if scene is not None)
@@ -128,9 +128,9 @@ def _plot(path: Path, splits: dict[Split, Scene | None], description: dict[str, 
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
 
-    from ..data.colmap import load_points
+    from ..data.capture.unposed import poses_folder
+    from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
-    from ..data.unposed import poses_folder
     from ..evaluation.scene_plot import PlotPoints, plot_scene
 
     scenes = [scene for scene in splits.values() if scene is not None]
@@ -160,11 +160,11 @@ def _describe_split(scene: Scene) -> dict[str, Any]:
 
 def _format(source: str) -> str:
     """The name of the format a scene was recognised as."""
-    from ..data.scene import BUILTIN_PREFIX, FORMATS
+    from ..data.scene import BUILTIN_PREFIX, scene_formats
 
     if source.startswith(BUILTIN_PREFIX):
         return "built in"
-    return next((entry.name for entry in FORMATS if entry.recognise(Path(source))), "unknown")
+    return next((entry.name for entry in scene_formats() if entry.recognise(Path(source))), "unknown")
 
 
 def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
@@ -175,11 +175,11 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     found = None if is_builtin(given) else recognise(source)
     if found is None or found.name != UNPOSED:
         return None
-    from ..data.fitting import UNBOUNDED_PRESETS
+    from ..data.capture.photos import find_photos, is_video
+    from ..data.capture.unposed import poses_folder
+    from ..data.capture.video import frame_count, open_decoder
     from ..data.images import image_size
-    from ..data.photos import find_photos, is_video
-    from ..data.unposed import poses_folder
-    from ..data.video_frames import frame_count, open_decoder
+    from ..data.scene_defaults import UNBOUNDED_PRESETS
     from .settings import starting_config
 
     folder = poses_folder(source)
@@ -253,8 +253,8 @@ class WriteArgs:
 def write(argv: Sequence[str]) -> int:
     """Render the splits and write them."""
     args = parse(WriteArgs, argv, "scene write")
-    from ..data.blender import write_blender
     from ..data.builtin import builtin_scene, check_name
+    from ..data.formats.blender import write_blender
     from ..evaluation.run_folder import check_writable
 
     name = check_name(args.name)

@@ -17,9 +17,8 @@ import torch
 
 from ..config import Config, to_dict
 from ..data.cameras import Cameras
-from ..data.fitting import fitted_config
-from ..data.loading import LoadOptions, loading
 from ..data.scene import Scene, is_builtin
+from ..data.scene_defaults import fitted_config
 from ..errors import CheckpointError, DistributedError, InputError
 from ..evaluation.evaluate import Preview, choose_views
 from ..evaluation.run_folder import RunFolder, check_output, create_run
@@ -172,8 +171,7 @@ def _open(plan: Plan, display: Display) -> tuple[Scene, Scene]:
     data = plan.config.data
     if plan.run is None:
         find_poses(data.source, display, wait=launched_rank() > 0)
-    with loading(LoadOptions(data.cache, lambda done, total: display.update(done / total))):
-        return open_data(data)
+    return open_data(data, lambda done, total: display.update(done / total))
 
 
 def _try_field(trainer: Trainer) -> None:

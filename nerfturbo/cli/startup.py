@@ -55,7 +55,7 @@ def warmup(argv: Sequence[str]) -> int:
     start = starting_config(argv)
     args = parse(WarmupArgs, argv, "warmup")
     device = resolve_device(args.device)
-    from ..data.fitting import fitted_config
+    from ..data.scene_defaults import fitted_config
     from ..evaluation.evaluate import Preview
     from ..training.trainer import Trainer
     from .progress import showing

@@ -3,7 +3,7 @@
 from .batches import PixelBatch, PixelSampler
 from .cameras import Cameras
 from .images import ImagePool, composite_over, decode_image
-from .loading import LoadOptions, loading
+from .options import LoadOptions
 from .scene import Scene, hold_out, load_scene
 
 __all__ = [
@@ -17,5 +17,4 @@ __all__ = [
     "decode_image",
     "hold_out",
     "load_scene",
-    "loading",
 ]

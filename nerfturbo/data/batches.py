@@ -1,9 +1,26 @@
-"""Random pixels of a scene as rays and colours, drawn on the device of training."""
+"""Random pixels of a scene as rays and colours, drawn on the device of training.
+
+Hard pixels more often (`ErrorMap`): half of the draws stay uniform, the others go to tiles in proportion to their error
+times their pixels:
+
+    share_t = n_t / n  *  (1/2 + 1/2 * e_t / mean e)        n_t of the n drawable pixels lie in tile t
+
+so that every pixel is drawn at least half as often as without a guide, and no weight exceeds 2. e_t is the mean
+absolute colour error of the rays that fell into the tile, a running mean over refreshes; a tile that no ray has met
+yet counts as the mean tile. The gradient of a loss is largest in expectation where its error is, which is where more
+rays lower the variance most; the weights (`ops/pixels`) keep the expectation itself. Sums are integers: they
+do not depend on the order in which rays add to them.
+
+Images that the device cannot hold (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so a thread
+reads the colours of the next step ahead of time; only those travel, 3 or 4 bytes a ray. On a GPU two pinned buffers
+take turns: one is copied to the device while the other is filled.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -20,13 +37,192 @@ from ..ops.pixels import (
     draw_pixels,
     drawn_offsets,
     pack_words,
+    unpack_words,
 )
 from ..types import Rays
 from .cameras import PIXEL_RADIUS
-from .error_map import ErrorMap
-from .lens_table import all_valid, make_lens_table, pixel_centers, pixels_at_once
-from .prefetch import DeviceFeed, HostPixels, Prefetcher
+from .images import ImagePool
+from .lenses import all_valid, make_lens_table, pixel_centers, pixels_at_once
 from .scene import Scene
+
+MAX_TILES = 1 << 20
+SMALLEST_TILE = 16
+KEEP = 0.5  # of the old error at a refresh
+UNIFORM = 0.5  # share of the draws that ignore the errors
+_UNITS = 1 << 16  # of an error
+_TOTAL = 1 << 36  # of all shares
+
+
+class ErrorMap:
+    """Errors of tiles of pictures: `add` after a step, `refresh` now and then; neither waits for the device."""
+
+    def __init__(self, images: ImagePool, mask: PixelMask | None) -> None:
+        device, widths, heights = images.device, *images.sizes.cpu().unbind(-1)
+        self.tile = SMALLEST_TILE
+        while int((_parts(widths, self.tile) * _parts(heights, self.tile)).sum()) > MAX_TILES:
+            self.tile *= 2
+        counts = _parts(widths, self.tile) * _parts(heights, self.tile)
+        first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        n_tiles = int(first[-1])
+        self._pixels = _drawable_pixels(images, mask, first, self.tile).to(device)  # (n_tiles,) float64
+        self.errors = torch.full((n_tiles,), -1.0, dtype=torch.float64, device=device)  # negative: not met yet
+        self._sums = torch.zeros(n_tiles, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(n_tiles, dtype=torch.int64, device=device)
+        n_drawable = images.n_pixels if mask is None else mask.n_drawable
+        ends = torch.zeros(n_tiles, dtype=torch.int64, device=device)
+        self.guide = PixelGuide(ends, first.to(device), self.tile, n_drawable)
+        self.refresh()
+
+    def add(self, tiles: Tensor, errors: Tensor, counted: Tensor) -> None:
+        """Errors (n,) >= 0 of rays in `tiles` (n,); `counted` (n,) bool leaves rays out."""
+        units = (errors.detach().double().clamp(0.0, 16.0) * _UNITS).long() * counted
+        self._sums.index_add_(0, tiles, units)
+        self._counts.index_add_(0, tiles, counted.long())
+
+    def refresh(self) -> None:
+        """Take what was added since the last time into the errors, and draw by them from now on."""
+        met = self._counts > 0
+        fresh = self._sums.double() / (self._counts.clamp_min(1) * _UNITS)
+        mixed = torch.where(self.errors < 0.0, fresh, KEEP * self.errors + (1.0 - KEEP) * fresh)
+        self.errors.copy_(torch.where(met, mixed, self.errors))
+        self._sums.zero_()
+        self._counts.zero_()
+        known = (self.errors >= 0.0) * self._pixels
+        mean = (self.errors * known).sum() / known.sum().clamp_min(1.0)
+        relative = torch.where((self.errors >= 0.0) & (mean > 0.0), self.errors / mean.clamp_min(1e-30), 1.0)
+        weights = self._pixels * (UNIFORM + (1.0 - UNIFORM) * relative)
+        shares = (weights * (_TOTAL / weights.sum())).long() + (self._pixels > 0.0)
+        torch.cumsum(shares, 0, out=self.guide.ends)
+
+    def state_tensors(self) -> list[Tensor]:
+        """What changes from step to step, in place."""
+        return [self.errors, self._sums, self._counts, self.guide.ends]
+
+
+def _parts(sides: Tensor, tile: int) -> Tensor:
+    return torch.div(sides + tile - 1, tile, rounding_mode="floor")
+
+
+def _drawable_pixels(images: ImagePool, mask: PixelMask | None, first: Tensor, tile: int) -> Tensor:
+    """(n_tiles,) float64 on the CPU: how many pixels of each tile may be drawn."""
+    counts = torch.zeros(int(first[-1]), dtype=torch.float64)
+    offsets = images.offsets.tolist()
+    for index, (width, height) in enumerate(images.sizes.tolist()):
+        across, down = -(-width // tile), -(-height // tile)
+        flags = torch.zeros(down * tile, across * tile)
+        if mask is None:
+            flags[:height, :width] = 1.0
+        else:
+            chosen = unpack_words(mask.words, offsets[index], offsets[index + 1])
+            flags[:height, :width] = chosen.view(height, width).float().cpu()
+        sums = flags.view(down, tile, across, tile).sum((1, 3), dtype=torch.float64)
+        counts[int(first[index]) : int(first[index + 1])] = sums.reshape(-1)
+    return counts
+
+
+SLOTS = 2
+SPARE = 1.25  # more rays than the last step had are fetched ahead, because their number adapts
+
+
+@dataclass(frozen=True)
+class HostPixels:
+    """A pool in host memory and who is drawn from it."""
+
+    images: ImagePool
+    mask: PixelMask | None
+    seed: int
+
+    def fetch(self, step: int, n_rays: int, first: int = 0) -> Tensor:
+        """(n_rays, channels) uint8: the colours of a step's pixels, by the same draws as on the device."""
+        images = self.images
+        widths = images.sizes[:, 0].contiguous()
+        chosen = choose_pixels(images.offsets, widths, n_rays, mask=self.mask, seed=self.seed, step=step, first=first)
+        return images.gather(chosen.indices)
+
+
+class Prefetcher:
+    """`get(step, n)` returns what the pool's `fetch` would, and has a thread fetch the step after it."""
+
+    def __init__(self, pixels: HostPixels) -> None:
+        self._pixels = pixels
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
+        self._ahead: tuple[int, Future[Tensor]] | None = None
+        self.hits = 0  # steps whose pixels were there, or on their way, when they were asked for
+
+    def get(self, step: int, n_rays: int) -> Tensor:
+        """(n_rays, channels) uint8 on the host."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == step:
+            self.hits += 1
+            colours = ahead[1].result()[:n_rays]
+            if (found := colours.shape[0]) < n_rays:  # the batch has grown by more than was spared
+                colours = torch.cat([colours, self._pixels.fetch(step, n_rays - found, found)])
+        else:
+            colours = self._pixels.fetch(step, n_rays)
+        self._ahead = (step + 1, self._thread.submit(self._pixels.fetch, step + 1, int(n_rays * SPARE)))
+        return colours
+
+
+class DeviceFeed:
+    """A buffer on the device that holds the colours of one step: what a recorded step reads. `load` renews it.
+
+    `shares` are the first ray and the number of rays of each batch of a step. Copies are queued on the current stream,
+    in line with the steps; a pinned buffer is filled again only when its copy is over.
+    """
+
+    def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], device: torch.device) -> None:
+        self.shares = shares
+        shape = (sum(count for _, count in shares), pixels.images.channels)
+        self._buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._slots = _Slots(pixels, shares, self._buffer)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
+        self._ahead: dict[int, Future[Tensor]] = {}
+
+    def colours(self, first: int, n_rays: int) -> Tensor:
+        """(n_rays, channels) uint8 on the device: the part of the buffer that holds these rays."""
+        place = 0
+        for start, count in self.shares:
+            if start <= first and first + n_rays <= start + count:
+                return self._buffer[place + first - start : place + first - start + n_rays]
+            place += count
+        raise InputError("first, n_rays", f"rays among {list(self.shares)}", f"{first}, {n_rays}")
+
+    def load(self, step: int) -> None:
+        """Queue the copy of this step's colours and have the next step's fetched meanwhile."""
+        if step not in self._ahead:
+            for future in self._ahead.values():
+                future.cancel()
+            self._ahead = {step: self._thread.submit(self._slots.fill, step)}
+        self._buffer.copy_(self._ahead.pop(step).result(), non_blocking=True)
+        self._slots.mark_copied(step, self._buffer.device)
+        self._ahead[step + 1] = self._thread.submit(self._slots.fill, step + 1)
+
+
+class _Slots:
+    """Pinned buffers, each with the event after which it may be filled again."""
+
+    def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], like: Tensor) -> None:
+        pinned = like.device.type == "cuda"
+        self._pixels, self._shares = pixels, shares
+        self._buffers = [
+            torch.zeros(like.shape, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(SLOTS)
+        ]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(SLOTS)]
+
+    def fill(self, step: int) -> Tensor:
+        buffer, event, place = self._buffers[step % SLOTS], self._copied[step % SLOTS], 0
+        if event is not None:
+            event.synchronize()
+        for first, count in self._shares:
+            buffer[place : place + count].copy_(self._pixels.fetch(step, count, first))
+            place += count
+        return buffer
+
+    def mark_copied(self, step: int, device: torch.device) -> None:
+        event = self._copied[step % SLOTS]
+        if event is not None:
+            event.record(torch.cuda.current_stream(device))
+
 
 PixelPlace = Literal["auto", "device", "host"]
 DEVICE_SHARE = 0.5  # of a device's free memory: the largest pool that `auto` moves there

@@ -1,4 +1,16 @@
-"""Cameras as one batch of tensors, and pixels to rays. Axes, pixel centres and poses: `conventions.py`."""
+"""Cameras as one batch of tensors, and pixels to rays. The one place for axes, pixel centres and poses; its prose twin
+is `docs/conventions.md`.
+
+World      right-handed, +z up (as in Blender files); `placement.py` turns captures that have another up.
+Camera     OpenGL axes, as in Blender files: +x right, +y up, -z forward.
+Pose       camera_to_world, (3, 4): columns are the camera's right, up, backward axes in the world, then its position.
+Pixels     (x, y) with x to the right and y down; pixel (column, row) covers [column, column + 1) x [row, row + 1),
+           so that its centre is at (column + 0.5, row + 0.5) and a principal point in the middle is (w / 2, h / 2).
+           Halving an image halves focal length, principal point and size: no half-pixel shifts anywhere.
+Colour     sRGB values as stored in the file, mapped to [0, 1]; never linearised for training or for scores.
+Alpha      straight (not premultiplied), coverage in [0, 1]; `composite_over` puts an image on a background.
+Time       in [0, 1] over a recording.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +18,83 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..types import Rays
-from .conventions import PIXEL_CENTER, world_to_camera
-from .distortion import (
-    distort_fisheye,
-    distort_opencv,
-    fisheye_limit,
-    is_valid_fisheye,
-    is_valid_opencv,
-    opencv_limit,
-    undistort_fisheye,
-    undistort_opencv,
-)
-from .lens_formulas import (
+from .lenses import (
+    PIXEL_CENTER,
     distort_division,
     distort_eucm,
-    is_valid_division,
-    is_valid_eucm,
-    is_valid_sphere,
-    project_sphere,
-    undistort_division,
-    undistort_eucm,
-    unproject_sphere,
-)
-from .lens_models import (
+    distort_fisheye,
     distort_fov,
+    distort_opencv,
     distort_rad_tan_prism,
     distort_thin_prism,
+    fisheye_limit,
+    is_valid_division,
+    is_valid_eucm,
+    is_valid_fisheye,
     is_valid_fov,
+    is_valid_opencv,
     is_valid_rad_tan_prism,
+    is_valid_sphere,
     is_valid_thin_prism,
+    opencv_limit,
+    project_sphere,
     rad_tan_prism_limit,
     thin_prism_limit,
+    undistort_division,
+    undistort_eucm,
+    undistort_fisheye,
     undistort_fov,
+    undistort_opencv,
     undistort_rad_tan_prism,
     undistort_thin_prism,
+    unproject_sphere,
 )
-from .ndc import Ndc
+
+WORLD_UP = (0.0, 0.0, 1.0)
+
+
+def opengl_to_opencv(camera_to_world: Tensor) -> Tensor:
+    """Poses (..., 3 or 4, 4) with OpenGL camera axes to OpenCV ones (+x right, +y down, +z forward)."""
+    flip = camera_to_world.new_tensor([1.0, -1.0, -1.0, 1.0])
+    return camera_to_world * flip
+
+
+def opencv_to_opengl(camera_to_world: Tensor) -> Tensor:
+    """The inverse of `opengl_to_opencv`, which is its own inverse; two names so that callers say what they mean."""
+    return opengl_to_opencv(camera_to_world)
+
+
+def look_at(eye: Tensor, target: Tensor, up: Tensor | None = None) -> Tensor:
+    """Poses (n, 3, 4) of cameras at `eye` (n, 3) that look at `target` (n, 3) or (3,), with `up` towards the top.
+
+    >>> look_at(torch.tensor([[0.0, -4.0, 0.0]]), torch.zeros(3))[0, :, 2]  # backward = from target to eye
+    tensor([ 0., -1.,  0.])
+    """
+    up = eye.new_tensor(WORLD_UP) if up is None else up
+    backward = torch.nn.functional.normalize(eye - target, dim=-1)
+    right = torch.linalg.cross(up.expand_as(backward), backward)
+    length = right.norm(dim=-1, keepdim=True)
+    if bool((length < 1e-6).any()):
+        raise InputError("eye", "a view not along the up axis", "one that is", "move the eye or give another `up`")
+    right = right / length
+    return torch.stack([right, torch.linalg.cross(backward, right), backward, eye], dim=-1)
+
+
+def world_to_camera(camera_to_world: Tensor) -> Tensor:
+    """The inverse of rigid poses (n, 3, 4)."""
+    rotation = camera_to_world[..., :3].transpose(-1, -2)
+    return torch.cat([rotation, -rotation @ camera_to_world[..., 3:]], dim=-1)
+
+
+if TYPE_CHECKING:
+    from .placement import Ndc
 
 CameraModel = Literal[
     "pinhole", "opencv", "fisheye", "fov", "thin_prism", "rad_tan_prism", "division", "eucm", "equirectangular"

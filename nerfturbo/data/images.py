@@ -1,14 +1,28 @@
-"""Pictures of any size in one uint8 pool: decoded in parallel, straight into place, never held twice.
+"""Images of any size in one uint8 pool: decoded in parallel, straight into place, never held twice. And their masks.
 
-The pool lies in memory, or in a memory-mapped file where memory would not hold it (`pool_file.py`, `loading.py`).
+Pillow reads the files, HEIC through pillow-heif where it is installed. Pillow refuses more than 179 million pixels,
+because a small hostile file can claim any size; here an image may be as large as its file makes believable.
+
+The pool lies in memory, or in a memory-mapped file where memory would not hold it (`pool_file.py`).
+
+Masks say which pixels count: the others are neither trained on nor scored. The first file found for an image wins:
+
+- `mask_path` of a frame in transforms.json (nerfstudio): black pixels do not count;
+- `dynamic_mask_NAME.png` beside the image NAME (instant-ngp): pixels that are not black do not count;
+- `masks/` in the scene's folder, with the image's own path below its folder of images, and `.png` behind it or in
+  place of its extension (COLMAP): black pixels do not count.
+
+A pixel of a downscaled image counts only if all of the mask's pixels under it do.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +33,206 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.pixels import PixelMask, unpack_words
-from .loading import load_options
-from .masks import MaskFile, load_masks, pack_flags
-from .picture_files import open_picture, undecodable
+from ..ops.pixels import WORD, PixelMask, unpack_words
+from .options import DEFAULTS, LoadOptions
 from .pool_file import MappedPool, PoolWriter, fits_memory, open_pool, pool_path
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from .images import ImagePool
+
+HEIF_ENDINGS = (".heic", ".heif", ".hif")
+# What cameras write before they make a picture of it: most are TIFF files, of which Pillow would show the thumbnail.
+RAW_ENDINGS = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".gpr", ".iiq", ".kdc", ".mos", ".mrw", ".nef"),
+    *(".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
+)
+CONVERT_RAW = "convert them to JPEG, in the highest quality, at full size"
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_AVIF_BRANDS = (b"avif", b"avis")
+_LARGE = 178_956_970  # pixels: Pillow's limit
+_LARGEST = 1 << 30  # of any picture: 3 GiB of colours
+_PIXELS_PER_BYTE = 32  # at most, of a file above Pillow's limit: photographs have 2 to 20
+_lock = threading.Lock()  # Pillow's limit and its list of formats belong to the whole process
+
+
+def open_picture(path: Path) -> Image.Image:
+    """A picture with its header read; it is decoded when it is used. Where that fails, the error says why."""
+    from PIL import UnidentifiedImageError
+
+    if path.suffix.lower() in RAW_ENDINGS and path.is_file():
+        raise InputError(str(path), "a picture that can be read here", "a camera's raw file", CONVERT_RAW)
+    if path.suffix.lower() in HEIF_ENDINGS or _kind(path) == "HEIC":  # phones also name them .jpg
+        _register_heif()
+    try:
+        image = _open_any_size(path)
+    except FileNotFoundError:
+        raise InputError(str(path), "an image file", "no such file") from None
+    except UnidentifiedImageError as error:
+        raise _unreadable(path, error) from None
+    except Exception as error:  # decoders fail in as many ways as there are damaged files
+        raise undecodable(path, error) from None
+    pixels = image.width * image.height
+    if pixels > _LARGE and pixels > min(_LARGEST, _PIXELS_PER_BYTE * path.stat().st_size):
+        size = f"{image.width} x {image.height} pixels"
+        image.close()
+        hint = "the file is damaged, or not a photograph: shrink it by another program first"
+        raise InputError(str(path), "a picture whose file is as large as its size asks for", size, hint)
+    return image
+
+
+def undecodable(path: Path, error: Exception) -> InputError:
+    """What is said of a file that Pillow fails on."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return InputError(str(path), "an image that decodes", reason, "the file is damaged or not an image")
+
+
+def _open_any_size(path: Path) -> Image.Image:
+    from PIL import Image
+
+    with _lock:  # only the header is read inside
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(path)
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _register_heif() -> bool:
+    """Teach Pillow HEIC, where the package for it is installed; whether it knows it now."""
+    if importlib.util.find_spec("pillow_heif") is None:
+        return False
+    import pillow_heif  # type: ignore[import-not-found,unused-ignore]
+
+    with _lock:
+        pillow_heif.register_heif_opener()
+    return True
+
+
+def _kind(path: Path) -> str | None:
+    """HEIC or AVIF by the first bytes of a file, whatever its name; None for others."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(32)
+    except OSError:
+        return None
+    brands = (start[8:12], start[16:20], start[20:24], start[24:28])
+    if start[4:8] != b"ftyp":
+        return None
+    if any(brand in _AVIF_BRANDS for brand in brands):
+        return "AVIF"
+    return "HEIC" if any(brand in _HEIF_BRANDS for brand in brands) else None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    kind = _kind(path)
+    if kind == "HEIC":
+        installed = importlib.util.find_spec("pillow_heif") is not None
+        hint = "the file is damaged" if installed else "pip install pillow-heif, or convert the photos to JPEG"
+        return InputError(str(path), "a picture that can be read here", "a HEIC file", hint)
+    if kind == "AVIF":
+        hint = "pip install --upgrade pillow (11.3 or newer reads it), or convert the photos to JPEG"
+        return InputError(str(path), "a picture that can be read here", "an AVIF file", hint)
+    return undecodable(path, error)
+
+
+_WHITE = 128  # of 255: masks are black and white, but for the noise of a JPEG
+
+
+@dataclass(frozen=True)
+class MaskFile:
+    """A mask of one picture; `marks_ignored`: what it marks does not count, as opposed to what it leaves black."""
+
+    path: Path
+    marks_ignored: bool = False
+
+
+def find_mask(folder: Path, picture: Path, listed: Path | None = None) -> MaskFile | None:
+    """The mask of a picture in a scene's folder, by the customs above; `listed` is the one its frame names."""
+    if listed is not None:
+        return MaskFile(listed)
+    dynamic = picture.with_name(f"dynamic_mask_{picture.stem}.png")
+    if dynamic.is_file():
+        return MaskFile(dynamic, marks_ignored=True)
+    if not (folder / "masks").is_dir() or not picture.is_relative_to(folder):
+        return None
+    inside = picture.relative_to(folder)
+    for name in (inside, inside.relative_to(*inside.parts[:1]) if len(inside.parts) > 1 else inside):
+        beside = folder / "masks" / name
+        for path in (beside.with_name(f"{beside.name}.png"), beside.with_suffix(".png"), beside):
+            if path.is_file():
+                return MaskFile(path)
+    return None
+
+
+def load_masks(masks: Sequence[MaskFile | None], sizes: Tensor) -> PixelMask | None:
+    """Masks of pictures of `sizes` (n, 2), packed; None where no picture has one."""
+    if not any(masks):
+        return None
+    every = zip(masks, sizes.tolist(), strict=True)
+    words = pack_flags(_flags(mask, width, height) for mask, (width, height) in every)
+    try:
+        return PixelMask.of_words(words)
+    except InputError as error:
+        first = next(mask for mask in masks if mask is not None)
+        raise InputError(str(first.path.parent), error.expected, "masks that leave none") from None
+
+
+def mask_notes(images: ImagePool, masks: Sequence[MaskFile | None]) -> tuple[str, ...]:
+    """What a scene says about its masks."""
+    if images.mask is None:
+        return ()
+    share = 1.0 - images.mask.n_drawable / max(1, images.n_pixels)
+    count = sum(mask is not None for mask in masks)
+    return (f"masks for {count} of {len(masks)} pictures: {share:.1%} of all pixels are not used",)
+
+
+def pack_flags(parts: Iterable[np.ndarray]) -> Tensor:
+    """Flags of one picture after the other as int64 words, holding one picture at a time."""
+    packed, rest = [], np.empty(0, bool)
+    for part in parts:
+        rest = np.concatenate([rest, part.reshape(-1)])
+        whole = rest.shape[0] // WORD * WORD
+        packed.append(np.packbits(rest[:whole], bitorder="little"))
+        rest = rest[whole:].copy()
+    tail = np.zeros(-(-rest.shape[0] // WORD) * WORD, bool)
+    tail[: rest.shape[0]] = rest
+    packed.append(np.packbits(tail, bitorder="little"))
+    return torch.from_numpy(np.concatenate(packed).view("<i8").astype(np.int64))
+
+
+def _flags(mask: MaskFile | None, width: int, height: int) -> np.ndarray:
+    if mask is None:
+        return np.ones(width * height, bool)
+    from PIL import Image
+
+    from .images import open_upright  # imports this file
+
+    image = open_upright(mask.path)
+    counts = _marked(image)
+    counts = ~(counts > 0) if mask.marks_ignored else counts >= _WHITE
+    if image.size == (width, height):
+        return counts
+    ratio, wanted = image.size[0] / image.size[1], width / height
+    if not 0.95 < ratio / wanted < 1.05:
+        expected = f"a mask of its picture's shape, {width} x {height}"
+        raise InputError(str(mask.path), expected, f"{image.size[0]} x {image.size[1]}")
+    shrunk = Image.fromarray(counts.astype(np.uint8) * 255).resize((width, height), Image.Resampling.BOX)
+    return np.asarray(shrunk) == 255
+
+
+def _marked(image: object) -> np.ndarray:
+    """(height, width) uint8: the brightest channel of each pixel."""
+    from PIL import Image
+
+    assert isinstance(image, Image.Image)
+    if image.mode.startswith("I"):
+        return (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
+    if image.mode in ("L", "1"):
+        return np.asarray(image.convert("L"))
+    return np.asarray(image.convert("RGB")).max(-1)
+
 
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _EXIF_ORIENTATION = 0x0112
@@ -170,8 +376,8 @@ def is_transparent(path: Path) -> bool:
 
 def load_images(
     paths: Sequence[Path],
+    options: LoadOptions = DEFAULTS,
     *,
-    downscale: int = 1,
     masks: Sequence[MaskFile | None] | None = None,
     shapes: Sequence[tuple[int, int]] | None = None,
 ) -> ImagePool:
@@ -179,11 +385,7 @@ def load_images(
 
     Pictures are turned upright by their EXIF tags. COLMAP and its kin do not do that: where `shapes` are what cameras
     say of their pictures, those whose stored rows and columns fit are left as they are stored.
-
-    `loading` says whether the pool lies in memory or in a file, and who hears about progress.
     """
-    if downscale < 1:
-        raise InputError("downscale", "an integer >= 1", str(downscale))
     if not paths:
         raise InputError("paths", "at least one image", "none")
     with ThreadPoolExecutor(max_workers=_threads()) as threads:
@@ -193,16 +395,15 @@ def load_images(
     else:
         upright = [not same_shape(probe.stored, shape) for probe, shape in zip(probes, shapes, strict=True)]
     full = [probe.size(turn) for probe, turn in zip(probes, upright, strict=True)]
-    sizes = torch.tensor([_downscaled(size, downscale) for size in full], dtype=torch.int64)
+    sizes = torch.tensor([_downscaled(size, options.downscale) for size in full], dtype=torch.int64)
     channels = 4 if any(probe.has_alpha for probe in probes) else 3
     mask = None if masks is None else load_masks(masks, sizes)
     offsets = _offsets(sizes)
     n_bytes = int(offsets[-1]) * channels
     largest = max(width * height for width, height in full) * _DECODED_BYTES
     workers = int(max(_DECODING_BYTES, _DECODING_SHARE * n_bytes) // largest)
-    job = _Decoding(paths, upright, downscale, offsets, sizes, channels, max(1, min(_threads(), workers)))
-    cache = load_options().cache
-    if cache == "memory" or (cache == "auto" and fits_memory(n_bytes)):
+    job = _Decoding(paths, options, upright, offsets, sizes, channels, max(1, min(_threads(), workers)))
+    if options.cache == "memory" or (options.cache == "auto" and fits_memory(n_bytes)):
         return ImagePool(job.into_memory(), offsets, sizes, mask)
     file = job.into_file(n_bytes)
     return ImagePool(file.pixels, offsets, sizes, mask, file)
@@ -213,8 +414,8 @@ class _Decoding:
     """Pictures on their way to the pool."""
 
     paths: Sequence[Path]
+    options: LoadOptions
     upright: Sequence[bool]
-    downscale: int
     offsets: Tensor
     sizes: Tensor
     channels: int
@@ -229,7 +430,7 @@ class _Decoding:
     def into_file(self, n_bytes: int) -> MappedPool:
         """The file of an earlier run, where nothing has changed; else a new one."""
         stored = () if all(self.upright) else map(int, self.upright)
-        path = pool_path(self.paths, (self.downscale, self.channels, *stored))
+        path = pool_path(self.paths, (self.options.downscale, self.channels, *stored))
         found = open_pool(path, n_bytes, self.channels)
         if found is not None:
             return found
@@ -254,14 +455,15 @@ class _Decoding:
 
         def decode(index: int) -> None:
             image = open_upright(self.paths[index], turn=self.upright[index])
-            store(index, self._checked(index, _to_array(image, self.downscale, self.channels == 4), sizes[index]))
+            store(
+                index, self._checked(index, _to_array(image, self.options.downscale, self.channels == 4), sizes[index])
+            )
 
-        report = load_options().on_progress
         threads = ThreadPoolExecutor(max_workers=self.workers)
         try:
             for done, _ in enumerate(threads.map(decode, range(len(self.paths))), start=1):
-                if report is not None:
-                    report(done, len(self.paths))
+                if self.options.on_progress is not None:
+                    self.options.on_progress(done, len(self.paths))
         finally:
             threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
 

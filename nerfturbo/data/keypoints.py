@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
-from .ndc import require_plain
+from .placement import require_plain
 from .scene import Scene
 
 HINT = "leave loss.depth at 0"
@@ -65,42 +65,41 @@ class Keypoints:
 
 def has_keypoints(source: str) -> bool:
     """Whether a scene's source is a COLMAP reconstruction, or photos that COLMAP posed, with points."""
+    from .formats.colmap import points_file
+
     try:
-        _, model = _model_folder(source)
+        return points_file(_model_folder(source)[1]) is not None
     except InputError:
         return False
-    return any((model / f"points3D{ending}").is_file() for ending in (".bin", ".txt"))
 
 
 def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     """The keypoints of a scene that was loaded from a COLMAP reconstruction, or from photos that COLMAP posed; of the
     points that at least `min_photos` of the scene's photos show."""
-    from .colmap import picture_files  # imported here: whoever only holds keypoints needs no files
-    from .colmap_files import read_cameras, read_cloud, read_features
+    from .formats import colmap  # imported here: whoever only holds keypoints needs no files
 
     require_plain(scene.cameras.ndc, "loss.depth")
     folder, model = _model_folder(scene.source)
-    points_file = next((f for e in (".bin", ".txt") if (f := model / f"points3D{e}").is_file()), None)
-    if points_file is None or not scene.files:
+    points = colmap.points_file(model)
+    if points is None or not scene.files:
         raise InputError(str(model), "points3D.bin or points3D.txt", "neither", HINT)
-    ending = ".bin" if (model / "images.bin").is_file() else ".txt"
-    photos = picture_files(folder, model / f"images{ending}")
-    cameras = read_cameras(model / f"cameras{ending}")
-    numbers = {photos[file].number: index for index, file in enumerate(scene.files) if file in photos}
-    sizes = torch.ones(len(scene), 2, dtype=torch.float64)  # of the pictures that features were looked for in
+    cameras_file, images_file = colmap.model_files(model)
+    photos, cameras = colmap.image_files(folder, images_file), colmap.read_cameras(cameras_file)
+    numbers: dict[int, int] = {}
+    sizes = torch.ones(len(scene), 2, dtype=torch.float64)  # of the images that features were looked for in
     for index, file in enumerate(scene.files):
-        if file in photos:
-            camera = cameras[photos[file].camera]
-            sizes[index] = torch.tensor([camera.width, camera.height])
-    cloud = read_cloud(points_file)
+        if (photo := photos.get(file)) is not None:
+            numbers[photo.number] = index
+            sizes[index] = torch.tensor([cameras[photo.camera].width, cameras[photo.camera].height])
+    cloud = colmap.read_cloud(points)
     row = {number: position for position, number in enumerate(cloud.numbers.tolist())}
     parts = [torch.zeros(0, 4, dtype=torch.float64)]
-    for features in read_features(model / f"images{ending}"):
+    for features in colmap.read_features(images_file):
         index = numbers.get(features.image)
         if index is not None:
             rows = torch.tensor([row.get(number, -1) for number in features.points.tolist()], dtype=torch.int64)
-            photo = torch.full_like(rows, index)
-            part = torch.cat([photo[:, None].double(), features.pixels, rows[:, None].double()], dim=-1)
+            index = torch.full_like(rows, index)
+            part = torch.cat([index[:, None].double(), features.pixels, rows[:, None].double()], dim=-1)
             parts.append(part[rows >= 0])
     found = torch.cat(parts)
     shown = torch.bincount(found[:, 3].long(), minlength=len(cloud.positions))
@@ -111,7 +110,7 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
 
 def exact_keypoints(scene: Scene, n: int, *, seed: int) -> Keypoints:
     """Of a built-in scene, whose surface is known: `n` random places of each picture, less those that show nothing."""
-    from .builtin_distance import ray_distance
+    from .builtin.distance import ray_distance
 
     photo = torch.arange(len(scene)).repeat_interleave(n)
     place = torch.rand(len(photo), 2, generator=torch.Generator().manual_seed(seed)) * scene.cameras.size[photo]
@@ -123,8 +122,8 @@ def exact_keypoints(scene: Scene, n: int, *, seed: int) -> Keypoints:
 
 def _model_folder(source: str) -> tuple[Path, Path]:
     """The scene's folder and that of its reconstruction."""
-    from .colmap import find_model
-    from .unposed import is_unposed, poses_folder
+    from .capture.unposed import is_unposed, poses_folder
+    from .formats.colmap import find_model
 
     folder = Path(source).expanduser()
     if folder.exists() and (folder.is_file() or find_model(folder) is None) and is_unposed(folder):

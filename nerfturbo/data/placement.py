@@ -4,25 +4,106 @@ A scene from photos has any origin, any unit and any direction for up. Cameras s
 axis is up, and what they look at is the middle. Points of a reconstruction, where there are some, say how far the
 surroundings reach: `grid_levels` nested boxes, each twice as large as the one before, cover them. The way back to the
 file's own coordinates is kept exactly.
+
+Normalised device coordinates (NDC), for captures whose cameras all look one way, as the NeRF paper has them: seen from
+the mean camera (x right, y up, -z forward), with the near plane at distance n and focal lengths a and b in halves of
+the image, space in front of that plane is bent into a box:
+
+    x' = -a x / z,    y' = -b y / z,    z' = 1 + 2 n / z        (z = -n is z' = -1, infinitely far is z' = 1)
+
+Straight lines stay straight, so that rays are bent once, when they leave their camera, and everything behind works as
+in any bounded box. Cameras, paths and the way back to the file stay in plain space.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..types import Aabb
+from ..types import Aabb, Rays
 from .cameras import Cameras
-from .ndc import NEAR_SHARE, WIDEST, Ndc, mean_camera
+from .options import Bounds
 from .scene import farthest_distance
+
+NEAR_SHARE = 0.75  # of the distance of the nearest things: where the near plane stands, as for the published scenes
+WIDEST = 4.0  # half of the box, at most: beyond, some camera looks far aside
+_FORWARD = 1e-3  # a unit direction looks forward by at least this, else nothing in front of the plane is on its ray
+
+
+def require_plain(ndc: Ndc | None, what: str) -> None:
+    """Refuse what works in plain space alone; `what` is what was asked for."""
+    if ndc is not None:
+        raise InputError(what, "a scene in plain space", "one in normalised device coordinates", "train without --ndc")
+
+
+@dataclass(frozen=True)
+class Ndc:
+    """From plain space to the box and back."""
+
+    to_mean: Tensor  # (3, 4): from the scene's coordinates to the mean camera's, in units of the near plane's distance
+    scale: Tensor  # (2,): a and b
+
+    def to(self, device: torch.device | str) -> Ndc:
+        return Ndc(self.to_mean.to(device), self.scale.to(device))
+
+    def bend(self, points: Tensor) -> Tensor:
+        """Points (m, 3) in front of the near plane into the box."""
+        local = self._local(points)
+        depth = -local[:, 2:]
+        return torch.cat([local[:, :2] / depth * self.scale, 1.0 - 2.0 / depth], dim=-1)
+
+    def unbend(self, points: Tensor) -> Tensor:
+        """Points (m, 3) of the box back to plain space; z' = 1 is kept just before infinity."""
+        depth = 2.0 / (1.0 - points[:, 2:]).clamp_min(1e-6)
+        local = torch.cat([points[:, :2] * depth / self.scale, -depth], dim=-1)
+        rotation = self.to_mean[:, :3]
+        size2 = rotation.square().sum() / 3.0  # a rotation times a scale: its inverse is its transpose over scale^2
+        return (local - self.to_mean[:, 3]) @ rotation / size2
+
+    def bend_rays(self, rays: Rays) -> Rays:
+        """Rays from the near plane on, with unit directions in the box. `pixel_radii` are those of a cone as wide at
+        its end as the pixel, whose width does not grow with distance here."""
+        starts, ends = self.ends(rays)
+        way = ends - starts
+        lengths = torch.linalg.vector_norm(way, dim=-1)
+        radii = None
+        if rays.pixel_radii is not None:
+            radii = rays.pixel_radii * self.scale.prod().sqrt() / lengths
+        return replace(rays, origins=starts, directions=way / lengths[:, None], pixel_radii=radii)
+
+    def ends(self, rays: Rays) -> tuple[Tensor, Tensor]:
+        """(m, 3) each: where rays meet the near plane, and where they go to infinity."""
+        rotation = self.to_mean[:, :3]
+        local, along = self._local(rays.origins), rays.directions @ rotation.T
+        along = torch.nn.functional.normalize(along, dim=-1)
+        down = along[:, 2:].clamp(max=-_FORWARD)
+        at_plane = local[:, :2] - along[:, :2] * ((1.0 + local[:, 2:]) / down)
+        one = torch.ones_like(down)
+        starts = torch.cat([at_plane * self.scale, -one], dim=-1)
+        return starts, torch.cat([-along[:, :2] / down * self.scale, one], dim=-1)
+
+    def _local(self, points: Tensor) -> Tensor:
+        return points @ self.to_mean[:, :3].T + self.to_mean[:, 3]
+
+
+def mean_camera(poses: Tensor, near: float, scale: tuple[float, float]) -> Ndc:
+    """The box before the mean of placed poses (n, 3, 4), with the near plane at a distance in their unit."""
+    poses = poses.double()
+    backward = poses[:, :, 2].mean(0)
+    if poses.shape[0] < 2 or float((poses[:, :, 2] @ torch.nn.functional.normalize(backward, dim=0)).min()) < 0.5:
+        hint = "leave it out: scenes seen from around are placed without it"
+        raise InputError("ndc", "cameras that look one way, within 60 degrees of their mean", "others", hint)
+    backward = torch.nn.functional.normalize(backward, dim=0)
+    right = torch.nn.functional.normalize(torch.linalg.cross(poses[:, :, 1].mean(0), backward), dim=0)
+    axes = torch.stack([right, torch.linalg.cross(backward, right), backward])  # (3, 3): world to camera
+    middle = poses[:, :, 3].mean(0)
+    to_mean = torch.cat([axes, -(axes @ middle)[:, None]], dim=1) / near
+    return Ndc(to_mean.float(), torch.tensor(scale))
+
 
 MAX_LEVELS = 6
 LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
@@ -30,25 +111,9 @@ _NEAR = 0.05  # of the cameras' distance, where no points say how close things c
 _ENOUGH_POINTS = 16
 _ONE_SIDE = 0.5  # mean of the cameras' horizontal directions from the centre: 0 all around, 1 in one place
 
-Bounds = Literal["auto", "bounded", "unbounded"]
-_BOUNDS: ContextVar[Bounds] = ContextVar("nerfturbo_bounds", default="auto")
 
-
-@contextlib.contextmanager
-def bounding(wanted: Bounds) -> Iterator[None]:
-    """Whether scenes that are opened inside the block have an end; auto decides by what they show."""
-    if wanted not in get_args(Bounds):
-        raise InputError("bounds", "one of " + ", ".join(get_args(Bounds)), repr(wanted))
-    token = _BOUNDS.set(wanted)
-    try:
-        yield
-    finally:
-        _BOUNDS.reset(token)
-
-
-def bounded_levels(levels: int) -> tuple[int, str]:
+def bounded_levels(levels: int, wanted: Bounds) -> tuple[int, str]:
     """The grid levels of a file that says how far it reaches, or what was asked for, with the words that say so."""
-    wanted = _BOUNDS.get()
     if wanted == "bounded" and levels > 1:
         return 1, "bounded, as asked: one box"
     if wanted == "unbounded" and levels == 1:
@@ -87,7 +152,14 @@ class _Similarity:
         return matrix
 
 
-def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_object: bool = False) -> Placement:
+def place(
+    cameras: Cameras,
+    poses: Tensor,
+    points: Tensor | None = None,
+    *,
+    is_object: bool = False,
+    bounds: Bounds = "auto",
+) -> Placement:
     """Choose a place for all cameras of a scene; `placed_poses` then moves them.
 
     `poses` (n, 3, 4) are the cameras' poses in float64, `points` (m, 3) lie on surfaces. `is_object`: the pictures show
@@ -104,8 +176,8 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
         scale = 1.0 if points is None else 1.0 / max(float((points - center).norm(dim=-1).median()), 1e-9)
     similarity = _Similarity(upright, center, scale)
     notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
-    positions, wanted = similarity.points(poses[:, :, 3]), _BOUNDS.get()
-    if wanted == "bounded" or (wanted == "auto" and is_object):
+    positions = similarity.points(poses[:, :, 3])
+    if bounds == "bounded" or (bounds == "auto" and is_object):
         aabb, levels, near = _object_box(cameras, positions), 1, 0.0
         why = "because the pictures can be seen through" if is_object else "as asked"
         if points is not None and not is_object:
@@ -119,7 +191,7 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
         near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
         reach = _reach(similarity.points(points))
         aabb, one_sided = Aabb.cube(1.0), _on_one_side(positions)
-        levels = max(levels_for(reach), 2 if wanted == "unbounded" or one_sided else 1)
+        levels = max(levels_for(reach), 2 if bounds == "unbounded" or one_sided else 1)
         kind = "bounded" if levels == 1 else "unbounded"
         notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
         if levels_for(reach) == 1 and one_sided:
@@ -129,12 +201,8 @@ def place(cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_o
     return Placement(similarity.inverse(), aabb, near, far, levels, notes)
 
 
-def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Placement:
+def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, *, bounds: Bounds = "auto") -> Placement:
     """As `place`, but rays are bent into the box of normalised device coordinates before the mean camera."""
-    if _BOUNDS.get() == "unbounded":
-        raise InputError(
-            "bounds", "auto or bounded beside ndc, whose box holds everything", "unbounded", "leave one out"
-        )
     plain = place(cameras, poses, points)
     nearest = None if points is None else _nearest_depth(cameras, points)
     if nearest is None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .builtin_cache import cache_folder
+from ..files import cache_folder
 
 VERSION = 1
 RESIDENT_BYTES = 256 << 20  # of a mapping, at most: a power of two

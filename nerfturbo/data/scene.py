@@ -1,4 +1,4 @@
-"""Scene = cameras + pictures + bounds: what every loader returns; and opening one by folder or name."""
+"""Scene = cameras + images + bounds: what every loader returns; opening one by folder or name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..ops.pixels import PixelMask
 from ..types import Aabb
 from .cameras import Cameras
-from .documents import paths_outside
-from .images import ImagePool
-from .lens_table import valid_pixels
-from .ndc import in_ndc
-from .photos import VIDEO_ENDINGS, find_raw
-from .picture_files import CONVERT_RAW
+from .images import CONVERT_RAW, ImagePool, pack_flags
+from .lenses import valid_pixels
+from .options import DEFAULTS, LoadOptions
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 BUILTIN_PREFIX = "builtin:"
+HOLD_OUT_EVERY = 8
 UNPOSED = "photos or video"  # the format whose poses are found by COLMAP
 
 
@@ -106,145 +106,90 @@ def load_scene(
     source: str | Path,
     split: Split = "train",
     *,
-    downscale: int = 1,
-    allow_outside: bool = False,
-    bounds: Literal["auto", "bounded", "unbounded"] = "auto",
-    ndc: bool = False,
+    downscale: int | None = None,
+    options: LoadOptions = DEFAULTS,
 ) -> Scene:
-    """Open a folder in any format of `FORMATS`, or a built-in scene by its name ("toybox" or "builtin:toybox").
+    """Open a folder in any of `scene_formats`, or a built-in scene by its name ("toybox" or "builtin:toybox").
 
-    `downscale` shrinks the pictures that many times, each new pixel the mean of the old ones. A file that names
-    pictures outside its folder is refused unless `allow_outside`. `bounds` says whether the scene has an end, where
-    its own signs (alpha, points, the file's box) are not to decide. `ndc` bends a capture whose cameras all look one
-    way into normalised device coordinates.
+    `downscale` is short for that of the options: divide width and height of the images by this.
     """
     if split not in SPLITS:
         raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
-    if isinstance(downscale, bool) or not isinstance(downscale, int) or downscale < 1:
-        raise InputError("downscale", "an integer >= 1", repr(downscale))
+    options = options if downscale is None else replace(options, downscale=downscale)
     text = str(source)
     if is_builtin(text):
-        if ndc or bounds == "unbounded":
-            what, expected = ("ndc", "whose cameras all look one way") if ndc else ("bounds", "without an end")
+        expected = {"ndc": "whose cameras all look one way", "unbounded": "without an end"}.get(options.bounds)
+        if expected is not None:
+            what = "ndc" if options.bounds == "ndc" else "bounds"
             raise InputError(what, f"a capture {expected}", "a built-in scene")
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
-        return builtin_scene(name, split, resolution=max(1, round(DEFAULT_RESOLUTION / downscale)))
+        return builtin_scene(name, split, resolution=max(1, round(DEFAULT_RESOLUTION / options.downscale)))
     folder = Path(source).expanduser()
     found = recognise(folder)
     if found is not None:
-        from .placement import bounding  # imports this file
-
-        with paths_outside(allow_outside), in_ndc(ndc), bounding(bounds):
-            scene = found.load(folder, split, downscale)
-        if ndc and scene.cameras.ndc is None:
+        scene = found.load(folder, split, options)
+        if options.bounds == "ndc" and scene.cameras.ndc is None:
             raise InputError("ndc", "a capture with depths, whose cameras look one way", f"a {found.name} scene")
         return scene
+    from .capture.photos import find_raw
+
     if raw := find_raw(folder):
         raise InputError(str(folder), "a scene in a known format", f"{', '.join(raw)} files", CONVERT_RAW)
-    looked_for = "; ".join(f"{scene_format.name}: {scene_format.looked_for}" for scene_format in FORMATS)
+    looked_for = "; ".join(f"{entry.name}: {entry.looked_for}" for entry in scene_formats())
     raise InputError(str(folder), "a scene in a known format", "none of them", f"looked for {looked_for}")
+
+
+def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Scene, Scene]:
+    """(training views, test views): the test split, else the val split, else every 8th training view held out."""
+    train = load_scene(source, "train", options=options)
+    test = find_split(source, "test", options) or find_split(source, "val", options)
+    if test is not None:
+        return train, test
+    if len(train) < 2:
+        raise InputError(str(source), "at least 2 views, one of them to score", str(len(train)))
+    return hold_out(train, HOLD_OUT_EVERY)
+
+
+def find_split(source: str | Path, split: Split, options: LoadOptions = DEFAULTS) -> Scene | None:
+    """As `load_scene`; None where the scene has no such split, as opposed to one that is broken."""
+    try:
+        return load_scene(source, split, options=options)
+    except MissingSplitError:
+        return None
 
 
 def recognise(folder: Path) -> SceneFormat | None:
     """The first format that knows this folder, or this video file; one that holds nothing, or half of a reconstruction,
     is an error."""
-    if folder.suffix.lower() not in VIDEO_ENDINGS or not folder.is_file():
-        _check_folder(folder)
-    found = next((scene_format for scene_format in FORMATS if scene_format.recognise(folder)), None)
-    if found is None or found.name == UNPOSED:
-        from .colmap import check_whole  # imported here: the loaders import this file
+    from .capture.photos import is_video  # imported here: the loaders import this file
+    from .formats.colmap import check_whole
 
+    if not is_video(folder):
+        _check_folder(folder)
+    found = next((scene_format for scene_format in scene_formats() if scene_format.recognise(folder)), None)
+    if found is None or found.name == UNPOSED:
         check_whole(folder)
     return found
 
 
 @dataclass(frozen=True)
 class SceneFormat:
-    """A format of scene folders: how it is recognised and who loads it."""
+    """A format of scene folders: how it is recognised and who loads it. `scene_formats` lists them."""
 
     name: str
     looked_for: str
     recognise: Callable[[Path], bool]
-    load: Callable[[Path, Split, int], Scene]
+    load: Callable[[Path, Split, LoadOptions], Scene]
 
 
-def _load_blender(folder: Path, split: Split, downscale: int) -> Scene:
-    from .blender import load_blender  # imported here: the loaders import this file
+def scene_formats() -> tuple[SceneFormat, ...]:
+    """All of them. The first that recognises a folder loads it, so the more telling ones come first."""
+    from .capture import unposed  # imported here: the loaders import this file
+    from .formats import blender, colmap, llff, transforms
 
-    return load_blender(folder, split, downscale=downscale)
-
-
-def _load_transforms(folder: Path, split: Split, downscale: int) -> Scene:
-    from .transforms import load_transforms
-
-    return load_transforms(folder, split, downscale=downscale)
-
-
-def _load_colmap(folder: Path, split: Split, downscale: int) -> Scene:
-    from .colmap import load_colmap
-
-    return load_colmap(folder, split, downscale=downscale)
-
-
-def _is_colmap(folder: Path) -> bool:
-    from .colmap import find_model
-
-    return find_model(folder) is not None
-
-
-def _load_llff(folder: Path, split: Split, downscale: int) -> Scene:
-    from .llff import load_llff
-
-    return load_llff(folder, split, downscale=downscale)
-
-
-def _is_unposed(source: Path) -> bool:
-    from .unposed import is_unposed
-
-    return is_unposed(source)
-
-
-def _load_unposed(source: Path, split: Split, downscale: int) -> Scene:
-    from .unposed import load_unposed
-
-    return load_unposed(source, split, downscale=downscale)
-
-
-# The first that recognises the folder loads it, so the more telling ones come first.
-FORMATS: tuple[SceneFormat, ...] = (
-    SceneFormat(
-        name="Blender",
-        looked_for="transforms_train.json",
-        recognise=lambda folder: any((folder / f"transforms_{split}.json").is_file() for split in SPLITS),
-        load=_load_blender,
-    ),
-    SceneFormat(
-        name="instant-ngp / nerfstudio",
-        looked_for="transforms.json",
-        recognise=lambda folder: (folder / "transforms.json").is_file(),
-        load=_load_transforms,
-    ),
-    SceneFormat(
-        name="COLMAP",
-        looked_for="sparse/0/cameras.bin or .txt",
-        recognise=_is_colmap,
-        load=_load_colmap,
-    ),
-    SceneFormat(
-        name="LLFF",
-        looked_for="poses_bounds.npy",
-        recognise=lambda folder: (folder / "poses_bounds.npy").is_file(),
-        load=_load_llff,
-    ),
-    SceneFormat(
-        name=UNPOSED,
-        looked_for="JPEG, PNG or WebP files",
-        recognise=_is_unposed,
-        load=_load_unposed,
-    ),
-)
+    return blender.FORMAT, transforms.FORMAT, colmap.FORMAT, llff.FORMAT, unposed.FORMAT
 
 
 def is_builtin(source: str) -> bool:
@@ -270,3 +215,38 @@ def _check_folder(folder: Path) -> None:
         raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
     if empty:
         raise InputError(str(folder), "a folder with a scene", "an empty folder", hint)
+
+
+def shrunken(scene: Scene, divisor: int) -> Scene:
+    """Width and height of every picture over `divisor`, each new pixel the mean of the old ones, of what is visible."""
+    if divisor < 1:
+        raise InputError("divisor", "an integer >= 1", str(divisor))
+    if divisor == 1:
+        return scene
+    views = range(len(scene))
+    images = ImagePool.from_images([_shrink(scene.images.image(index), divisor) for index in views])
+    if scene.images.mask is not None:
+        sizes = [(int(height), int(width)) for width, height in images.sizes]
+        flags = (_shrink_mask(scene.images.image_mask(index), size) for index, size in zip(views, sizes, strict=True))
+        images = replace(images, mask=PixelMask.of_words(pack_flags(flags)))
+    return replace(scene, images=images.to(scene.images.device), cameras=scene.cameras.resized(images.sizes))
+
+
+def _shrink_mask(mask: Tensor | None, size: tuple[int, int]) -> np.ndarray:
+    """A small pixel counts where all of it counted."""
+    if mask is None:
+        return np.ones(size, bool)
+    share = torch.nn.functional.adaptive_avg_pool2d(mask.float()[None], size)[0]
+    return (share > 0.999).cpu().numpy()
+
+
+def _shrink(image: Tensor, divisor: int) -> Tensor:
+    """(height, width, channels) float -> uint8; colours are weighted by alpha, so that invisible ones never show."""
+    height, width = (max(1, round(side / divisor)) for side in image.shape[:2])
+    channels = image.permute(2, 0, 1)
+    if channels.shape[0] == 4:
+        channels = torch.cat([channels[:3] * channels[3:], channels[3:]])
+    small = torch.nn.functional.adaptive_avg_pool2d(channels, (height, width))
+    if small.shape[0] == 4:
+        small = torch.cat([small[:3] / small[3:].clamp(min=1e-6), small[3:]])
+    return (small.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8).permute(1, 2, 0).contiguous()

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.cameras import Cameras
-from ..data.conventions import WORLD_UP, look_at
-from ..data.documents import number, read_json, rigid, shown
+from ..data.cameras import WORLD_UP, Cameras, look_at
+from ..data.json_checks import number, read_json, rigid, shown
 from ..errors import InputError
 from ..types import Aabb
 from .run_folder import write_json

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.conventions import PIXEL_CENTER
+from ..data.cameras import PIXEL_CENTER
 from ..data.images import composite_over, save_image
 from ..data.scene import Scene
 from ..files import replacing

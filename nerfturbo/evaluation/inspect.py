@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.cameras import Cameras
-from ..data.conventions import PIXEL_CENTER
+from ..data.cameras import PIXEL_CENTER, Cameras
 from ..errors import InputError
 from ..ops.march import StepRule
 from ..ops.march.reference import inverse_lattice, is_occupied, lattice

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.documents import read_json
+from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.camera_path import transform_poses

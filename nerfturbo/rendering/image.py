@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.cameras import Cameras
-from ..data.conventions import PIXEL_CENTER
-from ..data.lens_table import picture_directions
+from ..data.cameras import PIXEL_CENTER, Cameras
+from ..data.lenses import picture_directions
 from ..errors import InputError
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp

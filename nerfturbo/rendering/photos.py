@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.cameras import Cameras
-from ..data.ndc import require_plain
+from ..data.placement import require_plain
 from ..errors import InputError
 from ..fields.field import offers
 from ..ops.packed import packed_sum

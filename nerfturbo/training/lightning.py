@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import Config, from_dict, to_dict
 from ..data.images import save_image
-from ..data.scene import MissingSplitError, Scene, hold_out, load_scene
+from ..data.options import LoadOptions
+from ..data.scene import Scene, open_scenes
 from ..errors import BackendError, InputError
 from ..fields.field import connect, field_part, is_adaptive
 from ..rendering.model import NerfModel, SceneBounds
@@ -47,7 +48,6 @@ except ImportError as error:
         f"training under Lightning needs the package lightning ({error}); pip install 'nerfturbo[lightning]'"
     ) from error
 
-HOLD_OUT_EVERY = 8
 LOG = logging.getLogger("nerfturbo")
 
 
@@ -73,12 +73,7 @@ class NerfData(pl.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         if self._scenes is None:
-            source, downscale = self.config.data.source, self.config.data.downscale
-            train = load_scene(source, "train", downscale=downscale)
-            try:
-                self._scenes = train, load_scene(source, "test", downscale=downscale)
-            except MissingSplitError:
-                self._scenes = hold_out(train, HOLD_OUT_EVERY)
+            self._scenes = open_scenes(self.config.data.source, LoadOptions.of(self.config.data))
 
     @property
     def train_scene(self) -> Scene:

@@ -17,10 +17,9 @@ from torch import nn
 from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
-from ..data.coarse import shrunken
-from ..data.fitting import fitted_config
 from ..data.keypoints import TRAINED_PHOTOS, load_keypoints
-from ..data.scene import Scene
+from ..data.scene import Scene, shrunken
+from ..data.scene_defaults import fitted_config
 from ..errors import InputError
 from ..fields.field import Carry, offers, read_halves
 from ..presets import preset

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras
 from ..data.images import to_bytes
-from ..data.ndc import Ndc
+from ..data.placement import Ndc
 from ..errors import InputError
 from ..evaluation.camera_path import rotations
 from ..evaluation.images import Channel, channel_image

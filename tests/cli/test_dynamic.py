@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nerfturbo.cli.main import main
-from nerfturbo.data.blender import write_blender
 from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.data.formats.blender import write_blender
 
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo

@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfturbo.data import video_frames
-from nerfturbo.data.photos import copy_photos, find_photos
+from nerfturbo.data.capture import video
+from nerfturbo.data.capture.photos import copy_photos, find_photos
+from nerfturbo.data.capture.unposed import MissingPosesError, has_poses, poses_folder
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
-from nerfturbo.data.unposed import MissingPosesError, has_poses, poses_folder
 from nerfturbo.evaluation.run_folder import open_run
 from nerfturbo.export.video import write_video
 
@@ -95,7 +96,7 @@ def test_a_video_without_poses_is_described(nerfturbo: Nerfturbo, monkeypatch: p
     refused = nerfturbo("scene", "info", "damaged.mp4")
     assert refused.code == 2 and "damaged.mp4: expected a video" in refused.err
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(video_frames.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
     unread = nerfturbo("scene", "info", "walk.mp4")  # nothing here decodes it, and what to do next is said all the same
     assert unread.code == 0 and "pip install imageio-ffmpeg" in unread.out and "next  nerfturbo process" in unread.out
 
@@ -172,7 +173,7 @@ def test_pictures_outside_the_folder_need_a_flag(nerfturbo: Nerfturbo) -> None:
         assert refused.code == 2 and "a path inside the scene's folder" in refused.err
         assert "--allow-outside" in refused.err
         assert nerfturbo("scene", "info", folder, "--allow-outside", "--json").json["splits"]["train"]["views"] == 14
-        assert len(load_scene(folder, allow_outside=True)) == 14
+        assert len(load_scene(folder, options=LoadOptions(allow_outside=True))) == 14
     words = ["--steps", 2, "--output", "run", "--allow-outside", *TINY_FLAGS, "--turntable", 0, "--downscale", 2]
     assert nerfturbo("train", folder, *words).code == 0
     assert nerfturbo("eval", "run", "--backend", "reference").code == 0  # a run remembers what was allowed

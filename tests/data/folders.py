@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from nerfturbo.data.conventions import look_at, opengl_to_opencv, world_to_camera
+from nerfturbo.data.cameras import look_at, opengl_to_opencv, world_to_camera
 
 N_VIEWS, WIDTH, HEIGHT, FOCAL = 16, 24, 16, 30.0
 
@@ -106,7 +106,7 @@ def _write_binary(sparse: Path, names: list[str], model: int, parameters: list[f
 
 
 def _write_text(sparse: Path, names: list[str], model: int, parameters: list[float]) -> None:
-    from nerfturbo.data.colmap_files import MODELS
+    from nerfturbo.data.formats.colmap import MODELS
 
     numbers = " ".join(map(repr, parameters))
     (sparse / "cameras.txt").write_text(f"# cameras\n7 {MODELS[model][0]} {WIDTH} {HEIGHT} {numbers}\n")

@@ -20,10 +20,9 @@ from nerfturbo.data.builtin import (
     render_poses,
     view_poses,
 )
-from nerfturbo.data.builtin_distance import signed_distance
-from nerfturbo.data.builtin_moving import MOVING
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.builtin.distance import signed_distance
+from nerfturbo.data.builtin.scenes import MOVING
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import SPLITS, Scene, load_scene
 from nerfturbo.errors import InputError
@@ -189,7 +188,7 @@ def test_cameras_off_centre_are_refused() -> None:
 
 
 def test_importing_does_not_import_numba() -> None:
-    modules = "nerfturbo.data, nerfturbo.data.builtin, nerfturbo.data.builtin_distance, nerfturbo.data.blender"
+    modules = "nerfturbo.data, nerfturbo.data.builtin, nerfturbo.data.builtin.distance, nerfturbo.data.formats.blender"
     code = f"import sys, {modules}; print('numba' in sys.modules, 'PIL' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]

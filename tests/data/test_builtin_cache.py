@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfturbo.data import builtin_cache
-from nerfturbo.data.builtin_cache import cache_folder, cached_pictures
+from nerfturbo.data import builtin
+from nerfturbo.data.builtin import cached_pictures
+from nerfturbo.files import cache_folder
 
 SHAPE = (2, 3, 3, 4)
 PICTURES = np.arange(72, dtype=np.uint8).reshape(SHAPE)
@@ -27,7 +28,7 @@ class Renderer:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NERFTURBO_CACHE", str(tmp_path / "cache"))
-    builtin_cache._warn_once.cache_clear()
+    builtin._warn_once.cache_clear()
     return tmp_path / "cache"
 
 
@@ -75,7 +76,7 @@ def test_a_damaged_file_is_rendered_anew(folder: Path, damage: str) -> None:
 def test_an_unwritable_cache_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NERFTURBO_CACHE", str(tmp_path / "file"))
-    builtin_cache._warn_once.cache_clear()
+    builtin._warn_once.cache_clear()
     render = Renderer()
     with pytest.warns(RuntimeWarning, match="NERFTURBO_CACHE") as caught:
         for _ in range(2):
@@ -104,6 +105,6 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_very_large_sets_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtin_cache, "_MAX_BYTES", 10)
+    monkeypatch.setattr(builtin, "_MAX_BYTES", 10)
     cached_pictures("key", SHAPE, Renderer())
     assert not folder.exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nerfturbo.data.builtin import builtin_names
-from nerfturbo.data.builtin_distance import signed_distance
+from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.data.builtin_distance import _solid_distance
-from nerfturbo.data.builtin_tables import Light, Material, Solid, along, box, capsule, frustum, pack, sphere, torus
+from nerfturbo.data.builtin.distance import _solid_distance
+from nerfturbo.data.builtin.scenes import Light, Material, Solid, along, box, capsule, frustum, pack, sphere, torus
 
-geometry = pytest.importorskip("nerfturbo.data.builtin_geometry", reason="numba is not installed")
+geometry = pytest.importorskip("nerfturbo.data.builtin.render", reason="numba is not installed")
 
 LOOK = Material("#808080")
 SOLIDS = [

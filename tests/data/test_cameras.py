@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 
 IDENTITY = torch.eye(4)[None, :3]

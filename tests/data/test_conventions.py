@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nerfturbo.data.conventions import look_at, opencv_to_opengl, opengl_to_opencv, world_to_camera
+from nerfturbo.data.cameras import look_at, opencv_to_opengl, opengl_to_opencv, world_to_camera
 from nerfturbo.errors import InputError
 
 

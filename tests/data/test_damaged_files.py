@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nerfturbo.data.colmap import load_colmap
-from nerfturbo.data.colmap_files import read_images, read_points
+from nerfturbo.data.capture.unposed import MissingPosesError
+from nerfturbo.data.formats.colmap import load_colmap, read_cloud, read_images
 from nerfturbo.data.scene import load_scene
-from nerfturbo.data.unposed import MissingPosesError
 from nerfturbo.errors import InputError
 
 from . import folders, fuzz
@@ -70,7 +69,7 @@ def test_the_command_notices_what_goes_wrong(
 
 
 def test_a_count_beyond_the_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    for name, read in (("images.bin", read_images), ("points3D.bin", read_points)):
+    for name, read in (("images.bin", read_images), ("points3D.bin", read_cloud)):
         file = tmp_path / name
         file.write_bytes(struct.pack("<Q", 1 << 60) + b"\0" * 100)
         with pytest.raises(InputError, match=rf"{name}: byte 8: expected {1 << 60}"):

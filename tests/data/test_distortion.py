@@ -10,8 +10,8 @@ import torch
 
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.distortion import distort_opencv, fisheye_limit, opencv_limit, undistort_opencv
 from nerfturbo.data.images import ImagePool
+from nerfturbo.data.lenses import distort_opencv, fisheye_limit, opencv_limit, undistort_opencv
 from nerfturbo.data.scene import Scene
 from nerfturbo.types import Aabb
 

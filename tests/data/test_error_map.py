@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.data.batches import PixelSampler
-from nerfturbo.data.error_map import ErrorMap
+from nerfturbo.data.batches import ErrorMap, PixelSampler
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.adam import RayBudget, StepState

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from nerfturbo.data import batches
-from nerfturbo.data.batches import PixelSampler, place_pixels
+from nerfturbo.data.batches import DeviceFeed, HostPixels, PixelSampler, Prefetcher, place_pixels
 from nerfturbo.data.images import ImagePool, load_images, save_image
-from nerfturbo.data.loading import LoadOptions, loading
-from nerfturbo.data.prefetch import DeviceFeed, HostPixels, Prefetcher
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
@@ -100,8 +99,7 @@ def test_training_is_the_same_from_device_host_and_file(tmp_path: Path, monkeypa
     paths = [tmp_path / f"{index}.png" for index in range(len(scene))]
     for index, path in enumerate(paths):
         save_image(path, scene.images.image_bytes(index))
-    with loading(LoadOptions("disk")):
-        mapped = replace(scene, images=load_images(paths))
+    mapped = replace(scene, images=load_images(paths, LoadOptions(cache="disk")))
     assert mapped.images.file is not None
     config = tiny_config(steps=6)
     on_host = replace(config, data=replace(config.data, pixels="host"))

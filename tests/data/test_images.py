@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from nerfturbo.data.images import ImagePool, composite_over, decode_image, load_images, save_image
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.errors import InputError
 
 
@@ -45,7 +46,7 @@ def test_downscaling_takes_the_mean(tmp_path: Path) -> None:
     expected = image.float().reshape(3, 4, 2, 4, 3).mean((1, 3))
     small = decode_image(tmp_path / "a.png", 4)
     assert small.shape == (3, 2, 3) and (small.float() - expected).abs().max() <= 0.51
-    assert torch.equal(load_images([tmp_path / "a.png"], downscale=4).image_bytes(0), small)
+    assert torch.equal(load_images([tmp_path / "a.png"], LoadOptions(4)).image_bytes(0), small)
 
 
 def test_downscaling_ignores_the_colour_of_what_is_invisible(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_downscaled_cameras_and_pictures_agree_on_odd_sizes(tmp_path: Path, size
     save_image(tmp_path / "a.png", random_image(size[1], size[0], 3))
     camera = Cameras.pinhole(torch.eye(4)[None, :3], width=size[0], height=size[1], field_of_view_x=1.0)
     for divisor in (2, 3, 6, 10):
-        pool = load_images([tmp_path / "a.png"], downscale=divisor)
+        pool = load_images([tmp_path / "a.png"], LoadOptions(divisor))
         assert torch.equal(camera.downscaled(divisor).size, pool.sizes)
 
 
@@ -130,7 +131,7 @@ def test_missing_files_and_bad_arguments() -> None:
     with pytest.raises(InputError, match="paths"):
         load_images([])
     with pytest.raises(InputError, match="downscale"):
-        load_images([Path("a.png")], downscale=0)
+        load_images([Path("a.png")], LoadOptions(0))
     with pytest.raises(InputError, match="pixels"):
         ImagePool(torch.zeros(4, 3), torch.tensor([0, 4]), torch.tensor([[2, 2]]))
     with pytest.raises(InputError, match="sizes"):

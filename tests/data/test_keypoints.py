@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nerfturbo.config import CameraConfig, PhotoConfig
-from nerfturbo.data.colmap_files import read_cloud
+from nerfturbo.data.formats.colmap import read_cloud
 from nerfturbo.data.keypoints import has_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.errors import InputError

@@ -10,10 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfturbo.data.batches import PixelSampler, drawable_mask
-from nerfturbo.data.cameras import CameraModel, Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import CameraModel, Cameras, look_at
 from nerfturbo.data.images import ImagePool
-from nerfturbo.data.lens_table import all_valid, make_lens_table, picture_directions, pixel_centers, valid_pixels
+from nerfturbo.data.lenses import all_valid, make_lens_table, picture_directions, pixel_centers, valid_pixels
 from nerfturbo.data.scene import Scene
 from nerfturbo.types import Aabb
 

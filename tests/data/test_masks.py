@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from nerfturbo.data.batches import PixelSampler
-from nerfturbo.data.images import load_images
-from nerfturbo.data.masks import MaskFile, find_mask, pack_flags
+from nerfturbo.data.images import MaskFile, find_mask, load_images, pack_flags
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import Scene, hold_out, load_scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
@@ -90,7 +90,7 @@ def test_a_shrunk_pixel_counts_only_if_all_of_it_does(tmp_path: Path) -> None:
     counts = np.ones((4, 8), bool)
     counts[1, 2] = False
     save_mask(tmp_path / "m.png", counts)
-    pool = load_images([tmp_path / "a.png"], downscale=2, masks=[MaskFile(tmp_path / "m.png")])
+    pool = load_images([tmp_path / "a.png"], LoadOptions(2), masks=[MaskFile(tmp_path / "m.png")])
     expected = torch.ones(2, 4, dtype=torch.bool)
     expected[0, 1] = False
     mask = pool.image_mask(0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nerfturbo.data.batches import PixelSampler
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.errors import InputError
 
@@ -34,7 +35,7 @@ def write_facing(folder: Path) -> Path:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
-    return load_scene(write_facing(tmp_path / "facing"), ndc=True)
+    return load_scene(write_facing(tmp_path / "facing"), options=LoadOptions(bounds="ndc"))
 
 
 def test_points_go_into_the_box_and_back(scene: Scene) -> None:
@@ -92,27 +93,27 @@ def test_drawn_rays_are_the_pictures_rays(scene: Scene, place: str) -> None:
 
 def test_splits_share_the_box_and_plain_scenes_have_none(tmp_path: Path) -> None:
     folder = write_facing(tmp_path / "facing")
-    train, test, plain = (load_scene(folder, split, ndc=bent) for split, bent in _CASES)
+    train, test, plain = (load_scene(folder, split, options=LoadOptions(bounds=bounds)) for split, bounds in _CASES)
     assert train.cameras.ndc is not None and test.cameras.ndc is not None and plain.cameras.ndc is None
     assert torch.equal(train.cameras.ndc.to_mean, test.cameras.ndc.to_mean) and train.aabb == test.aabb
     assert torch.equal(train.to_original, plain.to_original)  # type: ignore[arg-type]
     assert any(note.startswith("NDC: the near plane is") for note in train.notes)
 
 
-_CASES: tuple[tuple, ...] = (("train", True), ("test", True), ("train", False))
+_CASES: tuple[tuple, ...] = (("train", "ndc"), ("test", "ndc"), ("train", "auto"))
 
 
 def test_scenes_that_cannot_be_bent_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ndc: expected cameras that look one way"):
-        load_scene(folders.write_llff(tmp_path / "ring"), ndc=True)
+        load_scene(folders.write_llff(tmp_path / "ring"), options=LoadOptions(bounds="ndc"))
     with pytest.raises(InputError, match="ndc: expected depths"):
-        load_scene(folders.write_transforms(tmp_path / "plain"), ndc=True)
+        load_scene(folders.write_transforms(tmp_path / "plain"), options=LoadOptions(bounds="ndc"))
     with pytest.raises(InputError, match="ndc: expected a capture"):
-        load_scene(folders.write_blender_json(tmp_path / "blender"), ndc=True)
+        load_scene(folders.write_blender_json(tmp_path / "blender"), options=LoadOptions(bounds="ndc"))
     with pytest.raises(InputError, match=r"ndc: expected a capture .* got a built-in scene"):
-        load_scene("toybox", ndc=True)
+        load_scene("toybox", options=LoadOptions(bounds="ndc"))
 
 
 def test_the_fern(scene_dir: Callable[[str], Path]) -> None:
-    scene = load_scene(scene_dir("llff/fern"), downscale=8, ndc=True)
+    scene = load_scene(scene_dir("llff/fern"), downscale=8, options=LoadOptions(bounds="ndc"))
     assert scene.cameras.ndc is not None and 2.0 <= scene.aabb.high[0] - scene.aabb.low[0] < 4.0

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, SamplingConfig
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
-from nerfturbo.data.fitting import fitted_config
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.placement import levels_for, place, placed_poses
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.presets import preset
 
 from .test_scene import make_scene

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.data import posed
-from nerfturbo.data.colmap import lens_of
-from nerfturbo.data.colmap_files import MODELS, ColmapCamera
+from nerfturbo.data.formats import posed
+from nerfturbo.data.formats.colmap import MODELS, ColmapCamera, lens_of
+from nerfturbo.data.formats.posed import unit_times
 from nerfturbo.data.images import decode_image, save_image
-from nerfturbo.data.scene import FORMATS, MissingSplitError, Scene, farthest_distance, load_scene
-from nerfturbo.data.times import unit_times
+from nerfturbo.data.options import LoadOptions
+from nerfturbo.data.scene import MissingSplitError, Scene, farthest_distance, load_scene, scene_formats
 from nerfturbo.errors import InputError
 from nerfturbo.types import Aabb
 
@@ -282,7 +282,9 @@ def test_bounds_may_be_chosen_by_hand(tmp_path: Path, name: str) -> None:
         "alpha": lambda folder: folders.write_transforms(folder, mode="RGBA"),
     }
     folder = (WRITERS | others)[name](tmp_path / "scene")
-    bounded, auto, unbounded = (load_scene(folder, bounds=bounds) for bounds in ("bounded", "auto", "unbounded"))
+    bounded, auto, unbounded = (
+        load_scene(folder, options=LoadOptions(bounds=bounds)) for bounds in ("bounded", "auto", "unbounded")
+    )
     assert bounded.grid_levels == 1 and unbounded.grid_levels > 1
     chosen = bounded if auto.grid_levels == 1 else unbounded
     assert auto.grid_levels == chosen.grid_levels and any(
@@ -293,7 +295,7 @@ def test_bounds_may_be_chosen_by_hand(tmp_path: Path, name: str) -> None:
         far = farthest_distance(scene.cameras.positions, Aabb(tuple(low.tolist()), tuple(high.tolist())))
         assert scene.far >= 0.99 * far  # no ray ends before the box does
     with pytest.raises(InputError, match="bounds: expected one of auto, bounded, unbounded"):
-        load_scene(folder, bounds="endless")  # type: ignore[arg-type]
+        load_scene(folder, options=LoadOptions(bounds="endless"))  # type: ignore[arg-type]
 
 
 def test_panoramas_of_nerfstudio(tmp_path: Path) -> None:
@@ -324,7 +326,7 @@ def test_paths_stay_inside_and_missing_pictures_are_left_out(tmp_path: Path) -> 
 )
 def test_real_scenes(scene_dir: Callable[[str], Path], name: str, format_name: str, views: int, levels: int) -> None:
     folder = scene_dir(name)
-    assert next(entry.name for entry in FORMATS if entry.recognise(folder)) == format_name
+    assert next(entry.name for entry in scene_formats() if entry.recognise(folder)) == format_name
     test = load_scene(folder, "test", downscale=16)
     assert len(test) == -(-views // 8) and test.grid_levels == levels
     low, high = test.aabb.scaled(2.0 ** (levels - 1)).tensor()
@@ -335,10 +337,10 @@ def test_real_scenes(scene_dir: Callable[[str], Path], name: str, format_name: s
 
 def test_real_points_project_into_their_pictures(scene_dir: Callable[[str], Path]) -> None:
     """COLMAP's own observations: a point lands where its image says it was seen, lens and all."""
-    from nerfturbo.data.colmap_files import read_points
+    from nerfturbo.data.formats.colmap import read_cloud
 
     folder = scene_dir("colmap/beer")
-    points = read_points(folder / "sparse" / "0" / "points3D.bin")
+    points = read_cloud(folder / "sparse" / "0" / "points3D.bin").positions
     scene = load_scene(folder, "test", downscale=8)
     forward = torch.linalg.inv(scene.to_original)
     placed = (points @ forward[:3, :3].T + forward[:3, 3]).float()

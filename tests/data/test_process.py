@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfturbo.data import sfm
-from nerfturbo.data.colmap_files import read_cloud, read_images
-from nerfturbo.data.process import is_current, process
-from nerfturbo.data.process_config import ProcessConfig
+from nerfturbo.data.capture import sfm
+from nerfturbo.data.capture.process import ProcessConfig, is_current, process
+from nerfturbo.data.capture.sfm import SfmError, _Progress, run
+from nerfturbo.data.capture.sfm_report import judge, largest_model
+from nerfturbo.data.formats.colmap import read_cloud, read_images
 from nerfturbo.data.scene import load_scene
-from nerfturbo.data.sfm import SfmError, _Progress, run
-from nerfturbo.data.verdict import judge, largest_model
 from nerfturbo.errors import InputError
 
 from ..conftest import IN_CI
@@ -241,7 +240,7 @@ def test_progress_in_the_words_of_old_and_new_versions(text: str, share: float |
 
 def test_options_are_named_as_the_installed_version_names_them(tmp_path: Path) -> None:
     """A stand-in that only answers for its flags: newer versions moved `use_gpu` out of SIFT's options."""
-    from nerfturbo.data.sfm import ColmapProgram, Extraction
+    from nerfturbo.data.capture.sfm import ColmapProgram, Extraction
 
     program = tmp_path / "colmap"
     flags = "--FeatureExtraction.use_gpu arg --FeatureExtraction.max_image_size arg --SiftExtraction.max_num_features"

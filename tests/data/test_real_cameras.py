@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import opengl_to_opencv, world_to_camera
+from nerfturbo.data.cameras import Cameras, opengl_to_opencv, world_to_camera
 from nerfturbo.data.scene import load_scene
 from nerfturbo.evaluation.evaluate import truth_image
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from nerfturbo.data.builtin import builtin_names
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene, farthest_distance, hold_out, load_scene
 from nerfturbo.errors import InputError

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.camera_path import (
     CameraPath,

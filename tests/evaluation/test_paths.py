@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.camera_path import orbit_path
 

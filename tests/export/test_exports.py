@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from nerfturbo.config import GridConfig, SamplingConfig
-from nerfturbo.data.builtin_distance import signed_distance
+from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
 from nerfturbo.export.grid import write_grid
 from nerfturbo.export.mesh import (

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nerfturbo.data.cameras import n_coefficients
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.images import CHANNELS
@@ -80,7 +81,9 @@ def test_a_crop_cuts_the_ball_in_half(model: NerfModel) -> None:
 def test_only_plain_pinhole_cameras_of_one_size_are_recorded(tmp_path: Path) -> None:
     cameras = ball_scene(size=33).cameras
     assert recorded_size(cameras) == (33, 33)
-    assert recorded_size(load_scene(write_facing(tmp_path / "facing"), ndc=True).cameras) is None  # rays are bent
+    assert (
+        recorded_size(load_scene(write_facing(tmp_path / "facing"), options=LoadOptions(bounds="ndc")).cameras) is None
+    )  # rays are bent
     lens = torch.zeros(len(cameras), n_coefficients("opencv"))
     assert recorded_size(replace(cameras, model="opencv", distortion=lens)) is None
     sizes = cameras.size.clone()

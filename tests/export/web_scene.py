@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.export.web.bake import BakeResult
 from nerfturbo.export.web.baked import Baked, DeferredNetwork, encode_density, pack
 from nerfturbo.export.web.lattice import Lattice, SparseBlocks

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.pixels import camera_rays

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from nerfturbo.config import FieldConfig, GridConfig
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 from nerfturbo.fields import InstantNGP, VanillaNeRF
 from nerfturbo.fields.field import Field

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nerfturbo.config import GridConfig
-from nerfturbo.data.cameras import Cameras
-from nerfturbo.data.conventions import look_at
+from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 from nerfturbo.ops.positions import fold, unfold, unit_positions
 from nerfturbo.sampling import ContractedGrid, Draw, RaySpan

@@ -10,9 +10,9 @@ import torch
 
 from nerfturbo.config import Config, MotionConfig
 from nerfturbo.data.baselines import constant_baseline_psnr
-from nerfturbo.data.fitting import fitted_config, motion_notes
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import Scene
+from nerfturbo.data.scene_defaults import fitted_config, motion_notes
 from nerfturbo.evaluation.camera_path import still_path, with_times
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops import use_backend

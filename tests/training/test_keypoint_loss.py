@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nerfturbo.config import PhotoConfig
 from nerfturbo.data.builtin import builtin_scene
-from nerfturbo.data.builtin_distance import ray_distance
+from nerfturbo.data.builtin.distance import ray_distance
 from nerfturbo.data.keypoints import Keypoints, exact_keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError

@@ -13,7 +13,7 @@ import torch
 from nerfturbo.bench.profile import StageClock, step_timed
 from nerfturbo.config import Config, GridConfig, SamplingConfig
 from nerfturbo.data.baselines import constant_baseline_psnr
-from nerfturbo.data.fitting import UNBOUNDED_PRESETS, fitted_config
+from nerfturbo.data.scene_defaults import UNBOUNDED_PRESETS, fitted_config
 from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.export.frames import FrameMaker, Look

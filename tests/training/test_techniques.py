@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, FieldConfig
-from nerfturbo.data.coarse import shrunken
+from nerfturbo.data.scene import shrunken
 from nerfturbo.fields import VanillaNeRF, vanilla
 from nerfturbo.fields.vanilla import SMALLEST_PIECE
 from nerfturbo.ops import use_backend

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...data.cameras import Cameras
-from ...data.ndc import require_plain
+from ...data.placement import require_plain
 from ...data.scene import Scene
 from ...errors import InputError
 from ...evaluation.evaluate import choose_views, truth_image

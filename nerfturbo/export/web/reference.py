@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...data.cameras import Cameras
-from ...data.conventions import PIXEL_CENTER
+from ...data.cameras import PIXEL_CENTER, Cameras
 from .baked import DENSITY, LAST_LIGHT, MAX_STEPS, N_BASE, NUDGE, STEP, Baked, decode_density, meant_features, shade
 from .lattice import CELLS, Lattice
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...data.cameras import Cameras
-from ...data.conventions import PIXEL_CENTER
+from ...data.cameras import PIXEL_CENTER, Cameras
 from ...errors import InputError
 from ...evaluation.evaluate import choose_views
 from ...fields.field import Field

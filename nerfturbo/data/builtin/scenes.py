@@ -1,0 +1,416 @@
+"""What the built-in scenes show: solids and materials, all inside [-1.5, 1.5]^3 with +z up. Plain numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import InputError
+
+SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see builtin_geometry
+SOLID, CHECKER, GORES, STRIPES, GLYPHS, WOOD, GLOBE = range(7)  # patterns, see builtin_patterns
+
+Vector = tuple[float, float, float]
+Matrix = tuple[Vector, Vector, Vector]
+Tables = tuple[np.ndarray, np.ndarray, np.ndarray]
+IDENTITY: Matrix = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Material:
+    """Colours are written as in a picture editor ("#e4572e") and used in linear light."""
+
+    a: str
+    b: str = "#000000"
+    c: str = "#000000"
+    pattern: int = SOLID
+    parameters: tuple[float, float] = (0.0, 0.0)
+    highlight: float = 0.15
+    shininess: float = 24.0
+    reflection: float = 0.25
+
+
+@dataclass(frozen=True)
+class Solid:
+    """One solid; `rotation` has its axes as columns. Built by the functions below."""
+
+    kind: int
+    center: Vector
+    parameters: tuple[float, float, float, float]
+    bound: float  # radius of a sphere about the centre that holds it
+    material: Material
+    rotation: Matrix = IDENTITY
+
+
+@dataclass(frozen=True)
+class Light:
+    """A round key light that casts shadows, a fill panel that does not, and a sky over a floor."""
+
+    key: Vector = (0.42, -0.50, 0.76)
+    spread: float = 0.10
+    fill: Vector = (-0.80, -0.25, 0.45)
+    key_color: Vector = (1.42, 1.33, 1.18)
+    fill_color: Vector = (0.22, 0.27, 0.36)
+    sky_color: Vector = (0.42, 0.46, 0.54)
+    floor_color: Vector = (0.26, 0.22, 0.19)
+
+
+def turn_z(degrees: float) -> Matrix:
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return ((c, -s, 0.0), (s, c, 0.0), (0.0, 0.0, 1.0))
+
+
+def along(axis: Vector) -> Matrix:
+    """A rotation that takes z to the axis."""
+    z = np.asarray(axis) / np.linalg.norm(axis)
+    x = np.cross((0.0, 1.0, 0.0) if abs(z[1]) < 0.9 else (1.0, 0.0, 0.0), z)
+    x /= np.linalg.norm(x)
+    rows = np.stack([x, np.cross(z, x), z], axis=1).tolist()
+    return (tuple(rows[0]), tuple(rows[1]), tuple(rows[2]))
+
+
+def sphere(center: Vector, radius: float, material: Material, *, rotation: Matrix = IDENTITY) -> Solid:
+    return Solid(SPHERE, center, (radius, 0.0, 0.0, 0.0), radius, material, rotation)
+
+
+def box(
+    center: Vector, half: Vector, material: Material, *, rounding: float = 0.03, rotation: Matrix = IDENTITY
+) -> Solid:
+    return Solid(BOX, center, (*half, rounding), math.hypot(*half), material, rotation)
+
+
+def frustum(
+    center: Vector,
+    radii: tuple[float, float],
+    half: float,
+    material: Material,
+    *,
+    rounding: float = 0.02,
+    rotation: Matrix = IDENTITY,
+) -> Solid:
+    """A cone cut off on top: radius at the bottom, radius at the top, half its height."""
+    return Solid(FRUSTUM, center, (*radii, half, rounding), math.hypot(max(radii), half), material, rotation)
+
+
+def torus(center: Vector, ring: float, tube: float, material: Material, *, axis: Vector = (0.0, 0.0, 1.0)) -> Solid:
+    return Solid(TORUS, center, (ring, tube, 0.0, 0.0), ring + tube, material, along(axis))
+
+
+def capsule(start: Vector, end: Vector, radius: float, material: Material) -> Solid:
+    """A rod with round ends between two points."""
+    a, b = np.asarray(start), np.asarray(end)
+    half = float(np.linalg.norm(b - a)) * 0.5
+    x, y, z = ((a + b) * 0.5).tolist()
+    direction = (b - a).tolist()
+    rotation = along((direction[0], direction[1], direction[2]))
+    return Solid(CAPSULE, (x, y, z), (radius, half, 0.0, 0.0), half + radius, material, rotation)
+
+
+def moved(solid: Solid, scale: float, origin: Vector) -> Solid:
+    """A solid of one colour, scaled about the origin and then moved there."""
+    x, y, z = (o + scale * c for o, c in zip(origin, solid.center, strict=True))
+    a, b, c, rounding = (scale * value for value in solid.parameters)
+    return replace(solid, center=(x, y, z), parameters=(a, b, c, rounding), bound=scale * solid.bound)
+
+
+def linear(color: str) -> list[float]:
+    """ "#rrggbb" in linear light, by the renderer's gamma of 2."""
+    return [(int(color[k : k + 2], 16) / 255.0) ** 2 for k in (1, 3, 5)]
+
+
+def pack(solids: Sequence[Solid], light: Light) -> Tables:
+    """(solids (n, 19), materials (m, 17), light (19,)), float64; the columns are listed in the kernels' files."""
+    materials = list(dict.fromkeys(solid.material for solid in solids))
+    rows = [
+        [s.kind, *s.center, *np.asarray(s.rotation).reshape(-1), *s.parameters, s.bound, materials.index(s.material)]
+        for s in solids
+    ]
+    looks = [
+        [m.pattern, *linear(m.a), *linear(m.b), *linear(m.c), *m.parameters, 0.0, 0.0]
+        + [m.highlight, m.shininess, m.reflection]
+        for m in materials
+    ]
+    key, fill = (np.asarray(v) / np.linalg.norm(v) for v in (light.key, light.fill))
+    colors = (*light.key_color, *light.fill_color, *light.sky_color, *light.floor_color)
+    return np.array(rows, float), np.array(looks, float), np.array([*key, light.spread, *fill, *colors], float)
+
+
+CREAM, INK, CORAL, MUSTARD, TEAL, SAGE = "#f0e2ca", "#1d2a44", "#dd4b32", "#e8a628", "#17747c", "#8fae8b"
+OAK = Material("#c58a52", "#8a5a30", pattern=WOOD, parameters=(0.07, 0.0), highlight=0.1)
+
+
+def seesaw(time: float) -> tuple[list[Solid], Light]:
+    """A seesaw tips over, a ball rolls past it, and a crane turns its arm: some parts stand, some move."""
+    floor = -0.62
+    table = Material(INK, highlight=0.25, shininess=40.0, reflection=0.5)
+    mat = Material(CREAM, SAGE, CREAM, CHECKER, (0.23, 0.012), highlight=0.05)
+    return [
+        frustum((0.0, 0.0, floor - 0.13), (1.28, 1.28), 0.11, table, rounding=0.05),
+        frustum((0.0, 0.0, floor - 0.02), (1.2, 1.2), 0.02, mat, rounding=0.01),
+        *_seesaw((0.0, 0.42, floor), 17.0 * math.cos(math.pi * time)),
+        *_rolling((0.0, -0.55, floor), time),
+        *_crane((0.78, -0.35, floor), 205.0 - 85.0 * time),
+    ], Light()
+
+
+def _seesaw(base: Vector, degrees: float) -> list[Solid]:
+    """A plank on a wedge, with a ball on one end and a block on the other, turned about the wedge."""
+    x, y, z = base
+    plank = Material(CORAL, CREAM, pattern=STRIPES, parameters=(0.2, 0.0), highlight=0.2)
+    block = Material(MUSTARD, INK, CREAM, GLYPHS, (3.0, 0.0), highlight=0.12)
+    ball = Material(CREAM, TEAL, MUSTARD, GORES, (8.0, 0.93), highlight=0.3)
+    turn = _about_y(degrees)
+
+    def on_plank(along: float, up: float) -> Vector:
+        return (x + turn[0][0] * along + turn[0][2] * up, y, z + 0.4 + turn[2][0] * along + turn[2][2] * up)
+
+    return [
+        frustum((x, y, z + 0.17), (0.26, 0.06), 0.17, OAK, rounding=0.03),
+        box(on_plank(0.0, 0.0), (0.95, 0.2, 0.04), plank, rounding=0.03, rotation=turn),
+        sphere(on_plank(-0.72, 0.26), 0.22, ball, rotation=turn),
+        box(on_plank(0.72, 0.24), (0.2, 0.2, 0.2), block, rounding=0.03, rotation=turn),
+    ]
+
+
+def _rolling(base: Vector, time: float) -> list[Solid]:
+    """A ball that rolls along x without slipping."""
+    x, y, z = base
+    radius, way = 0.24, -0.75 + 1.0 * time
+    look = Material(CORAL, CREAM, INK, GORES, (6.0, 0.9), highlight=0.5, shininess=60.0, reflection=0.5)
+    return [sphere((x + way, y, z + radius), radius, look, rotation=_about_y(math.degrees(way / radius)))]
+
+
+def _crane(base: Vector, degrees: float) -> list[Solid]:
+    """A post, and an arm with a weight at its end that turns about it."""
+    x, y, z = base
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    top, reach = z + 0.95, 0.5
+    steel = Material(TEAL, highlight=0.4, shininess=40.0)
+    return [
+        frustum((x, y, z + 0.06), (0.17, 0.12), 0.06, OAK, rounding=0.02),
+        capsule((x, y, z), (x, y, top), 0.05, steel),
+        capsule((x - 0.2 * c, y - 0.2 * s, top), (x + reach * c, y + reach * s, top), 0.04, steel),
+        capsule((x + reach * c, y + reach * s, top), (x + reach * c, y + reach * s, top - 0.2), 0.018, steel),
+        sphere((x + reach * c, y + reach * s, top - 0.3), 0.12, Material(MUSTARD, highlight=0.6, shininess=70.0)),
+    ]
+
+
+def _about_y(degrees: float) -> Matrix:
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return ((c, 0.0, s), (0.0, 1.0, 0.0), (-s, 0.0, c))
+
+
+MOVING: dict[str, Callable[[float], tuple[list[Solid], Light]]] = {"seesaw": seesaw}
+
+
+Square = tuple[int, int]
+
+BRASS = Material("#c99a3f", highlight=0.9, shininess=60.0, reflection=1.0)
+
+
+def chess() -> tuple[list[Solid], Light]:
+    """The end of a game on a six by six board: turned pieces in ivory and ebony."""
+    top, square = -0.28, 0.31
+    walnut = Material("#7a4a2b", "#4f2d19", pattern=WOOD, parameters=(0.11, 0.0), highlight=0.15)
+    field = Material("#e9d8b4", "#7d4b32", "#5b3420", CHECKER, (square, 0.022), highlight=0.12, shininess=40.0)
+    ivory = Material("#efe3c8", highlight=0.5, shininess=60.0, reflection=0.6)
+    ebony = Material("#2b2a31", highlight=0.7, shininess=70.0, reflection=0.9)
+
+    def at(place: Square) -> Vector:
+        return ((place[0] - 2.5) * square, (place[1] - 2.5) * square, top)
+
+    return [
+        box((0.0, 0.0, top - 0.12), (1.03, 1.03, 0.08), walnut, rounding=0.04),
+        box((0.0, 0.0, top - 0.03), (3 * square, 3 * square, 0.03), field, rounding=0.01),
+        *_set(at, ivory, king=(1, 0), rook=(4, 0), bishop=(4, 3), pawns=((1, 2), (3, 1))),
+        *_set(at, ebony, king=(4, 5), rook=(0, 5), bishop=(2, 3), pawns=((5, 4), (3, 4), (0, 3))),
+    ], Light(key=(-0.55, -0.40, 0.73), fill=(0.75, -0.35, 0.42))
+
+
+def _set(
+    at: Callable[[Square], Vector],
+    look: Material,
+    *,
+    king: Square,
+    rook: Square,
+    bishop: Square,
+    pawns: tuple[Square, ...],
+) -> list[Solid]:
+    """One side's pieces, scaled about their squares so that they fit them."""
+    pieces = [(_king, king), (_rook, rook), (_bishop, bishop), *((_pawn, pawn) for pawn in pawns)]
+    return [moved(solid, 0.83, at(square)) for piece, square in pieces for solid in piece(look)]
+
+
+def _foot(look: Material, height: float, waist: float) -> list[Solid]:
+    """What all pieces stand on: a foot, a ring and a body that narrows to the waist."""
+    return [
+        frustum((0.0, 0.0, 0.04), (0.155, 0.145), 0.04, look, rounding=0.02),
+        torus((0.0, 0.0, 0.095), 0.105, 0.028, look),
+        frustum((0.0, 0.0, 0.5 * (0.08 + height)), (0.105, waist), 0.5 * (height - 0.08), look, rounding=0.015),
+        torus((0.0, 0.0, height), waist, 0.03, look),
+    ]
+
+
+def _pawn(look: Material) -> list[Solid]:
+    return [*_foot(look, 0.30, 0.06), sphere((0.0, 0.0, 0.39), 0.095, look)]
+
+
+def _bishop(look: Material) -> list[Solid]:
+    return [
+        *_foot(look, 0.42, 0.065),
+        capsule((0.0, 0.0, 0.51), (0.0, 0.0, 0.555), 0.085, look),
+        frustum((0.0, 0.0, 0.62), (0.075, 0.03), 0.06, look, rounding=0.02),
+        sphere((0.0, 0.0, 0.70), 0.035, look),
+    ]
+
+
+def _rook(look: Material) -> list[Solid]:
+    merlons = []
+    for k in range(6):
+        c, s = math.cos(k * math.pi / 3.0), math.sin(k * math.pi / 3.0)
+        rotation = ((c, -s, 0.0), (s, c, 0.0), (0.0, 0.0, 1.0))
+        center = (0.095 * c, 0.095 * s, 0.53)
+        merlons.append(box(center, (0.022, 0.034, 0.035), look, rounding=0.008, rotation=rotation))
+    return [
+        *_foot(look, 0.40, 0.085),
+        frustum((0.0, 0.0, 0.46), (0.095, 0.12), 0.05, look, rounding=0.012),
+        *merlons,
+    ]
+
+
+def _king(look: Material) -> list[Solid]:
+    return [
+        *_foot(look, 0.58, 0.075),
+        frustum((0.0, 0.0, 0.69), (0.07, 0.115), 0.09, look, rounding=0.015),
+        sphere((0.0, 0.0, 0.785), 0.075, look),
+        capsule((0.0, 0.0, 0.84), (0.0, 0.0, 0.98), 0.022, look),
+        capsule((-0.05, 0.0, 0.93), (0.05, 0.0, 0.93), 0.022, look),
+    ]
+
+
+def armillary() -> tuple[list[Solid], Light]:
+    """The hard one: a finely drawn globe inside thin brass rings, over a floor of small tiles."""
+    center: Vector = (0.0, 0.0, 0.33)
+    globe = Material(
+        "#2f5d7c", "#c9b27c", "#efe6d0", GLOBE, (15.0, 0.0), highlight=0.35, shininess=50.0, reflection=0.5
+    )
+    tiles = Material("#e8dcc4", "#33415c", "#6d4326", CHECKER, (0.075, 0.015), highlight=0.08)
+    plinth = Material("#7a4a2b", "#4f2d19", pattern=WOOD, parameters=(0.09, 0.0), highlight=0.15)
+    tilt = math.radians(23.4)
+    pole: Vector = (math.sin(tilt), 0.0, math.cos(tilt))
+    solids = [
+        frustum((0.0, 0.0, -0.79), (1.02, 0.95), 0.07, plinth, rounding=0.03),
+        frustum((0.0, 0.0, -0.71), (0.89, 0.89), 0.02, tiles, rounding=0.006),
+        frustum((0.0, 0.0, -0.65), (0.22, 0.10), 0.05, BRASS, rounding=0.02),
+        capsule((0.0, 0.0, -0.66), (0.0, 0.0, -0.50), 0.035, BRASS),
+        sphere(center, 0.52, globe, rotation=_frame(pole)),
+        torus(center, 0.98, 0.024, BRASS),
+        torus(center, 0.84, 0.022, BRASS, axis=(0.0, 1.0, 0.0)),
+    ]
+    for offset in (-0.42, 0.0, 0.42):  # tropics and equator, about the tilted pole
+        ring = math.sqrt(0.80**2 - offset**2)
+        x, y, z = (c + offset * p for c, p in zip(center, pole, strict=True))
+        solids.append(torus((x, y, z), ring, 0.013, BRASS, axis=pole))
+    for k in range(6):  # meridians through the pole
+        angle = k * math.pi / 6.0
+        c, s = math.cos(angle), math.sin(angle)
+        solids.append(torus(center, 0.80, 0.011, BRASS, axis=(c * math.cos(tilt), s, -c * math.sin(tilt))))
+    ends = [tuple(c + k * p for c, p in zip(center, pole, strict=True)) for k in (-0.92, 0.92)]
+    solids.append(capsule((ends[0][0], 0.0, ends[0][2]), (ends[1][0], 0.0, ends[1][2]), 0.013, BRASS))
+    for k in range(4):  # posts that carry the horizon
+        angle = (k + 0.5) * math.pi / 2.0
+        c, s = math.cos(angle), math.sin(angle)
+        solids.append(capsule((0.74 * c, 0.74 * s, -0.69), (0.98 * c, 0.98 * s, center[2]), 0.014, BRASS))
+        solids.append(sphere((0.98 * c, 0.98 * s, center[2] + 0.045), 0.04, BRASS))
+    return solids, Light()
+
+
+def _frame(pole: Vector) -> tuple[Vector, Vector, Vector]:
+    """Axes with z along a pole in the x-z plane, as columns."""
+    s, _, c = pole
+    return ((c, 0.0, s), (0.0, 1.0, 0.0), (-s, 0.0, c))
+
+
+def toybox() -> tuple[list[Solid], Light]:
+    """The default: toys on a round play table; letters, stripes and squares, one very glossy ball."""
+    floor = -0.34
+    table = Material(INK, highlight=0.25, shininess=40.0, reflection=0.5)
+    mat = Material(CREAM, SAGE, CREAM, CHECKER, (0.19, 0.012), highlight=0.05)
+    ball = Material(CORAL, highlight=0.9, shininess=90.0, reflection=1.0)
+    beach = Material(CREAM, TEAL, MUSTARD, GORES, (12.0, 0.93), highlight=0.35, shininess=50.0, reflection=0.5)
+    cone = Material(CREAM, CORAL, pattern=STRIPES, parameters=(0.13, 1.0), highlight=0.2)
+    return [
+        frustum((0.0, 0.0, floor - 0.13), (1.22, 1.22), 0.11, table, rounding=0.05),
+        torus((0.0, 0.0, floor - 0.02), 1.15, 0.022, BRASS),
+        frustum((0.0, 0.0, floor - 0.02), (1.14, 1.14), 0.02, mat, rounding=0.01),
+        sphere((0.02, -0.50, floor + 0.33), 0.33, ball),
+        sphere((-0.70, -0.34, floor + 0.25), 0.25, beach, rotation=along((0.5, -0.4, 0.75))),
+        frustum((0.74, -0.40, floor + 0.30), (0.21, 0.035), 0.30, cone, rounding=0.03),
+        *_ring_stack((-0.38, 0.38, floor)),
+        *_blocks(floor),
+        *_crayon((0.22, 0.86, floor), 200.0, TEAL),
+        *_crayon((0.02, 0.97, floor), 188.0, CORAL),
+        *_crayon((-0.50, -0.86, floor), -20.0, MUSTARD),
+    ], Light()
+
+
+def _ring_stack(base: Vector) -> list[Solid]:
+    x, y, z = base
+    height = z + 0.10
+    solids = [frustum((x, y, z + 0.05), (0.42, 0.42), 0.05, OAK, rounding=0.03)]
+    for color, ring, tube in ((TEAL, 0.27, 0.125), (MUSTARD, 0.225, 0.115), (CORAL, 0.185, 0.105), (SAGE, 0.15, 0.09)):
+        material = Material(color, highlight=0.45, shininess=45.0, reflection=0.6)
+        solids.append(torus((x, y, height + tube), ring, tube, material))
+        height += 2.0 * tube - 0.02
+    solids.append(capsule((x, y, z), (x, y, height + 0.06), 0.055, OAK))
+    solids.append(sphere((x, y, height + 0.13), 0.135, Material(INK, highlight=0.8, shininess=80.0, reflection=0.9)))
+    return solids
+
+
+def _blocks(floor: float) -> list[Solid]:
+    def block(center: Vector, half: float, turn: float, colors: tuple[str, str, str], letter: int) -> Solid:
+        look = Material(*colors, pattern=GLYPHS, parameters=(float(letter), 0.0), highlight=0.12)
+        return box(center, (half, half, half), look, rounding=0.035, rotation=turn_z(turn))
+
+    return [
+        block((0.50, 0.30, floor + 0.26), 0.26, 18.0, (CREAM, INK, TEAL), 0),
+        block((0.48, 0.34, floor + 0.74), 0.22, -14.0, (MUSTARD, CREAM, INK), 3),
+    ]
+
+
+def _crayon(tip: Vector, turn: float, color: str) -> list[Solid]:
+    """A crayon lying on the floor: a paper sleeve with stripes, and the tip of its wax."""
+    x, y, z = tip
+    (c, _, _), (s, _, _), _ = turn_z(turn)
+    axis, radius = (c, s, 0.0), 0.045
+    paper = Material(color, CREAM, pattern=STRIPES, parameters=(0.1, 0.0), highlight=0.15)
+    wax = Material(color, highlight=0.3)
+    return [
+        frustum(
+            (x - 0.30 * c, y - 0.30 * s, z + radius), (radius, radius), 0.2, paper, rounding=0.008, rotation=along(axis)
+        ),
+        frustum(
+            (x - 0.06 * c, y - 0.06 * s, z + radius), (0.035, 0.014), 0.06, wax, rounding=0.01, rotation=along(axis)
+        ),
+    ]
+
+
+SCENES: dict[str, Callable[[], tuple[list[Solid], Light]]] = {"toybox": toybox, "chess": chess, "armillary": armillary}
+NAMES = (*SCENES, *MOVING)
+PREFIX = "builtin:"
+
+
+def check_name(name: str) -> str:
+    """The name without its prefix, if there is such a scene."""
+    name = name.removeprefix(PREFIX)
+    if name not in NAMES:
+        raise InputError("scene", "one of the built-in scenes: " + ", ".join(NAMES), repr(name))
+    return name
+
+
+def scene_at(name: str, time: float = 0.0) -> tuple[list[Solid], Light]:
+    """What a scene shows at a time from 0 to 1; most stand still."""
+    return MOVING[name](time) if name in MOVING else SCENES[name]()

@@ -1,0 +1,1 @@
+"""Photos and videos to scenes with poses."""

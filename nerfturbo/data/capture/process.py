@@ -1,0 +1,393 @@
+"""Photos or a video to a scene folder with poses, in four stages: pictures, features, matches, poses.
+
+    OUTPUT/images/        upright images
+    OUTPUT/sparse/0/      cameras, poses and points, as COLMAP writes them
+    OUTPUT/process.json   what was chosen, which stages are done, the verdict
+    OUTPUT/work/          what lies between the stages, and COLMAP's own words in colmap.log
+
+A stage writes beside its place and is renamed at its end, so that what exists is whole. Each has a key made of what
+went into it: a stage whose key has not changed is not repeated. Matching alone, the longest, goes on inside: its pairs
+are kept as they are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ...errors import InputError
+from ...files import remove, write_atomically
+from ..json_checks import read_json
+from . import video
+from .photos import Photo, copy_photos, is_video, require_photos, share_one_camera
+from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, open_tool
+from .sfm_report import Verdict, judge, largest_model, model_jumps
+
+CameraChoice = Literal[
+    "auto", "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"
+]
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """How the poses of photos and videos are found (`nerfturbo process`); the defaults fit phones and cameras."""
+
+    frames: int | None = None
+    """Frames to take from a video: the sharpest of as many equal windows. Three a second, 30 to 200, unless given."""
+    matcher: Literal["auto", "exhaustive", "sequential"] = "auto"
+    """Which pictures are compared: all pairs, or neighbours in the order of names; auto decides by their number."""
+    camera_model: CameraChoice = "auto"
+    """COLMAP's lens model: auto takes OPENCV for 20 or more pictures of one camera, else SIMPLE_RADIAL."""
+    max_size: int = 1600
+    """Features are looked for in pictures of at most this many pixels a side."""
+    max_features: int | None = None
+    """Features per picture; 4096 on a CPU and 8192 on a GPU unless given."""
+    tool: Literal["auto", "colmap", "pycolmap"] = "auto"
+    """The program colmap or the package pycolmap; auto takes the first that is installed."""
+
+
+STATE_FILE = "process.json"
+EXHAUSTIVE_PHOTOS = 120  # 7,140 pairs; beyond, the order of names says who is near whom
+EXHAUSTIVE_FRAMES = 40
+RICH_LENS_PICTURES = 20  # of one camera: enough to find eight numbers of a lens instead of four
+FEATURES_CPU, FEATURES_GPU = 4096, 8192
+ENOUGH = 0.9  # of the frames must have a place where neighbours alone decide
+_VERSION = 1
+
+
+class Report(Protocol):
+    """Who hears about progress."""
+
+    def phase(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def update(self, fraction: float) -> None: ...
+
+
+def process(source: Path, output: Path, settings: ProcessConfig | None = None, *, report: Report) -> Verdict:
+    """Find the poses of photos or of a video's frames and write a scene folder; what is done already is kept.
+
+    Interrupt it at any time and call it again. Raises InputError where the pictures do not fit together at all.
+    """
+    settings = _checked(settings or ProcessConfig())
+    names = _inputs(source)
+    work = _Work(output, source)
+    tool = open_tool(settings.tool)
+    with work.locked():
+        try:
+            return _Process(source, names, settings, tool, work, report).run()
+        except InputError:
+            work.take_back()
+            raise
+
+
+def is_current(source: Path, output: Path) -> bool:
+    """Whether the output is finished, and made of what the source holds now."""
+    try:
+        state = read_json(output / STATE_FILE)
+    except InputError:
+        return False
+    done = state.get("stages", {}).get("poses") is not None and (output / "sparse" / "0").is_dir()
+    return done and state.get("input") == _fingerprint(_inputs(source))
+
+
+class _Work:
+    """The output folder and what is known about its stages."""
+
+    def __init__(self, output: Path, source: Path) -> None:
+        self.output, self.folder = output, output / "work"
+        self.images, self.sparse = output / "images", output / "sparse"
+        self.log = self.folder / "colmap.log"
+        self.is_new = not output.exists()
+        if output.resolve() == source.resolve():
+            raise InputError(str(output), "a folder beside the photos, or inside", "the folder of the photos itself")
+        self.state: dict[str, Any] = {"version": _VERSION, "stages": {}}
+        if (output / STATE_FILE).is_file():
+            found = read_json(output / STATE_FILE)
+            if found.get("version") == _VERSION and isinstance(found.get("stages"), dict):
+                self.state = found
+        elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+            hint = "choose another name"
+            raise InputError(str(output), "a new or empty folder, or one that `process` made", "another", hint)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Two processes at once would spoil each other's files."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise InputError(str(self.output), "a place that can be written", error.strerror or str(error)) from None
+        with lock:
+            if os.name == "posix":
+                import fcntl
+
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    hint = "wait for it, or end it"
+                    raise InputError(str(self.output), "a folder of our own", "another process at it", hint) from None
+            yield
+
+    def take_back(self) -> None:
+        """The folder goes again, if it was not there before and nothing in it was finished."""
+        if self.is_new and not self.state["stages"]:
+            shutil.rmtree(self.output, ignore_errors=True)  # its lock is open: not every system lets go of that
+
+    def is_done(self, stage: str, key: str) -> bool:
+        results = {"pictures": self.images, "poses": self.sparse / "0"}
+        result = results.get(stage, self.folder / f"{stage}.db")
+        return self.state["stages"].get(stage, {}).get("key") == key and result.exists()
+
+    def finish(self, stage: str, key: str, values: dict[str, Any]) -> None:
+        self.state["stages"][stage] = {"key": key, **values}
+        self.save()
+
+    def save(self) -> None:
+        write_atomically(self.output / STATE_FILE, json.dumps(self.state, indent=1) + "\n")
+
+    def forget_from(self, stage: str) -> None:
+        """This stage and those after it are not valid any more. A result stays until the next, if its pictures do."""
+        stages = ("pictures", "features", "matches", "poses")
+        for later in stages[stages.index(stage) :]:
+            self.state["stages"].pop(later, None)
+        self.state.pop("verdict", None)
+        self.save()
+        if stage == "pictures":
+            remove(self.sparse)
+
+
+class _Process:
+    """The four stages in their order."""
+
+    def __init__(
+        self,
+        source: Path,
+        inputs: list[Path],
+        settings: ProcessConfig,
+        tool: Tool,
+        work: _Work,
+        report: Report,
+    ) -> None:
+        self.source, self.inputs, self.settings = source, inputs, settings
+        self.tool, self.work, self.report = tool, work, report
+        self.from_video = is_video(source)
+
+    def run(self) -> Verdict:
+        fingerprint = _fingerprint(self.inputs)
+        self.work.state |= {"source": str(self.source.resolve()), "input": fingerprint}
+        self.work.save()
+        key = _key("pictures", fingerprint, self.settings.frames)
+        self._stage("1/4 pictures", "pictures", key, self._pictures)
+        photos = [Photo(n, (w, h), c) for n, (w, h), c in self.work.state["stages"]["pictures"]["photos"]]
+        extraction, matcher = self._choices(photos)
+        features = _key("features", key, asdict(extraction) | {"images": ""})
+        matches = _key("matches", features, matcher)
+        poses = _key("poses", matches)
+        if not self.work.is_done("poses", poses):  # what lies between may be gone
+            self._stage("2/4 features", "features", features, lambda: self._features(extraction))
+            self._stage("3/4 matches", "matches", matches, lambda: self._matches(matcher, len(photos), features))
+        self._stage("4/4 poses", "poses", poses, self._poses)
+        verdict = judge(self.work.sparse / "0", self.work.folder, [photo.name for photo in photos], matcher)
+        self.work.state["verdict"] = asdict(verdict)
+        self.work.save()
+        return verdict
+
+    def _stage(self, title: str, name: str, key: str, work: Callable[[], dict[str, Any]]) -> None:
+        if self.work.is_done(name, key):
+            self.report.note(f"{title}: done before")
+            return
+        self.work.forget_from(name)
+        self.report.phase(title)
+        start = time.monotonic()
+        values = work()
+        self.work.finish(name, key, values | {"seconds": round(time.monotonic() - start, 1)})
+        self.report.note(f"{title}: {values['said']} ({time.monotonic() - start:.0f} s)")
+
+    def _choices(self, photos: list[Photo]) -> tuple[Extraction, Matcher]:
+        """Camera, matcher and sizes, each with the reason it was chosen for."""
+        settings, n, notes = self.settings, len(photos), []
+        one_camera = self.from_video or share_one_camera(photos)
+        model = settings.camera_model
+        if model == "auto":
+            model = "OPENCV" if one_camera and n >= RICH_LENS_PICTURES else "SIMPLE_RADIAL"
+        shared = "one camera for all" if one_camera else "a camera for each size and EXIF focal length"
+        why = "chosen by hand" if settings.camera_model != "auto" else f"{n} pictures, {shared}"
+        notes.append(f"camera model {model}: {why}")
+        matcher = settings.matcher
+        if matcher == "auto":
+            few = EXHAUSTIVE_FRAMES if self.from_video else EXHAUSTIVE_PHOTOS
+            matcher = "exhaustive" if n <= few else "sequential"
+            order = "frames of a video" if self.from_video else "photos, taken for a walk in the order of their names"
+            reason = f"all {n * (n - 1) // 2} pairs of {n} pictures" if matcher == "exhaustive" else f"{n} {order}"
+        else:
+            reason = "chosen by hand"
+        notes.append(f"matcher {matcher}: {reason}")
+        features = settings.max_features or (FEATURES_GPU if self.tool.uses_gpu else FEATURES_CPU)
+        notes.append(f"{self.tool.name}; up to {features} features in pictures of at most {settings.max_size} pixels")
+        for note in notes:
+            self.report.note(note)
+        self.work.state["choices"] = notes
+        return Extraction(self.work.images, model, one_camera, settings.max_size, features), matcher
+
+    def _pictures(self) -> dict[str, Any]:
+        part = self.work.folder / "images.part"
+        remove(part)
+        if self.from_video:
+            sharpness, seconds = video.look_through(self.source, lambda done: self.report.update(0.6 * done))
+            count = self.settings.frames or video.frame_count(len(sharpness), seconds)
+            indices = video.choose_frames(sharpness, count)
+            names = video.write_frames(self.source, indices, part)
+            photos = [Photo(name, _size(part / name), "") for name in names]
+            said = f"the sharpest frame of each of {count} windows, from {len(sharpness)} in {seconds:.1f} s"
+        else:
+            photos = copy_photos(self.inputs, part, self.report.note, self.report.update)
+            sizes = sorted({photo.size for photo in photos}, reverse=True)
+            said = f"{len(photos)} photos, " + ", ".join(f"{w} x {h}" for w, h in sizes[:4])
+        if len(photos) < 2:
+            remove(part)
+            raise InputError(str(self.source), "at least 2 pictures", str(len(photos)))
+        remove(self.work.images)
+        os.replace(part, self.work.images)
+        return {"photos": [(photo.name, photo.size, photo.camera) for photo in photos], "said": said}
+
+    def _features(self, extraction: Extraction) -> dict[str, Any]:
+        part = self.work.folder / "features.part.db"
+        _remove_database(part)
+        self.tool.extract(part, extraction, self.work.log, self.report.update)
+        counts = _query(part, "SELECT rows FROM keypoints")
+        os.replace(part, self.work.folder / "features.db")
+        mean = sum(row[0] for row in counts) / max(1, len(counts))
+        return {"said": f"{mean:.0f} a picture"}
+
+    def _matches(self, matcher: Matcher, n: int, features: str) -> dict[str, Any]:
+        """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
+        database, mark = self.work.folder / "matches.db", self.work.folder / "matches.of"
+        same = mark.is_file() and mark.read_text(encoding="utf-8") == features
+        kept = _query(database, "SELECT COUNT(*) FROM two_view_geometries") if same and _is_whole(database) else []
+        if not kept:
+            mark.unlink(missing_ok=True)
+            _remove_database(database)
+            shutil.copyfile(self.work.folder / "features.db", database)
+            mark.write_text(features, encoding="utf-8")
+        elif kept[0][0]:
+            self.report.note(f"3/4 matches: going on after {kept[0][0]} pairs that were compared before")
+        self.tool.match(database, matcher, n, self.work.log, self.report.update)
+        pairs = _query(database, "SELECT rows FROM two_view_geometries")
+        good = sum(row[0] >= 15 for row in pairs)
+        return {"said": f"{good} of {len(pairs)} pairs see the same things"}
+
+    def _poses(self) -> dict[str, Any]:
+        part, sparse = self.work.folder / "models.part", self.work.folder / "sparse.part"
+        remove(part)
+        remove(sparse)
+        part.mkdir()
+        self.tool.map(self.work.folder / "matches.db", self.work.images, part, self.work.log, self.report.update)
+        best, sizes = largest_model(part, str(self.source))
+        if self.from_video and (jumps := model_jumps(best)):
+            best, sizes = self._without_jumps(best, sizes, jumps)
+        shutil.copytree(best, sparse / "0")
+        remove(self.work.sparse)
+        os.replace(sparse, self.work.sparse)
+        remove(part)
+        remove(self.work.folder / "neighbours.part")
+        said = f"{sizes[0]} pictures placed"
+        if len(sizes) > 1:
+            others = ", ".join(map(str, sizes[1:]))
+            said += f", the largest of {len(sizes)} models that do not join (the others: {others} pictures)"
+        return {"said": said, "models": sizes}
+
+    def _without_jumps(self, best: Path, sizes: list[int], jumps: tuple[str, ...]) -> tuple[Path, list[int]]:
+        """Frames placed once more by what neighbours share alone; that model, if it has as many frames and no jump.
+
+        A thing that looks the same from two sides matches between frames that are far apart, and only between those.
+        """
+        for jump in jumps:
+            self.report.note(jump)
+        self.report.phase("4/4 poses, from neighbouring frames alone")
+        database, part = self.work.folder / "neighbours.db", self.work.folder / "neighbours.part"
+        remove(part)
+        part.mkdir()
+        _remove_database(database)
+        shutil.copyfile(self.work.folder / "matches.db", database)
+        keep_neighbours(database, OVERLAP)
+        self.tool.map(database, self.work.images, part, self.work.log, self.report.update)
+        _remove_database(database)
+        again, counts = best, [0]
+        with contextlib.suppress(InputError):  # too few matches are left
+            again, counts = largest_model(part, str(self.source))
+        if counts[0] >= ENOUGH * sizes[0] and not model_jumps(again):
+            self.report.note("4/4 poses: from neighbouring frames alone the walk is smooth")
+            return again, counts
+        self.report.note(
+            f"4/4 poses: kept as they were, for neighbours alone place {counts[0]} frames, or jump as well"
+        )
+        return best, sizes
+
+
+def keep_neighbours(database: Path, most: int) -> None:
+    """Forget the matches of pictures more than `most` apart in the order of their names."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        names = connection.execute("SELECT image_id FROM images ORDER BY name").fetchall()
+        order = {number: index for index, (number,) in enumerate(names)}
+        for table in ("two_view_geometries", "matches"):
+            pairs = [pair for (pair,) in connection.execute(f"SELECT pair_id FROM {table}").fetchall()]
+            far = [pair for pair in pairs if abs(order[pair % PAIRS] - order[pair // PAIRS]) > most]
+            connection.executemany(f"DELETE FROM {table} WHERE pair_id = ?", [(pair,) for pair in far])
+
+
+def _checked(settings: ProcessConfig) -> ProcessConfig:
+    least = {"frames": 2, "max_size": 100, "max_features": 100}
+    for name, smallest in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < smallest:
+            raise InputError("--" + name.replace("_", "-"), f"at least {smallest}", str(value))
+    return settings
+
+
+def _inputs(source: Path) -> list[Path]:
+    return [source] if is_video(source) else require_photos(source)
+
+
+def _fingerprint(inputs: list[Path]) -> str:
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in inputs]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def _size(file: Path) -> tuple[int, int]:
+    from ..images import image_size
+
+    return image_size(file)
+
+
+def _remove_database(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _is_whole(database: Path) -> bool:
+    if not database.is_file():
+        return False
+    try:
+        return _query(database, "PRAGMA quick_check")[:1] == [("ok",)]
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _query(database: Path, query: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()

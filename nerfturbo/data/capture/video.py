@@ -1,0 +1,274 @@
+"""Frames of a video, spread evenly and picked for sharpness.
+
+The video is decoded twice: once small and grey, to see how sharp each frame is, and once in full for the frames that
+were chosen. Sharpness is the variance of the Laplacian, which blur by motion or focus takes away first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from ...errors import InputError
+
+FRAMES_PER_SECOND = 3.0
+FEWEST, MOST = 30, 200  # frames by default: few enough for COLMAP on a CPU, enough for neighbours to overlap
+_LOOK_SIZE = 480  # of the longer side, where sharpness is measured
+_RATE = r"(\d+(?:\.\d+)?) fps"
+_HINT = "pip install imageio-ffmpeg, or install the program ffmpeg"
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What a video's file says of itself; None where it does not."""
+
+    frames: int | None
+    size: tuple[int, int] | None  # width and height, upright
+    fps: float | None
+    seconds: float | None
+
+
+def frame_count(n_frames: int, seconds: float) -> int:
+    """How many frames are taken unless someone says: three a second, from 30 to 200, never more than there are.
+
+    >>> frame_count(706, 23.5), frame_count(90, 3.0), frame_count(20, 0.7), frame_count(18000, 600.0)
+    (70, 30, 20, 200)
+    """
+    wanted = round(FRAMES_PER_SECOND * seconds)
+    return min(n_frames, max(FEWEST, min(MOST, wanted)))
+
+
+def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
+    """Indices of the sharpest frame of each of `count` windows of equal length.
+
+    An eighth at both ends of a window is left out, so that no two frames are almost the same.
+
+    >>> choose_frames([1.0, 3.0, 2.0, 5.0, 4.0, 0.0], 3)
+    [1, 3, 4]
+    """
+    n_frames = len(sharpness)
+    if not 1 <= count <= n_frames:
+        raise InputError("--frames", f"1 to the {n_frames} the video has", str(count))
+    edges = [index * n_frames // count for index in range(count + 1)]
+    margin = n_frames // count // 8
+    windows = [range(low + margin, high - margin) for low, high in itertools.pairwise(edges)]
+    return [max(window, key=lambda index: sharpness[index]) for window in windows]
+
+
+def sharpness_of(grey: np.ndarray) -> float:
+    """Variance of the Laplacian of a grey picture (H, W)."""
+    values = grey.astype(np.float32)
+    inner = values[1:-1, 1:-1]
+    laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4.0 * inner
+    return float(laplacian.var()) if laplacian.size else 0.0
+
+
+def look_through(video: Path, advance: Callable[[float], None]) -> tuple[list[float], float]:
+    """(sharpness of every frame, seconds)."""
+    decoder = open_decoder()
+    seconds = decoder.duration(video)
+    values: list[float] = []
+    for grey, done in decoder.grey_frames(video, seconds):
+        values.append(sharpness_of(grey))
+        advance(done)
+    if len(values) < 2:
+        raise InputError(str(video), "a video of at least 2 frames", f"{len(values)} that decode", decoder.complaint)
+    return values, seconds
+
+
+def write_frames(video: Path, indices: Sequence[int], folder: Path) -> list[str]:
+    """Write the frames of these indices, upright and in full size, as JPEG files; returns their names."""
+    names = [f"frame_{index:06d}.jpg" for index in indices]
+    folder.mkdir(parents=True)
+    decoder = open_decoder()
+    decoder.write(video, indices, [folder / name for name in names])
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise InputError(str(video), f"{len(names)} frames", f"{len(names) - len(missing)}", decoder.complaint)
+    return names
+
+
+class Decoder(Protocol):
+    """Who reads videos; `complaint` is what it said last about a file it could not read."""
+
+    complaint: str
+
+    def duration(self, video: Path) -> float: ...
+
+    def facts(self, video: Path) -> VideoFacts: ...
+
+    def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]: ...
+
+    def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None: ...
+
+
+def open_decoder() -> Decoder:
+    """imageio-ffmpeg's program, else the program `ffmpeg`, else OpenCV."""
+    if importlib.util.find_spec("imageio_ffmpeg") is not None:
+        import imageio_ffmpeg
+
+        return FfmpegDecoder(imageio_ffmpeg.get_ffmpeg_exe())
+    if program := shutil.which("ffmpeg"):
+        return FfmpegDecoder(program)
+    if importlib.util.find_spec("cv2") is not None:
+        return OpenCvDecoder()
+    raise InputError("video", "imageio-ffmpeg, ffmpeg or OpenCV to decode it", "none of them", _HINT)
+
+
+class FfmpegDecoder:
+    """The program ffmpeg, which also turns frames upright by the video's own tag."""
+
+    def __init__(self, program: str) -> None:
+        self.program, self.complaint = program, ""
+        version = subprocess.run([program, "-version"], capture_output=True, text=True).stdout
+        found = re.search(r"version n?(\d+)", version)
+        old = found is not None and int(found.group(1)) < 5
+        self._every_frame = ["-vsync", "0"] if old else ["-fps_mode", "passthrough"]
+
+    def _header(self, video: Path) -> str:
+        """What ffmpeg says about the file."""
+        run = subprocess.run([self.program, "-hide_banner", "-i", _plain(video)], capture_output=True)
+        return run.stderr.decode("utf-8", errors="replace")
+
+    def facts(self, video: Path) -> VideoFacts:
+        seconds, text = self.duration(video), self._header(video)
+        # Packets are counted, not decoded: a frame each.
+        copied = ["-map", "0:v:0", "-c", "copy", "-f", "framecrc", "-"]
+        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), *copied]
+        packets = subprocess.run(command, capture_output=True).stdout.splitlines()
+        frames = sum(not line.startswith(b"#") for line in packets)
+        rate, size = re.search(_RATE, text), re.search(r"Video:.*?\b(\d{2,5})x(\d{2,5})\b", text)
+        turned = re.search(r"rotat(?:ion of|e +:) *(-?\d+)", text)
+        shape = None if size is None else (int(size[1]), int(size[2]))
+        if shape is not None and turned is not None and int(turned[1]) % 180 == 90:
+            shape = (shape[1], shape[0])
+        return VideoFacts(frames or None, shape, None if rate is None else float(rate[1]), seconds or None)
+
+    def duration(self, video: Path) -> float:
+        text = self._header(video)
+        self.complaint = _last_line(text.replace("At least one output file must be specified", ""))
+        found = re.search(r"Duration: (\d+):(\d+):(\d+(?:\.\d+)?)", text)
+        if "Video:" not in text:
+            raise InputError(str(video), "a video", self.complaint or "a file without a picture track")
+        if found is None:
+            return 0.0
+        hours, minutes, rest = found.groups()
+        return 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
+
+    def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]:
+        size = f"scale='if(gt(iw,ih),min(iw,{_LOOK_SIZE}),-2)':'if(gt(iw,ih),-2,min(ih,{_LOOK_SIZE}))',format=gray"
+        output = ["-vf", size, *self._every_frame, "-f", "image2pipe", "-c:v", "pgm", "-"]
+        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), "-map", "0:v:0", *output]
+        rate = self._rate(video)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stderr is not None
+            try:
+                for index, picture in enumerate(_read_pgm(process.stdout)):
+                    yield picture, min(1.0, (index + 1) / max(1.0, rate * seconds))
+                self.complaint = _last_line(process.stderr.read().decode("utf-8", errors="replace"))
+            finally:
+                process.kill()
+
+    def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None:
+        """ffmpeg numbers what it writes; the files are renamed to their own names."""
+        folder = files[0].parent
+        chosen = "+".join(f"eq(n,{index})" for index in indices)
+        output = ["-vf", f"select='{chosen}'", *self._every_frame, "-q:v", "1", "-qmin", "1", str(folder / ".%06d.jpg")]
+        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), "-map", "0:v:0", *output]
+        run = subprocess.run(command, capture_output=True)
+        self.complaint = _last_line(run.stderr.decode("utf-8", errors="replace"))
+        for number, file in enumerate(files, 1):
+            written = folder / f".{number:06d}.jpg"
+            if written.is_file():
+                os.replace(written, file)
+
+    def _rate(self, video: Path) -> float:
+        found = re.search(_RATE, self._header(video))
+        return float(found.group(1)) if found else 30.0
+
+
+class OpenCvDecoder:
+    """OpenCV, where it happens to be installed."""
+
+    def __init__(self) -> None:
+        self.complaint = ""
+
+    def facts(self, video: Path) -> VideoFacts:
+        cv2, capture = _cv2(), self._open(video)
+        names = (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS)
+        frames, width, height, rate = (capture.get(name) for name in names)
+        first = next(_decoded(capture), None)
+        size = (round(width), round(height)) if first is None else (first.shape[1], first.shape[0])  # turned upright
+        known = rate > 0.0 and frames > 0.0
+        return VideoFacts(round(frames) or None, size, rate or None, frames / rate if known else None)
+
+    def duration(self, video: Path) -> float:
+        capture = self._open(video)
+        frames, rate = capture.get(_cv2().CAP_PROP_FRAME_COUNT), capture.get(_cv2().CAP_PROP_FPS)
+        capture.release()
+        return max(0.0, frames / rate) if rate > 0.0 else 0.0
+
+    def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]:
+        cv2, capture = _cv2(), self._open(video)
+        total = max(1.0, capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        for index, picture in enumerate(_decoded(capture)):
+            factor = min(1.0, _LOOK_SIZE / max(picture.shape[:2]))
+            small = cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
+            yield cv2.cvtColor(small, cv2.COLOR_BGR2GRAY), min(1.0, (index + 1) / total)
+
+    def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None:
+        cv2, wanted = _cv2(), dict(zip(indices, files, strict=True))
+        for index, picture in enumerate(_decoded(self._open(video))):
+            if index in wanted:
+                cv2.imwrite(str(wanted[index]), picture, [cv2.IMWRITE_JPEG_QUALITY, 97])
+
+    def _open(self, video: Path) -> Any:
+        capture = _cv2().VideoCapture(str(video))
+        if not capture.isOpened():
+            raise InputError(str(video), "a video", "a file that OpenCV cannot open", _HINT)
+        return capture
+
+
+def _cv2() -> Any:
+    import cv2
+
+    return cv2
+
+
+def _decoded(capture: Any) -> Iterator[np.ndarray]:
+    try:
+        while (result := capture.read())[0]:
+            yield result[1]
+    finally:
+        capture.release()
+
+
+def _read_pgm(stream: IO[bytes]) -> Iterator[np.ndarray]:
+    """Grey pictures one after the other: `P5`, width and height, 255, then the bytes."""
+    while stream.readline().strip() == b"P5":
+        width, height = map(int, stream.readline().split())
+        stream.readline()
+        content = stream.read(width * height)
+        if len(content) < width * height:
+            return
+        yield np.frombuffer(content, dtype=np.uint8).reshape(height, width)
+
+
+def _plain(video: Path) -> str:
+    """As a file even if its name begins like a flag or a protocol."""
+    return f"file:{video}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ascii(lines[-1])[1:-1][:160] if lines else ""

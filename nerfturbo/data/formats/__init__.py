@@ -1,0 +1,1 @@
+"""Formats of scene folders, one file each; `scene.scene_formats` lists them."""

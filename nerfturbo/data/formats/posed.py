@@ -1,0 +1,215 @@
+"""What the loaders of posed photos share: views to cameras, splits, times, image sizes, a place for the scene."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ..cameras import CameraModel, Cameras
+from ..capture.pose_jumps import jump_notes
+from ..images import find_mask, is_transparent, load_images, mask_notes, same_shape
+from ..options import LoadOptions
+from ..placement import Placement, place, place_in_ndc, placed_poses
+from ..scene import MissingSplitError, Scene, Split
+
+
+def unit_times(times: Sequence[float], of_all: Sequence[float]) -> tuple[Tensor, tuple[str, ...]]:
+    """Times (n,) in [0, 1] and, where they had to be changed for it, a note: the span of all pictures becomes 0 to 1.
+
+    >>> unit_times([10.0, 30.0], [10.0, 30.0, 50.0])
+    (tensor([0.0000, 0.5000]), ('times from 10 to 50 are told as 0 to 1',))
+    >>> unit_times([0.2, 0.4], [0.2, 0.4])
+    (tensor([0.2000, 0.4000]), ())
+    """
+    low, high = min(of_all), max(of_all)
+    if low >= 0.0 and high <= 1.0:
+        return torch.tensor(times, dtype=torch.float32), ()
+    unit = [(time - low) / (high - low) if high > low else 0.0 for time in times]  # before rounding: seconds since 1970
+    return torch.tensor(unit, dtype=torch.float32), (f"times from {low:g} to {high:g} are told as 0 to 1",)
+
+
+TEST_EVERY = 8
+FEW_VIEWS = 16  # of which one is enough to score
+_NO_DISTORTION = (0.0,) * 8
+_PLAIN_AT_ZERO: tuple[CameraModel, ...] = ("opencv", "fov", "division")  # lenses whose zeros make a pinhole
+_SMALLEST_FOCAL = 1e-3  # in pixels: smaller ones are damage, and may vanish in float32
+_LARGEST = 1e7  # of any number a lens may have: beyond, float32 loses whole pixels
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Intrinsics of one camera; `distortion` as in Cameras."""
+
+    width: int
+    height: int
+    focal: tuple[float, float]
+    center: tuple[float, float]
+    model: CameraModel = "pinhole"
+    distortion: tuple[float, ...] = _NO_DISTORTION
+
+    @classmethod
+    def sphere(cls, width: int, height: int) -> Lens:
+        """A picture of everything around the camera: azimuth along x, from pole to pole along y."""
+        focal = (width / (2.0 * math.pi), height / math.pi)
+        return cls(width, height, focal, (0.5 * width, 0.5 * height), "equirectangular")
+
+    def checked(self, what: str) -> Lens:
+        """Itself, if its numbers can belong to a camera; `what` is what the error names."""
+        if not (1 <= self.width <= 1 << 20 and 1 <= self.height <= 1 << 20):
+            raise InputError(what, "a picture of 1 to 2^20 pixels a side", f"{self.width} x {self.height}")
+        if not all(_SMALLEST_FOCAL < focal < _LARGEST for focal in self.focal):
+            raise InputError(what, "focal lengths > 0", f"{self.focal[0]:.6g}, {self.focal[1]:.6g}")
+        for value in (*self.center, *self.distortion):
+            if not abs(value) < _LARGEST:
+                raise InputError(what, "a principal point and distortion that are finite", f"{value:.6g}")
+        if self.model == "eucm" and not (0.0 <= self.distortion[0] <= 1.0 and self.distortion[1] > 0.0):
+            got = f"{self.distortion[0]:.6g}, {self.distortion[1]:.6g}"
+            raise InputError(what, "alpha from 0 to 1 and beta > 0", got)
+        is_plain = self.model in _PLAIN_AT_ZERO and not any(self.distortion)
+        return replace(self, model="pinhole") if is_plain else self
+
+
+@dataclass(frozen=True)
+class View:
+    """One picture with its camera."""
+
+    image: Path
+    pose: Tensor  # (3, 4) float64, camera to world, OpenGL axes
+    lens: Lens
+    split: Split = "train"
+    mask: Path | None = None  # the one the file names, if it names any
+    time: float | None = None  # in the file's unit
+
+
+def held_out(views: Sequence[View]) -> tuple[list[View], str]:
+    """The views with their splits, where a format knows none, and the words that say which were held out.
+
+    Views 0, 8, 16, ... in the order given are the test views, as the published scores have it. Of fewer than 16 that
+    would take too many, and the first is often at the rim of what was photographed: then it is the most central one
+    alone, whose place and direction are nearest to those of all others.
+    """
+    chosen, note = set(range(0, len(views), TEST_EVERY)), "every 8th picture is a test view"
+    if len(views) < 2:
+        chosen, note = set(), "one picture: none is left to score"
+    elif len(views) < FEW_VIEWS:
+        central = _most_central(torch.stack([view.pose for view in views]))
+        chosen = {central}
+        note = f"{len(views)} pictures: only the most central one, {views[central].image.name}, is a test view"
+    return [replace(view, split="test" if i in chosen else "train") for i, view in enumerate(views)], note
+
+
+def _most_central(poses: Tensor) -> int:
+    positions, forward = poses[:, :, 3], -poses[:, :, 2]
+    apart = torch.cdist(positions, positions)
+    apart = apart / apart.max().clamp_min(1e-12) + 1.0 - forward @ forward.T
+    return int(apart.sum(1).argmin())
+
+
+def posed_scene(
+    folder: Path,
+    views: Sequence[View],
+    split: Split,
+    options: LoadOptions,
+    *,
+    points: Tensor | None = None,
+    placing: Callable[[Tensor], Placement] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Scene:
+    """One split of the views. All of them decide about the place, so that every split stands in the same one.
+
+    `placing` overrides the automatic placement; it gets the poses (n, 3, 4).
+    """
+    chosen = [index for index, view in enumerate(views) if view.split == split]
+    if not chosen:
+        found = ", ".join(sorted({view.split for view in views})) or "none"
+        raise MissingSplitError(str(folder), f"views of the {split} split", "none", f"it has {found}")
+    times, moments = _times_of(views, folder)
+    cameras = cameras_of(views, folder, times)
+    poses = torch.stack([view.pose for view in views])
+    masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
+    images = load_images(
+        [views[index].image for index in chosen],
+        options,
+        masks=masks,
+        shapes=[(views[index].lens.width, views[index].lens.height) for index in chosen],
+    )
+    if options.bounds == "ndc":
+        placement = place_in_ndc(cameras, poses, points)
+    elif placing is None:
+        placement = place(cameras, poses, points, is_object=_shows_an_object(views), bounds=options.bounds)
+    else:
+        placement = placing(poses)
+    moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
+    placed = moved[torch.tensor(chosen)]
+    for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
+        _check_shape(views[index].image, size, expected)
+    return Scene(
+        name=folder.resolve().name,
+        cameras=placed.resized(images.sizes),
+        images=images,
+        aabb=placement.aabb,
+        near=placement.near,
+        far=placement.far,
+        split=split,
+        has_alpha=images.channels == 4,
+        source=str(folder),
+        grid_levels=placement.grid_levels,
+        to_original=placement.to_original,
+        notes=(
+            *(notes + placement.notes + moments),
+            *jump_notes(poses, [view.image for view in views]),
+            *mask_notes(images, masks),
+        ),
+        files=tuple(str(views[index].image) for index in chosen),
+    )
+
+
+def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:
+    """One batch of cameras, at the poses of the file and at `times` (n,) from 0 to 1. Pinholes among distorted cameras
+    get zeros as coefficients."""
+    models: set[CameraModel] = {view.lens.model for view in views}
+    bent: set[CameraModel] = {model for model in models if model != "pinhole"}
+    if len(bent) > 1 or (len(models) > 1 and not bent <= set(_PLAIN_AT_ZERO)):
+        raise InputError(str(folder), "cameras of one kind of lens", " and ".join(sorted(models)), "split the scene")
+    model: CameraModel = next(iter(bent)) if bent else "pinhole"
+    return Cameras(
+        camera_to_world=torch.stack([view.pose for view in views]).float(),
+        focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),
+        center=torch.tensor([view.lens.center for view in views], dtype=torch.float32),
+        size=torch.tensor([(view.lens.width, view.lens.height) for view in views]),
+        times=times,
+        model=model,
+        distortion=None if model == "pinhole" else torch.tensor([view.lens.distortion for view in views]),
+    )
+
+
+def _times_of(views: Sequence[View], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+    times = [view.time for view in views if view.time is not None]
+    if not times:
+        return None, ()
+    if len(times) != len(views):
+        raise InputError(str(folder), "a time in every frame or in none", f"{len(times)} of {len(views)}")
+    return unit_times(times, times)
+
+
+def _shows_an_object(views: Sequence[View]) -> bool:
+    """Whether pictures can be seen through. A few of all views decide, so that all splits hear the same."""
+    return all(is_transparent(views[index].image) for index in {0, len(views) // 2, len(views) - 1})
+
+
+def _check_shape(image: Path, size: list[int], expected: list[int]) -> None:
+    """Pictures may be smaller or larger than their camera says, but of the same shape."""
+    if not same_shape(size, expected):
+        turned = same_shape(size, expected[::-1])
+        hint = "the picture is turned by 90 degrees" if turned else "its camera belongs to another picture"
+        raise InputError(str(image), "a picture of its camera's shape, {} x {}".format(*expected), _times(size), hint)
+
+
+def _times(size: list[int]) -> str:
+    return "{} x {}".format(*size)

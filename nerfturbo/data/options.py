@@ -1,0 +1,46 @@
+"""How a scene is opened: one choice, handed from `load_scene` down to every loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..config import DataConfig
+from ..errors import InputError
+
+Bounds = Literal["auto", "bounded", "unbounded", "ndc"]
+Cache = Literal["auto", "memory", "disk"]
+Progress = Callable[[int, int], None]  # (images read, images in all)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What `load_scene` can be told; the command line's `data.*` values and a few flags."""
+
+    downscale: int = 1
+    """Divide width and height of the images by this; each new pixel is the mean of the old ones."""
+    bounds: Bounds = "auto"
+    """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
+    decides from alpha, the file's own box, or its points."""
+    allow_outside: bool = False
+    """Whether a scene's files may name images outside its folder: for files whose author you trust."""
+    cache: Cache = "auto"
+    """Pixels in memory, or in a memory-mapped file that later loads find again; auto: a file where memory is short."""
+    on_progress: Progress | None = None
+    """Hears how many images have been read."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.downscale, bool) or not isinstance(self.downscale, int) or self.downscale < 1:
+            raise InputError("downscale", "an integer >= 1", repr(self.downscale))
+        for name, allowed in (("bounds", get_args(Bounds)), ("cache", get_args(Cache))):
+            if getattr(self, name) not in allowed:
+                raise InputError(name, "one of " + ", ".join(allowed), repr(getattr(self, name)))
+
+    @classmethod
+    def of(cls, data: DataConfig, on_progress: Progress | None = None) -> LoadOptions:
+        """What a config asks for."""
+        return cls(data.downscale, data.bounds, data.allow_outside, data.cache, on_progress)
+
+
+DEFAULTS = LoadOptions()
