@@ -7,28 +7,28 @@ or, for code that cannot be edited, `nerfturbo.compat.install("nerfacc", package
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
+
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..types import PackedSamples
-from .nerfacc import pack_info
+from .nerfacc import pack_info, volrend
 from .nerfacc._rays import remember
-from .nerfacc.volrend import render_transmittance_from_alpha as _trans_from_alpha
-from .nerfacc.volrend import render_transmittance_from_density as _trans_from_density
-from .nerfacc.volrend import render_visibility_from_alpha
 from .nerfacc_packed import (
     ColorFn,
     ContractionType,
     Grid,
     OccupancyGrid,
     accumulate_along_rays,
-    checked,
     contract,
     contract_inv,
     marching,
     ray_aabb_intersect,
-    sum_pixels,
+    render_pixels,
     unpack_info,
 )
 
@@ -54,6 +54,8 @@ __all__ = [
 
 __version__ = "0.3.5"
 
+P = ParamSpec("P")
+
 
 def _ray_indices(samples: PackedSamples) -> Tensor:
     indices = samples.ray_indices.long()
@@ -74,70 +76,27 @@ def rendering(
     render_bkgd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Colours (n_rays, channels), opacities and depths (n_rays, 1); depth is not divided by the opacity."""
-    function = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
-    if function is None:
-        raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
-    rgbs, values = function(t_starts, t_ends, ray_indices)
-    checked(values, t_starts)
-    if rgb_sigma_fn is not None:
-        weights = render_weight_from_density(t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays)
-    else:
-        weights = render_weight_from_alpha(values, ray_indices=ray_indices, n_rays=n_rays)
-    return sum_pixels(weights[:, 0], ray_indices, rgbs, (t_starts + t_ends) * 0.5, n_rays, render_bkgd)
+    return render_pixels((rgb_sigma_fn, rgb_alpha_fn), t_starts, t_ends, ray_indices, n_rays, render_bkgd)
 
 
-def render_transmittance_from_density(
-    t_starts: Tensor,
-    t_ends: Tensor,
-    sigmas: Tensor,
-    *,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-) -> Tensor:
-    """(n_samples, 1): how much light reaches each sample."""
-    starts, ends = t_starts.flatten(), t_ends.flatten()
-    return _trans_from_density(starts, ends, sigmas.flatten(), packed_info, ray_indices, n_rays)[0][:, None]
+def _in_columns(function: Callable[P, Any]) -> Callable[P, Tensor]:
+    """The first result of a function of 0.5, for samples (n_samples, 1)."""
+
+    @wraps(function)
+    def columns(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given = inspect.signature(function).bind(*args, **kwargs)
+        for name in given.arguments.keys() & {"t_starts", "t_ends", "sigmas", "alphas"}:
+            given.arguments[name] = given.arguments[name].flatten()
+        result = function(*given.args, **given.kwargs)
+        return (result[0] if isinstance(result, tuple) else result)[:, None]
+
+    return columns
 
 
-def render_transmittance_from_alpha(
-    alphas: Tensor,
-    *,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-) -> Tensor:
-    """(n_samples, 1): how much light reaches each sample."""
-    return _trans_from_alpha(alphas.flatten(), packed_info, ray_indices, n_rays)[:, None]
-
-
-def render_weight_from_density(
-    t_starts: Tensor,
-    t_ends: Tensor,
-    sigmas: Tensor,
-    *,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-) -> Tensor:
-    """(n_samples, 1): transmittance times opacity."""
-    trans = render_transmittance_from_density(
-        t_starts, t_ends, sigmas, packed_info=packed_info, ray_indices=ray_indices, n_rays=n_rays
-    )
-    return trans * -torch.expm1(-sigmas * (t_ends - t_starts))
-
-
-def render_weight_from_alpha(
-    alphas: Tensor,
-    *,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-) -> Tensor:
-    """(n_samples, 1): transmittance times opacity."""
-    return alphas * render_transmittance_from_alpha(
-        alphas, packed_info=packed_info, ray_indices=ray_indices, n_rays=n_rays
-    )
+render_transmittance_from_alpha = _in_columns(volrend.render_transmittance_from_alpha)
+render_transmittance_from_density = _in_columns(volrend.render_transmittance_from_density)
+render_weight_from_alpha = _in_columns(volrend.render_weight_from_alpha)
+render_weight_from_density = _in_columns(volrend.render_weight_from_density)
 
 
 @torch.no_grad()
@@ -151,4 +110,5 @@ def render_visibility(
     alpha_thre: float = 0.0,
 ) -> Tensor:
     """(n_samples,) bool: whether light reaches a sample and it is thick enough."""
-    return render_visibility_from_alpha(alphas.flatten(), packed_info, ray_indices, n_rays, early_stop_eps, alpha_thre)
+    where = packed_info, ray_indices, n_rays
+    return volrend.render_visibility_from_alpha(alphas.flatten(), *where, early_stop_eps, alpha_thre)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..ops.march import decay_and_max
+from ..ops.positions import fold
 from ..types import PackedSamples
 from .nerfacc._rays import indices_of, offsets_of_counts, offsets_of_packed_info, packed_info_of
 from .nerfacc.estimators.occ_grid import SampleFn, cells_of, cells_to_refresh, check_training, prune
@@ -69,9 +70,7 @@ def contract(x: Tensor, roi: Tensor, type: ContractionType = ContractionType.AAB
         return unit
     if type == ContractionType.UN_BOUNDED_TANH:
         return torch.tanh(unit - 0.5) * 0.5 + 0.5
-    ball = unit * 2.0 - 1.0
-    size = torch.linalg.vector_norm(ball, dim=-1, keepdim=True).clamp_min(1e-12)
-    return torch.where(size <= 1.0, ball, (2.0 - 1.0 / size) * ball / size) * 0.25 + 0.5
+    return fold(unit, "sphere")
 
 
 @torch.no_grad()
@@ -253,7 +252,7 @@ def _alphas(sigma_fn: SampleFn | None, alpha_fn: SampleFn | None) -> SampleFn | 
 
 
 def checked(values: Tensor, t_starts: Tensor) -> Tensor:
-    """The values a user's function gave, if there is one (n_samples, 1) for each sample."""
+    """What a user's function gave, if it is one value (n_samples, 1) a sample."""
     if values.shape != t_starts.shape:
         raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
     return values
@@ -286,29 +285,39 @@ def rendering(
     The functions take (t_starts (n, 1), t_ends (n, 1), ray_indices (n,)) and return colours (n, channels) and
     densities or opacities (n, 1). Differentiable to what they return.
     """
-    function = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
-    if function is None or callable(packed_info):
-        raise InputError("rgb_sigma_fn", "packed_info first, and one function of colours", "another order of arguments")
+    if callable(packed_info):
+        raise InputError("packed_info", "a tensor, as the first argument", "a function: 0.3 has another order")
     n_rays, indices = packed_info.shape[0], unpack_info(packed_info, t_starts.shape[0])
-    rgbs, values = function(t_starts, t_ends, indices)
-    checked(values, t_starts)
-    if rgb_sigma_fn is not None:
-        weights = render_weight_from_density(packed_info, t_starts, t_ends, values, early_stop_eps, alpha_thre)
-    else:
-        weights = render_weight_from_alpha(packed_info, values, early_stop_eps, alpha_thre)
-    return sum_pixels(weights, indices, rgbs, (t_starts + t_ends) * 0.5, n_rays, render_bkgd)
+    fns, thresholds = (rgb_sigma_fn, rgb_alpha_fn), (early_stop_eps, alpha_thre)
+    return render_pixels(fns, t_starts, t_ends, indices, n_rays, render_bkgd, thresholds)
 
 
-def sum_pixels(
-    weights: Tensor, ray_indices: Tensor, rgbs: Tensor, middles: Tensor, n_rays: int, background: Tensor | None
+def render_pixels(
+    functions: tuple[ColorFn | None, ColorFn | None],
+    t_starts: Tensor,
+    t_ends: Tensor,
+    ray_indices: Tensor,
+    n_rays: int,
+    background: Tensor | None,
+    thresholds: tuple[float, float] = (-FAR, -FAR),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Colours (n_rays, channels), opacities and depths (n_rays, 1) of weights (n_samples,)."""
-    colors = accumulate_along_rays(weights, ray_indices, rgbs, n_rays)
-    opacities = accumulate_along_rays(weights, ray_indices, None, n_rays)
-    depths = accumulate_along_rays(weights, ray_indices, middles, n_rays)
-    if background is not None:
-        colors = colors + background * (1.0 - opacities)
-    return colors, opacities, depths
+    """`rendering` of both versions; samples behind the first threshold or thinner than the second have no weight."""
+    sigma_fn, alpha_fn = functions
+    function = alpha_fn if sigma_fn is None else sigma_fn
+    if function is None:
+        raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
+    rgbs, values = function(t_starts, t_ends, ray_indices)
+    alphas = checked(values, t_starts)[:, 0]
+    if sigma_fn is not None:
+        flat = t_starts[:, 0], t_ends[:, 0], values[:, 0]
+        weights, trans, alphas = _weight_from_density(*flat, None, ray_indices, n_rays)
+    else:
+        weights, trans = _weight_from_alpha(alphas, None, ray_indices, n_rays)
+    weights = torch.where((trans >= thresholds[0]) & (alphas >= thresholds[1]), weights, 0.0)
+    colors, opacities, depths = (
+        accumulate_along_rays(weights, ray_indices, value, n_rays) for value in (rgbs, None, (t_starts + t_ends) * 0.5)
+    )
+    return colors if background is None else colors + background * (1.0 - opacities), opacities, depths
 
 
 def accumulate_along_rays(
@@ -329,10 +338,9 @@ def render_weight_from_density(
     alpha_thre: float = 0.0,
 ) -> Tensor:
     """(n_samples,) weights; none for samples thinner than `alpha_thre` or behind `early_stop_eps`."""
-    weights, trans, alphas = _weight_from_density(
-        t_starts.flatten(), t_ends.flatten(), sigmas.flatten(), packed_info=packed_info
-    )
-    return torch.where((trans >= early_stop_eps) & (alphas >= alpha_thre), weights, torch.zeros_like(weights))
+    flat = t_starts.flatten(), t_ends.flatten(), sigmas.flatten()
+    weights, trans, alphas = _weight_from_density(*flat, packed_info=packed_info)
+    return torch.where((trans >= early_stop_eps) & (alphas >= alpha_thre), weights, 0.0)
 
 
 def render_weight_from_alpha(
@@ -340,8 +348,7 @@ def render_weight_from_alpha(
 ) -> Tensor:
     """(n_samples,) weights; none for samples thinner than `alpha_thre` or behind `early_stop_eps`."""
     weights, trans = _weight_from_alpha(alphas.flatten(), packed_info=packed_info)
-    kept = (trans >= early_stop_eps) & (alphas.flatten() >= alpha_thre)
-    return torch.where(kept, weights, torch.zeros_like(weights))
+    return torch.where((trans >= early_stop_eps) & (alphas.flatten() >= alpha_thre), weights, 0.0)
 
 
 @torch.no_grad()
@@ -349,9 +356,7 @@ def render_visibility(
     packed_info: Tensor, alphas: Tensor, early_stop_eps: float = 1e-4, alpha_thre: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """(n_samples,) bool, and the packed_info of the samples it keeps."""
-    keep = render_visibility_from_alpha(
-        alphas.flatten(), packed_info=packed_info, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
-    )
+    keep = render_visibility_from_alpha(alphas.flatten(), packed_info, None, None, early_stop_eps, alpha_thre)
     indices = unpack_info(packed_info, keep.shape[0])[keep]
     counts = torch.bincount(indices, minlength=packed_info.shape[0])
     return keep, packed_info_of(offsets_of_counts(counts)).to(packed_info.dtype)

@@ -244,14 +244,14 @@ class PathEditor:
             self._name = gui.add_text("Name", "path")
             save = gui.add_button("Save the path")
             self._said = gui.add_markdown("no views yet")
-        add.on_click(lambda event: self._add(event.client))
+        add.on_click(lambda event: None if event.client is None else self._add(event.client.camera))
         drop.on_click(lambda _: self._drop())
         save.on_click(lambda _: self._save())
 
-    def _add(self, client: Any) -> None:
-        pose = None if client is None else pose_of(client.camera.wxyz, client.camera.position)
+    def _add(self, camera: Any) -> None:
+        pose = pose_of(camera.wxyz, camera.position)
         if pose is not None and len(self._keys) < MAX_KEYS:
-            self._keys, self._angles = [*self._keys, pose], [*self._angles, float(client.camera.fov)]
+            self._keys, self._angles = [*self._keys, pose], [*self._angles, float(camera.fov)]
             self._draw()
 
     def _drop(self) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from nerfturbo.config import DynamicNgpConfig
 from nerfturbo.evaluation.images import CHANNELS
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.types import Aabb
+from nerfturbo.types import Aabb, PackedSamples
 from nerfturbo.viewer.painter import Painter, TimeShare, View, pose_of
 
 from ..tiny import ball_scene, tiny_config
@@ -53,6 +54,43 @@ def test_every_channel_and_a_crop(model: NerfModel) -> None:
         assert painter.paint(model, 0, training=True) is not None
         painter.look(replace(VIEW, crop=Aabb.cube(0.2, (50.0, 0.0, 0.0))), moving=False)
         assert painter.paint(model, 0, training=True) is None
+
+
+class Fog(torch.nn.Module):
+    """A field with nothing but what a field must have, brighter as time goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = torch.nn.Parameter(torch.tensor(5.0))
+
+    def density(self, positions, times=None):
+        return self.strength * (positions.norm(dim=-1) < 0.8)
+
+    def forward(self, positions, directions, times=None, camera_indices=None):
+        shade = torch.zeros_like(positions) if times is None else times.reshape(-1, 1).expand_as(positions)
+        return shade, self.density(positions)
+
+
+class Ends:
+    """A sampler with nothing but `sample`: sixteen equal steps."""
+
+    def sample(self, rays, *, draw=None, n_active=None, capacity=None):
+        edges = torch.linspace(1.5, 5.5, 17, device=rays.device)
+        n, rows = len(rays), torch.arange(len(rays) + 1, dtype=torch.int32, device=rays.device)
+        return PackedSamples(edges[:-1].repeat(n), edges[1:].repeat(n), rows[:-1].repeat_interleave(16), rows * 16)
+
+
+@pytest.mark.parametrize("sampler", [None, Ends()])
+def test_any_field_and_any_sampler_are_painted(sampler: Ends | None) -> None:
+    model = NerfModel(tiny_config(), SceneBounds.of(ball_scene()), field=Fog(), sampler=sampler)
+    painter = Painter(largest=24)
+    with use_backend("reference"):
+        for channel in CHANNELS:
+            painter.look(replace(VIEW, channel=channel, time=0.5), moving=False)
+            image = painter.paint(model, 0, training=False)
+            assert image is not None and image.float().std() > 5.0, channel
+        painter.look(replace(VIEW, crop=Aabb.cube(0.3)), moving=False)
+        assert (painter.paint(model, 0, training=False) is None) == (sampler is not None)  # it cannot be cropped
 
 
 def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: NerfModel) -> None:
@@ -122,10 +160,11 @@ def test_a_view_has_a_time() -> None:
     still = ball_scene()
     moving = replace(still, cameras=replace(still.cameras, times=torch.linspace(0.0, 1.0, len(still))))
     config = tiny_config()
-    config = replace(config, field=replace(config.field, kind="ngp-time"), grid=replace(config.grid, moments=1))
+    dynamic = DynamicNgpConfig(n_levels=2, log2_entries=8, max_resolution=32, width=16)
+    config = replace(config, field=dynamic, grid=replace(config.grid, moments=1))
     model, painter = NerfModel(config, SceneBounds.of(still)), Painter(largest=24)  # one size, however slow
     with torch.no_grad():
-        for grid in model.field.hash_grids:
+        for grid in filter(lambda part: hasattr(part, "table"), model.field.modules()):
             grid.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
         for grid in model.field.motion_grids:  # features of time count a tenth of those of place: let them be seen
             grid.table *= 20.0

@@ -27,18 +27,17 @@ def page(tmp_path: Path) -> Iterator[LivePage]:
     page.close()
 
 
-def client(x: float, angle: float) -> SimpleNamespace:
-    camera = SimpleNamespace(wxyz=np.array([1.0, 0.0, 0.0, 0.0]), position=np.array([x, 0.0, 3.0]), fov=angle)
-    return SimpleNamespace(camera=camera)
+def camera(x: float, angle: float) -> SimpleNamespace:
+    return SimpleNamespace(wxyz=np.array([1.0, 0.0, 0.0, 0.0]), position=np.array([x, 0.0, 3.0]), fov=angle)
 
 
 def test_a_path_of_views_is_saved_under_a_plain_name_only(page: LivePage, tmp_path: Path) -> None:
     editor, file = page._panel._editor, tmp_path / "paths" / "turn.json"
     editor._name.value = "turn"
-    editor._add(client(0.0, 0.8))
+    editor._add(camera(0.0, 0.8))
     editor._save()
     assert "two views" in editor._said.content and not file.exists()
-    for one in (client(np.nan, 0.6), None, client(1.0, 0.6), client(2.0, 0.1)):
+    for one in (camera(np.nan, 0.6), camera(1.0, 0.6), camera(2.0, 0.1)):
         editor._add(one)
     editor._drop()
     assert editor._said.content == "2 views"

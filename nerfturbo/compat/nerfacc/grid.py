@@ -6,7 +6,6 @@ Other grids (any boxes, any resolution per axis) and the walk from cell to cell 
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from torch import Tensor
 from ...errors import InputError
 from ...ops import march
 from ...ops.march import OccupancyBits, StepRule, pack_bits
+from ...ops.march.reference import inverse_lattice, lattice
 from ...types import Aabb, PackedSamples
 from ._rays import (
     RayIntervals,
@@ -185,6 +185,10 @@ class Planes(NamedTuple):
     step_size: float
     cone_angle: float
 
+    @property
+    def rule(self) -> StepRule:
+        return StepRule(self.step_size, 0.0, float("inf"), self.cone_angle)
+
 
 def traverse(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes) -> tuple[PackedSamples, Tensor]:
     """Samples in occupied cells, of exact length, and t (n_rays,) where each ray leaves the grids or its far plane."""
@@ -204,10 +208,9 @@ def traverse(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes) 
     if occupancy is None or origins.shape[0] == 0:
         return lattice_samples(origins, directions, planes, enter, leave, partial(is_occupied, grids)), leave
     # The lattice starts at every ray's own near plane.
-    rule = StepRule(planes.step_size, 0.0, float("inf"), planes.cone_angle)
-    begin = lattice_index(near.clamp_min(0.0), planes)
+    begin = inverse_lattice(planes.rule, near.clamp_min(0.0))
     limits = torch.stack([near, far], dim=-1)
-    return march(origins, directions, occupancy, rule, jitter=begin - begin.floor(), limits=limits), leave
+    return march(origins, directions, occupancy, planes.rule, jitter=begin - begin.floor(), limits=limits), leave
 
 
 def occupancy_bits(grids: Grids) -> OccupancyBits | None:
@@ -259,27 +262,6 @@ def cell_values(unit: Tensor, binary: Tensor) -> tuple[Tensor, Tensor]:
     return ((unit >= 0.0) & (unit <= 1.0)).all(-1), binary[cell[..., 0], cell[..., 1], cell[..., 2]].bool()
 
 
-def lattice_index(t: Tensor, planes: Planes) -> Tensor:
-    """The inverse of `lattice_point`: steps of `step_size` up to t = step_size / cone_angle, then growing ones."""
-    step_size, cone_angle = planes.step_size, planes.cone_angle
-    if cone_angle == 0.0:
-        return t / step_size
-    bend = step_size / cone_angle
-    growing = 1.0 / cone_angle + torch.log(t.clamp_min(bend) / bend) / math.log1p(cone_angle)
-    return torch.where(t < bend, t / step_size, growing)
-
-
-def lattice_point(index: Tensor, planes: Planes) -> Tensor:
-    """t after `index` steps from 0."""
-    step_size, cone_angle = planes.step_size, planes.cone_angle
-    if cone_angle == 0.0:
-        return index * step_size
-    bend_index = 1.0 / cone_angle
-    growth = math.log1p(cone_angle)
-    growing = step_size / cone_angle * torch.exp((index - bend_index).clamp_min(0.0) * growth)
-    return torch.where(index < bend_index, index * step_size, growing)
-
-
 def lattice_samples(
     origins: Tensor,
     directions: Tensor,
@@ -290,9 +272,9 @@ def lattice_samples(
     most_steps: int | None = None,
 ) -> PackedSamples:
     """Every step of every ray between `enter` and `leave` whose midpoint (..., 3) `keep` wants."""
-    begin = lattice_index(planes.near.clamp_min(0.0), planes)
-    first = begin + (lattice_index(enter.clamp_min(0.0), planes) - begin).floor().sub(1).clamp_min(0.0)
-    last = lattice_index(leave.clamp_min(0.0), planes)
+    rule = planes.rule
+    begin, enter_at, last = (inverse_lattice(rule, t.clamp_min(0.0)) for t in (planes.near, enter, leave))
+    first = begin + (enter_at - begin).floor().sub(1).clamp_min(0.0)
     n_steps = int((last - first).clamp_min(0).max().ceil().item()) if origins.shape[0] else 0
     if most_steps is not None and n_steps > most_steps:
         expected = f"at most {most_steps} steps along a ray"
@@ -301,7 +283,7 @@ def lattice_samples(
 
     def pieces(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         index = first[rays, None] + order
-        t0, t1 = lattice_point(index, planes), lattice_point(index + 1.0, planes)
+        t0, t1 = lattice(rule, index), lattice(rule, index + 1.0)
         middle = (t0 + t1) * 0.5
         within = (middle >= enter[rays, None]) & (middle < leave[rays, None])
         return t0, t1, within & keep(origins[rays, None] + directions[rays, None] * middle[..., None])

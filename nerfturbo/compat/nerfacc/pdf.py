@@ -61,18 +61,14 @@ def importance_sampling(
     number = int(n_intervals_per_ray)
     if number < 1:
         raise InputError("n_intervals_per_ray", "at least 1", str(number))
+    if intervals.vals.dim() == 1:
+        counts = torch.full_like(_chunks(intervals)[1], number)
+        edges, centres = _resample_ragged(intervals, cdfs, counts, stratified)
+        return RayIntervals(edges.vals.view(-1, number + 1)), RaySamples(centres.vals.view(-1, number))
+    old, batch = intervals.vals.flatten(0, -2), intervals.vals.shape[:-1]
+    low, high = old[:, :1], old[:, -1:]
     order = torch.arange(number, device=cdfs.device, dtype=cdfs.dtype)
-    if intervals.vals.dim() > 1:
-        old = intervals.vals.flatten(0, -2)
-        n_rays, low, high = old.shape[0], old[:, :1], old[:, -1:]
-        share = (order + _bias(cdfs, n_rays, stratified)) / number
-        centres = _invert_rows(old, cdfs.flatten(0, -2), share)
-    else:
-        first, count = _chunks(intervals)
-        n_rays, low, high = first.shape[0], intervals.vals[first, None], intervals.vals[(first + count - 1), None]
-        share = (order + _bias(cdfs, n_rays, stratified)) / number
-        rays = torch.arange(n_rays, device=cdfs.device).repeat_interleave(number)
-        centres = _invert(intervals.vals, cdfs, first, count, rays, share.flatten()).view(n_rays, number)
+    centres = _invert_rows(old, cdfs.flatten(0, -2), (order + _bias(cdfs, old.shape[0], stratified)) / number)
     if number == 1:
         edges = torch.cat([low, high], dim=-1)
     else:
@@ -80,7 +76,6 @@ def importance_sampling(
         start = torch.maximum(2.0 * centres[:, :1] - between[:, :1], low)
         end = torch.minimum(2.0 * centres[:, -1:] - between[:, -1:], high)
         edges = torch.cat([start, between, end], dim=-1)
-    batch = intervals.vals.shape[:-1] if intervals.vals.dim() > 1 else (n_rays,)
     return RayIntervals(edges.view(*batch, number + 1)), RaySamples(centres.view(*batch, number))
 
 

@@ -34,24 +34,21 @@ class Extras(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:  # with its own iterator, dict(extras) and {**extras} read values by key
         return iter(list(super().keys()))
 
+    def copy(self) -> dict[str, Any]:
+        return {key: self[key] for key in self}
+
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default  # noqa: SIM401
 
-    def values(self) -> Any:
-        return [self[key] for key in self]
-
-    def items(self) -> Any:
-        return [(key, self[key]) for key in self]
-
     def pop(self, key: str, *default: Any) -> Any:
-        if key in self:
-            value = self[key]
-            del self[key]
-            return value
+        self.get(key)  # made, where it was not yet
         return super().pop(key, *default)
 
-    def copy(self) -> dict[str, Any]:
-        return dict(self.items())
+    def values(self) -> Any:
+        return self.copy().values()
+
+    def items(self) -> Any:
+        return self.copy().items()
 
 
 def rendering(
@@ -66,9 +63,9 @@ def rendering(
     """Colours (n_rays, channels), opacities (n_rays, 1), depths (n_rays, 1) and a dictionary of what was computed.
 
     `rgb_sigma_fn(t_starts, t_ends, ray_indices)` returns colours (..., channels) and densities (...); `rgb_alpha_fn`
-    opacities in place of densities. Colours may have any number of channels. Depth is the expected distance divided
-    by the opacity. The dictionary holds weights, trans, alphas, rgbs and, from densities, sigmas; what the pixels
-    did not need is computed when it is first read. Differentiable to what the function returns.
+    opacities in place of densities. Depth is the expected distance over the opacity. The dictionary holds weights,
+    trans, alphas, rgbs and, from densities, sigmas; what the pixels did not need is computed when it is first read.
+    Differentiable to what the function returns.
     """
     if ray_indices is not None and not t_starts.shape == t_ends.shape == ray_indices.shape:
         shapes = f"{tuple(t_starts.shape)}, {tuple(t_ends.shape)} and {tuple(ray_indices.shape)}"
@@ -80,12 +77,10 @@ def rendering(
     if rgb_sigma_fn is not None and _can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
         return _composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays, render_bkgd)
     if rgb_sigma_fn is not None:
-        weights, trans, alphas = render_weight_from_density(
-            t_starts, t_ends, values, ray_indices=ray_indices, n_rays=n_rays
-        )
+        weights, trans, alphas = render_weight_from_density(t_starts, t_ends, values, None, ray_indices, n_rays)
         extras = Extras(weights=weights, alphas=alphas, trans=trans, sigmas=values, rgbs=rgbs)
     else:
-        weights, trans = render_weight_from_alpha(values, ray_indices=ray_indices, n_rays=n_rays)
+        weights, trans = render_weight_from_alpha(values, None, ray_indices, n_rays)
         extras = Extras(weights=weights, trans=trans, rgbs=rgbs, alphas=values)
     middle = ((t_starts + t_ends) * 0.5)[..., None]
     colors = accumulate_along_rays(weights, rgbs, ray_indices, n_rays)
@@ -161,11 +156,10 @@ def _packed(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor | None, n_rays
     if ray_indices is not None:
         narrow = remembered(ray_indices, "narrow", lambda: ray_indices.to(torch.int32))
         return PackedSamples(t_starts.float(), t_ends.float(), narrow, offsets_of_indices(ray_indices, n_rays))
-    starts, ends = t_starts.reshape(-1).float(), t_ends.reshape(-1).float()
     rays, per_ray = t_starts.shape
     each = torch.arange(rays + 1, dtype=torch.int32, device=t_starts.device)
     indices = each[:-1, None].expand(rays, per_ray).reshape(-1)
-    return PackedSamples(starts, ends, indices, each * per_ray)
+    return PackedSamples(t_starts.reshape(-1).float(), t_ends.reshape(-1).float(), indices, each * per_ray)
 
 
 def render_transmittance_from_alpha(

@@ -35,9 +35,6 @@ class Config:
             raise InputError(where, "a dictionary of settings", type(values).__name__)
         self.values, self.where = values, where
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
     def kind(self, default: str) -> str:
         return str(self.values.get("otype", default)).lower()
 
@@ -46,9 +43,6 @@ class Config:
         if isinstance(value, bool) or int(value) != value or value < least:
             raise InputError(f"{self.where}.{name}", f"a whole number, at least {least}", repr(value))
         return int(value)
-
-    def number(self, name: str, default: float) -> float:
-        return float(self.values.get(name, default))
 
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         value = str(self.values.get(name, default)).lower()
@@ -99,18 +93,14 @@ class Composite(EncodingPart):
         self.reduction = config.choice("reduction", "Concatenation", ("concatenation", "sum", "product"))
         self.parts, self.begins = self._parts(config, nested, n_inputs)
         self.pads = [0] * len(self.parts)
+        widths = [part.n_outputs for part in self.parts]
+        self.n_outputs = widths[0]
         if self.reduction == "concatenation":
-            total = 0
-            for index, part in enumerate(self.parts[:-1]):
-                total += part.n_outputs
-                self.pads[index] = -total % self.parts[index + 1].alignment
-                total += self.pads[index]
-            self.n_outputs = sum(part.n_outputs for part in self.parts) + sum(self.pads)
-        else:
-            self.n_outputs = self.parts[0].n_outputs
-            if any(part.n_outputs != self.n_outputs for part in self.parts):
-                widths = ", ".join(str(part.n_outputs) for part in self.parts)
-                raise InputError(config.where, "encodings of one width to reduce", widths)
+            for index, part in enumerate(self.parts[1:]):
+                self.pads[index] = -self.n_outputs % part.alignment
+                self.n_outputs += self.pads[index] + part.n_outputs
+        elif len(set(widths)) > 1:
+            raise InputError(config.where, "encodings of one width to reduce", ", ".join(map(str, widths)))
         self.n_inputs, self.pad_value = n_inputs, self.parts[-1].pad_value
         self.alignment = math.lcm(*(part.alignment for part in self.parts))
         self.n_params = sum(part.n_params for part in self.parts)
@@ -121,8 +111,8 @@ class Composite(EncodingPart):
         parts, begins, offset = [], [], 0
         settings = [Config(one, f"{config.where}.nested[{i}]") for i, one in enumerate(nested)]  # type: ignore[arg-type]
         given = sum(one.integer("n_dims_to_encode", 0, 0) for one in settings)
-        anywhere = any("dims_to_encode_begin" in one for one in settings)
-        open_ones = [one for one in settings if "n_dims_to_encode" not in one]
+        anywhere = any("dims_to_encode_begin" in one.values for one in settings)
+        open_ones = [one for one in settings if "n_dims_to_encode" not in one.values]
         if len(open_ones) > 1 or (anywhere and open_ones) or (not anywhere and given > n_inputs):
             got = f"{given} of {n_inputs}, and {len(open_ones)} encodings without n_dims_to_encode"
             raise InputError(config.where, "n_dims_to_encode that add up, left out at most once", got)
@@ -216,7 +206,7 @@ def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
         raise InputError(config.where, f"1 to {len(PRIMES)} dimensions", str(dims))
     features = config.integer("n_features_per_level", 2)
     n_levels = config.integer("n_levels", 16)
-    if "n_features" in config:
+    if "n_features" in config.values:
         n_levels = config.integer("n_features", 32) // features
     if features not in (1, 2, 4, 8) or n_levels > 32:
         got = f"{features} features on {n_levels} levels"
@@ -231,7 +221,7 @@ def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
         features,
         config.integer("log2_hashmap_size", 19),
         config.integer("base_resolution", 16),
-        config.number("per_level_scale", 2.0),
+        float(config.values.get("per_level_scale", 2.0)),
         config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest")),
     )
     if spec.growth <= 0.0 or spec.original_rows > MOST_ROWS:
@@ -325,7 +315,7 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
     if kind == "composite":
         return Composite(config, n_inputs)
     if kind == "identity":
-        scale, offset = config.number("scale", 1.0), config.number("offset", 0.0)
+        scale, offset = float(config.values.get("scale", 1.0)), float(config.values.get("offset", 0.0))
         return Fixed(n_inputs, n_inputs, lambda x: x * scale + offset)
     if kind == "frequency":
         n = config.integer("n_frequencies", 12)

@@ -69,12 +69,14 @@ class _Twice(torch.autograd.Function):
 class Module(nn.Module):
     """What the three modules share: parameters, precision, and the way through encoding and network."""
 
-    n_input_dims: int
-    n_output_dims: int
     jit_fusion: bool = False  # accepted; see `supports_jit_fusion`
 
-    def __init__(self, encoding: EncodingPart, network: Mlp | None, seed: int, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, encoding: EncodingPart, network: Mlp | None, seed: int, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
+        self.n_input_dims = encoding.n_inputs
+        self.n_output_dims = encoding.n_outputs if network is None else network.n_outputs
         self._encoding, self._network, self.seed, self._chosen = encoding, network, seed, dtype
         self._n_network = 0 if network is None else network.n_params
         generator = torch.Generator().manual_seed(seed)
@@ -147,8 +149,7 @@ class NetworkWithInputEncoding(Module):
     ) -> None:
         encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
         network = Mlp(Config(network_config, "network_config"), encoding.n_outputs, n_output_dims)
-        super().__init__(encoding, network, seed, None)
-        self.n_input_dims, self.n_output_dims = n_input_dims, n_output_dims
+        super().__init__(encoding, network, seed)
         self.encoding_config, self.network_config = encoding_config, network_config
 
 
@@ -160,23 +161,18 @@ class Network(Module):
     ) -> None:
         encoding = encoding_part(Config({"otype": "Identity"}, "encoding_config"), n_input_dims)
         network = Mlp(Config(network_config, "network_config"), n_input_dims, n_output_dims)
-        super().__init__(encoding, network, seed, None)
-        self.n_input_dims, self.n_output_dims, self.network_config = n_input_dims, n_output_dims, network_config
+        super().__init__(encoding, network, seed)
+        self.network_config = network_config
 
 
 class Encoding(Module):
     """An encoding alone: (n, n_input_dims) -> (n, n_output_dims), whose width follows from the configuration."""
 
     def __init__(
-        self,
-        n_input_dims: int,
-        encoding_config: Mapping[str, Any],
-        seed: int = 1337,
-        dtype: torch.dtype | None = None,
+        self, n_input_dims: int, encoding_config: Mapping[str, Any], seed: int = 1337, dtype: torch.dtype | None = None
     ) -> None:
         if dtype not in (None, torch.float32, torch.float16):
             raise InputError("dtype", "torch.float32 or torch.float16", str(dtype))
         encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
         super().__init__(encoding, None, seed, dtype)
-        self.n_input_dims, self.n_output_dims = n_input_dims, encoding.n_outputs
         self.encoding_config = encoding_config

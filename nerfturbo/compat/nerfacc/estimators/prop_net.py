@@ -45,9 +45,9 @@ class PropNetEstimator(AbstractEstimator):
     ) -> tuple[Tensor, Tensor]:
         """t_starts, t_ends (n_rays, num_samples), drawn where the last of the proposal densities is.
 
-        Each `prop_sigma_fns[i](t_starts, t_ends)` sees `prop_samples[i]` samples per ray and returns densities of
-        the same shape. "lindisp" spaces the first samples evenly in 1 / t. With `requires_grad` the densities keep
-        their graph, and `compute_loss` or `update_every_n_steps` trains the networks with them.
+        `prop_sigma_fns[i](t_starts, t_ends)` gives densities of `prop_samples[i]` samples per ray. "lindisp" spaces the
+        first samples evenly in 1 / t. With `requires_grad` the densities keep their graph, and `compute_loss` or
+        `update_every_n_steps` trains the networks with them.
         """
         if len(prop_sigma_fns) != len(prop_samples):
             got = f"{len(prop_sigma_fns)} and {len(prop_samples)}"
