@@ -22,6 +22,7 @@ from ..data.images import composite_over
 from ..data.scene import Scene
 from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections
+from .camera_path import similarity_scale, transform_points, transform_poses
 
 ALIGN_STEPS = 200
 ALIGN_RAYS = 2048
@@ -67,21 +68,20 @@ def frame_points(cameras: Cameras, distance: float) -> Tensor:
 def camera_errors(found: Cameras, truth: Cameras, distance: float) -> CameraErrors:
     """How far cameras are from the true ones, up to the similarity of the whole that fits best what they see at a
     distance: that of the scene's middle, say."""
-    matrix = best_similarity(frame_points(found, distance), frame_points(truth, distance))
-    scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
-    positions = found.positions.double().cpu() @ matrix[:3, :3].T + matrix[:3, 3]
-    turned = (matrix[:3, :3] / scale) @ found.camera_to_world[:, :, :3].double().cpu()
-    degrees = _angles(turned.transpose(1, 2) @ truth.camera_to_world[:, :, :3].double().cpu())
-    distances = (positions - truth.positions.double().cpu()).norm(dim=-1)
-    moved = frame_points(found, distance) @ matrix[:3, :3].T + matrix[:3, 3]
-    apart = (moved - frame_points(truth, distance)).view(-1, 6, 3)[:, 1:].norm(dim=-1)
+    ours, theirs = frame_points(found, distance), frame_points(truth, distance)
+    matrix = best_similarity(ours, theirs)
+    moved = transform_poses(found.camera_to_world.double().cpu(), matrix)
+    true = truth.camera_to_world.double().cpu()
+    degrees = _angles(moved[:, :, :3].transpose(1, 2) @ true[:, :, :3])
+    distances = (moved[..., 3] - true[..., 3]).norm(dim=-1)
+    apart = (transform_points(ours, matrix) - theirs).view(-1, 6, 3)[:, 1:].norm(dim=-1)
     return CameraErrors(float(degrees.mean()), float(distances.mean()), float(apart.mean()), matrix)
 
 
 def camera_changes(given: Scene, learned: Scene) -> dict[str, float]:
     """Means over the views: by how much cameras were turned, moved (in the unit of the scene's own file), zoomed."""
     before, after = (scene.cameras.camera_to_world.double().cpu() for scene in (given, learned))
-    scale = 1.0 if given.to_original is None else float(torch.linalg.det(given.to_original[:3, :3]).abs() ** (1 / 3))
+    scale = 1.0 if given.to_original is None else similarity_scale(given.to_original)
     degrees = _angles(before[:, :, :3].transpose(1, 2) @ after[:, :, :3])
     moved = (after[:, :, 3] - before[:, :, 3]).norm(dim=-1) * scale
     factor = (learned.cameras.focal / given.cameras.focal).mean()

@@ -1,7 +1,8 @@
-"""Camera paths as files, in nerfstudio's format: what its viewer, its Blender add-on and our live page write.
+"""Camera paths: along and around the cameras of a scene, smooth between key poses, and as files.
 
-Poses have OpenGL axes, as here, and stand in the coordinates of the scene's own file: `Scene.to_original` leads there.
-`fov` is the vertical angle in degrees. A crop is a box given by its centre, its size and a turn (roll, pitch, yaw).
+The files are nerfstudio's: what its viewer, its Blender add-on and our viewer write. Poses have OpenGL axes, as here,
+and stand in the coordinates of the scene's own file: `Scene.to_original` leads there. `fov` is the vertical angle in
+degrees. A crop is a box given by its centre, its size and a turn (roll, pitch, yaw).
 """
 
 from __future__ import annotations
@@ -22,196 +23,10 @@ from .run_folder import write_json
 
 MAX_SIDE = 16384
 MAX_FRAMES = 100_000
-PERSPECTIVE = ("perspective", "pinhole")
-
-
-@dataclass(frozen=True)
-class CameraPath:
-    """Cameras in the coordinates of training, frames a second, and a crop where the file has one."""
-
-    cameras: Cameras
-    fps: float = 24.0
-    crop: Aabb | None = None
-
-
-def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPath:
-    """Read a path; every fault names the file and the place in it."""
-    document = read_json(file, "a camera path in nerfstudio's format")
-    kind = document.get("camera_type", "perspective")
-    if kind not in PERSPECTIVE:
-        raise InputError(f"{file}: camera_type", "perspective", shown(kind))
-    width, height = (_side(document, name, file) for name in ("render_width", "render_height"))
-    frames = document.get("camera_path")
-    if not isinstance(frames, list) or not 0 < len(frames) <= MAX_FRAMES:
-        raise InputError(f"{file}: camera_path", f"a list of 1 to {MAX_FRAMES} cameras", shown(frames))
-    poses, focals, times = [], [], []
-    for index, frame in enumerate(frames):
-        where = f"{file}: camera_path[{index}]"
-        if not isinstance(frame, dict):
-            raise InputError(where, "an object with camera_to_world and fov", shown(frame))
-        poses.append(_pose(frame.get("camera_to_world"), where))
-        angle = number(frame.get("fov"), f"{where}: fov")
-        if not 0.0 < angle < 180.0:
-            raise InputError(f"{where}: fov", "degrees between 0 and 180", shown(frame.get("fov")))
-        focals.append(0.5 * height / math.tan(math.radians(angle) * 0.5))
-        if frame.get("render_time") is not None:
-            times.append(min(1.0, max(0.0, number(frame["render_time"], f"{where}: render_time"))))
-    fps = number(document.get("fps", 24), f"{file}: fps")
-    if not 0.0 < fps <= 1000.0:
-        raise InputError(f"{file}: fps", "a number from 0 to 1000", shown(document.get("fps")))
-    n = len(poses)
-    cameras = Cameras(
-        camera_to_world=transform_poses(torch.stack(poses), _inverse(to_original)).float(),
-        focal=torch.tensor(focals)[:, None].expand(n, 2).contiguous(),
-        center=torch.tensor([[width * 0.5, height * 0.5]]).expand(n, 2).contiguous(),
-        size=torch.tensor([[width, height]]).expand(n, 2).contiguous(),
-        times=torch.tensor(times) if len(times) == n else None,
-    )
-    return CameraPath(cameras, fps, _read_crop(document.get("crop"), file, to_original))
-
-
-def write_camera_path(
-    file: Path, path: CameraPath, to_original: Tensor | None = None, *, keyframes: Cameras | None = None
-) -> None:
-    """Write a path so that `read_camera_path` and nerfstudio's tools read it; whole or not at all."""
-    cameras = path.cameras
-    width, height = (int(side) for side in cameras.size[0])
-    document: dict[str, Any] = {
-        "camera_type": "perspective",
-        "render_width": width,
-        "render_height": height,
-        "fps": path.fps,
-        "seconds": len(cameras) / path.fps,
-        "is_cycle": False,
-        "smoothness_value": 0.0,
-        "crop": None if path.crop is None else _crop_document(path.crop, to_original),
-        "camera_path": _camera_documents(cameras, to_original, "camera_to_world"),
-        "keyframes": [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix"),
-    }
-    write_json(file, document)
-
-
-def transform_poses(poses: Tensor, similarity: Tensor | None) -> Tensor:
-    """Poses (n, 3, 4) moved by a rotation with a scale and a shift (4, 4): axes turn, positions move."""
-    if similarity is None:
-        return poses
-    matrix = similarity.to(poses.dtype)
-    scale = torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0)
-    turned = (matrix[:3, :3] / scale) @ poses[..., :3]
-    moved = poses[..., 3] @ matrix[:3, :3].T + matrix[:3, 3]
-    return torch.cat([turned, moved[..., None]], dim=-1)
-
-
-def transform_points(points: Tensor, similarity: Tensor | None) -> Tensor:
-    """Points (n, 3) moved by a matrix (4, 4), in the points' dtype."""
-    if similarity is None:
-        return points
-    matrix = similarity.to(points.device)
-    moved = points.double() @ matrix[:3, :3].T + matrix[:3, 3]
-    return moved.to(points.dtype)
-
-
-def _inverse(matrix: Tensor | None) -> Tensor | None:
-    return None if matrix is None else torch.linalg.inv(matrix)
-
-
-def _side(document: dict[str, Any], name: str, file: Path) -> int:
-    value = number(document.get(name), f"{file}: {name}")
-    if not 1 <= value <= MAX_SIDE or value != int(value):
-        raise InputError(f"{file}: {name}", f"a whole number from 1 to {MAX_SIDE}", shown(document.get(name)))
-    return int(value)
-
-
-def _pose(value: object, where: str) -> Tensor:
-    """(3, 4) float64 from 16 numbers, row after row, or from four rows."""
-    what = f"{where}: camera_to_world"
-    flat = value if isinstance(value, list) else []
-    if len(flat) in (3, 4) and all(isinstance(row, list) for row in flat):
-        flat = [entry for row in flat for entry in row]
-    if len(flat) not in (12, 16):
-        raise InputError(what, "16 numbers, a 4x4 matrix row after row", shown(value))
-    numbers = torch.tensor([number(entry, what) for entry in flat[:12]], dtype=torch.float64)
-    return rigid(numbers.view(3, 4), what)
-
-
-def _camera_documents(cameras: Cameras, to_original: Tensor | None, name: str) -> list[dict[str, Any]]:
-    poses = transform_poses(cameras.camera_to_world.double().cpu(), to_original)
-    bottom = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
-    result = []
-    for index, pose in enumerate(poses):
-        width, height = (int(side) for side in cameras.size[index])
-        angle = 2.0 * math.degrees(math.atan(0.5 * height / float(cameras.focal[index, 1])))
-        entry = {name: torch.cat([pose, bottom]).reshape(-1).tolist(), "fov": angle, "aspect": width / height}
-        if cameras.times is not None:
-            entry["render_time"] = float(cameras.times[index])
-        result.append(entry)
-    return result
-
-
-def _turn(roll: float, pitch: float, yaw: float) -> Tensor:
-    def about(axis: int, angle: float) -> Tensor:
-        matrix = torch.eye(3, dtype=torch.float64)
-        i, j = (axis + 1) % 3, (axis + 2) % 3
-        matrix[i, i] = matrix[j, j] = math.cos(angle)
-        matrix[j, i], matrix[i, j] = math.sin(angle), -math.sin(angle)
-        return matrix
-
-    return about(2, yaw) @ about(1, pitch) @ about(0, roll)
-
-
-def _angles(turn: Tensor) -> list[float]:
-    """Roll, pitch and yaw of a rotation: the inverse of `_turn`."""
-    pitch = math.asin(max(-1.0, min(1.0, -float(turn[2, 0]))))
-    if abs(math.cos(pitch)) < 1e-9:
-        return [0.0, pitch, math.atan2(-float(turn[0, 1]), float(turn[1, 1]))]
-    return [math.atan2(float(turn[2, 1]), float(turn[2, 2])), pitch, math.atan2(float(turn[1, 0]), float(turn[0, 0]))]
-
-
-def _crop_document(crop: Aabb, to_original: Tensor | None) -> dict[str, Any]:
-    matrix = torch.eye(4, dtype=torch.float64) if to_original is None else to_original.double()
-    scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
-    center = transform_points(torch.tensor([crop.center], dtype=torch.float64), matrix)[0]
-    return {
-        "crop_center": center.tolist(),
-        "crop_scale": [size * scale for size in crop.size],
-        "crop_rot": _angles(matrix[:3, :3] / scale),
-        "crop_bg_color": {"r": 255, "g": 255, "b": 255},
-    }
-
-
-def _read_crop(value: object, file: Path, to_original: Tensor | None) -> Aabb | None:
-    if value is None:
-        return None
-    what = f"{file}: crop"
-    if not isinstance(value, dict):
-        raise InputError(what, "an object with crop_center and crop_scale", shown(value))
-    center, size, angles = (
-        _triple(value.get(name, default), f"{what}.{name}")
-        for name, default in (("crop_center", None), ("crop_scale", None), ("crop_rot", [0.0, 0.0, 0.0]))
-    )
-    back = _inverse(to_original)
-    matrix = torch.eye(4, dtype=torch.float64) if back is None else back
-    scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
-    turn = (matrix[:3, :3] / scale) @ _turn(*angles)
-    if float((turn.abs().amax(0) - 1.0).abs().max()) > 1e-3:
-        hint = "give the box by --crop in the coordinates of training instead"
-        raise InputError(f"{what}.crop_rot", "a box along the axes of training", str(angles), hint)
-    half = (turn.abs() @ torch.tensor(size, dtype=torch.float64)) * (0.5 * scale)
-    middle = transform_points(torch.tensor([center], dtype=torch.float64), matrix)[0]
-    low, high = (middle - half).tolist(), (middle + half).tolist()
-    return Aabb(tuple(low), tuple(high))
-
-
-def _triple(value: object, what: str) -> tuple[float, float, float]:
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        raise InputError(what, "three numbers", shown(value))
-    x, y, z = (number(entry, what) for entry in value)
-    return x, y, z
-
-
 FACING = 0.8  # the mean of unit viewing directions is longer than this where all cameras look one way
 SPIRAL_TURNS = 2
-SPIRAL_REACH = 0.5  # of the cameras' own spread: a spiral stays where the pictures were taken
+SPIRAL_REACH = 0.5  # of the cameras' own spread: a spiral stays where the images were taken
+STEEPEST = 0.966  # sine of 75 degrees: an orbit never looks straight down
 
 
 def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> Cameras:
@@ -222,12 +37,8 @@ def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: i
     _check_frames(n_frames)
     target = torch.tensor(center, dtype=torch.float32)
     offsets = cameras.positions.cpu() - target  # (n, 3)
-    up = torch.tensor(WORLD_UP)
-    heights = offsets @ up
-    height = float(heights.mean())
-    distance = float(offsets.norm(dim=-1).mean())
-    # A mean height near the mean distance would look straight down: stay below 75 degrees.
-    height = max(-0.966 * distance, min(0.966 * distance, height))
+    distance, height = float(offsets.norm(dim=-1).mean()), float((offsets @ torch.tensor(WORLD_UP)).mean())
+    height = max(-STEEPEST * distance, min(STEEPEST * distance, height))
     radius = math.sqrt(max(distance * distance - height * height, 1e-12))
     angles = torch.arange(n_frames) * (2.0 * math.pi / n_frames) + _start_angle(offsets)
     eyes = torch.stack([radius * angles.cos(), radius * angles.sin(), torch.full_like(angles, height)], dim=-1) + target
@@ -242,14 +53,13 @@ def spiral_path(cameras: Cameras, center: tuple[float, float, float], n_frames: 
     """
     _check_frames(n_frames)
     share = torch.arange(n_frames) / n_frames
-    forward = cameras.forward.cpu().mean(0)
-    positions = cameras.positions.cpu()
+    positions, forward = cameras.positions.cpu(), cameras.forward.cpu().mean(0)
     if float(forward.norm()) > FACING:
         return _pinholes(cameras, _swaying(positions, forward, center, share))
     target = torch.tensor(center, dtype=torch.float32)
     offsets = positions - target
     distance = float(offsets.norm(dim=-1).mean())
-    sines = (offsets[:, 2] / offsets.norm(dim=-1).clamp_min(1e-6)).clamp(-0.966, 0.966)
+    sines = (offsets[:, 2] / offsets.norm(dim=-1).clamp_min(1e-6)).clamp(-STEEPEST, STEEPEST)
     elevation = torch.lerp(sines.min().asin(), sines.max().asin(), share)
     angles = share * (2.0 * math.pi * SPIRAL_TURNS) + _start_angle(offsets)
     flat = elevation.cos() * distance
@@ -258,43 +68,39 @@ def spiral_path(cameras: Cameras, center: tuple[float, float, float], n_frames: 
 
 
 def _swaying(positions: Tensor, forward: Tensor, center: tuple[float, float, float], share: Tensor) -> Tensor:
-    middle = positions.mean(0)
-    backward = -forward / forward.norm()
-    axes = look_at(middle[None], (middle - backward)[None])[0, :, :3]  # right, up, backward of the mean camera
+    middle, ahead = positions.mean(0), forward / forward.norm()
+    axes = look_at(middle[None], (middle + ahead)[None])[0, :, :3]  # right, up, backward of the mean camera
     spread = ((positions - middle) @ axes).abs().quantile(0.9, dim=0).clamp_min(1e-6) * SPIRAL_REACH
     angles = share * (2.0 * math.pi * SPIRAL_TURNS)
     local = torch.stack([angles.cos(), angles.sin(), (0.5 * angles).sin()], dim=-1) * spread
-    ahead = (torch.tensor(center) - middle) @ forward / forward.norm()
-    target = middle - backward * max(float(ahead), 10.0 * float(spread.max()))
+    distance = (torch.tensor(center) - middle) @ ahead
+    target = middle + ahead * max(float(distance), 10.0 * float(spread.max()))
     return look_at(middle + local @ axes.T, target)
 
 
 def interpolated_path(cameras: Cameras, n_frames: int) -> Cameras:
-    """A smooth flight through all cameras: in their order where that is a walk (a video, a row of photographs), else
+    """A smooth path through all cameras: in their order where that is a walk (a video, a row of photographs), else
     from each to its nearest neighbour. Size and field of view are those of the first camera."""
     _check_frames(n_frames)
     poses = cameras.camera_to_world.cpu()
     if poses.shape[0] < 2:
         raise InputError("cameras", "at least 2, to fly from one to another", str(poses.shape[0]))
-    scale = float((cameras.positions.cpu() - cameras.positions.cpu().mean(0)).norm(dim=-1).mean()) or 1.0
-    tour = shortest_tour(poses, scale)
-    ordered = pose_distances(poses[:-1], poses[1:], scale).sum()
-    toured = pose_distances(poses[tour[:-1]], poses[tour[1:]], scale).sum()
-    keys = poses if float(ordered) < 1.5 * float(toured) else poses[tour]
-    return _pinholes(cameras, interpolate_poses(keys, n_frames, scale))
+    scale = float((poses[..., 3] - poses[..., 3].mean(0)).norm(dim=-1).mean()) or 1.0
+    tour = poses[_nearest_neighbours(poses, scale)]
+    ordered, toured = (float(pose_distances(path[:-1], path[1:], scale).sum()) for path in (poses, tour))
+    return _pinholes(cameras, interpolate_poses(poses if ordered < 1.5 * toured else tour, n_frames, scale))
 
 
 def still_path(cameras: Cameras, index: int, n_frames: int) -> Cameras:
-    """One camera again and again, for scenes that move by themselves; its lens included."""
+    """One camera again and again, for dynamic scenes; its lens included."""
     _check_frames(n_frames)
     return replace(cameras[torch.full((n_frames,), index)], times=None)
 
 
 def with_times(path: Cameras, time: float | None) -> Cameras:
-    """The path through a scene that moves: at one time, or sweeping over all of it."""
+    """The path through a dynamic scene: at one time, or sweeping over all of it."""
     n = len(path)
-    times = torch.linspace(0.0, 1.0, n) if time is None else torch.full((n,), time)
-    return replace(path, times=times)
+    return replace(path, times=torch.linspace(0.0, 1.0, n) if time is None else torch.full((n,), time))
 
 
 def _check_frames(n_frames: int) -> None:
@@ -304,13 +110,13 @@ def _check_frames(n_frames: int) -> None:
 
 def _pinholes(cameras: Cameras, poses: Tensor) -> Cameras:
     """The first camera's size and field of view, at other poses."""
-    width, rows = (int(side) for side in cameras.size[0])
+    width, height = (int(side) for side in cameras.size[0])
     view = 2.0 * math.atan(0.5 * width / float(cameras.focal[0, 0]))
-    return replace(Cameras.pinhole(poses, width=width, height=rows, field_of_view_x=view), ndc=cameras.ndc)
+    return replace(Cameras.pinhole(poses, width=width, height=height, field_of_view_x=view), ndc=cameras.ndc)
 
 
 def _start_angle(offsets: Tensor) -> float:
-    """Begin where the first camera stands, so that the video opens on a view the pictures show."""
+    """Begin where the first camera stands, so that the video opens on a view the images show."""
     return math.atan2(float(offsets[0, 1]), float(offsets[0, 0]))
 
 
@@ -320,17 +126,11 @@ def quaternions(rotations: Tensor) -> Tensor:
     The largest eigenvector of Bar-Itzhack's symmetric matrix: stable for every rotation, and the nearest one for a
     matrix that is one only nearly.
     """
-    m = rotations.double().unbind(-2)
-    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in m)
-    rows = [
-        [a - e - i, b + d, c + g, h - f],
-        [b + d, e - a - i, f + h, c - g],
-        [c + g, f + h, i - a - e, d - b],
-        [h - f, c - g, d - b, a + e + i],
-    ]
+    a, b, c, d, e, f, g, h, i = rotations.double().flatten(-2).unbind(-1)
+    rows = [a - e - i, b + d, c + g, h - f], [b + d, e - a - i, f + h, c - g]
+    rows += [c + g, f + h, i - a - e, d - b], [h - f, c - g, d - b, a + e + i]
     matrix = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2) / 3.0
-    vectors = torch.linalg.eigh(matrix).eigenvectors[..., -1]  # x, y, z, w
-    return vectors[..., [3, 0, 1, 2]]
+    return torch.linalg.eigh(matrix).eigenvectors[..., [3, 0, 1, 2], -1]  # of x, y, z, w
 
 
 def rotations(quaternion: Tensor) -> Tensor:
@@ -351,17 +151,13 @@ def pose_distances(poses: Tensor, others: Tensor, scale: float) -> Tensor:
     return (poses[..., 3] - others[..., 3]).norm(dim=-1) / scale + angle
 
 
-def shortest_tour(poses: Tensor, scale: float) -> Tensor:
-    """(n,) an order of the poses that goes from each to its nearest neighbour not seen yet, from the first on."""
-    n = poses.shape[0]
+def _nearest_neighbours(poses: Tensor, scale: float) -> Tensor:
+    """(n,) an order of the poses that goes from each to the nearest not visited yet, from the first on."""
     apart = pose_distances(poses[:, None], poses[None], scale)
     order = [0]
-    left = torch.ones(n, dtype=torch.bool)
-    left[0] = False
-    for _ in range(n - 1):
-        nearest = int(torch.where(left, apart[order[-1]], torch.inf).argmin())
-        left[nearest] = False
-        order.append(nearest)
+    for _ in range(poses.shape[0] - 1):
+        apart[:, order[-1]] = torch.inf
+        order.append(int(apart[order[-1]].argmin()))
     return torch.tensor(order)
 
 
@@ -377,35 +173,197 @@ def interpolate_poses(keys: Tensor, n_frames: int, scale: float) -> Tensor:
     place = torch.linspace(0.0, 1.0, n_frames, dtype=torch.float64) * marks[-1]
     index = (torch.searchsorted(marks, place, right=True) - 1).clamp(0, keys.shape[0] - 2)
     share = ((place - marks[index]) / lengths[index]).clamp(0.0, 1.0)[:, None]
-    turned = _slerp(_aligned(quaternions(keys[:, :, :3])), index, share)
-    return torch.cat([rotations(turned), _curve(keys[:, :, 3].double(), index, share)[..., None]], dim=-1).float()
-
-
-def _aligned(quaternion: Tensor) -> Tensor:
-    """Signs such that neighbours turn the short way."""
-    dots = (quaternion[1:] * quaternion[:-1]).sum(-1)
-    signs = torch.cat([dots.new_ones(1), torch.where(dots < 0.0, -1.0, 1.0).to(dots)]).cumprod(0)
-    return quaternion * signs[:, None]
+    turned = rotations(_slerp(quaternions(keys[:, :, :3]), index, share))
+    return torch.cat([turned, _catmull_rom(keys[:, :, 3].double(), index, share)[..., None]], dim=-1).float()
 
 
 def _slerp(keys: Tensor, index: Tensor, share: Tensor) -> Tensor:
+    """Unit quaternions between keys[index] and the next one, the short way."""
     first, second = keys[index], keys[index + 1]
-    angle = torch.acos((first * second).sum(-1, keepdim=True).clamp(-1.0, 1.0))
-    sine = angle.sin()
-    near = sine.abs() < 1e-6
-    safe = torch.where(near, torch.ones_like(sine), sine)
-    mixed = (((1.0 - share) * angle).sin() * first + (share * angle).sin() * second) / safe
+    dots = (first * second).sum(-1, keepdim=True)
+    second = torch.where(dots < 0.0, -second, second)
+    angle = torch.acos(dots.abs().clamp(max=1.0))
+    near = angle.sin() < 1e-6
+    mixed = ((1.0 - share) * angle).sin() * first + (share * angle).sin() * second
     mixed = torch.where(near, torch.lerp(first, second, share), mixed)
     return mixed / mixed.norm(dim=-1, keepdim=True)
 
 
-def _curve(points: Tensor, index: Tensor, t: Tensor) -> Tensor:
+def _catmull_rom(points: Tensor, index: Tensor, t: Tensor) -> Tensor:
     last = points.shape[0] - 1
     p0, p1, p2, p3 = (points[(index + shift).clamp(0, last)] for shift in (-1, 0, 1, 2))
-    tangent, bend = 0.5 * (p2 - p0), 0.5 * (p3 - p1)
-    return (
-        (2 * t**3 - 3 * t**2 + 1) * p1
-        + (t**3 - 2 * t**2 + t) * tangent
-        + (3 * t**2 - 2 * t**3) * p2
-        + (t**3 - t**2) * bend
+    tangents = (t**3 - 2 * t**2 + t) * 0.5 * (p2 - p0) + (t**3 - t**2) * 0.5 * (p3 - p1)
+    return (2 * t**3 - 3 * t**2 + 1) * p1 + (3 * t**2 - 2 * t**3) * p2 + tangents
+
+
+def similarity_scale(matrix: Tensor) -> float:
+    """By how much a rotation with a scale and a shift (4, 4) enlarges."""
+    return float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
+
+
+def transform_poses(poses: Tensor, similarity: Tensor | None) -> Tensor:
+    """Poses (n, 3, 4) moved by a rotation with a scale and a shift (4, 4): axes turn, positions move."""
+    if similarity is None:
+        return poses
+    matrix = similarity.to(poses.dtype)
+    turned = (matrix[:3, :3] / similarity_scale(matrix)) @ poses[..., :3]
+    moved = poses[..., 3] @ matrix[:3, :3].T + matrix[:3, 3]
+    return torch.cat([turned, moved[..., None]], dim=-1)
+
+
+def transform_points(points: Tensor, similarity: Tensor | None) -> Tensor:
+    """Points (n, 3) moved by a matrix (4, 4), in the points' dtype."""
+    if similarity is None:
+        return points
+    matrix = similarity.to(points.device)
+    return (points.double() @ matrix[:3, :3].T + matrix[:3, 3]).to(points.dtype)
+
+
+@dataclass(frozen=True)
+class CameraPath:
+    """Cameras in the coordinates of training, frames a second, and a crop where the file has one."""
+
+    cameras: Cameras
+    fps: float = 24.0
+    crop: Aabb | None = None
+
+
+def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPath:
+    """Read a path; every fault names the file and the place in it."""
+    document = read_json(file, "a camera path in nerfstudio's format")
+    kind = document.get("camera_type", "perspective")
+    if kind not in ("perspective", "pinhole"):
+        raise InputError(f"{file}: camera_type", "perspective", shown(kind))
+    width, height = (_side(document, name, file) for name in ("render_width", "render_height"))
+    frames = document.get("camera_path")
+    if not isinstance(frames, list) or not 0 < len(frames) <= MAX_FRAMES:
+        raise InputError(f"{file}: camera_path", f"a list of 1 to {MAX_FRAMES} cameras", shown(frames))
+    poses, focals, times = [], [], []
+    for index, frame in enumerate(frames):
+        where = f"{file}: camera_path[{index}]"
+        if not isinstance(frame, dict):
+            raise InputError(where, "an object with camera_to_world and fov", shown(frame))
+        poses.append(_pose(frame.get("camera_to_world"), f"{where}: camera_to_world"))
+        angle = number(frame.get("fov"), f"{where}: fov")
+        if not 0.0 < angle < 180.0:
+            raise InputError(f"{where}: fov", "degrees between 0 and 180", shown(frame.get("fov")))
+        focals.append(0.5 * height / math.tan(math.radians(angle) * 0.5))
+        if frame.get("render_time") is not None:
+            times.append(min(1.0, max(0.0, number(frame["render_time"], f"{where}: render_time"))))
+    fps = number(document.get("fps", 24), f"{file}: fps")
+    if not 0.0 < fps <= 1000.0:
+        raise InputError(f"{file}: fps", "a number from 0 to 1000", shown(document.get("fps")))
+    n, back = len(poses), None if to_original is None else torch.linalg.inv(to_original)
+    cameras = Cameras(
+        camera_to_world=transform_poses(torch.stack(poses), back).float(),
+        focal=torch.tensor(focals)[:, None].expand(n, 2).contiguous(),
+        center=torch.tensor([[width * 0.5, height * 0.5]]).expand(n, 2).contiguous(),
+        size=torch.tensor([[width, height]]).expand(n, 2).contiguous(),
+        times=torch.tensor(times) if len(times) == n else None,
     )
+    return CameraPath(cameras, fps, _read_crop(document.get("crop"), f"{file}: crop", back))
+
+
+def write_camera_path(
+    file: Path, path: CameraPath, to_original: Tensor | None = None, *, keyframes: Cameras | None = None
+) -> None:
+    """Write a path so that `read_camera_path` and nerfstudio's tools read it; whole or not at all."""
+    width, height = (int(side) for side in path.cameras.size[0])
+    document: dict[str, Any] = {
+        "camera_type": "perspective",
+        "render_width": width,
+        "render_height": height,
+        "fps": path.fps,
+        "seconds": len(path.cameras) / path.fps,
+        "is_cycle": False,
+        "smoothness_value": 0.0,
+        "crop": None if path.crop is None else _crop_document(path.crop, to_original),
+        "camera_path": _camera_documents(path.cameras, to_original, "camera_to_world"),
+        "keyframes": [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix"),
+    }
+    write_json(file, document)
+
+
+def _side(document: dict[str, Any], name: str, file: Path) -> int:
+    value = number(document.get(name), f"{file}: {name}")
+    if not 1 <= value <= MAX_SIDE or value != int(value):
+        raise InputError(f"{file}: {name}", f"a whole number from 1 to {MAX_SIDE}", shown(document.get(name)))
+    return int(value)
+
+
+def _pose(value: object, what: str) -> Tensor:
+    """(3, 4) float64 from 16 numbers, row after row, or from four rows."""
+    flat = value if isinstance(value, list) else []
+    if len(flat) in (3, 4) and all(isinstance(row, list) for row in flat):
+        flat = [entry for row in flat for entry in row]
+    if len(flat) not in (12, 16):
+        raise InputError(what, "16 numbers, a 4x4 matrix row after row", shown(value))
+    return rigid(torch.tensor([number(entry, what) for entry in flat[:12]], dtype=torch.float64).view(3, 4), what)
+
+
+def _camera_documents(cameras: Cameras, to_original: Tensor | None, name: str) -> list[dict[str, Any]]:
+    result = []
+    for index, pose in enumerate(transform_poses(cameras.camera_to_world.double().cpu(), to_original)):
+        width, height = (int(side) for side in cameras.size[index])
+        angle = 2.0 * math.degrees(math.atan(0.5 * height / float(cameras.focal[index, 1])))
+        entry = {name: [*pose.reshape(-1).tolist(), 0.0, 0.0, 0.0, 1.0], "fov": angle, "aspect": width / height}
+        if cameras.times is not None:
+            entry["render_time"] = float(cameras.times[index])
+        result.append(entry)
+    return result
+
+
+def _turn(roll: float, pitch: float, yaw: float) -> Tensor:
+    """The rotation (3, 3) about x, then y, then z."""
+    (a, b, c), (d, e, f) = ([trig(angle) for angle in (roll, pitch, yaw)] for trig in (math.cos, math.sin))
+    about_x = [[1.0, 0.0, 0.0], [0.0, a, -d], [0.0, d, a]]
+    about_y = [[b, 0.0, e], [0.0, 1.0, 0.0], [-e, 0.0, b]]
+    about_z = [[c, -f, 0.0], [f, c, 0.0], [0.0, 0.0, 1.0]]
+    x, y, z = (torch.tensor(rows, dtype=torch.float64) for rows in (about_x, about_y, about_z))
+    return z @ y @ x
+
+
+def _angles(turn: Tensor) -> list[float]:
+    """Roll, pitch and yaw of a rotation: the inverse of `_turn`."""
+    pitch = math.asin(max(-1.0, min(1.0, -float(turn[2, 0]))))
+    if abs(math.cos(pitch)) < 1e-9:
+        return [0.0, pitch, math.atan2(-float(turn[0, 1]), float(turn[1, 1]))]
+    return [math.atan2(float(turn[2, 1]), float(turn[2, 2])), pitch, math.atan2(float(turn[1, 0]), float(turn[0, 0]))]
+
+
+def _crop_document(crop: Aabb, to_original: Tensor | None) -> dict[str, Any]:
+    matrix = torch.eye(4, dtype=torch.float64) if to_original is None else to_original.double()
+    scale = similarity_scale(matrix)
+    return {
+        "crop_center": transform_points(torch.tensor([crop.center], dtype=torch.float64), matrix)[0].tolist(),
+        "crop_scale": [size * scale for size in crop.size],
+        "crop_rot": _angles(matrix[:3, :3] / scale),
+        "crop_bg_color": {"r": 255, "g": 255, "b": 255},
+    }
+
+
+def _read_crop(value: object, what: str, back: Tensor | None) -> Aabb | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InputError(what, "an object with crop_center and crop_scale", shown(value))
+    center, size, angles = (
+        _triple(value.get(name, default), f"{what}.{name}")
+        for name, default in (("crop_center", None), ("crop_scale", None), ("crop_rot", [0.0, 0.0, 0.0]))
+    )
+    matrix = torch.eye(4, dtype=torch.float64) if back is None else back
+    scale = similarity_scale(matrix)
+    turn = (matrix[:3, :3] / scale) @ _turn(*angles)
+    if float((turn.abs().amax(0) - 1.0).abs().max()) > 1e-3:
+        hint = "give the box by --crop in the coordinates of training instead"
+        raise InputError(f"{what}.crop_rot", "a box along the axes of training", str(angles), hint)
+    half = (turn.abs() @ torch.tensor(size, dtype=torch.float64)) * (0.5 * scale)
+    middle = transform_points(torch.tensor([center], dtype=torch.float64), matrix)[0]
+    return Aabb(tuple((middle - half).tolist()), tuple((middle + half).tolist()))
+
+
+def _triple(value: object, what: str) -> tuple[float, float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise InputError(what, "three numbers", shown(value))
+    x, y, z = (number(entry, what) for entry in value)
+    return x, y, z

@@ -1,28 +1,30 @@
-"""Pictures for people: a render beside the truth and beside where it errs."""
+"""Images for people: colour, depth, opacity or normals of a render, where it errs, and drawings."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.images import save_image, to_bytes
+from ..data.images import to_bytes
 from ..fields.field import Field
 from ..rendering.image import RenderedImage
 from ..rendering.render import surface_normals
 from ..sampling.grid import OccupancyGrid
 from ..types import Rays
 
+Channel = Literal["color", "depth", "opacity", "normal"]
+CHANNELS: tuple[Channel, ...] = get_args(Channel)
+Color = tuple[int, ...]  # red, green, blue and perhaps opacity, to 255
+
 ERROR_AT_FULL = 0.25  # a mean absolute colour error of this much gets the ramp's last colour
 # Dark to light, so that it reads in grey too: black, violet, red-orange, yellow, near white.
 _RAMP = ((0.0, 0.0, 0.02), (0.32, 0.07, 0.48), (0.85, 0.28, 0.32), (0.99, 0.68, 0.25), (0.99, 0.99, 0.80))
-
-
-def error_colors(render: Tensor, truth: Tensor) -> Tensor:
-    """(height, width, 3): the mean absolute error over the channels as a colour."""
-    return ramp_colors((render - truth).abs().mean(-1) / ERROR_AT_FULL)
 
 
 def ramp_colors(values: Tensor) -> Tensor:
@@ -34,20 +36,54 @@ def ramp_colors(values: Tensor) -> Tensor:
     return ramp[low] * (1.0 - part) + ramp[low + 1] * part
 
 
+def channel_image(
+    channel: Channel,
+    image: RenderedImage,
+    background: Tensor,
+    *,
+    depths: tuple[float, float],
+    rays: Rays | None,
+    field: Field,
+    grid: OccupancyGrid,
+) -> Tensor:
+    """(height, width, 3) floats; of `depths`, near is light and far is dark. `rays` are needed for normals only."""
+    if channel == "color":
+        return image.rgb
+    solid = image.opacity[..., None]
+    if channel == "opacity":
+        return solid.expand(-1, -1, 3)
+    if channel == "depth":
+        low, high = depths
+        shown = ramp_colors(1.0 - 0.9 * ((image.depth - low) / (high - low)).clamp(0.0, 1.0))
+    else:
+        assert rays is not None
+        shown = _normal_colors(image, rays, field, grid)
+    return shown * solid + background * (1.0 - solid)
+
+
+def _normal_colors(image: RenderedImage, rays: Rays, field: Field, grid: OccupancyGrid) -> Tensor:
+    """(height, width, 3): the world axes of the surface's normal as red, green and blue."""
+    depth = image.depth.reshape(-1)
+    visible = (image.opacity.reshape(-1) > 0.01).nonzero()[:, 0]
+    points = rays.origins[visible] + rays.directions[visible] * depth[visible, None]
+    times = None if rays.times is None else rays.times[visible]
+    colors = torch.zeros(depth.shape[0], 3, device=depth.device)
+    colors[visible] = surface_normals(field, grid, points, times) * 0.5 + 0.5
+    return colors.view(*image.depth.shape, 3)
+
+
+def error_colors(render: Tensor, truth: Tensor) -> Tensor:
+    """(height, width, 3): the mean absolute error over the channels as a colour."""
+    return ramp_colors((render - truth).abs().mean(-1) / ERROR_AT_FULL)
+
+
 def comparison(render: Tensor, truth: Tensor) -> Tensor:
     """(height, 3 width, 3) uint8 on the CPU: truth, render and error side by side, for `save_image`."""
     return to_bytes(torch.cat([truth, render, error_colors(render, truth)], dim=1)).cpu()
 
 
-def save_comparison(path: Path, render: Tensor, truth: Tensor) -> None:
-    """Write truth, render and error side by side, each a third of the width."""
-    save_image(path, comparison(render, truth))
-
-
 def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:
-    """The three pictures of a comparison as small files for a page: WebP, at most 480 pixels wide."""
-    import io
-
+    """The three images of a comparison as small files for a page: WebP, at most 480 pixels wide."""
     from PIL import Image
 
     parts = []
@@ -62,46 +98,64 @@ def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:
     return parts[0], parts[1], parts[2]
 
 
-Channel = Literal["color", "depth", "opacity", "normal"]
-CHANNELS: tuple[Channel, ...] = get_args(Channel)
+class Canvas:
+    """A drawing in pixels as they are shown; drawn twice as large and averaged down, so that edges are smooth."""
 
+    def __init__(self, width: int, height: int, color: Color | str = "white") -> None:
+        from PIL import Image
 
-def channel_image(
-    channel: Channel,
-    image: RenderedImage,
-    background: Tensor,
-    *,
-    depths: tuple[float, float],
-    rays: Rays | None,
-    field: Field,
-    grid: OccupancyGrid,
-) -> Tensor:
-    """(height, width, 3) floats; `rays`, those of the picture, are needed for normals only."""
-    if channel == "color":
-        return image.rgb
-    solid = image.opacity[..., None]
-    if channel == "opacity":
-        return solid.expand(-1, -1, 3)
-    if channel == "depth":
-        shown = depth_colors(image.depth, depths)
-    else:
-        assert rays is not None
-        shown = normal_colors(image, rays, field, grid)
-    return shown * solid + background * (1.0 - solid)
+        self._image = Image.new("RGB", (2 * width, 2 * height), color)
+        self._begin()
 
+    def _begin(self) -> None:
+        from PIL import ImageDraw
 
-def depth_colors(depth: Tensor, depths: tuple[float, float]) -> Tensor:
-    """(height, width, 3): near is light, far is dark."""
-    low, high = depths
-    return ramp_colors(1.0 - 0.9 * ((depth - low) / (high - low)).clamp(0.0, 1.0))
+        self._draw = ImageDraw.Draw(self._image, "RGBA")
 
+    def line(self, points: np.ndarray | Sequence[tuple[float, float]], color: Color, width: int = 1) -> None:
+        """Along points (n, 2); none where they are not finite, or far outside."""
+        scaled = 2.0 * np.asarray(points, dtype=float)
+        if np.isfinite(scaled).all() and np.abs(scaled).max() < 1e6:
+            self._draw.line([(x, y) for x, y in scaled.tolist()], fill=color, width=2 * width)
 
-def normal_colors(image: RenderedImage, rays: Rays, field: Field, grid: OccupancyGrid) -> Tensor:
-    """(height, width, 3): the world axes of the surface's normal as red, green and blue."""
-    depth = image.depth.reshape(-1)
-    seen = (image.opacity.reshape(-1) > 0.01).nonzero()[:, 0]
-    points = rays.origins[seen] + rays.directions[seen] * depth[seen, None]
-    times = None if rays.times is None else rays.times[seen]
-    colors = torch.zeros(depth.shape[0], 3, device=depth.device)
-    colors[seen] = surface_normals(field, grid, points, times) * 0.5 + 0.5
-    return colors.view(*image.depth.shape, 3)
+    def polygon(self, points: np.ndarray, color: Color) -> None:
+        self._draw.polygon([(x, y) for x, y in (2.0 * points).tolist()], fill=color)
+
+    def rectangle(self, sides: Sequence[float], color: Color, outline: Color | None = None) -> None:
+        """`sides` are left, top, right, bottom."""
+        self._draw.rectangle([2 * side for side in sides], fill=color, outline=outline)
+
+    def frame(self, color: Color) -> None:
+        """A line around all of it."""
+        self._draw.rectangle((0, 0, self._image.width - 1, self._image.height - 1), outline=color, width=2)
+
+    def text(self, at: Sequence[float] | np.ndarray, text: str, color: Color, size: int, anchor: str = "la") -> float:
+        """Write, and return the width; Pillow's `anchor` says which point of the text lies there."""
+        from PIL import ImageFont
+
+        font = ImageFont.load_default(2 * size)
+        self._draw.text((2 * at[0], 2 * at[1]), text, fill=color, font=font, anchor=anchor)
+        return self._draw.textlength(text, font=font) / 2
+
+    def dots(self, points: np.ndarray, colors: np.ndarray, size: float) -> None:
+        """Squares at points (n, 2) with colours (n, 3) uint8, the last on top."""
+        from PIL import Image
+
+        canvas, scaled, side = np.array(self._image), 2.0 * points, round(2 * size)
+        with np.errstate(invalid="ignore"):
+            inside = ((scaled >= 0.0) & (scaled < np.array(self._image.size) - side)).all(-1)
+        columns, rows = scaled[inside].astype(np.int64).T
+        for dy in range(side):
+            for dx in range(side):
+                canvas[rows + dy, columns + dx] = colors[inside]
+        self._image = Image.fromarray(canvas)
+        self._begin()
+
+    def paste(self, other: Canvas, at: tuple[int, int]) -> None:
+        self._image.paste(other._image, (2 * at[0], 2 * at[1]))
+
+    def save(self, path: Path) -> None:
+        from PIL import Image
+
+        size = self._image.width // 2, self._image.height // 2
+        self._image.resize(size, Image.Resampling.LANCZOS).save(path, "PNG")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,14 +15,12 @@ from ..ops.march import StepRule
 from ..ops.march.reference import inverse_lattice, is_occupied, lattice
 from ..ops.positions import ray_aabb
 from ..rendering.model import NerfModel
-from ..sampling.sampler import Sampler
 from ..types import Rays
-
-if TYPE_CHECKING:
-    from PIL import ImageDraw
+from .images import Canvas
 
 MAX_STEPS = 20_000
 USED, BEHIND = (214, 227, 250), (238, 238, 238)  # shades of occupied cells
+INK, SOFT = (30, 30, 30), (90, 90, 90)
 DECADES = 6  # of density that its logarithmic axis shows
 
 
@@ -58,11 +56,11 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
         raise InputError("--pixel", f"0,0 to {width - 1},{height - 1}", f"{column},{row}")
     x, y = (torch.tensor([value + PIXEL_CENTER], device=cameras.device) for value in (column, row))
     rays = cameras.rays(torch.tensor([index], device=cameras.device), x, y).to(model.device)
-    settings, grid = model.settings, model.grid
-    rule = StepRule(
-        settings.render_step_size or grid.step_size, settings.near_plane, settings.far_plane, settings.cone_angle
-    )
-    t_starts, t_ends = _steps(rays, model, rule) if model.marches else _placed(rays, model.sampler)
+    if model.marches:
+        t_starts, t_ends = _steps(rays, model)
+    else:
+        samples = model.sampler.sample(rays)
+        t_starts, t_ends = samples.t_starts, samples.t_ends
     middle, length = (t_starts + t_ends) * 0.5, t_ends - t_starts
     n = middle.shape[0]
     if n == 0:
@@ -71,7 +69,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     times = None if rays.times is None else rays.times.expand(n)
     rgb, density = model.field(positions, rays.directions.expand(n, 3), times)
     rgb, density = rgb.float(), density.float()
-    occupied, least = is_occupied(grid.occupancy, positions), settings.early_stop_eps
+    occupied, least = is_occupied(model.grid.occupancy, positions), model.settings.early_stop_eps
     if not model.marches:
         occupied, least = torch.ones_like(occupied), 0.0  # all of them are rendered
     thickness = torch.where(occupied, density * length, torch.zeros_like(density)).double()
@@ -79,8 +77,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     used = occupied & (before >= least)
     weight = torch.where(used, before * -torch.expm1(-thickness), torch.zeros_like(before))
     opacity = float(weight.sum())
-    everything = 1.0 - float(torch.exp(-(density * length).double().sum()))
-    whole = 1.0 - float(torch.exp(-thickness.sum()))
+    missed = math.exp(-float(thickness.sum())) - math.exp(-float((density * length).double().sum()))
     return RayReport(
         origin=rays.origins[0].tolist(),
         direction=rays.directions[0].tolist(),
@@ -95,24 +92,20 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
         color=(weight[:, None].float() * rgb).sum(0).tolist(),
         opacity=opacity,
         depth=float((weight * middle).sum()) / max(opacity, 1e-6),
-        missed_opacity=max(0.0, everything - whole),
+        missed_opacity=max(0.0, missed),
     )
 
 
-def _placed(rays: Rays, estimator: Sampler) -> tuple[torch.Tensor, torch.Tensor]:
-    samples = estimator.sample(rays)
-    return samples.t_starts, samples.t_ends
-
-
-def _steps(rays: Rays, model: NerfModel, rule: StepRule) -> tuple[torch.Tensor, torch.Tensor]:
+def _steps(rays: Rays, model: NerfModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Starts and ends of the lattice's steps whose middle lies in the box."""
-    outer = model.grid.outer_aabb
-    t_min, t_max = ray_aabb(rays.origins, rays.directions, outer, near=rule.near, far=rule.far)
+    settings, grid = model.settings, model.grid
+    near, far = settings.near_plane, settings.far_plane
+    rule = StepRule(settings.render_step_size or grid.step_size, near, far, settings.cone_angle)
+    t_min, t_max = ray_aabb(rays.origins, rays.directions, grid.outer_aabb, near=near, far=far)
     if not bool(t_max > t_min):
         return t_min[:0], t_min[:0]
     first = inverse_lattice(rule, t_min).floor().clamp(min=0.0)
-    last = inverse_lattice(rule, t_max).ceil()
-    count = min(MAX_STEPS, int(last - first) + 1)
+    count = min(MAX_STEPS, int(inverse_lattice(rule, t_max).ceil() - first) + 1)
     u = first + torch.arange(count, device=t_min.device)
     starts, ends = lattice(rule, u), lattice(rule, u + 1.0)
     middle = (starts + ends) * 0.5
@@ -121,75 +114,50 @@ def _steps(rays: Rays, model: NerfModel, rule: StepRule) -> tuple[torch.Tensor, 
 
 
 def draw_report(report: RayReport, path: Path, title: str) -> None:
-    """The report as a picture: density, transmittance and weights over distance; occupied cells as a band.
+    """The report as an image: density, transmittance and weights over distance; occupied cells as a band.
 
     Density is drawn by its logarithm: what is inside and behind a surface is often a hundred times as dense as the part
     of it that stops the ray.
     """
-    from PIL import Image, ImageDraw, ImageFont
-
-    scale, width, panel, left, top = 2, 900, 150, 70, 46
-    image = Image.new("RGB", (width * scale, (top + 3 * (panel + 34) + 30) * scale), "white")
-    draw = ImageDraw.Draw(image)
-    font = ImageFont.load_default(size=13 * scale)
-    low, high = report.t[0], report.t[-1]
+    width, panel, left, top = 900, 150, 70, 46
+    height, right = top + 3 * (panel + 34) + 30, width - 20
+    canvas, low, high = Canvas(width, height), report.t[0], report.t[-1]
 
     def x_of(t: float) -> float:
-        return (left + (t - low) / max(high - low, 1e-9) * (width - left - 20)) * scale
+        return left + (t - low) / max(high - low, 1e-9) * (right - left)
 
-    draw.text((left * scale, 8 * scale), title, fill=(30, 30, 30), font=font)
+    canvas.text((left, 8), title, INK, 13)
     found = f"opacity {report.opacity:.4f}, depth {report.depth:.4f}, hidden by the grid {report.missed_opacity:.4f}"
-    draw.text((left * scale, 25 * scale), found, fill=(90, 90, 90), font=font)
-    _legend(draw, (width - 420) * scale, 27 * scale, scale)
+    canvas.text((left, 25), found, SOFT, 13)
+    x = float(width - 420)
+    for shade, text in ((USED, "occupied, marched"), (BEHIND, "occupied, behind what is opaque")):
+        canvas.rectangle((x, 27, x + 14, 39), shade, outline=(170, 170, 170))
+        x += 20 + canvas.text((x + 20, 26), text, SOFT, 12) + 18
     peak = max(max(1e-12, value) for value in report.density)
     least = peak * 10.0**-DECADES
     shares = [math.log10(max(least, value) / least) / DECADES for value in report.density]
     rows = (
-        ("density, logarithmic", shares, (50, 100, 200)),
-        ("transmittance", report.transmittance, (30, 140, 90)),
-        ("weight", report.weight, (200, 90, 40)),
+        ("density, logarithmic", shares, (least, peak), (50, 100, 200)),
+        ("transmittance", report.transmittance, None, (30, 140, 90)),
+        ("weight", report.weight, None, (200, 90, 40)),
     )
-    for place, (name, values, color) in enumerate(rows):
-        y0 = (top + place * (panel + 34) + 18) * scale
-        y1 = y0 + panel * scale
+    for place, (name, values, ends, color) in enumerate(rows):
+        y0 = top + place * (panel + 34) + 18
+        y1 = y0 + panel
         for t, step, occupied, used in zip(report.t, report.step, report.occupied, report.used, strict=True):
             if occupied:
-                ends = [x_of(t - 0.5 * step), y0, x_of(t + 0.5 * step), y1]
-                draw.rectangle(ends, fill=USED if used else BEHIND)
-        _curve(draw, [x_of(t) for t in report.t], values, (y0, y1), color, scale)
-        bottom_value, top_value = (least, peak) if values is shares else (0.0, max(max(values), 1e-12))
-        draw.line([left * scale, y1, (width - 20) * scale, y1], fill=(150, 150, 150), width=scale)
-        draw.text((left * scale, y0 - 17 * scale), name, fill=color, font=font)
-        draw.text((4 * scale, y0), f"{top_value:.3g}", fill=(90, 90, 90), font=font)
-        draw.text((4 * scale, y1 - 14 * scale), f"{bottom_value:.3g}", fill=(90, 90, 90), font=font)
-    y = image.height - 24 * scale
+                canvas.rectangle((x_of(t - 0.5 * step), y0, x_of(t + 0.5 * step), y1), USED if used else BEHIND)
+        most = max(*values, 1e-12)
+        curve = [(x_of(t), y1 - panel * min(1.0, v / most)) for t, v in zip(report.t, values, strict=True)]
+        if len(curve) > 1:
+            canvas.line(curve, color, 2)
+        canvas.line([(left, y1), (right, y1)], (150, 150, 150))
+        canvas.text((left, y0 - 17), name, color, 13)
+        lowest, highest = ends or (0.0, most)
+        canvas.text((4, y0), f"{highest:.3g}", SOFT, 13)
+        canvas.text((4, y1 - 14), f"{lowest:.3g}", SOFT, 13)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         t = low + share * (high - low)
-        draw.text((x_of(t) - 14 * scale, y), f"{t:.3g}", fill=(90, 90, 90), font=font)
-    draw.text((4 * scale, y), "distance", fill=(90, 90, 90), font=font)
-    image.resize((image.width // scale, image.height // scale), Image.Resampling.LANCZOS).save(path)
-
-
-def _legend(draw: ImageDraw.ImageDraw, x: float, y: float, scale: int) -> None:
-    from PIL import ImageFont
-
-    font = ImageFont.load_default(size=12 * scale)
-    for shade, text in ((USED, "occupied, marched"), (BEHIND, "occupied, behind what is opaque")):
-        draw.rectangle([x, y, x + 14 * scale, y + 12 * scale], fill=shade, outline=(170, 170, 170))
-        draw.text((x + 20 * scale, y - scale), text, fill=(90, 90, 90), font=font)
-        x += 20 * scale + draw.textlength(text, font=font) + 18 * scale
-
-
-def _curve(
-    draw: ImageDraw.ImageDraw,
-    xs: list[float],
-    values: list[float],
-    rows: tuple[float, float],
-    color: tuple[int, int, int],
-    scale: int,
-) -> None:
-    y0, y1 = rows
-    peak = max(max(values), 1e-12)
-    points = [(x, y1 - (y1 - y0) * min(1.0, value / peak)) for x, value in zip(xs, values, strict=True)]
-    if len(points) > 1:
-        draw.line(points, fill=color, width=2 * scale)
+        canvas.text((x_of(t) - 14, height - 24), f"{t:.3g}", SOFT, 13)
+    canvas.text((4, height - 24), "distance", SOFT, 13)
+    canvas.save(path)

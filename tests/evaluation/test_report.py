@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.evaluation.images import ERROR_AT_FULL, error_colors, load_comparison, save_comparison
+from nerfturbo.data.images import save_image
+from nerfturbo.evaluation.images import ERROR_AT_FULL, comparison, error_colors, load_comparison
 from nerfturbo.evaluation.report import MAX_PICTURES, MAX_POINTS, _views_with_pictures, report_data, write_report
 from nerfturbo.evaluation.run_folder import RunFolder, create_run
 from nerfturbo.export.video import write_video
@@ -28,7 +29,7 @@ def run(tmp_path: Path) -> RunFolder:
     generator = torch.Generator().manual_seed(0)
     for index in range(2):
         truth = torch.rand(20, 30, 3, generator=generator)
-        save_comparison(made.view_file(index), (truth + 0.1 * index).clamp(0, 1), truth)
+        save_image(made.view_file(index), comparison((truth + 0.1 * index).clamp(0, 1), truth))
     write_video(made.turntable_file("gif"), [torch.zeros(8, 8, 3, dtype=torch.uint8)] * 2)
     records = [
         {"kind": "step", "step": s, "seconds": s / 10, "loss": 1 / s, "psnr": 20.0, "rays_per_second": 5}
@@ -106,7 +107,7 @@ def test_a_comparison_comes_apart_again(tmp_path: Path) -> None:
 
     from PIL import Image
 
-    save_comparison(tmp_path / "a.png", torch.ones(10, 7, 3), torch.zeros(10, 7, 3))
+    save_image(tmp_path / "a.png", comparison(torch.ones(10, 7, 3), torch.zeros(10, 7, 3)))
     parts = [Image.open(io.BytesIO(content)) for content in load_comparison(tmp_path / "a.png")]
     assert [part.size for part in parts] == [(7, 10)] * 3
     assert parts[0].getpixel((3, 5)) == (0, 0, 0) and parts[1].getpixel((3, 5)) == (255, 255, 255)

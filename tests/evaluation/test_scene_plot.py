@@ -26,10 +26,10 @@ def test_a_plot_shows_cameras_points_and_box(tmp_path: Path) -> None:
     bare = np.asarray(Image.open(tmp_path / "without.png").convert("RGB")).astype(int)
     assert drawn.shape == (HEIGHT, WIDTH, 3)
     for panel in _panels(scenes):
-        x, y = panel.project(red.positions)[0][0] / 2.0  # drawings are made twice as large
+        x, y = panel.project(red.positions)[0][0]
         patch = drawn[int(y) - 3 : int(y) + 4, int(x) - 3 : int(x) + 4]
         assert (patch[..., 0] - patch[..., 1] > 60).any()
-        left, top, right, bottom = (side // 2 for side in panel.rectangle)
+        left, top, right, bottom = panel.rectangle
         inner = bare[top:bottom, left:right]
         blue = (inner[..., 2] - inner[..., 0] > 90) & (inner[..., 2] - inner[..., 1] > 60)
         orange = (inner[..., 0] - inner[..., 2] > 90) & (inner[..., 0] - inner[..., 1] > 40)
