@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.config import GridConfig, SamplingConfig
+from nerfturbo.config import GridConfig
 from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
 from nerfturbo.export.grid import write_grid
@@ -241,9 +241,7 @@ def test_the_grid_comes_back(model: NerfModel, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("contraction", ["none", "sphere"])
 def test_onnx_answers_as_torch_does(tmp_path: Path, contraction: Any) -> None:
-    config = replace(
-        tiny_config(), sampling=SamplingConfig(contraction=contraction), grid=GridConfig(resolution=8, levels=3)
-    )
+    config = replace(tiny_config(), grid=GridConfig(resolution=8, levels=3, contraction=contraction))
     model = NerfModel(config, SceneBounds.of(ball_scene()))
     with torch.no_grad():
         model.field.encoding.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.config import SamplingConfig
+from nerfturbo.config import UniformSamplerConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.metrics import psnr
 from nerfturbo.export.web.bake import BakeSettings, bake, score
@@ -246,9 +246,9 @@ class Garden(Shiny):
 
 
 def test_a_contracted_scene_is_baked_to_its_end() -> None:
-    config = replace(
-        tiny_config(), sampling=SamplingConfig(kind="uniform", contraction="cube", n_samples=128, far=20.0)
-    )
+    config = tiny_config()
+    folded = replace(config.grid, contraction="cube")
+    config = replace(config, sampler=UniformSamplerConfig(n_samples=128), grid=folded)
     garden = NerfModel(config, SceneBounds(Aabb.cube(1.2), 0.05, 8.0))
     garden.field = Garden()
     scene, test = ball_scene(n_views=8, size=32), ball_scene("test", n_views=1, size=32)
