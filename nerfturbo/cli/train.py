@@ -39,6 +39,10 @@ class TrainArgs:
     preset: str = "auto"
     """Where the values below come from: ngp, proposal, vanilla, hierarchy, ..., dynamic, tnerf or dnerf for scenes that
     move; auto chooses by device and scene."""
+    field: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    """Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own, an nn.Module: path/to/file.py:MyField."""
+    sampler: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    """Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -174,7 +178,8 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     bounds = "ndc" if args.ndc else data.bounds
     data = replace(data, allow_outside=args.allow_outside or data.allow_outside, bounds=bounds)
     run, args = _run_after_restart(args)
-    auto = start if args.preset == "auto" and args.config is None else None
+    chosen_by_hand = args.config is not None or args.sampler is not None
+    auto = start if args.preset == "auto" and not chosen_by_hand else None
     return Plan(replace(config, data=data), device, args.output, run, args, auto)
 
 
@@ -205,7 +210,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     from ..training.checkpoint import latest_checkpoint, read_state
 
     fixed = {"DATA": args.scene, "--output": args.output, "--downscale": args.downscale, "--seed": args.seed}
-    fixed |= {"--init-from": args.init_from, "--config": args.config}
+    fixed |= {"--init-from": args.init_from, "--config": args.config, "--field": args.field, "--sampler": args.sampler}
     fixed |= {"--bounds": args.bounds, "--ndc": args.ndc or None}
     fixed |= {"--preset": None if args.preset == "auto" else args.preset}
     for flag, value in fixed.items():

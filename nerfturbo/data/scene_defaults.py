@@ -67,6 +67,8 @@ def _in_its_place(
     if config.field.kind != auto.field.kind:
         return config, ()
     made = replace(preset(name), data=config.data)
+    if config.field.kind == "custom":  # keeps its place in the other preset
+        made = replace(made, field=config.field)
     for stage in (one.name for one in fields(Config) if one.name not in ("preset", "data")):
         own, before = getattr(config, stage), getattr(auto, stage)
         given = {one.name: getattr(own, one.name) for one in fields(own)}
