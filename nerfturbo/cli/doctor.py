@@ -1,7 +1,7 @@
 """`nerfturbo doctor`: what works on this machine, and what to do about what does not.
 
 `gather` looks at the machine through `Probes`, so that tests can fake one; `diagnose` is a pure function of the facts;
-`run_self_tests` compares every backend with the reference on tiny inputs. torch is imported inside: that it does not
+`_self_tests` compares every backend with the reference on tiny inputs. torch is imported inside: that it does not
 import is one of the findings.
 """
 
@@ -86,7 +86,7 @@ def examine(probes: Probes | None = None) -> tuple[Facts, list[Finding]]:
     facts = gather(probes)
     findings = diagnose(facts)
     if not any(finding.level == "broken" and finding.what in ("python", "torch") for finding in findings):
-        findings += _self_test_findings()
+        findings += _self_tests()
     return facts, findings
 
 
@@ -407,21 +407,21 @@ def _cpu(facts: Facts) -> list[Finding]:
 def _cache_folders(facts: Facts) -> list[Finding]:
     found = []
     for cache in facts.caches:
-        if cache.problem is None:
-            found.append(Finding("ok", f"{cache.name} cache", cache.path))
-        else:
-            detail = f"{cache.path} cannot be written ({cache.problem}): kernels are compiled again at every start"
-            fix = f"point {cache.variable} at a folder that can be written"
-            found.append(Finding("warning", f"{cache.name} cache", detail, "cache not writable", fix))
+        what, fix = f"{cache.name} cache", f"point {cache.variable} at a folder that can be written"
+        detail = f"{cache.path} cannot be written ({cache.problem}): kernels are compiled again at every start"
+        broken = Finding("warning", what, detail, "cache not writable", fix)
+        found.append(Finding("ok", what, cache.path) if cache.problem is None else broken)
     return found
 
 
 def _extras(facts: Facts) -> list[Finding]:
-    no_video, no_poses = "GIF only; for MP4: pip install imageio-ffmpeg", "only with poses; to find them: "
-    no_poses += "apt install colmap, or pip install pycolmap"
-    video = Finding("ok", "video", "GIF and MP4") if facts.video else Finding("info", "video", no_video)
-    found = facts.colmap is not None
-    return [video, Finding("ok" if found else "info", "photos", f"poses by {facts.colmap}" if found else no_poses)]
+    no_video = Finding("info", "video", "GIF only; for MP4: pip install imageio-ffmpeg")
+    missing = "only with poses; to find them: apt install colmap, or pip install pycolmap"
+    no_poses = Finding("info", "photos", missing)
+    return [
+        Finding("ok", "video", "GIF and MP4") if facts.video else no_video,
+        no_poses if facts.colmap is None else Finding("ok", "photos", f"poses by {facts.colmap}"),
+    ]
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -437,38 +437,8 @@ def _dotted(version: tuple[int, ...]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-@dataclass(frozen=True)
-class SelfTest:
-    """One op under one backend."""
-
-    backend: str
-    device: str
-    op: str
-    error: float | None  # the largest difference over the largest value; None when it did not run
-    problem: str | None
-
-
-def _self_test_findings() -> list[Finding]:
-    """One finding per backend and device."""
-    groups: dict[str, list[SelfTest]] = {}
-    for result in run_self_tests():
-        groups.setdefault(f"{result.backend} on {result.device}", []).append(result)
-    findings = []
-    for name, results in groups.items():
-        failed = [result for result in results if result.problem is not None]
-        if failed:
-            detail = "; ".join(f"{result.op}: {result.problem}" for result in failed)
-            fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then use --backend reference"
-            findings.append(Finding("broken", name, detail, "self-test failed", fix))
-        else:
-            worst = max(result.error or 0.0 for result in results)
-            agreed = "runs" if worst == 0.0 else f"agrees with the reference to {worst:.0e}"
-            findings.append(Finding("ok", name, f"{agreed} in {', '.join(result.op for result in results)}"))
-    return findings
-
-
-def run_self_tests() -> list[SelfTest]:
-    """Every op under every backend that can run here, against the reference on the CPU."""
+def _self_tests() -> list[Finding]:
+    """Every op under every backend that can run here, against the reference on the CPU; one finding per backend."""
     import torch
 
     from ..ops import use_backend
@@ -480,16 +450,25 @@ def run_self_tests() -> list[SelfTest]:
         pairs += [("reference", "cuda"), ("triton", "cuda")] if available("triton") else [("reference", "cuda")]
     elif available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
         pairs += [("triton", "cpu")]
-    results = []
-    for name, case in self_test_cases().items():
-        with use_backend("reference"):
-            truth = case("cpu")
-        results += [self_test(name, case, truth, backend, device) for backend, device in pairs]
-    return results
+    cases, findings = self_test_cases(), []
+    with use_backend("reference"):
+        truth = {op: case("cpu") for op, case in cases.items()}
+    for backend, device in pairs:
+        found = {op: difference(case, truth[op], backend, device) for op, case in cases.items()}
+        failed = [f"{op}: {result}" for op, result in found.items() if isinstance(result, str)]
+        if failed:
+            fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then use --backend reference"
+            detail, cause, level = "; ".join(failed), "self-test failed", "broken"
+        else:
+            worst = max(result for result in found.values() if isinstance(result, float))
+            agreed = "runs" if worst == 0.0 else f"agrees with the reference to {worst:.0e}"
+            detail, cause, level, fix = f"{agreed} in {', '.join(found)}", "", "ok", ""
+        findings.append(Finding(level, f"{backend} on {device}", detail, cause, fix))
+    return findings
 
 
-def self_test(name: str, case: Case, truth: Outputs, backend: Backend, device: str) -> SelfTest:
-    """One op under one backend against the truth."""
+def difference(case: Case, truth: Outputs, backend: Backend, device: str) -> float | str:
+    """The largest difference of a backend's outputs from the truth, over the largest value; or what is wrong."""
     import torch
 
     from ..ops import use_backend
@@ -498,17 +477,16 @@ def self_test(name: str, case: Case, truth: Outputs, backend: Backend, device: s
         with use_backend(backend):
             found = case(device)
     except Exception as error:  # a compiler may raise anything, and whatever it is must not end the examination
-        return SelfTest(backend, device, name, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     worst, where = 0.0, ""
     for key, result in truth.items():
         value, expected = found[key].detach().cpu().double(), result.detach().double()
         if value.shape != expected.shape or not bool(torch.isfinite(value).all()):
-            return SelfTest(backend, device, name, None, f"{key}: wrong shape or not finite")
+            return f"{key}: wrong shape or not finite"
         scale = float(expected.abs().max().clamp(min=1e-6))
-        difference = float((value - expected).abs().max()) / scale if value.numel() else 0.0
-        worst, where = max((worst, where), (difference, key))
-    problem = None if worst <= TOLERANCE else f"{where} differs by {worst:.2g}"
-    return SelfTest(backend, device, name, worst, problem)
+        error = float((value - expected).abs().max()) / scale if value.numel() else 0.0
+        worst, where = max((worst, where), (error, key))
+    return worst if worst <= TOLERANCE else f"{where} differs by {worst:.2g}"
 
 
 def self_test_cases() -> dict[str, Case]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..data.capture.process import ProcessConfig
-from .common import parse
+from .common import parse, print_json
 
 if TYPE_CHECKING:
     from ..data.capture.sfm_report import Verdict
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     with showing() as display:
         verdict = run_process(source, output, args.settings, display)
     if args.json:
-        print(json.dumps(asdict(verdict) | {"output": str(output)}))
+        print_json(asdict(verdict) | {"output": str(output)})
     else:
         print(f"{verdict.text}\n{output}")
     print(f"train it with: {shlex.join(['nerfturbo', 'train', str(output)])}", file=sys.stderr)

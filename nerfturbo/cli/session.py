@@ -247,8 +247,8 @@ class Session:
         log.monitor = open_monitor(trainer.device)
         log.start(trainer)
         save = save_checkpoints(run.checkpoints, keep=args.keep, score=self._score)
-        due = parse_save_every(args.save_every)
-        saving = every(due.steps, save) if due.steps is not None else every_seconds(due.seconds or 0.0, save)
+        due, unit = parse_save_every(args.save_every)
+        saving = every(int(due), save) if unit == "steps" else every_seconds(due, save)
         precision = resolve_precision(trainer.config.train.precision, trainer.device)
         if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")

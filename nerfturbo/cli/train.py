@@ -16,15 +16,13 @@ import tyro
 
 from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
-from .common import flag_value, parse
+from .common import BackendName, BoundsName, chosen_backend, flag_value, parse
 from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
 from .startup import wake_gpu
 from .view import check_port
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
-
-BackendName = Literal["auto", "reference", "cpu", "triton"]
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,7 @@ class TrainArgs:
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Let a scene's files name pictures outside its folder."""
-    bounds: Annotated[
-        Literal["auto", "bounded", "unbounded"] | None, tyro.conf.arg(metavar="auto|bounded|unbounded")
-    ] = None
+    bounds: Annotated[BoundsName | None, tyro.conf.arg(metavar="auto|bounded|unbounded")] = None
     """Whether the scene has an end; auto decides by alpha, by the file's own box, or by how far its points reach."""
     ndc: bool = False
     """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
@@ -126,7 +122,6 @@ def main(argv: Sequence[str]) -> int:
     start = _starting_config(argv)
     args = parse(TrainArgs, argv, "train", default=TrainArgs(settings=Settings.of(start)))
     plan = _plan(args, start)
-    from .common import chosen_backend
     from .session import run_plan
 
     with chosen_backend(args.backend):
@@ -152,9 +147,8 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     if args.init_keep is not None and not 0.0 < args.init_keep <= 1.0:
         raise InputError("--init-keep", "a number above 0, at most 1", f"{args.init_keep:g}", "1 takes all of it")
     if args.trainer == "lightning" and importlib.util.find_spec("lightning") is None:
-        raise InputError(
-            "--trainer", "native", "lightning, which is not installed", "pip install 'nerfturbo[lightning]'"
-        )
+        hint = "pip install 'nerfturbo[lightning]'"
+        raise InputError("--trainer", "native", "lightning, which is not installed", hint)
     for logger in args.log:  # before a run is overwritten for it
         if importlib.util.find_spec(logger) is None:
             raise InputError("--log", "loggers whose packages are installed", logger, f"pip install {logger}")
@@ -227,25 +221,16 @@ def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
     return run
 
 
-@dataclass(frozen=True)
-class SaveEvery:
-    """When checkpoints are due: one of the two."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-
-def parse_save_every(text: str) -> SaveEvery:
+def parse_save_every(text: str) -> tuple[float, Literal["steps", "seconds"]]:
     """
     >>> parse_save_every("500steps"), parse_save_every("30s"), parse_save_every("0.5")
-    (SaveEvery(steps=500, seconds=None), SaveEvery(steps=None, seconds=30.0), SaveEvery(steps=None, seconds=0.5))
+    ((500.0, 'steps'), (30.0, 'seconds'), (0.5, 'seconds'))
     """
-    number = text.strip().removesuffix("steps").removesuffix("s").strip()
+    number, in_steps = text.strip().removesuffix("steps").removesuffix("s").strip(), text.strip().endswith("steps")
     try:
         value = float(number)
-        in_steps = text.strip().endswith("steps")
         if value > 0.0 and (not in_steps or value == int(value)):
-            return SaveEvery(steps=int(value)) if in_steps else SaveEvery(seconds=value)
+            return value, "steps" if in_steps else "seconds"
     except (ValueError, OverflowError):
         pass
     raise InputError("--save-every", "seconds > 0 (30s) or whole steps > 0 (500steps)", repr(text))
