@@ -34,7 +34,7 @@ Box = Annotated[tuple[float, float, float, float, float, float] | None, tyro.con
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
     """The flags of one verb, from a dataclass whose field docstrings are the help; wrong ones exit with 2."""
-    given = {} if default is None else {"default": default}
+    given: dict[str, Any] = {} if default is None else {"default": default}
     config = (tyro.conf.FlagCreatePairsOff,)  # --json, without a --no-json
     return tyro.cli(kind, prog=f"nerfturbo {prog}", args=list(argv), config=config, **given)
 

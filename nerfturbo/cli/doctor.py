@@ -445,11 +445,12 @@ def _self_tests() -> list[Finding]:
     from ..ops._dispatch import available
 
     pairs: list[tuple[Backend, str]] = [("reference", "cpu")]
-    pairs += [("cpu", "cpu")] if available("numba") else []
+    if available("numba"):
+        pairs.append(("cpu", "cpu"))
     if torch.cuda.is_available():
-        pairs += [("reference", "cuda"), ("triton", "cuda")] if available("triton") else [("reference", "cuda")]
-    elif available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
-        pairs += [("triton", "cpu")]
+        pairs.append(("reference", "cuda"))
+    if available("triton") and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
+        pairs.append(("triton", "cuda" if torch.cuda.is_available() else "cpu"))
     cases, findings = self_test_cases(), []
     with use_backend("reference"):
         truth = {op: case("cpu") for op, case in cases.items()}

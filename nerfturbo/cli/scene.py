@@ -89,7 +89,7 @@ def _print(found: dict[str, Any]) -> None:
             print(f"  {kind}  {note}")
 
 
-def _describe(splits: dict[Split, Scene | None]) -> dict[str, Any]:
+def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     """Format, splits, cameras and bounds as plain values; and the preset that `train` would take on this machine, with
     what it would change to fit the scene."""
     import torch
@@ -124,7 +124,7 @@ def _describe(splits: dict[Split, Scene | None]) -> dict[str, Any]:
     }
 
 
-def _plot(path: Path, splits: dict[Split, Scene | None], description: dict[str, Any]) -> None:
+def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, Any]) -> None:
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -157,8 +157,9 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         raise InputError("--turntable", "a number >= 0", str(args.turntable))
     steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps
     given = {"steps": steps, "time_limit": args.time_limit, "seed": args.seed, "on_instability": args.on_instability}
-    train = replace(args.settings.train, **{name: value for name, value in given.items() if value is not None})
-    device, config = resolve_device(args.device), replace(args.settings, train=train).apply(start)
+    settings: Any = args.settings  # whose sections depend on the preset
+    train = replace(settings.train, **{name: value for name, value in given.items() if value is not None})
+    device, config = resolve_device(args.device), replace(settings, train=train).apply(start)
     if is_launched():
         from ..training.distributed import rank_device
 
