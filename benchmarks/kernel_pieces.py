@@ -21,7 +21,7 @@ from nerfturbo.ops.adam import triton as adam_kernels  # noqa: E402
 from nerfturbo.ops.hash_encode import triton as hash_kernels  # noqa: E402
 from nerfturbo.ops.mlp import triton as mlp_kernels  # noqa: E402
 from nerfturbo.ops.mlp import wide_mlp  # noqa: E402
-from nerfturbo.ops.ngp import NgpWeights, ngp_density, ngp_field  # noqa: E402
+from nerfturbo.ops.ngp import NgpWeights, ngp_density_logits, ngp_field  # noqa: E402
 from nerfturbo.ops.ngp import triton as field_kernels  # noqa: E402
 
 DEVICE = torch.device("cuda")
@@ -166,7 +166,7 @@ def network_pieces(inputs: Inputs) -> list[Piece]:
     pieces += other_mlp_pieces(inputs)
 
     def ahead(name: str) -> Callable[[], object]:
-        return lambda: ngp_density(inputs.ahead, inputs.halves[name], LAYOUTS[name], weights[:2])
+        return lambda: ngp_density_logits(inputs.ahead, inputs.halves[name], LAYOUTS[name], weights[:2])
 
     return pieces + [Piece(f"density of 2^20 samples {name}", ahead(name)) for name in ("16x2", "8x4")]
 

@@ -22,7 +22,7 @@ import torch
 
 from kernel_pieces import CAPACITY, DEVICE, GROUPS, LAYOUTS, USED, Inputs, Piece
 from nerfturbo.ops import hash_encode, use_backend
-from nerfturbo.ops.ngp import NgpWeights, ngp_density, ngp_field
+from nerfturbo.ops.ngp import NgpWeights, ngp_density_logits, ngp_field
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -49,7 +49,7 @@ def gate(inputs: Inputs) -> dict[str, float]:
         logits = {}
         for backend in ("triton", "reference"):
             with use_backend(backend):
-                logits[backend] = ngp_density(positions, inputs.halves[name], layout, inputs.weights[:2])
+                logits[backend] = ngp_density_logits(positions, inputs.halves[name], layout, inputs.weights[:2])
         errors[f"density {name}"] = relative(logits["triton"], logits["reference"])
     results = {}
     for backend in ("triton", "reference"):

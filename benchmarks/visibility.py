@@ -31,7 +31,7 @@ from nerfturbo.ops.march import pack_bits  # noqa: E402
 from nerfturbo.ops.ngp import (  # noqa: E402
     MAX_LOGIT,
     NgpDensity,
-    ngp_density,
+    ngp_density_logits,
     ngp_visibility,
 )
 from nerfturbo.ops.positions import sample_positions  # noqa: E402
@@ -64,7 +64,7 @@ class Case:
     def density(self) -> Tensor:
         positions = sample_positions(self.origins, self.directions, self.samples, aabb=BOX)
         field = self.field
-        logits = ngp_density(positions, field.table, field.layout, field.weights, n_used=self.samples.n_samples)
+        logits = ngp_density_logits(positions, field.table, field.layout, field.weights, n_used=self.samples.n_samples)
         return torch.exp(logits.clamp(max=MAX_LOGIT))
 
     def composition(self) -> Tensor:

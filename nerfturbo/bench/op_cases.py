@@ -22,7 +22,7 @@ from ..ops.ngp import (
     NgpDensity,
     NgpWeights,
     ngp_densities,
-    ngp_density,
+    ngp_density_logits,
     ngp_field,
     ngp_logits,
     ngp_query,
@@ -297,13 +297,13 @@ def _ngp(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("ngp_field", size, network, encoded | weights, ("encoding", *learned), tolerance=5e-3)
 
     def density(positions: Tensor, table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        return ngp_density(positions, table, layout, (first, second))
+        return ngp_density_logits(positions, table, layout, (first, second))
 
     def densities(positions: Tensor, table: Tensor, first: Tensor, second: Tensor) -> Tensor:
         return ngp_densities(positions, table, layout, (first, second))
 
     size += ", 2^17 entries"
-    yield OpCase("ngp_density", size, density, points | table | layers, tolerance=5e-3)
+    yield OpCase("ngp_density_logits", size, density, points | table | layers, tolerance=5e-3)
     yield OpCase("ngp_densities", size, densities, points | small_table | layers, tolerance=5e-3)
 
     def logits(positions: Tensor, rays: Tensor, directions: Tensor, table: Tensor, **weights: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ..ops.ngp import (
     NgpDensity,
     NgpWeights,
     ngp_densities,
-    ngp_density,
+    ngp_density_logits,
     ngp_field,
     ngp_logits,
     ngp_query,
@@ -119,7 +119,7 @@ class InstantNGP(nn.Module):
 
     def _density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         table, layout = self.encoding.values, self.encoding.layout
-        return ngp_density(unit_positions, table, layout, self.faded_weights[:2], n_used=n_used)
+        return ngp_density_logits(unit_positions, table, layout, self.faded_weights[:2], n_used=n_used)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = unit_positions(positions, self.aabb, self.contraction)

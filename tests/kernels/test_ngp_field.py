@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, HashLayout, use_backend
-from nerfturbo.ops.ngp import NgpWeights, ngp_densities, ngp_density, ngp_field
+from nerfturbo.ops.ngp import NgpWeights, ngp_densities, ngp_density_logits, ngp_field
 
 from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, generator, steady_rows
 
@@ -149,15 +149,15 @@ def test_density_matches_reference(
     count = torch.tensor(40, dtype=torch.int32, device=device)
     for options in ({}, {"n_used": count}):
         with use_backend(backend):  # type: ignore[arg-type]
-            got = ngp_density(positions, table, layout, weights, **options)
+            got = ngp_density_logits(positions, table, layout, weights, **options)
         with use_backend("reference"):
-            want = ngp_density(positions, table, layout, weights, **options)
+            want = ngp_density_logits(positions, table, layout, weights, **options)
         assert_close("logit", got, want, 1e-5)
     with use_backend(backend):  # type: ignore[arg-type]
-        assert ngp_density(positions[:0], table, layout, weights).shape == (0,)
-        scale = 20.0 / ngp_density(positions, table, layout, weights).abs().max()  # the largest saturate
+        assert ngp_density_logits(positions[:0], table, layout, weights).shape == (0,)
+        scale = 20.0 / ngp_density_logits(positions, table, layout, weights).abs().max()  # the largest saturate
         steep = weights[0], weights[1] * scale
-        logits = ngp_density(positions, table, layout, steep)
+        logits = ngp_density_logits(positions, table, layout, steep)
         assert_close("densities", ngp_densities(positions, table, layout, steep), logits.clamp(max=15.0).exp(), 1e-5)
 
 

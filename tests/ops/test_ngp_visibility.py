@@ -14,7 +14,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
 from nerfturbo.ops.composite.reference import visibility
 from nerfturbo.ops.ngp import NgpDensity, ngp_visibility
-from nerfturbo.ops.ngp.reference import ngp_density
+from nerfturbo.ops.ngp.reference import ngp_density_logits
 from nerfturbo.ops.positions.reference import sample_positions
 from nerfturbo.types import Aabb, PackedSamples
 
@@ -52,7 +52,7 @@ def field_to(field: NgpDensity, device: str) -> NgpDensity:
 def composition(origins: Tensor, directions: Tensor, samples: PackedSamples, field: NgpDensity) -> Tensor:
     positions = sample_positions(origins, directions, samples, aabb=field.aabb)
     positions = torch.where(samples.used[:, None], positions, 0.0)
-    return torch.exp(ngp_density(positions, field.table, field.layout, field.weights).clamp(max=15.0))
+    return torch.exp(ngp_density_logits(positions, field.table, field.layout, field.weights).clamp(max=15.0))
 
 
 def undecided(density: Tensor, samples: PackedSamples, eps: float, alpha_thre: float, margin: float) -> Tensor:

@@ -8,20 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import COLUMNS, MAX_GROWTH, MIN_RAYS, AdamRule, AdamState, RayBudget, ScaleRule, StepState
+from . import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 
 
-def adam_update(
-    params: Tensor,
-    grad: Tensor,
-    state: AdamState,
-    lr: Tensor,
-    *,
-    rule: AdamRule,
-    half: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
+def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -> None:
     beta1, beta2 = rule.betas
     time = (state.step + 1).to(torch.float32)
     wide = params.dtype  # fp32; float64 for checking
@@ -52,15 +42,7 @@ def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
     return norm
 
 
-def finish_step(
-    step: Tensor,
-    found_inf: Tensor,
-    *,
-    scale: Tensor | None,
-    good_steps: Tensor | None,
-    skipped: Tensor | None,
-    rule: ScaleRule,
-) -> None:
+def finish_step(step, found_inf, *, scale, good_steps, skipped, rule) -> None:
     bad = found_inf != 0
     step.add_((~bad).to(step.dtype).view(step.shape))
     if skipped is not None:

@@ -160,32 +160,6 @@ def finish_step(step, found_inf, *, scale, good_steps, skipped, rule) -> None:
     )  # fmt: skip
 
 
-def _adam_case(grad: str, skip: bool, scalars: bool = True) -> CompileCase:
-    pointers = {"p_params": "fp32", "p_half": "fp16", "p_first": "fp32", "p_second": "fp32", "p_grad": grad}
-    pointers |= {"p_step": "i64", "p_lr": "fp32"}
-    constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
-    if scalars:
-        pointers |= {"p_grad_scale": "fp32", "p_found_inf": "fp32"}
-    else:
-        constexprs |= {"p_grad_scale": None, "p_found_inf": None}
-    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
-    numbers = ["log2_beta1", "log2_beta2", "beta1", "beta2", "rest1", "rest2", "eps", "weight_decay"]
-    name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}"
-    # For sm_80 the assembler stays at 32 registers for full occupancy and parks two numbers of the fp16 case.
-    spills = 8 if grad == "fp16" else 0
-    types = signature | dict.fromkeys(numbers, "fp32")
-    return CompileCase(_adam_kernel, types, constexprs, WARPS, max_spills=spills, name=name)
-
-
-COMPILE_CASES = [
-    *(_adam_case(grad, skip) for grad in ("fp32", "fp16") for skip in (False, True)),
-    _adam_case("fp32", False, scalars=False),
-    CompileCase(
-        _norm_kernel, {"p_grad": "*fp32", "p_sums": "*fp32", "n": "i32"}, {"BLOCK": CHECK_BLOCK}, 8, name="norm"
-    ),
-]
-
-
 @launchable(do_not_specialize=["samples", "marched", "max_rays", "length"])
 def _record_kernel(
     p_step, p_active, p_totals, p_ring,
@@ -234,23 +208,24 @@ def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) 
     )
 
 
-COMPILE_CASES += [
+def _adam_case(grad: str, skip: bool, scalars: bool = True) -> CompileCase:
+    constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
+    if not scalars:
+        constexprs |= {"p_grad_scale": None, "p_found_inf": None}
+    # For sm_80 the assembler stays at 32 registers for full occupancy and parks two numbers of the fp16 case.
+    spills = 8 if grad == "fp16" else 0
+    name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}"
+    types = f"*fp16 p_half, *{grad} p_grad, *i64 p_step"
+    return CompileCase(_adam_kernel, types, constexprs, WARPS, max_spills=spills, name=name)
+
+
+COMPILE_CASES = [
+    *(_adam_case(grad, skip) for grad in ("fp32", "fp16") for skip in (False, True)),
+    _adam_case("fp32", False, scalars=False),
+    CompileCase(_norm_kernel, "", {"BLOCK": CHECK_BLOCK}, 8, name="norm"),
     CompileCase(
         _record_kernel,
-        {
-            "p_step": "*i64",
-            "p_active": "*i32",
-            "p_totals": "*i64",
-            "p_ring": "*fp32",
-            "p_loss": "*fp32",
-            "p_mse": "*fp32",
-            "p_rays": "*i32",
-            "p_samples": "*i32",
-            "p_marched": "*i32",
-            "p_found_inf": "*fp32",
-            "p_scale": "*fp32",
-            **dict.fromkeys(("samples", "marched", "max_rays", "length"), "i32"),
-        },
+        "*i64 p_step p_totals, *i32 p_active p_rays p_samples p_marched, i32 samples marched max_rays length",
         {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH},
-    )
+    ),
 ]

@@ -34,7 +34,7 @@ from .._triton import (
     check_kernel_float,
     empty_in_layout_of,
     one_minus_exp,
-    ray_programs,
+    ray_grid,
     ray_strides,
     ray_tile,
     scalar_or_pointer,
@@ -44,7 +44,6 @@ from .._triton import (
     strides_of,
     sum_after,
     tail_programs,
-    tile_for,
     zero_tail,
 )
 from .._triton.launch import cdiv, launchable, next_power_of_2
@@ -278,8 +277,7 @@ class _Composite(torch.autograd.Function):
         depth = torch.empty_like(opacity)
         weights = torch.empty(n_rows, dtype=torch.float32, device=rgb.device)
         number, pointer = scalar_or_pointer(alpha_thre, rgb.device)
-        tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), rgb.device)
+        tile, programs = ray_grid(n_rows, n_rays, rgb.device)
         channels = min(CHANNELS, next_power_of_2(max(n_channels, 1)))
         if n_rays or n_rows:
             grid = (programs + tail_programs(n_rows), max(1, cdiv(n_channels, channels)))
@@ -306,8 +304,7 @@ class _Composite(torch.autograd.Function):
         grad_density = empty_in_layout_of(density) if wants_density else None
         grad_rgb = empty_in_layout_of(rgb) if wants_rgb else None
         if n_rows and (wants_density or wants_rgb):
-            tile = tile_for(n_rows, n_rays)
-            programs = ray_programs(cdiv(n_rays, tile["RAYS"]), rgb.device)
+            tile, programs = ray_grid(n_rows, n_rays, rgb.device)
             own_rgb = strides_of(grad_rgb, 2)
             strides = (
                 density.stride(0), rgb.stride(0), *strides_of(grads[0], 2), *strides_of(grads[1], 1),
@@ -363,38 +360,12 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
     out = torch.empty(n_rows, dtype=torch.uint8, device=density.device)
     if n_rows:
         number, pointer = scalar_or_pointer(alpha_thre, density.device)
-        tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), density.device)
+        tile, programs = ray_grid(n_rows, n_rays, density.device)
         _visibility_kernel[(programs + tail_programs(n_rows),)](
             density, *intervals(samples), pointer, out, n_rays, n_rows, programs, density.stride(0),
             float(early_stop_eps), number, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return out.view(torch.bool)
-
-
-def _cases() -> list[CompileCase]:
-    sizes = dict.fromkeys(COUNTS, "i32")
-    channels = {"stride_rgb": "i32"}
-    thresholds = {"early_stop_eps": "fp32", "alpha_thre": "fp32"}
-    samples = {"p_starts": "*fp32", "p_ends": "*fp32", "p_offsets": "*i32", "p_alpha_thre": "*fp32"}
-    inputs = {"p_density": "*fp16", "p_rgb": "*fp16", "p_background": "*fp32", **samples}
-    outputs = dict.fromkeys(("p_out_rgb", "p_out_opacity", "p_out_depth", "p_out_weights"), "*fp32")
-    grads = dict.fromkeys(GRADIENTS, "*fp32")
-    grads |= {"p_out_density": "*fp16", "p_out_rgb": "*fp16", "stride_out": "i32", "strides": ("i32",) * 11}
-    cases = []
-    for rays, steps in ((4, 8), (1, 32)):
-        tile = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}
-        name = f"{rays}x{steps}"
-        forward = inputs | outputs | sizes | channels | {"n_channels": "i32", "strides": ("i32",) * 4} | thresholds
-        cases.append(CompileCase(_forward_kernel, forward, {"CHANNELS": CHANNELS, "MEAN": True, **tile}, name=name))
-        backward = inputs | grads | sizes | channels | thresholds
-        cases.append(CompileCase(_backward_kernel, backward, {"N_CHANNELS": 3, **tile}, name=name))
-        test = {"p_density": "*fp16", **samples, "p_out": "*u8", **sizes, "stride": "i32", **thresholds}
-        cases.append(CompileCase(_visibility_kernel, test, tile, name=name))
-    return cases
-
-
-COMPILE_CASES = _cases()
 
 
 RAYS = 512 if INTERPRETED else 32
@@ -457,5 +428,24 @@ def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> T
     return codes
 
 
-_MERGE_TYPES = {"p_optical": "*fp32", "p_offsets": "*i32", "p_phases": "*i32", "p_codes": "*u8", "n_rays": "i32"}
-COMPILE_CASES += [CompileCase(_thin_kernel, _MERGE_TYPES | {"limit": "fp32"}, {"RAYS": 32})]
+def _cases(rays: int, steps: int) -> list[CompileCase]:
+    types = "*fp16 p_density p_rgb, *i32 p_offsets, i32 ray_programs"
+    tile, name = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}, f"{rays}x{steps}"
+    forward = {"CHANNELS": CHANNELS, "MEAN": True, **tile}
+    return [
+        CompileCase(_forward_kernel, f"{types}, i32x4 strides", forward, name=name),
+        CompileCase(
+            _backward_kernel,
+            f"{types}, *fp16 p_out_density p_out_rgb, i32x11 strides",
+            {"N_CHANNELS": 3, **tile},
+            name=name,
+        ),
+        CompileCase(_visibility_kernel, f"{types}, *u8 p_out", tile, name=name),
+    ]
+
+
+COMPILE_CASES = [
+    *_cases(4, 8),
+    *_cases(1, 32),
+    CompileCase(_thin_kernel, "*i32 p_offsets p_phases, *u8 p_codes", {"RAYS": 32}),
+]

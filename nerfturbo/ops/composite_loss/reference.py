@@ -31,15 +31,7 @@ def _activate(raw: Tensor, samples: PackedSamples) -> tuple[Tensor, Tensor]:
     return activate(torch.where(samples.used[:, None], wide, torch.zeros_like(wide)))
 
 
-def composite_loss(
-    raw: Tensor,
-    samples: PackedSamples,
-    background: Tensor,
-    target: Tensor,
-    *,
-    rule: LossRule,
-    gradient_scale: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
     rgb, density = _activate(raw, samples)
     colour, opacity, *_ = composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0)
     background, target = background.detach().to(colour.dtype), target.detach().to(colour.dtype)

@@ -29,11 +29,11 @@ from .._triton import (
     CompileCase,
     check_kernel_float,
     empty_in_layout_of,
-    ray_programs,
+    ray_grid,
     ray_tile,
     sum_after,
     tail_programs,
-    tile_for,
+    used_rows,
     zero_tail,
 )
 from .._triton.launch import cdiv, launchable
@@ -166,9 +166,7 @@ def _loss_kernel(
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        n_trained = n_rays
-        if p_kept is not None:
-            n_trained = tl.minimum(tl.load(p_kept), n_rays)
+        n_trained = used_rows(p_kept, n_rays)
         share = 1.0 / (3.0 * tl.maximum(n_trained, 1).to(tl.float32))
         b_loss = tl.zeros([RAYS], tl.float32)
         b_square = tl.zeros([RAYS], tl.float32)
@@ -260,8 +258,7 @@ class _CompositeLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule, scale) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
-        tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
+        tile, programs = ray_grid(n_rows, n_rays, device)
         grad = empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
         rgb = torch.empty(n_rays, 3, dtype=torch.float32, device=device)
         parts = torch.empty(2 * programs, dtype=torch.float32, device=device)
@@ -292,32 +289,6 @@ def composite_loss(raw, samples, background, target, *, rule, gradient_scale) ->
     check_kernel_float(raw=raw, background=background, target=target)
     scale = None if gradient_scale is None else gradient_scale.detach().float()
     return _CompositeLoss.apply(raw, samples, background.detach(), target.detach(), rule, scale)
-
-
-def _cases() -> list[CompileCase]:
-    kernel = {"p_raw": "*fp32", "p_starts": "*fp32", "p_ends": "*fp32", "p_offsets": "*i32", "p_background": "*fp32"}
-    kernel |= {"p_target": "*fp32", "p_kept": "*i32", "p_scale": "*fp32", "p_rgb": "*fp32", "p_parts": "*fp32"}
-    kernel |= {"p_grad": "*fp32", "strides": ("i32",) * 8}
-    kernel |= dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
-    kernel |= {"delta": "fp32"}
-    cases = [
-        CompileCase(
-            _loss_kernel,
-            kernel,
-            {"HUBER": True, "ALPHA": True, "RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK},
-            max_spills=32,  # ptxas trades a few bytes for more programs at a time
-            name=f"{rays}x{steps}",
-        )
-        for rays, steps in ((4, 8), (1, 32))
-    ]
-    sums = {"p_parts": "*fp32", "p_loss": "*fp32", "p_mse": "*fp32", "n_parts": "i32"}
-    cases.append(CompileCase(_sum_kernel, sums, {"BLOCK": SUM_BLOCK}, num_warps=8))
-    scales = {"p_grad": "*fp32", "p_arrived": "*fp32", "p_scale": "*fp32", "p_out": "*fp32", "n": "i32"}
-    cases.append(CompileCase(_scale_kernel, scales, {"BLOCK": SCALE_BLOCK}, num_warps=4))
-    return cases
-
-
-COMPILE_CASES = _cases()
 
 
 LOW, HIGH = tl.constexpr(SURE), tl.constexpr(1.0 - SURE)
@@ -392,9 +363,7 @@ def _rays_kernel(
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """`weights` of distortion over unit, opacity and sparsity; p_parts (programs,): of the loss."""
-    n_trained = n_rays
-    if p_kept is not None:
-        n_trained = tl.minimum(tl.load(p_kept), n_rays)
+    n_trained = used_rows(p_kept, n_rays)
     share = 1.0 / tl.maximum(n_trained, 1).to(tl.float32)
     scale = share
     if p_scale is not None:
@@ -430,8 +399,7 @@ class _RayLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, raw, samples, rule, scale) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
-        tile = tile_for(raw.shape[0], n_rays)
-        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
+        tile, programs = ray_grid(raw.shape[0], n_rays, device)
         grad = torch.zeros_like(raw) if ctx.needs_input_grad[0] else None
         parts = torch.empty(programs, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)
@@ -459,14 +427,19 @@ def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
     return _RayLosses.apply(raw, samples, rule, scale)
 
 
-def _losses_cases() -> list[CompileCase]:
-    kernel: dict[str, str | tuple[str, ...]] = dict.fromkeys(("p_logits", "p_starts", "p_ends", "p_scale"), "*fp32")
-    kernel |= {"p_offsets": "*i32", "p_kept": "*i32", "p_parts": "*fp32", "p_grad": "*fp32", "n_rays": "i32"}
-    kernel |= {"ray_programs": "i32", "strides": ("i32",) * 2, "weights": ("fp32",) * 3}
+def _cases(rays: int, steps: int) -> list[CompileCase]:
+    types, tile = "*i32 p_offsets p_kept, i32 ray_programs", {"RAYS": rays, "STEPS": steps}
+    losses = {"HUBER": True, "ALPHA": True, **tile, "TAIL": TAIL_BLOCK}
     return [
-        CompileCase(_rays_kernel, kernel, {"RAYS": rays, "STEPS": steps}, name=f"{rays}x{steps}")
-        for rays, steps in ((4, 8), (1, 32))
+        # ptxas trades a few bytes for more programs at a time
+        CompileCase(_loss_kernel, f"{types}, i32x8 strides", losses, max_spills=32, name=f"{rays}x{steps}"),
+        CompileCase(_rays_kernel, f"{types}, i32x2 strides, fp32x3 weights", tile, name=f"{rays}x{steps}"),
     ]
 
 
-COMPILE_CASES += _losses_cases()
+COMPILE_CASES = [
+    *_cases(4, 8),
+    *_cases(1, 32),
+    CompileCase(_sum_kernel, "", {"BLOCK": SUM_BLOCK}, num_warps=8),
+    CompileCase(_scale_kernel, "", {"BLOCK": SCALE_BLOCK}, num_warps=4),
+]

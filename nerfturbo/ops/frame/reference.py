@@ -69,16 +69,7 @@ def activate(density: Tensor, rgb: Tensor, logits: bool) -> tuple[Tensor, Tensor
     return (torch.exp(density.clamp(max=MAX_EXPONENT)), torch.sigmoid(rgb)) if logits else (density, rgb)
 
 
-def absorb_samples(
-    live: LiveRays,
-    samples: NextSamples,
-    density: Tensor,
-    rgb: Tensor,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    logits: bool,
-) -> None:
+def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, logits) -> None:
     n_live = int(live.n_live)
     rays = live.places[live.side, :n_live].long()
     first, count = samples.spans[:, :n_live].long()

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Aabb
-from .._triton import INTERPRETED, CompileCase, one_minus_exp, ray_programs, scalar_or_pointer
+from .._triton import INTERPRETED, CompileCase, one_minus_exp, ray_programs, ray_strides, scalar_or_pointer
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..march import OccupancyBits
 from ..march.triton import (
@@ -40,7 +40,7 @@ from ..march.triton import (
     summarize,
     test_segment,
 )
-from ..positions.triton import box_interval, load_xyz
+from ..positions.triton import box_interval, load_xyz, unit_box
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
 SHORT = tl.constexpr(1e-3)  # cells by which a leap stops short of a face: more than rounding moves a point
@@ -393,7 +393,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     floats = torch.empty(5, rows, dtype=torch.float32, device=device)
     ray_indices = torch.empty(rows, dtype=torch.int32, device=device)
     spans = torch.empty(2, n_rays, dtype=torch.int32, device=device)
-    unit = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+    unit = unit_box(aabb)
     counts = live.counts
     _next_kernel[(_programs(live),)](
         live.origins, live.directions, live.state, live.places[side], counts[side:], counts[1 - side :], counts[2:],
@@ -426,38 +426,29 @@ def finish_rays(live: LiveRays, background: Tensor | None) -> tuple[Tensor, Tens
     rgb = torch.empty(n_rays, live.channels, dtype=torch.float32, device=device)
     opacity, depth = torch.empty(2, n_rays, dtype=torch.float32, device=device)
     if n_rays:
-        strides = (0, 0)
-        if background is not None:
-            strides = (0, background.stride(0)) if background.dim() == 1 else background.stride()
         _finish_kernel[(cdiv(n_rays, FINISH_BLOCK),)](
-            live.state, background, rgb, opacity, depth, n_rays, live.channels, *strides,
+            live.state, background, rgb, opacity, depth, n_rays, live.channels, *ray_strides(background),
             COLUMNS=live.state.shape[1], BLOCK=FINISH_BLOCK, num_warps=4,
         )  # fmt: skip
     return rgb, opacity, depth
 
 
 def _cases() -> list[CompileCase]:
-    queue = dict.fromkeys(("p_queue", "p_live", "p_next_live", "p_used", "p_spans"), "*i32") | {"p_state": "*fp32"}
-    written = {"p_positions": "*fp32", "p_starts": "*fp32", "p_ends": "*fp32", "p_rays": "*i32"}
-    walk = {"p_origins": "*fp32", "p_directions": "*fp32", "p_bits": "*i32", "p_distance": "*i8", **queue, **written}
-    walk |= {"rows": "i32", "n_rays": "i32", "rule": ("fp32",) * 6, "box": ("fp32",) * 12, "unit": ("fp32",) * 6}
-    walk |= {"limits": ("i32", "i32", "fp32")}
-    take = {**queue, "p_next_queue": "*i32", "p_starts": "*fp32", "p_ends": "*fp32", "p_density": "*fp32"}
-    take |= {"p_rgb": "*fp32", "p_weights": "*fp32", "p_alpha_thre": "*fp32", "n_rays": "i32", "n_channels": "i32"}
-    take |= {"strides": ("i32",) * 3, "early_stop_eps": "fp32", "alpha_thre": "fp32"}
-    sizes = {"COLUMNS": 8, "BLOCK": 32}
-    cases = [CompileCase(_absorb_kernel, take, {**sizes, "LOGITS": logits}, name=f"{logits}") for logits in (0, 1)]
+    types = "*i32 p_queue p_next_queue p_live p_next_live p_used p_spans p_bits p_rays, *i8 p_distance, i32 rows"
+    walk = f"{types}, fp32x6 rule unit, fp32x12 box, i32+i32+fp32 limits"
+    sizes = {"COLUMNS": 8, "BLOCK": 32, "WINDOW": WINDOW, "WALKED": float(WALKED)}
+    cases = [
+        CompileCase(_absorb_kernel, f"{types}, i32x3 strides", {**sizes, "LOGITS": logits}, name=f"{logits}")
+        for logits in (0, 1)
+    ]
     for cone, levels, skip in ((False, 1, True), (False, 1, False), (True, 5, True)):
-        grid = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "SKIP": skip, "WINDOW": WINDOW}
-        grid |= {"WALKED": float(WALKED)}
+        grid = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "SKIP": skip}
         cases.append(CompileCase(_next_kernel, walk, {**sizes, **grid}, name=f"{levels} {skip}"))
     line = {"STRIDE": 32, "SIDE": 32, "FAR": FAR, "FIRST": False, "BLOCK": 256}
-    cases.append(CompileCase(_distance_kernel, {"p_in": "*i8", "p_out": "*i8", "n_blocks": "i32"}, line, num_warps=4))
-    summary = {"p_bits": "*i32", "p_summary": "*i8"}
-    cases.append(CompileCase(_summary_kernel, summary, {"LEVELS": 1, "RESOLUTION": 128, "WORDS": 4}))
-    finish = dict.fromkeys(("p_state", "p_background", "p_rgb", "p_opacity", "p_depth"), "*fp32")
-    finish |= dict.fromkeys(("n_rays", "n_channels", "stride_ray", "stride_channel"), "i32")
-    cases.append(CompileCase(_finish_kernel, finish, {"COLUMNS": 8, "BLOCK": FINISH_BLOCK}, num_warps=4))
+    cases.append(CompileCase(_distance_kernel, "*i8 p_in p_out", line, num_warps=4))
+    grid = {"LEVELS": 1, "RESOLUTION": 128, "WORDS": 4}
+    cases.append(CompileCase(_summary_kernel, "*i32 p_bits, *i8 p_summary", grid))
+    cases.append(CompileCase(_finish_kernel, "", {"COLUMNS": 8, "BLOCK": FINISH_BLOCK}, num_warps=4))
     return cases
 
 

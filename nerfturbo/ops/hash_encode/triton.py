@@ -265,37 +265,6 @@ def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> No
         buffer.add_(sums.to(torch.float32) * inverse)
 
 
-def _table_case(dtype: str, features: int, runs: bool, pair: bool = True, scale: str | None = None) -> CompileCase:
-    signature = {
-        "p_positions": "*fp32", "p_grad": "*fp16", "p_table": f"*{dtype}", "p_levels": "*i32", "p_scales": "*fp32",
-        "p_used": "*i32", "p_found_inf": "*fp32", "n": "i32", "first_level": "i32",
-        "stride_xc": "i32", "stride_gf": "i32",
-    }  # fmt: skip
-    constexprs = {
-        "LEVELS": 8, "F": features, "BLOCK": RUN_BLOCK if runs else BLOCK, "PAIR": pair, "RUNS": runs,
-        "stride_xn": 1, "stride_gn": 1, "p_scale": None,
-    }  # fmt: skip
-    if scale is not None:
-        del constexprs["p_scale"]
-        signature["p_scale"] = scale
-    kind = "runs" if runs else "each"
-    return CompileCase(
-        _backward_table_kernel, signature, constexprs, RUN_WARPS if runs else WARPS,
-        name=f"table-{dtype}-{features}-{kind}{'' if pair else '-lone'}",
-    )  # fmt: skip
-
-
-COMPILE_CASES = [
-    *(
-        _table_case(dtype, features, runs)
-        for dtype, features in (("fp32", 2), ("fp16", 2), ("fp16", 4))
-        for runs in (True, False)
-    ),
-    *(_table_case("fp32", features, runs, pair=False) for features in (2, 4) for runs in (True, False)),
-    *(_table_case("i64", 2, runs, pair=False, scale="*fp32") for runs in (True, False)),
-]
-
-
 @triton.jit
 def _blend_x(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
     """The two corners along x times `weight`: [BLOCK, 2 F] from the pair, [BLOCK, F] from a lone second corner."""
@@ -310,6 +279,35 @@ def _blend_x(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
     return b_weight * b_pair.to(tl.float32), far[:, None] * b_lone.to(tl.float32)
 
 
+@triton.jit
+def encode_level(
+    p_positions, p_table, p_levels, p_scales, i, m, i_level, stride_xn, stride_xc, F: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One level of the encoding of BLOCK samples: [BLOCK, 2 F] of pairs and [BLOCK, F] of lone corners, to be added."""
+    offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
+    ix, iy, iz, fx, fy, fz = _cell(p_positions, i, m, stride_xn, stride_xc, scale)
+    b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
+    b_lone = tl.zeros([BLOCK, F], tl.float32)
+    for c in tl.static_range(4):
+        weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+        row0 = row_of(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+        row1 = row_of(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
+        pair, lone = _blend_x(p_table + offset * F, row0, row1, fx, weight, m, F)
+        b_pair += pair
+        b_lone += lone
+    return b_pair, b_lone
+
+
+@triton.jit
+def store_level(p_out, b_pair, b_lone, i, m, i_level, stride, F: tl.constexpr):
+    """The sums of `encode_level` as columns of p_out, feature-major."""
+    for f in tl.static_range(F):
+        # The column index of a register is a constant, so these sums are register picks, not reductions.
+        value = tl.sum(tl.where((tl.arange(0, 2 * F) % F == f)[None, :], b_pair, 0.0), 1)
+        value += tl.sum(tl.where((tl.arange(0, F) == f)[None, :], b_lone, 0.0), 1)
+        tl.store(p_out + (i_level * F + f).to(tl.int64) * stride + i, value.to(p_out.dtype.element_ty), mask=m)
+
+
 # One sample a thread: what a stride is divisible by helps no access, and would have these compiled per number of rows.
 @launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_of"])
 def _forward_kernel(
@@ -317,30 +315,16 @@ def _forward_kernel(
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_level = tl.program_id(0) % LEVELS
-    i = (tl.program_id(0) // LEVELS) * BLOCK + tl.arange(0, BLOCK)
+    start = (tl.program_id(0) // LEVELS) * BLOCK
+    i = start + tl.arange(0, BLOCK)
     n_used = used_rows(p_used, n)
-    m = i < n_used
     b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
     b_lone = tl.zeros([BLOCK, F], tl.float32)
-    if (tl.program_id(0) // LEVELS) * BLOCK < n_used:
-        offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
-        x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
-        ix, fx = cell_of(x, scale)
-        iy, fy = cell_of(y, scale)
-        iz, fz = cell_of(z, scale)
-        for c in tl.static_range(4):
-            weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
-            row0 = row_of(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
-            row1 = row_of(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
-            pair, lone = _blend_x(p_table + offset * F, row0, row1, fx, weight, m, F)
-            b_pair += pair
-            b_lone += lone
-    m_row = i < n  # rows past the used ones become zero
-    for f in tl.static_range(F):
-        # The column index of a register is a constant, so these sums are register picks, not reductions.
-        value = tl.sum(tl.where((tl.arange(0, 2 * F) % F == f)[None, :], b_pair, 0.0), 1)
-        value += tl.sum(tl.where((tl.arange(0, F) == f)[None, :], b_lone, 0.0), 1)
-        tl.store(p_out + (i_level * F + f).to(tl.int64) * stride_of + i, value.to(p_out.dtype.element_ty), mask=m_row)
+    if start < n_used:
+        b_pair, b_lone = encode_level(
+            p_positions, p_table, p_levels, p_scales, i, i < n_used, i_level, stride_xn, stride_xc, F, BLOCK
+        )
+    store_level(p_out, b_pair, b_lone, i, i < n, i_level, stride_of, F)  # rows past the used ones become zero
 
 
 @launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
@@ -448,29 +432,6 @@ def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) 
     return _HashEncode.apply(positions, table, half, layout, sink, n_used)
 
 
-_POINTERS = {"p_positions": "*fp32", "p_levels": "*i32", "p_scales": "*fp32", "p_used": "*i32", "n": "i32"}
-
-
-def _forward_case(dtype: str, features: int) -> CompileCase:
-    signature = {**_POINTERS, "p_table": f"*{dtype}", "p_out": f"*{dtype}"}
-    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK}
-    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_of": 1 << 18}
-    return CompileCase(_forward_kernel, signature, constexprs, WARPS, name=f"forward-{dtype}-{features}")
-
-
-def _positions_case(dtype: str) -> CompileCase:
-    signature = {**_POINTERS, "p_table": f"*{dtype}", "p_grad": f"*{dtype}", "p_out": "*fp32"}
-    signature |= dict.fromkeys(["stride_xn", "stride_xc", "stride_gn", "stride_gf"], "i32")
-    constexprs = {"LEVELS": 16, "F": 2, "BLOCK": BLOCK}
-    return CompileCase(_backward_positions_kernel, signature, constexprs, WARPS, name=f"positions-{dtype}")
-
-
-COMPILE_CASES += [
-    *(_forward_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("bf16", 2), ("fp32", 2))),
-    _positions_case("fp16"),
-]
-
-
 FADE_BLOCK, FADE_WARPS = 1024 if INTERPRETED else 256, 4
 
 
@@ -530,11 +491,38 @@ def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_u
     return _FadeLevels.apply(encoding, footprints.float().contiguous(), layout, n_used)
 
 
+def _table_case(dtype: str, features: int, runs: bool, pair: bool = True, scale: bool = False) -> CompileCase:
+    types = f"*fp16 p_grad, *{dtype} p_table, *i32 p_levels p_used, i32 first_level"
+    constexprs = {"LEVELS": 8, "F": features, "BLOCK": RUN_BLOCK if runs else BLOCK, "PAIR": pair, "RUNS": runs}
+    constexprs |= {"stride_xn": 1, "stride_gn": 1} | ({} if scale else {"p_scale": None})
+    name = f"table-{dtype}-{features}-{'runs' if runs else 'each'}{'' if pair else '-lone'}"
+    return CompileCase(_backward_table_kernel, types, constexprs, RUN_WARPS if runs else WARPS, name=name)
+
+
+def _forward_case(dtype: str, features: int) -> CompileCase:
+    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK}
+    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_of": 1 << 18}
+    types = f"*i32 p_levels p_used, *{dtype} p_table p_out"
+    return CompileCase(_forward_kernel, types, constexprs, WARPS, name=f"forward-{dtype}-{features}")
+
+
 def _fade_case(dtype: str, features: int) -> CompileCase:
-    signature: dict[str, str | tuple[str, ...]] = {"p_values": f"*{dtype}", "p_out": f"*{dtype}", "n": "i32"}
-    signature |= {"p_footprints": "*fp32", "p_scales": "*fp32", "p_used": "*i32", "strides": ("i32",) * 4}
     shape = {"LEVELS": 32 // features, "F": features, "BLOCK": 256}
-    return CompileCase(_fade_kernel, signature, shape, FADE_WARPS, name=f"{dtype}-{features}")
+    types = f"*{dtype} p_values p_out, *i32 p_used, i32x4 strides"
+    return CompileCase(_fade_kernel, types, shape, FADE_WARPS, name=f"{dtype}-{features}")
 
 
-COMPILE_CASES += [_fade_case("fp16", 2), _fade_case("fp16", 4), _fade_case("fp32", 2)]
+COMPILE_CASES = [
+    *(_table_case(*kind, runs) for kind in (("fp32", 2), ("fp16", 2), ("fp16", 4)) for runs in (True, False)),
+    *(_table_case("fp32", features, runs, pair=False) for features in (2, 4) for runs in (True, False)),
+    *(_table_case("i64", 2, runs, pair=False, scale=True) for runs in (True, False)),
+    *(_forward_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("bf16", 2), ("fp32", 2))),
+    CompileCase(
+        _backward_positions_kernel,
+        "*i32 p_levels p_used, *fp16 p_table p_grad",
+        {"LEVELS": 16, "F": 2, "BLOCK": BLOCK},
+        WARPS,
+        name="positions-fp16",
+    ),
+    *(_fade_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("fp32", 2))),
+]

@@ -10,19 +10,10 @@ from torch import Tensor
 
 from ..packed.reference import widen
 from ..positions import unit_positions
-from . import Space, Spacing, spread
+from . import spread
 
 
-def place_intervals(
-    places: Tensor,
-    origins: Tensor,
-    directions: Tensor,
-    *,
-    near: Tensor,
-    far: Tensor,
-    spacing: Spacing,
-    space: Space,
-) -> tuple[Tensor, Tensor]:
+def place_intervals(places, origins, directions, *, near, far, spacing, space) -> tuple[Tensor, Tensor]:
     unit = spacing.unit
     distances = spread(widen(places), widen(near) / unit, widen(far) / unit, kind=spacing.warp) * unit
     middle = (distances[:, 1:] + distances[:, :-1]) * 0.5

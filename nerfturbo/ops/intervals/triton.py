@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from .._triton import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, shift_right, spread_last, sum_after
 from .._triton.launch import cdiv, launchable
-from ..positions.triton import FOLDS, fold_unit
+from ..positions.triton import FOLDS, fold_unit, unit_box
 from . import LEAST, LEAST_REST, WARPS
 
 BLOCK = 256
@@ -133,8 +133,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, space) -
     total, device = n_rays * n, places.device
     distances = torch.empty(n_rays, n + 1, dtype=torch.float32, device=device)
     positions = torch.empty(3, total, dtype=torch.float32, device=device)
-    aabb = space.aabb
-    box = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+    box = unit_box(space.aabb)
     if total:
         _place_kernel[(cdiv(total, BLOCK),)](
             *(value.detach().float().contiguous() for value in named.values()), distances, positions, total, n,
@@ -175,27 +174,6 @@ class _IntervalWeights(torch.autograd.Function):
 def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
     check_kernel_float(density=density, distances=distances)
     return _IntervalWeights.apply(density, distances)  # type: ignore[no-any-return]
-
-
-def _cases() -> list[CompileCase]:
-    place: dict[str, str | tuple[str, ...]] = dict.fromkeys(
-        ("p_places", "p_origins", "p_directions", "p_near", "p_far", "p_distances", "p_positions"), "*fp32"
-    )
-    place |= {"n_total": "i32", "n": "i32", "unit": "fp32", "box": ("fp32",) * 6}
-    cases = [
-        CompileCase(_place_kernel, place, {"WARP": warp, "FOLD": fold, "BLOCK": BLOCK}, 4, name=f"{warp}-{fold}")
-        for warp, fold in ((0, 0), (1, 1), (2, 2))
-    ]
-    tile = {"RAYS": 1, "STEPS": 32}
-    weights = dict.fromkeys(("p_density", "p_distances", "p_weights", "p_passed"), "*fp32")
-    cases.append(CompileCase(_weights_kernel, weights | {"n_rays": "i32", "n": "i32"}, tile))
-    back = dict.fromkeys(("p_distances", "p_weights", "p_passed", "p_arrived", "p_grad"), "*fp32")
-    back |= dict.fromkeys(("n_rays", "n", "stride_ray"), "i32")
-    cases.append(CompileCase(_gradient_kernel, back, tile | {"stride_bin": 1}))
-    return cases
-
-
-COMPILE_CASES = _cases()
 
 
 DRAW_BLOCK = 256
@@ -282,18 +260,13 @@ def importance_sample(
     return out
 
 
-COMPILE_CASES += [
-    CompileCase(
-        _cumulate_kernel,
-        {"p_edges": "*fp32", "p_weights": "*fp32", "p_cdf": "*fp32", "n_rays": "i32", "n_bins": "i32"}
-        | {"padding": "fp32", "strides": ("i32",) * 4},
-        {"RAYS": 1, "STEPS": 32},
+COMPILE_CASES = [
+    *(
+        CompileCase(_place_kernel, "fp32x6 box", {"WARP": w, "FOLD": f, "BLOCK": BLOCK}, 4, name=f"{w}-{f}")
+        for w, f in ((0, 0), (1, 1), (2, 2))
     ),
-    CompileCase(
-        _invert_kernel,
-        {"p_edges": "*fp32", "p_cdf": "*fp32", "p_jitter": "*fp32", "p_out": "*fp32", "strides": ("i32",) * 4}
-        | dict.fromkeys(("n_total", "n_bins", "n_edges", "search"), "i32"),
-        {"BLOCK": DRAW_BLOCK},
-        num_warps=4,
-    ),
+    CompileCase(_weights_kernel, "", {"RAYS": 1, "STEPS": 32}),
+    CompileCase(_gradient_kernel, "", {"RAYS": 1, "STEPS": 32, "stride_bin": 1}),
+    CompileCase(_cumulate_kernel, "i32x4 strides", {"RAYS": 1, "STEPS": 32}),
+    CompileCase(_invert_kernel, "i32x4 strides, i32 search", {"BLOCK": DRAW_BLOCK}, num_warps=4),
 ]

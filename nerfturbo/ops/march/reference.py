@@ -56,17 +56,7 @@ def is_occupied(grid: OccupancyBits, positions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def march(
-    origins: Tensor,
-    directions: Tensor,
-    grid: OccupancyBits,
-    rule: StepRule,
-    *,
-    jitter: Tensor | None,
-    limits: Tensor | None,
-    capacity: int | None,
-    n_active: Tensor | None,
-) -> PackedSamples:
+def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active) -> PackedSamples:
     n_rays, device = origins.shape[0], origins.device
     outer = grid.aabb.scaled(2.0 ** (grid.levels - 1))
     t_min, t_max = ray_aabb(origins, directions, outer, near=rule.near, far=rule.far)

@@ -35,7 +35,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Aabb, PackedSamples
-from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs
+from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs, used_rows
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..packed.triton import GROUP, empty_counts, empty_samples, fit_offsets, write_tail
 from ..positions.triton import box_interval, load_xyz
@@ -240,9 +240,7 @@ def _prepare_kernel(
     block = tl.program_id(0)
     if block < ray_blocks:
         i_ray = block * RAYS + tl.arange(0, RAYS)
-        n_active = n_rays
-        if p_n_active is not None:
-            n_active = tl.minimum(tl.load(p_n_active), n_rays)
+        n_active = used_rows(p_n_active, n_rays)
         prepare_rays(
             p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, i_ray < n_active, strides, rule, box, CONE
         )
@@ -257,9 +255,7 @@ def _count_kernel(
     GROUP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr,
     RESOLUTION: tl.constexpr,
 ):  # fmt: skip
-    n_active = n_rays
-    if p_n_active is not None:
-        n_active = tl.minimum(tl.load(p_n_active), n_rays)
+    n_active = used_rows(p_n_active, n_rays)
     i_step = tl.arange(0, STEPS)
     i_segment = tl.arange(0, LANES)
     for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
@@ -410,33 +406,6 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     return PackedSamples(*new, offsets, kept)
 
 
-def _cases() -> list[CompileCase]:
-    rule, rays = {"rule": ("fp32",) * 6}, {"p_rays": "*fp32", "p_bits": "*i32", "p_summary": "*i8"}
-    prepare = {"p_origins": "*fp32", "p_directions": "*fp32", "p_jitter": "*fp32", "p_limits": "*fp32"}
-    prepare |= {"p_n_active": "*i32", **rays, "n_rays": "i32", "ray_blocks": "i32", "strides": ("i32",) * 4}
-    prepare |= {**rule, "box": ("fp32",) * 12}
-    count = {**rays, "p_n_active": "*i32", "p_counts": "*i32", "p_sums": "*i32", "n_rays": "i32", **rule}
-    write = {**rays, "p_offsets": "*i32", "p_starts": "*fp32", "p_ends": "*fp32", "p_out_rays": "*i32", **rule}
-    write |= dict.fromkeys(("n_rays", "n_rows", "ray_programs"), "i32")
-    full = prepare, count, write
-    cases = []
-    for cone, levels, parts in ((False, 1, 1), (True, 5, 4), (False, 2, 0)):
-        shape, name = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128}, f"{levels} levels"
-        steps = {"STEPS": 32, "PARTS": parts}
-        rest = {"WORDS": 4, "RAYS": PREPARED}, {**steps, "GROUP": GROUP}, {**steps, "TAIL": TAIL_BLOCK}
-        for kernel, signature, own in zip((_prepare_kernel, _count_kernel, _write_kernel), full, rest, strict=True):
-            given, constexprs = dict(signature), shape | own
-            if not parts:  # a grid that is not summarised, and every ray active
-                absent = {"p_summary", "p_n_active", "p_jitter", "p_limits"} & given.keys()
-                constexprs |= dict.fromkeys(absent)
-                given = {key: value for key, value in given.items() if key not in absent}
-            cases.append(CompileCase(kernel, given, constexprs, name=name))
-    return cases
-
-
-COMPILE_CASES = _cases()
-
-
 BLOCK = 1024
 PARTS = 512
 
@@ -530,22 +499,24 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
     return mean
 
 
-_CELLS = {"p_density": "*fp32", "p_cells": "*i64", "p_old": "*fp32", "n": "i32"}
-_SUMS = {"p_density": "*fp32", "p_sums": "*fp32", "p_counts": "*i32"}
-COMPILE_CASES += [
-    CompileCase(_gather_kernel, _CELLS, {"BLOCK": BLOCK}, num_warps=4),
-    CompileCase(_decay_kernel, _CELLS | {"decay": "fp32"}, {"BLOCK": BLOCK}, num_warps=4),
-    CompileCase(
-        _maximum_kernel,
-        _CELLS | {"p_density_bits": "*i32", "p_fresh": "*fp32", "stride_fresh": "i32"},
-        {"BLOCK": BLOCK},
-        num_warps=4,
+def _cases(cone: bool, levels: int, parts: int) -> list[CompileCase]:
+    types = "*i32 p_bits p_n_active p_counts p_sums p_offsets p_out_rays, *i8 p_summary, i32 ray_blocks ray_programs, "
+    types += "i32x4 strides, fp32x6 rule, fp32x12 box"
+    shape = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "WORDS": 4, "RAYS": PREPARED, "STEPS": 32}
+    shape |= {"PARTS": parts, "GROUP": GROUP, "TAIL": TAIL_BLOCK}
+    if not parts:  # a grid that is not summarised, and every ray active
+        shape |= dict.fromkeys(("p_summary", "p_n_active", "p_jitter", "p_limits"))
+    kernels = (_prepare_kernel, _count_kernel, _write_kernel)
+    return [CompileCase(kernel, types, shape, name=f"{levels} levels") for kernel in kernels]
+
+
+COMPILE_CASES = [
+    *_cases(False, 1, 1),
+    *_cases(True, 5, 4),
+    *_cases(False, 2, 0),
+    *(
+        CompileCase(kernel, "*i64 p_cells, *i32 p_density_bits p_counts", {"PARTS": PARTS, "BLOCK": BLOCK}, num_warps=4)
+        for kernel in (_gather_kernel, _decay_kernel, _maximum_kernel, _sum_kernel)
     ),
-    CompileCase(_sum_kernel, _SUMS | {"n_cells": "i32"}, {"PARTS": PARTS, "BLOCK": BLOCK}, num_warps=4),
-    CompileCase(
-        _bits_kernel,
-        _SUMS | {"p_bits": "*i32", "p_mean": "*fp32", "n_words": "i32", "threshold": "fp32"},
-        {"PARTS": PARTS, "WORDS": BLOCK // 32},
-        num_warps=4,
-    ),
+    CompileCase(_bits_kernel, "*i32 p_counts p_bits", {"PARTS": PARTS, "WORDS": BLOCK // 32}, num_warps=4),
 ]

@@ -1,42 +1,25 @@
-"""Pieces of the MLP kernels: weights and tiles of samples, loaded and stored in any strides.
+"""Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library.
 
-A weight (outputs, inputs) is loaded as the right operand [inputs, outputs]; a tile is [BLOCK samples, columns]. Widths
-that are not a power of two, or below 16, are padded with zeros, which change no sum and no gradient.
+Fused: persistent programs load all weights once, then walk over blocks of BLOCK samples; hidden layers stay in
+registers. Tiles are [BLOCK, columns] in any strides; what is allocated here is feature-major (an (outputs, n) buffer,
+transposed), which coalesces for the encoder before and the field after. A weight (outputs, inputs) is loaded as the
+right operand [inputs, outputs]. Widths below 16 or no power of two are padded with zeros, which change no sum and no
+gradient. The backward recomputes the hidden layers (cheaper than storing them), keeps weight gradients in registers
+over the whole walk and adds them once per program. Where they do not all fit, several launches each take some layers.
 
-Networks by the vendor's matrix library, layer by layer: what runs where no fused kernel is the right way.
+Library: what runs where no fused kernel is the right way (`fits`). A weight's gradient is a sum over all samples: few
+rows, few columns, and hundreds of thousands of terms. In fp32 without TF32 the library may give such a product to as
+many programs as the result has tiles and leave the rest of the GPU idle. So there the samples are cut into slices of
+SLICE, every slice is one product of a batch, and the partial sums are added at the end.
 
-A weight's gradient is a sum over all samples: few rows, few columns, and hundreds of thousands of terms. In fp32
-without TF32 the library may give such a product to as many programs as the result has tiles, four for 256 x 256, and
-leave the rest of the GPU idle. So there the samples are cut into slices of SLICE, every slice is one product of a
-batch, and the partial sums are added at the end: the same numbers up to rounding, with fewer terms in a row. Half and
-TF32 products stay as they are.
+Wide: at 256 columns a product already runs near the memory's speed, and fusing layers would only save what training
+writes for the backward anyway. So the forward is one library call per layer with bias and ReLU in its epilogue. In the
+backward, one kernel per layer masks the gradient where the ReLU was off and sums it into the bias's gradient. Columns
+are padded with zeros to multiples of 8, which fast half products ask for.
 
-dtypes: as the inputs. No kernels of its own; deterministic; second derivatives exist.
-
-A small MLP in one kernel: weights stay in the multiprocessor, hidden layers in registers.
-
-Persistent programs: each loads all weights once, then walks over blocks of BLOCK samples. Inputs and outputs are
-[BLOCK, columns] tiles in any strides; what is allocated here is feature-major (an (outputs, n) buffer, transposed),
-which coalesces for the encoder before and the field after. The backward recomputes the hidden layers (cheaper than
-storing them), keeps weight gradients in registers over the whole walk and adds them once per program. Where they do
-not all fit, several launches each take some layers.
-
-dtypes: fp16 and bf16 inputs multiply in that type and accumulate in fp32; fp32 inputs multiply as torch's matmul does
-(TF32 only when allowed). Weights of any float type are rounded to the input's type. Weight gradients are atomic sums
-of per-program sums; in deterministic mode per-program sums are stored and added in order. Derivation:
-docs/ops/mlp.md.
-
-A wide MLP: products by the vendor's library, everything between them in as few passes as possible.
-
-At 256 columns a product already runs near the memory's speed, and fusing layers would only save what training has to
-write for the backward anyway. So the forward is one library call per layer with bias and ReLU in its epilogue. In the
-backward, one kernel per layer masks the gradient where the ReLU was off and sums it into the bias's gradient; apart
-these are three passes. Columns are padded with zeros to multiples of 8, which fast half products ask for. Weight
-gradients in fp32 without TF32 are summed in slices (`_library.py`).
-
-`_mask_kernel`: one program = COLS columns of ROWS-row blocks, strided over the rows; column sums stay in registers and
-are added atomically (in deterministic mode: stored per program and added in order). Half or fp32, fp32 sums.
-Derivation: docs/ops/mlp.md.
+dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does (TF32
+only when allowed). Weights of any float type. Weight and bias gradients are atomic sums of per-program sums; in
+deterministic mode those are stored and added in order. Derivation: docs/ops/mlp.md.
 """
 
 from __future__ import annotations
@@ -56,7 +39,6 @@ from ...errors import InputError
 from .._sink import GradientSink, redirect_all, zero_tail
 from .._triton import CompileCase, check_kernel_float, feature_major, processors, used_rows
 from .._triton.launch import cdiv, for_any_count, launchable
-from ..ngp import NgpWeights
 
 ROUND = 4096
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -286,15 +268,6 @@ def library_mlp(inputs: Tensor, weights: list[Tensor]) -> Tensor:
     for weight in weights[:-1]:
         hidden = torch.relu(_Linear.apply(hidden, weight.to(hidden.dtype)))
     return _Linear.apply(hidden, weights[-1].to(hidden.dtype))
-
-
-def library_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
-    """`ngp_field`, layer by layer in fp32."""
-    density_in, density_out, colour_in, colour_mid, colour_out = (w.float() for w in weights)
-    features = library_mlp(encoding.float(), [density_in, density_out])
-    own = directions.float() if ray_indices is None else directions.float()[ray_indices.long()]
-    colour = library_mlp(torch.cat([own, features], dim=-1), [colour_in, colour_mid, colour_out])
-    return torch.cat([colour, features[:, :1]], dim=-1)
 
 
 MAX_LAYERS, MAX_WIDTH = 4, 128
@@ -540,37 +513,20 @@ def fused_mlp(
     return _FusedMlp.apply(inputs, sink, n_used, *(w.contiguous() for w in weights))
 
 
-def _cases(dtype: str, operand: Any, widths: tuple[int, ...], **tile: Any) -> list[CompileCase]:
+def _cases(dtype: str, operand: Any, widths: tuple[int, ...]) -> list[CompileCase]:
     weights = [torch.empty(b, a, device="meta") for a, b in itertools.pairwise(widths)]
     shape = _shape(torch.empty(1, widths[0], device="meta"), weights) | {"T": operand, "PRECISION": "tf32"}
-    hidden = shape["HIDDEN"]
-    absent = {f"p_{kind}{k}": None for kind in "wg" for k in range(hidden, 3)}
-    pointers = {f"p_{kind}{k}": "*fp32" for kind in "wg" for k in range(hidden)} | {"p_last": "*fp32", "p_gl": "*fp32"}
-    signature = {"p_x": f"*{dtype}", "p_y": f"*{dtype}", "p_dy": f"*{dtype}", "p_dx": f"*{dtype}", "p_used": "*i32"}
-    signature |= {"p_found_inf": "*fp32", "n": "i32", **pointers}
-    constexprs = {**shape, **absent, "BLOCK": 64, "EVEN": True, "PARTIAL": False, "EXPONENTIAL": False}
-    constexprs |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
-    name = f"{dtype}-{'-'.join(map(str, widths))}"
-    result = []
-    for kind, kernel in (("forward", _forward_kernel), ("backward", _backward_kernel)):
-        has = set(kernel.arg_names)
-        result.append(
-            CompileCase(
-                kernel,
-                {k: v for k, v in signature.items() if k in has},
-                {k: v for k, v in constexprs.items() if k in has},
-                num_warps=tile.get("num_warps", 4),
-                num_stages=3,
-                name=f"{kind}-{name}",
-            )
-        )
-    return result
+    shape |= {"BLOCK": BLOCK, "EVEN": True, "PARTIAL": False, "EXPONENTIAL": False}
+    shape |= {f"p_{kind}{k}": None for kind in "wg" for k in range(shape["HIDDEN"], 3)}
+    shape |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
+    types, name = f"*{dtype} p_x p_y p_dy p_dx, *i32 p_used", f"{dtype}-{'-'.join(map(str, widths))}"
+    return [
+        CompileCase(_forward_kernel, types, shape, 4, STAGES, name=f"forward-{name}"),
+        CompileCase(_backward_kernel, types, shape, 4, STAGES, name=f"backward-{name}"),
+    ]
 
 
-TENSOR_CORE_CASES = [
-    *_cases("fp16", tl.float16, (32, 64, 16)),
-    *_cases("bf16", tl.bfloat16, (32, 64, 64, 16)),
-]
+TENSOR_CORE_CASES = [*_cases("fp16", tl.float16, (32, 64, 16)), *_cases("bf16", tl.bfloat16, (32, 64, 64, 16))]
 
 
 ROWS, COLS, WARPS = 32, 128, 4
@@ -715,15 +671,11 @@ def wide_mlp(
     return _WideMlp.apply(inputs, skip, relu_last, *weights, *biases)
 
 
-def _case(dtype: str, mask: bool) -> CompileCase:
-    signature = {"p_grad": f"*{dtype}", "p_bias": "*fp32", "n": "i32"}
-    constexprs = {"WIDTH": 256, "ROWS": ROWS, "COLS": COLS, "MASK": mask, "PARTIAL": False}
-    constexprs |= {"stride_g": 256, "stride_h": 256, "stride_o": 256}
-    if mask:
-        signature |= {"p_hidden": f"*{dtype}", "p_out": f"*{dtype}"}
-    else:
-        constexprs |= {"p_hidden": None, "p_out": None}
-    return CompileCase(_mask_kernel, signature, constexprs, WARPS, name=f"mask-{dtype}-{mask}")
+def _mask_case(dtype: str, mask: bool) -> CompileCase:
+    sizes = {"WIDTH": 256, "ROWS": ROWS, "COLS": COLS, "MASK": mask, "PARTIAL": False}
+    sizes |= {"stride_g": 256, "stride_h": 256, "stride_o": 256}
+    sizes |= {} if mask else {"p_hidden": None, "p_out": None}
+    return CompileCase(_mask_kernel, f"*{dtype} p_grad p_hidden p_out", sizes, WARPS, name=f"mask-{dtype}-{mask}")
 
 
-COMPILE_CASES = [_case(dtype, mask) for dtype in ("fp16", "bf16", "fp32") for mask in (True, False)]
+COMPILE_CASES = [_mask_case(dtype, mask) for dtype in ("fp16", "bf16", "fp32") for mask in (True, False)]

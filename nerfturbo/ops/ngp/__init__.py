@@ -1,28 +1,16 @@
-"""The two networks behind a hash grid, as one op: Instant-NGP's density and colour.
+"""Instant-NGP behind its hash grid: density and colour networks as one op.
 
     y   = W_2 relu(W_1 encoding)                        density network; y_0 is the density logit
     c   = W_5 relu(W_4 relu(W_3 [direction, y]))        colour network on the direction's encoding and all of y
-    raw = (c_0, c_1, c_2, y_0)                          logits: density = exp(y_0), colour = sigmoid(c)
+    raw = (c_0, c_1, c_2, y_0)                          logits: rgb = sigmoid(c), density = exp(min(y_0, 15))
 
-Fused because the networks are so small that writing and reading their hidden layers would cost more than computing
-them.
+Differentiable: `ngp_field` from an encoding to logits; `ngp_query` from positions to rgb and density, one node of
+autograd for loops that ask a field point by point. For rendering: `ngp_logits`. For looking ahead, without gradient:
+`ngp_density_logits`, `ngp_densities` and `ngp_visibility`, which follows each ray from its first sample, a few samples
+at a time, and leaves it once it is opaque: nothing behind a surface is computed.
 
-Instant-NGP as rendering needs it: positions to colour and density logits, without gradients.
-
-Instant-NGP at points with directions, from the hash table to colours and densities, as one op.
-
-    rgb = sigmoid(c), density = exp(min(y_0, 15))      c and y_0 as `ngp_field` gives them for `hash_encode`
-
-For loops that ask a field point by point: one node of autograd and five launches forward and back, not three nodes with
-activations between them. The gradient of a saturated density is that of the exponential, not zero.
-
-Which samples light reaches, with Instant-NGP's density evaluated on the way: nothing behind the surface is computed.
-
-    density = exp(min(y_0, 15))     y_0 as `ngp_density` gives it at the middle of a sample
-    keep    = `visibility(density, samples, ...)`
-
-A ray is followed from its first sample on, a few samples at a time, and left once its transmittance falls below the
-threshold. Behind an opaque surface that saves most of the look-ups.
+Fused because the networks are so small that moving their hidden layers through memory would cost more than computing
+them. The gradient of a saturated density is that of the exponential, not zero.
 """
 
 from __future__ import annotations
@@ -99,7 +87,7 @@ def ngp_field(
     return zero_tail(field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
 
 
-def ngp_density(
+def ngp_density_logits(
     positions: Tensor,
     table: Tensor,
     layout: HashLayout,
@@ -115,32 +103,22 @@ def ngp_density(
 
     >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
     >>> table = torch.ones(layout.n_entries, 2)
-    >>> ngp_density(torch.rand(1, 3), table, layout, (torch.ones(3, 4), torch.ones(2, 3))).round().tolist()
+    >>> ngp_density_logits(torch.rand(1, 3), table, layout, (torch.ones(3, 4), torch.ones(2, 3))).round().tolist()
     [12.0]
     """
     _check_look_up(positions, table, layout, weights)
     check_count(n_used, positions.device)
-    density = optimized("ngp", "ngp_density", positions)
     with torch.no_grad():
-        if density is not None:
-            return density(positions, table, layout, weights, n_used=n_used)
-        density = implementation("ngp", "ngp_density", positions)
-        return zero_tail(density(zero_tail(positions, n_used), table, layout, weights), n_used)
+        return implementation("ngp", "ngp_density_logits", positions)(positions, table, layout, weights, n_used=n_used)
 
 
 def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
-    """(n,) fp32 densities, exp(min(logit, 15)) of `ngp_density`; no gradient.
-
-    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
-    >>> ngp_densities(torch.rand(1, 3), torch.ones(layout.n_entries, 2), layout, (torch.zeros(3, 4), torch.ones(2, 3)))
-    tensor([1.])
-    """
+    """(n,) fp32 densities, exp(min(logit, 15)) of `ngp_density_logits`; no gradient."""
     _check_look_up(positions, table, layout, weights)
-    densities = implementation("ngp", "ngp_densities", positions)
-    if not torch.is_grad_enabled():
-        return densities(positions, table, layout, weights)
     with torch.no_grad():
-        return densities(positions, table, layout, weights)
+        return implementation("ngp", "ngp_density_logits", positions)(
+            positions, table, layout, weights, n_used=None, exponential=True
+        )
 
 
 def _check_look_up(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> None:

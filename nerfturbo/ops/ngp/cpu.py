@@ -221,7 +221,7 @@ def _density(first, last, n_used, layers, encoding, point_major, out):
         write_block(acts, logits, L1, start, n, out)
 
 
-def density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: Layers, out: Tensor) -> None:
+def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: Layers, out: Tensor) -> None:
     """out (n,) for positions (n, 3), both fp32; `layers` as `pack_layers([density_in, density_out[:1]])` packs them.
 
     Goes through the points in slices, whose encoding stays in cache between encoder and network.
@@ -236,17 +236,13 @@ def density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers:
         launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
 
 
-def ngp_density(positions, table, layout, weights, *, n_used=None) -> Tensor:
+def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     out = torch.empty(positions.shape[0])
     out[used:] = 0.0
     points, rows = as_float32("positions", positions)[:used], as_float32("table", table)
-    density_logits(points, rows, layout, pack_layers([weights[0], weights[1][:1]]), out[:used])
-    return out
-
-
-def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
-    return ngp_density(positions, table, layout, weights).clamp_(max=MAX_LOGIT).exp_()
+    _density_logits(points, rows, layout, pack_layers([weights[0], weights[1][:1]]), out[:used])
+    return out.clamp_(max=MAX_LOGIT).exp_() if exponential else out
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
@@ -318,7 +314,7 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
         np.cumsum(np.minimum(end[live] - begin[live], steps), out=slots[1:])
         positions = torch.empty(int(slots[-1]), 3)
         launch(_place, live.size, RAY_CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
-        logits = ngp_density(positions, table, field.layout, weights).numpy()
+        logits = ngp_density_logits(positions, table, field.layout, weights).numpy()
         rays_state = (live, begin, through, *intervals, logits, slots, *limits)
         launch(_advance, live.size, RAY_CHUNK, *rays_state, keep.numpy(), optical.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]

@@ -1,27 +1,18 @@
-"""Instant-NGP's networks as matrix products in fp32 (float64 for float64); gradients by autograd.
-
-Instant-NGP from positions, one op after the other.
-
-Instant-NGP point by point as the ops it is made of, and the activations; gradients by autograd.
-
-Density of every sample, then the visibility test: what the other backends must equal.
-"""
+"""Instant-NGP as the ops it is made of, in fp32 (float64 for float64); gradients by autograd."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...types import PackedSamples
 from .._sink import zero_tail
-from ..composite import Thinning, visible_thickness
+from ..composite import visible_thickness
 from ..composite.reference import thin_codes, visibility
-from ..hash_encode import HashLayout
 from ..hash_encode.reference import hash_encode
 from ..mlp.reference import fused_mlp
 from ..packed import take_rows
 from ..positions.reference import sample_positions
-from . import MAX_LOGIT, NgpDensity, NgpWeights, activate
+from . import MAX_LOGIT, NgpWeights, activate
 
 
 def ngp_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
@@ -34,46 +25,26 @@ def ngp_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, 
     return torch.cat([fused_mlp(inputs, [colour_in, colour_mid, colour_out]), features[:, :1]], dim=-1)
 
 
-def ngp_density(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
-    encoding = hash_encode(positions, table, layout)
+def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False):
+    encoding = hash_encode(zero_tail(positions, n_used), table, layout)
     work = torch.promote_types(encoding.dtype, torch.float32)
     density_in, density_out = (w.to(work) for w in weights)
-    return fused_mlp(encoding.to(work), [density_in, density_out[:1]])[:, 0]
-
-
-def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
-    return ngp_density(positions, table, layout, weights).clamp(max=MAX_LOGIT).exp()
+    logits = fused_mlp(encoding.to(work), [density_in, density_out[:1]])[:, 0]
+    return logits.clamp(max=MAX_LOGIT).exp() if exponential else zero_tail(logits, n_used)
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     return True
 
 
-def ngp_logits(
-    positions: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor,
-    *,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    n_used: Tensor | None,
-) -> Tensor:
+def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
     n = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     out = torch.empty(positions.shape[0], 4, device=positions.device)
     out[:n] = ngp_field(hash_encode(positions[:n], table, layout), directions, ray_indices[:n], weights).float()
     return out
 
 
-def ngp_query(
-    positions: Tensor,
-    directions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    *,
-    half: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def ngp_query(positions, directions, table, layout, weights, *, half) -> tuple[Tensor, Tensor]:
     from ..hash_encode import hash_encode
     from . import ngp_field
 
@@ -81,19 +52,10 @@ def ngp_query(
 
 
 @torch.no_grad()
-def ngp_visibility(
-    origins: Tensor,
-    directions: Tensor,
-    samples: PackedSamples,
-    field: NgpDensity,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    thinning: Thinning | None = None,
-) -> Tensor:
+def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
     positions = sample_positions(origins, directions, samples, aabb=field.aabb)
-    logits = ngp_density(zero_tail(positions, samples.n_samples), field.table, field.layout, field.weights)
-    density = torch.exp(logits.clamp(max=MAX_LOGIT))
+    options = {"n_used": samples.n_samples, "exponential": True}
+    density = ngp_density_logits(positions, field.table, field.layout, field.weights, **options)
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     if thinning is None:
         return keep

@@ -1,46 +1,23 @@
-"""Positions to density logits: encode, then the density network's first output alone. Two launches.
+"""Instant-NGP's networks fused: one forward kernel, two backward kernels; and density and visibility in one walk.
 
-One kernel that never writes the encoding took three times as long on an H200 over 1.2 M samples: with all levels of a
-tile in registers few loads are in flight, and gathers are what this costs.
-
-dtypes: table fp16, bf16 or fp32 sets the operand type; weights, sums and the result fp32. Deterministic, no gradient.
-
-Instant-NGP's density and colour networks fused: one forward kernel, two backward kernels.
-
-Persistent programs load the weights once and walk over blocks of BLOCK samples; hidden layers never leave the
-multiprocessor. Encoding, features and their gradients are feature-major, raw is stored (4, n); the direction's
+Networks: persistent programs load the weights once and walk over blocks of BLOCK samples; hidden layers never leave
+the multiprocessor. Encoding, features and their gradients are feature-major, raw is stored (4, n); the direction's
 encoding is gathered per ray, and instead of concatenating it with the density features, two products share one
-accumulator.
+accumulator. The forward keeps the density network's 16 outputs per sample. With them the backward splits into a colour
+and a density kernel: one backward of all five layers needs more registers than there are. Weight gradients stay in
+registers over the walk and are added atomically once per program (deterministic mode: stored per program and added in
+order). `ngp_query` runs the same kernels, with those of `hash_encode`, behind one node of autograd. `ngp_logits` visits
+the rows in use only, so that late rounds of a frame cost little. Encoding and network are two launches everywhere: one
+kernel for both took three times as long on an H200, since with all levels in registers few gathers are in flight.
 
-The forward keeps the density network's 16 outputs per sample. With them the backward splits into a colour and a
-density kernel: one backward of all five layers needs more registers than there are. Weight gradients stay in
-registers over the walk and are added atomically once per program (in deterministic mode: stored per program and added
-in order).
-
-dtypes: products in the encoding's type, fp32 sums; weights of any float type; raw and its gradient fp32. Derivation:
-docs/ops/mlp.md.
-
-Instant-NGP from positions to logits, persistent programs over the rows in use: late rounds of a frame cost little.
-
-Two kernels: the first writes the encoding, feature-major, level after level as in `hash_encode`, the second runs both
-networks on it. (One kernel for both was slower, see `_ngp_density`.)
-
-dtypes: positions fp32; table fp16, bf16 or fp32 sets the operand type; weights of any float type, sums and logits fp32.
-Deterministic. Rows past the device count cost nothing; those of a block that is in use hold anything.
-
-Hash grid, both networks and their activations behind one node of autograd: the kernels of `hash_encode`, `ngp_field`
-and `fused_mlp` in a row. dtypes and determinism are theirs.
-
-Density and visibility in one walk along the rays, from the front, until they are opaque.
-
-Two launches. The first lists the rays that have samples, long ones from the front of the list and short ones from its
+Visibility: one launch lists the rays that have samples, long ones from the front of the list and short ones from its
 back, so that none of the long ones is begun last. Then persistent programs, each with SLOTS slots: a slot holds one
 ray, takes its next STEPS samples in each round, and takes another ray from the list, by an atomic counter, once its own
-has ended or is opaque. So every round works on a full tile of SLOTS * STEPS samples, whatever the rays' lengths.
-Samples of a tile are encoded for all levels at once, and multiplied on tensor cores.
+has ended or is opaque. So every round works on a full tile of SLOTS * STEPS samples, whatever the rays' lengths. Which
+slot takes which ray depends on timing, the result does not.
 
-dtypes: rays and intervals fp32; table fp16, bf16 or fp32 sets the operand type; weights and sums fp32. Which slot
-takes which ray depends on timing, the result does not: deterministic.
+dtypes: products in the encoding's (the table's) type; weights of any float type; sums, raw and its gradient fp32.
+Derivation: docs/ops/mlp.md.
 """
 
 from __future__ import annotations
@@ -62,9 +39,7 @@ from .._triton import (
     INTERPRETED,
     CompileCase,
     check_kernel_float,
-    clamp_unit,
     feature_major,
-    load_point,
     one_minus_exp,
     processors,
     scalar_or_pointer,
@@ -75,15 +50,14 @@ from ..composite import OPAQUE, visible_thickness
 from ..composite.triton import thin_codes, visibility
 from ..hash_encode import HashLayout
 from ..hash_encode.triton import (
-    _blend_x,
     add_table_gradient,
     cell_of,
     encode_forward,
+    encode_level,
     hash_encode,
     level_constants,
-    load_level,
     positions_gradient,
-    row_of,
+    store_level,
 )
 from ..mlp.reference import fused_mlp
 from ..mlp.triton import (
@@ -93,7 +67,7 @@ from ..mlp.triton import (
     fp32_precision,
     is_capacity,
     keep_rows,
-    library_field,
+    library_mlp,
     load_tile,
     load_weight,
     mlp_backward,
@@ -109,10 +83,9 @@ from ..mlp.triton import (
 )
 from ..positions.triton import sample_positions
 from . import MAX_LOGIT, NgpWeights, activate
-from . import MAX_LOGIT as _MAX_LOGIT
 
 
-def ngp_density(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
+def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
     density_in, density_out = weights[0].contiguous(), weights[1].contiguous()
     check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
     encoding = hash_encode(positions, table, layout, n_used=n_used)
@@ -123,12 +96,8 @@ def ngp_density(positions, table, layout, weights, *, n_used=None, exponential=F
     return mlp_forward(encoding, own, n_used, dtype=torch.float32, exponential=exponential)[:, 0]
 
 
-def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
-    return ngp_density(positions, table, layout, weights, exponential=True)
-
-
 BLOCK, WARPS, STAGES = 64, 4, 3
-LARGEST = tl.constexpr(_MAX_LOGIT)
+LARGEST = tl.constexpr(MAX_LOGIT)
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 
 
@@ -166,9 +135,11 @@ def _forward_kernel(
     DE: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
     PE: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, ACTIVATED: tl.constexpr,
+    LOOSE: tl.constexpr,
 ):  # fmt: skip
+    """LOOSE: rows past the used ones may hold anything before, rays too, and after; otherwise they become zero."""
     n_used = used_rows(p_used, n)
-    ALL: tl.constexpr = EVEN and p_used is None
+    ALL: tl.constexpr = LOOSE or (EVEN and p_used is None)
     W1 = load_weight(p_w1, PE, PH, DE, DH, DE, T)
     W2 = load_weight(p_w2, PH, PF, DH, DF, DH, T)
     W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
@@ -179,7 +150,10 @@ def _forward_kernel(
         i = block * BLOCK + tl.arange(0, BLOCK)
         m = i < n_used
         b_x = load_tile(p_x, i, n, stride_xn, stride_xc, DE, PE, EVEN, T)
-        _ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
+        if LOOSE:
+            _ray, b_s = _load_directions(p_directions, p_rays, i, n_used, DS, PS, False, T)
+        else:
+            _ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
         b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
         b_y = keep_rows(b_y, m, ALL)
         _h1, h2 = _colour_hidden(b_s, b_y.to(T), W3a, W3b, W4, T, PRECISION)
@@ -192,7 +166,8 @@ def _forward_kernel(
             logit = tl.exp(tl.where(logit > LARGEST, LARGEST, logit))
         store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
         tl.store(p_raw + 3 * tl.cast(stride_c, tl.int64) + i, logit, mask=i < n)
-    zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
+    if not LOOSE:
+        zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
 
 
 @launchable(do_not_specialize=["n"])
@@ -266,7 +241,9 @@ def _programs(n: int, per_processor: int, device: torch.device) -> int:
     return min(cdiv(n, BLOCK), per_processor * processors(device))
 
 
-def forward(x, directions, rays, weights, n_used, keep, *, activated=False) -> tuple[Tensor, Tensor | None]:
+def forward(
+    x, directions, rays, weights, n_used, keep, *, activated=False, loose=False
+) -> tuple[Tensor, Tensor | None]:
     """raw (n, 4), or colours and densities, and, if kept, the density network's output (n, features)."""
     n = x.shape[0]
     raw = feature_major(n, 4, torch.float32, x.device)
@@ -279,7 +256,8 @@ def forward(x, directions, rays, weights, n_used, keep, *, activated=False) -> t
             p_x=x, p_directions=directions, p_rays=rays, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
             p_features=features, p_raw=raw, p_used=n_used, n=n,
             stride_xn=x.stride(0), stride_xc=x.stride(1), stride_c=raw.stride(1),
-            **_shape(x, directions, weights, fixed), ACTIVATED=activated, num_warps=WARPS, num_stages=STAGES,
+            **_shape(x, directions, weights, fixed), ACTIVATED=activated, LOOSE=loose,
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return raw, features
 
@@ -373,50 +351,49 @@ def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
         raise InputError("weights", "widths up to 64 on the Triton backend", str(widest), "use ops.fused_mlp")
 
 
+def _library_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
+    """`ngp_field`, layer by layer in fp32."""
+    density_in, density_out, colour_in, colour_mid, colour_out = (w.float() for w in weights)
+    features = library_mlp(encoding.float(), [density_in, density_out])
+    own = directions.float() if ray_indices is None else directions.float()[ray_indices.long()]
+    colour = library_mlp(torch.cat([own, features], dim=-1), [colour_in, colour_mid, colour_out])
+    return torch.cat([colour, features[:, :1]], dim=-1)
+
+
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
     check_widths(encoding.shape[1], directions.shape[1], weights)
     if not fits(weights, encoding.dtype, encoding.device):
         own = NgpWeights(*redirect_all(weights, sink))
-        return zero_tail(library_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
+        return zero_tail(_library_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
 
 
-def _cases(dtype: str, operand: Any, *, rays: bool = True) -> list[CompileCase]:
-    pointers = {"p_x": dtype, "p_directions": "fp32", "p_features": dtype, "p_raw": "fp32", "p_used": "i32"}
-    pointers |= {"p_rays": "i32"} if rays else {"p_values": "fp32"}
-    pointers |= {
-        "p_found_inf": "fp32",
-        "p_draw": "fp32",
-        "p_dlogit": "fp32",
-        "p_dfeatures": dtype,
-        **{f"p_{k}{j}": "fp32" for k in "wg" for j in range(1, 6)},
-    }
-    signature = {name: f"*{kind}" for name, kind in pointers.items()}
-    signature["n"] = "i32"
-    widths = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64}
-    constexprs = widths | {"T": operand, "PRECISION": "tf32", "BLOCK": BLOCK, "EVEN": True, "PARTIAL": False}
-    constexprs |= {"stride_xn": 1, "stride_rn": 1, "stride_ln": 1, "p_ddirections": None, "ACTIVATED": not rays}
-    constexprs |= {"p_values": None} if rays else {"p_rays": None}
-    constexprs |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
-    result, own = [], "" if rays else "-own"
-    for kind, kernel in (("forward", _forward_kernel), ("colour-backward", _colour_backward_kernel)):
-        has = set(kernel.arg_names)
-        chosen = {k: v for k, v in signature.items() if k in has}
-        constant = {k: v for k, v in constexprs.items() if k in has}
-        result.append(CompileCase(kernel, chosen, constant, WARPS, STAGES, 64, f"{kind}-{dtype}{own}"))
-    return result
+def _cases(dtype: str, operand: Any, *, rays: bool = True, loose: bool = False) -> list[CompileCase]:
+    shape = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64, "BLOCK": BLOCK}
+    shape |= {"T": operand, "PRECISION": "tf32", "EVEN": True, "PARTIAL": False, "ACTIVATED": not rays, "LOOSE": loose}
+    shape |= {"stride_xn": 1, "stride_rn": 1, "stride_ln": 1, "p_ddirections": None}
+    shape |= {"p_values": None} if rays else {"p_rays": None}
+    shape |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
+    types = f"*{dtype} p_x p_features p_dfeatures, *i32 p_used p_rays"
+    name = f"{dtype}{'' if rays else '-own'}"
+    if loose:
+        return [CompileCase(_forward_kernel, types, shape | {"p_features": None}, WARPS, STAGES, 64, f"loose-{name}")]
+    return [
+        CompileCase(_forward_kernel, types, shape, WARPS, STAGES, 64, f"forward-{name}"),
+        CompileCase(_colour_backward_kernel, types, shape, WARPS, STAGES, 64, f"colour-backward-{name}"),
+    ]
 
 
 TENSOR_CORE_CASES = [
     *_cases("fp16", tl.float16),
     *_cases("fp16", tl.float16, rays=False),
     *_cases("bf16", tl.bfloat16),
+    *_cases("fp16", tl.float16, loose=True),
 ]
 
 
-LOGITS_PROGRAMS = 4  # per multiprocessor
 ENCODE_BLOCK, ENCODE_WARPS, ENCODE_PROGRAMS = 128, 4, 12
 
 
@@ -425,86 +402,29 @@ def _encode_kernel(
     p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """`hash_encode` of the rows in use, by persistent programs; the others are not written."""
     n_used = used_rows(p_used, n)
     for task in range(tl.program_id(0), tl.cdiv(n_used, BLOCK) * LEVELS, tl.num_programs(0)):
         i_level = task % LEVELS
         i = (task // LEVELS) * BLOCK + tl.arange(0, BLOCK)
-        m = i < n_used
-        offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
-        x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
-        ix, fx = cell_of(x, scale)
-        iy, fy = cell_of(y, scale)
-        iz, fz = cell_of(z, scale)
-        b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
-        b_lone = tl.zeros([BLOCK, F], tl.float32)
-        for c in tl.static_range(4):
-            weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
-            row0 = row_of(ix, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
-            row1 = row_of(ix + 1, iy + (c & 1), iz + (c >> 1), nodes, hash_mask)
-            pair, lone = _blend_x(p_table + offset * F, row0, row1, fx, weight, m, F)
-            b_pair += pair
-            b_lone += lone
-        for f in tl.static_range(F):
-            value = tl.sum(tl.where((tl.arange(0, 2 * F) % F == f)[None, :], b_pair, 0.0), 1)
-            value += tl.sum(tl.where((tl.arange(0, F) == f)[None, :], b_lone, 0.0), 1)
-            p = p_out + (i_level * F + f).to(tl.int64) * n + i
-            tl.store(p, value.to(p_out.dtype.element_ty), mask=m)
+        b_pair, b_lone = encode_level(
+            p_positions, p_table, p_levels, p_scales, i, i < n_used, i_level, stride_xn, stride_xc, F, BLOCK
+        )
+        store_level(p_out, b_pair, b_lone, i, i < n_used, i_level, n, F)
 
 
-@launchable(do_not_specialize=["n"])
-def _logits_kernel(
-    p_x, p_directions, p_rays, p_w1, p_w2, p_w3, p_w4, p_w5, p_raw, p_used, n,
-    LEVELS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr,
-    PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    n_used = used_rows(p_used, n)
-    W1 = load_weight(p_w1, ROWS * F, PH, LEVELS * F, DH, LEVELS * F, T)
-    W2 = load_weight(p_w2, PH, PF, DH, DF, DH, T)
-    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
-    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
-    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
-    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
-    for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
-        i = block * BLOCK + tl.arange(0, BLOCK)
-        m = i < n_used
-        b_x = load_tile(p_x, i, n, 1, n, LEVELS * F, ROWS * F, EVEN, T)
-        ray = tl.load(p_rays + i, mask=m, other=0)
-        b_s = load_tile(p_directions, ray, n, DS, 1, DS, PS, True, T)
-        b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
-        b_h = tl.dot(b_s, W3a, tl.dot(b_y.to(T), W3b, input_precision=PRECISION), input_precision=PRECISION)
-        b_h = relu_layer(tl.maximum(b_h, 0.0).to(T), W4, T, PRECISION)
-        b_c = tl.dot(b_h, W5, input_precision=PRECISION)
-        store_tile(p_raw, b_c, i, n, 1, n, 3, 16, EVEN)
-        logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
-        tl.store(p_raw + 3 * n.to(tl.int64) + i, logit, mask=m)
-
-
-def _launch_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
-    n, device, features = positions.shape[0], table.device, layout.n_features
-    raw = torch.empty(4, n, dtype=torch.float32, device=device).t()  # the kernel counts n from column to column
-    if n == 0:
-        return raw
-    levels, scales = level_constants(layout, device)
+def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
+    n, device = positions.shape[0], table.device
     encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
+    levels, scales = level_constants(layout, device)
     tasks = cdiv(n, ENCODE_BLOCK) * layout.n_levels
     # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
     _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
         p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
-        stride_xn=positions.stride(0), stride_xc=positions.stride(1), LEVELS=layout.n_levels, F=features,
+        stride_xn=positions.stride(0), stride_xc=positions.stride(1), LEVELS=layout.n_levels, F=layout.n_features,
         BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
     )  # fmt: skip
-    widths = {"DS": directions.shape[1], "DF": weights.density_out.shape[0], "DH": weights.density_in.shape[0]}
-    widths |= {"P" + name[1:]: padded(width) for name, width in widths.items()}
-    w1, w2, w3, w4, w5 = weights
-    _logits_kernel[(min(cdiv(n, BLOCK), LOGITS_PROGRAMS * processors(device)),)](
-        p_x=encoding, p_directions=directions, p_rays=ray_indices, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
-        p_raw=raw, p_used=n_used, n=n, LEVELS=layout.n_levels,
-        ROWS=max(16 // features, 1 << (layout.n_levels - 1).bit_length()), F=features, **widths,
-        T=operand_type(table.dtype, device), PRECISION=fp32_precision(), BLOCK=BLOCK, EVEN=n % BLOCK == 0,
-        num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
-    return raw
+    return encoding.t()
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
@@ -524,32 +444,20 @@ def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_
         rays = torch.where(used, ray_indices, 0)
         encoding = encode_forward(positions, table, layout, n_used)
         return ngp_field(encoding, directions, rays, own, n_used=n_used)
-    return _launch_logits(
-        positions, directions.contiguous(), ray_indices.contiguous(), table=table, layout=layout, weights=own,
-        n_used=n_used,
-    )  # fmt: skip
-
-
-def _logits_case(features: int, dtype: str = "fp16", operand: Any = tl.float16) -> CompileCase:
-    pointers = {"p_x": dtype, "p_directions": "fp32", "p_rays": "i32", "p_raw": "fp32", "p_used": "i32"}
-    pointers |= {f"p_w{j}": "fp32" for j in range(1, 6)}
-    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"n": "i32"}
-    constexprs: dict[str, Any] = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "EVEN": True}
-    constexprs |= {"DS": 16, "DF": 16, "DH": 64, "PS": 16, "PF": 16, "PH": 64, "T": operand, "PRECISION": "tf32"}
-    constexprs |= {"BLOCK": BLOCK}
-    return CompileCase(_logits_kernel, signature, constexprs, WARPS, STAGES, name=f"networks-{dtype}-{features}")
+    if positions.shape[0] == 0:
+        return torch.empty(0, 4, dtype=torch.float32, device=table.device)
+    x = _encode_used(positions, table, layout, n_used)
+    return forward(x, directions.contiguous(), ray_indices.contiguous(), own, n_used, False, loose=True)[0]
 
 
 def _encode_case(features: int) -> CompileCase:
-    pointers = {"p_positions": "fp32", "p_table": "fp16", "p_out": "fp16", "p_levels": "i32", "p_scales": "fp32"}
-    signature = {name: f"*{kind}" for name, kind in (pointers | {"p_used": "i32"}).items()}
-    signature |= {"n": "i32", "stride_xc": "i32"}
     shape = {"LEVELS": 32 // features, "F": features, "BLOCK": ENCODE_BLOCK, "stride_xn": 1}
-    return CompileCase(_encode_kernel, signature, shape, ENCODE_WARPS, name=f"{features}")
+    return CompileCase(
+        _encode_kernel, "*fp16 p_table p_out, *i32 p_levels p_used", shape, ENCODE_WARPS, name=f"{features}"
+    )
 
 
 COMPILE_CASES = [_encode_case(2), _encode_case(4)]
-TENSOR_CORE_CASES += [_logits_case(4), _logits_case(2), _logits_case(4, "bf16", tl.bfloat16)]
 
 
 class _NgpQuery(torch.autograd.Function):
@@ -614,14 +522,6 @@ LIST_BLOCK = 512
 LONG = 48  # samples of a ray that is begun early
 THICK = tl.constexpr(OPAQUE)  # more would only cost digits in sums
 HEADER = 16  # bytes before the flags, zeroed with them: the counters n_long, n_short, n_taken
-
-
-@triton.jit
-def _cells(x, scale):
-    """Cell and fraction [LEVELS, BLOCK] of coordinates (BLOCK,) at all scales (LEVELS,)."""
-    p = clamp_unit(x)[None, :] * scale[:, None] + 0.5
-    cell = p.to(tl.int32)
-    return cell, p - cell.to(tl.float32)
 
 
 @triton.jit
@@ -709,9 +609,9 @@ def _encode_points(
     nodes = tl.load(p + 1, mask=m_level, other=0)[:, None]
     hash_mask = tl.load(p + 2, mask=m_level, other=0)[:, None]
     scale = tl.load(p_scales + i_level, mask=m_level, other=0.0)
-    ix, fx = _cells(x, scale)
-    iy, fy = _cells(y, scale)
-    iz, fz = _cells(z, scale)
+    ix, fx = cell_of(x[None, :], scale[:, None])
+    iy, fy = cell_of(y[None, :], scale[:, None])
+    iz, fz = cell_of(z[None, :], scale[:, None])
     m_entry = (m_level[:, None] & m[None, :])[:, :, None]
     p_level = p_table + offset[:, None, None]
     b_pair = tl.zeros([ROWS, BLOCK, 2 * F], tl.float32)
@@ -813,8 +713,9 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
     origins, directions = origins.detach().float().contiguous(), directions.detach().float().contiguous()
     if not fits(field.weights, field.table.dtype, origins.device):
         positions = sample_positions(origins, directions, samples, aabb=field.aabb)
-        logits = ngp_density(positions, field.table, field.layout, field.weights, n_used=samples.n_samples)
-        density = logits.clamp(max=MAX_LOGIT).exp()
+        density = ngp_density_logits(
+            positions, field.table, field.layout, field.weights, n_used=samples.n_samples, exponential=True
+        )
         keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
         if thinning is None:
             return keep
@@ -824,34 +725,17 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
 
 
 def _visibility_case(features: int, dtype: str = "fp16", hidden: int = 64, *, thin: bool = False) -> CompileCase:
-    floats = ("p_origins", "p_directions", "p_starts", "p_ends", "p_scales", "p_w1", "p_w2", "p_alpha_thre")
-    signature: dict[str, str | tuple[str, ...]] = dict.fromkeys(floats, "*fp32")
-    signature |= {"p_counters": "*i32", "p_list": "*i32", "p_table": f"*{dtype}", "p_levels": "*i32"}
-    signature |= {"n_rays": "i32", "box": ("fp32",) * 6, "limit": "fp32", "alpha_thre": "fp32"}
     operand = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype]
-    constexprs = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "DH": hidden, "PH": hidden}
-    constexprs |= {"T": operand, "PRECISION": "tf32", "SLOTS": SLOTS, "STEPS": STEPS, "MAX_LOGIT": MAX_LOGIT}
+    shape = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "DH": hidden, "PH": hidden}
+    shape |= {"T": operand, "PRECISION": "tf32", "SLOTS": SLOTS, "STEPS": STEPS, "MAX_LOGIT": MAX_LOGIT}
+    shape |= {"p_keep": None} if thin else {"p_optical": None}
+    types = f"*{dtype} p_table, *i32 p_counters p_list p_levels, *u8 p_keep, fp32x6 box"
     name = f"visible-{dtype}-{features}-{hidden}{'-thin' if thin else ''}"
-    if thin:
-        return CompileCase(
-            _visible_kernel,
-            signature | {"p_optical": "*fp32"},
-            constexprs | {"p_keep": None},
-            VISIBILITY_WARPS,
-            name=name,
-        )
-    return CompileCase(
-        _visible_kernel, signature | {"p_keep": "*u8"}, constexprs | {"p_optical": None}, VISIBILITY_WARPS, name=name
-    )
+    return CompileCase(_visible_kernel, types, shape, VISIBILITY_WARPS, name=name)
 
 
-_LIST = {"p_offsets": "*i32", "p_counters": "*i32", "p_list": "*i32", "n_rays": "i32"}
-COMPILE_CASES += [CompileCase(_list_kernel, _LIST, {"LONG": LONG, "BLOCK": LIST_BLOCK}, 4)]
+COMPILE_CASES += [CompileCase(_list_kernel, "*i32 p_offsets p_counters p_list", {"LONG": LONG, "BLOCK": LIST_BLOCK}, 4)]
 TENSOR_CORE_CASES += [
-    _visibility_case(2),
-    _visibility_case(4),
-    _visibility_case(4, "bf16"),
-    _visibility_case(4, "fp32"),
-    _visibility_case(4, hidden=128),
-    _visibility_case(4, thin=True),
+    *(_visibility_case(2), _visibility_case(4), _visibility_case(4, "bf16"), _visibility_case(4, "fp32")),
+    *(_visibility_case(4, hidden=128), _visibility_case(4, thin=True)),
 ]

@@ -28,6 +28,7 @@ from .._triton import (
     TAIL_BLOCK,
     CompileCase,
     check_kernel_float,
+    ray_grid,
     ray_programs,
     ray_tile,
     shift_right,
@@ -120,17 +121,6 @@ def fit_offsets(
         GROUP=GROUP, BLOCK=FIT_BLOCK, WIDE=WIDE, num_warps=8,
     )  # fmt: skip
     return offsets, kept
-
-
-COMPILE_CASES = [
-    CompileCase(
-        _fit_kernel,
-        dict.fromkeys(("p_counts", "p_sums", "p_offsets", "p_kept", "p_limit"), "*i32")
-        | {"n_rays": "i32", "capacity": "i32"},
-        {"GROUP": GROUP, "BLOCK": FIT_BLOCK, "WIDE": WIDE},
-        num_warps=8,
-    )
-]
 
 
 OCTAVE = tl.constexpr(PER_OCTAVE)
@@ -274,9 +264,8 @@ class _Sum(torch.autograd.Function):
         n_rays, n_channels = offsets.shape[0] - 1, values.shape[1]
         out = torch.empty(n_rays, n_channels, dtype=torch.float32, device=values.device)
         if out.numel():
-            tile = tile_for(values.shape[0], n_rays)
+            tile, programs = ray_grid(values.shape[0], n_rays, values.device)
             channels = min(CHANNELS, next_power_of_2(n_channels))
-            programs = ray_programs(cdiv(n_rays, tile["RAYS"]), values.device)
             _sum_kernel[(programs, cdiv(n_channels, channels))](
                 values, offsets, out, n_rays, n_channels, *values.stride(), CHANNELS=channels, **tile, num_warps=1
             )
@@ -291,8 +280,7 @@ class _Sum(torch.autograd.Function):
         grad = torch.empty(ctx.shape, dtype=ctx.dtype, device=offsets.device)
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
         if grad.numel():
-            tile = tile_for(n_rows, n_rays)
-            programs = ray_programs(cdiv(n_rays, tile["RAYS"]), grad.device)
+            tile, programs = ray_grid(n_rows, n_rays, grad.device)
             channels = min(CHANNELS, next_power_of_2(n_channels))
             _spread_kernel[(programs + tail_programs(n_rows), cdiv(n_channels, channels))](
                 grad_out, offsets, grad, n_rays, n_rows, programs, n_channels, *grad_out.stride(), *grad.stride(),
@@ -320,8 +308,7 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dty
     n_rows, n_rays = values.shape[0], offsets.shape[0] - 1
     out = torch.empty(n_rows, dtype=dtype, device=values.device)
     if n_rows:
-        tile = tile_for(n_rows, n_rays)
-        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), values.device)
+        tile, programs = ray_grid(n_rows, n_rays, values.device)
         _cumsum_kernel[(programs + tail_programs(n_rows),)](
             values, offsets, out, n_rays, n_rows, programs, values.stride(0),
             EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
@@ -368,30 +355,27 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
 
 
-def _cases() -> list[CompileCase]:
-    sizes = {"p_offsets": "*i32", "n_rays": "i32"}
-    rows = {"n_rows": "i32", "ray_programs": "i32"}
-    strides = {"n_channels": "i32", "stride_row": "i32", "stride_channel": "i32"}
-    out_strides = {"stride_out": "i32", "stride_out_channel": "i32"}
-    new = {"p_new_starts": "*fp32", "p_new_ends": "*fp32", "p_new_rays": "*i32", "p_new_offsets": "*i32"}
-    cases = []
-    for rays, steps in ((4, 8), (1, 32)):
-        tile = {"RAYS": rays, "STEPS": steps}
-        tails = {**tile, "TAIL": TAIL_BLOCK}
-        name = f"{rays}x{steps}"
-        sums = {"p_values": "*fp16", "p_out": "*fp32", **sizes, **strides}
-        cases.append(CompileCase(_sum_kernel, sums, {"CHANNELS": CHANNELS, **tile}, name=name))
-        spread = {"p_grad_out": "*fp32", "p_grad": "*fp16", **sizes, **rows, **strides, **out_strides}
-        cases.append(CompileCase(_spread_kernel, spread, {"CHANNELS": CHANNELS, **tails}, name=name))
-        scan = {"p_values": "*fp32", "p_out": "*fp32", "stride": "i32", **sizes, **rows}
-        cases.append(CompileCase(_cumsum_kernel, scan, {"EXCLUSIVE": True, "REVERSE": True, **tails}, name=name))
-        count = {"p_keep": "*u8", "p_counts": "*i32", "p_sums": "*i32", **sizes}
-        cases.append(CompileCase(_count_kernel, count, {"GROUP": GROUP, "STEPS": steps}, name=name))
-        move = {"p_starts": "*fp32", "p_ends": "*fp32", "p_keep": "*u8", **sizes, **rows, **new}
-        for codes in (False, True):
-            options = {"CODES": codes, **tails}
-            cases.append(CompileCase(_compact_kernel, move, options, name=f"{name}{'-codes' if codes else ''}"))
-    return cases
+def _cases(rays: int, steps: int) -> list[CompileCase]:
+    types = "*i32 p_offsets p_counts p_sums p_new_rays p_new_offsets, *u8 p_keep, i32 ray_programs"
+    tile, name = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}, f"{rays}x{steps}"
+    scan, sums = {"EXCLUSIVE": True, "REVERSE": True, **tile}, {"CHANNELS": CHANNELS, **tile}
+    return [
+        CompileCase(_sum_kernel, f"{types}, *fp16 p_values", sums, name=name),
+        CompileCase(_spread_kernel, f"{types}, *fp16 p_grad", sums, name=name),
+        CompileCase(_cumsum_kernel, types, scan, name=name),
+        CompileCase(_count_kernel, types, {"GROUP": GROUP, "STEPS": steps}, name=name),
+        CompileCase(_compact_kernel, types, {"CODES": False, **tile}, name=name),
+        CompileCase(_compact_kernel, types, {"CODES": True, **tile}, name=f"{name}-codes"),
+    ]
 
 
-COMPILE_CASES += _cases()
+COMPILE_CASES = [
+    *_cases(4, 8),
+    *_cases(1, 32),
+    CompileCase(
+        _fit_kernel,
+        "*i32 p_counts p_sums p_offsets p_kept p_limit, i32 capacity",
+        {"GROUP": GROUP, "BLOCK": FIT_BLOCK, "WIDE": WIDE},
+        num_warps=8,
+    ),
+]

@@ -12,21 +12,13 @@ from torch import Tensor
 
 from ..random import Stream
 from ..random.reference import random_uniform
-from . import WORD, PixelGuide, PixelMask, PixelPool
+from . import WORD, PixelGuide, PixelMask
 
 BITS = 24  # of a float32 uniform
 
 
 def choose_pixels(
-    offsets: Tensor,
-    widths: Tensor,
-    n_rays: int,
-    *,
-    mask: PixelMask | None,
-    guide: PixelGuide | None,
-    seed: int,
-    step: int | Tensor,
-    first: int,
+    offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     uniform = random_uniform(
         n_rays, columns=4, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=offsets.device
@@ -99,17 +91,7 @@ def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tenso
     return (uniform - 0.5) * spread
 
 
-def draw_pixels(
-    pool: PixelPool,
-    n_rays: int,
-    *,
-    seed: int,
-    step: int | Tensor,
-    first: int,
-    indices: Tensor | None,
-    spread: float,
-    strata: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pixel = indices
     if pixel is None:
         n_pixels, device = pool.pixels.shape[0], pool.pixels.device

@@ -140,14 +140,18 @@ def _search_steps(n: int) -> int:
     return max(1, (n - 1).bit_length() + 1)
 
 
+def _draw_arguments(seed: int, step: int | Tensor, first: int) -> tuple[Tensor | None, tuple[int, ...]]:
+    """Of `philox`: the step on the device or None, and step, stream, both words of the seed and the first index."""
+    on_device = isinstance(step, Tensor)
+    words = (0 if on_device else signed_word(int(step)), int(Stream.PIXELS), signed_word(seed), signed_word(seed >> 32))
+    return step if on_device else None, (*words, first)
+
+
 def choose_pixels(
     offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     device, n_images = offsets.device, widths.shape[0]
-    on_device = isinstance(step, Tensor)
-    p_step = step if on_device else None
-    numbers = (0 if on_device else signed_word(int(step)), int(Stream.PIXELS))
-    numbers += (signed_word(seed), signed_word(seed >> 32), first)
+    p_step, numbers = _draw_arguments(seed, step, first)
     pixels = torch.empty(n_rays, dtype=torch.int64, device=device)
     weights = tiles = None
     if guide is not None:
@@ -171,23 +175,6 @@ def choose_pixels(
     else:
         _uniform_kernel[grid](offsets, p_step, pixels, n_rays, n_images, *numbers, BLOCK=BLOCK)
     return pixels, weights, tiles
-
-
-def _cases() -> list[CompileCase]:
-    numbers = dict.fromkeys(_DRAW, "i32")
-    masked = {"p_words": "*i64", "p_before": "*i64", "p_step": "*i64", "p_pixels": "*i64", "n_words": "i32"}
-    guided = dict.fromkeys(("p_words", "p_ends", "p_first_tiles", "p_offsets", "p_widths", "p_step"), "*i64")
-    guided |= {"p_pixels": "*i64", "p_weights": "*fp32", "p_tiles": "*i64"}
-    uniform = {"p_offsets": "*i64", "p_step": "*i64", "p_pixels": "*i64", "n_images": "i32"}
-    steps = {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": BLOCK}
-    return [
-        CompileCase(_masked_kernel, masked | numbers, {"STEPS": 22, "BLOCK": BLOCK}, num_warps=4),
-        CompileCase(_guided_kernel, guided | dict.fromkeys(_GUIDED, "i32"), steps, num_warps=4),
-        CompileCase(_uniform_kernel, uniform | numbers, {"BLOCK": BLOCK}, num_warps=4),
-    ]
-
-
-COMPILE_CASES = _cases()
 
 
 @launchable(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
@@ -270,49 +257,14 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
     images = torch.empty(n_rays, dtype=torch.int64, device=device)
     if n_rays:
         n_images = pool.widths.shape[0]
-        on_device = isinstance(step, Tensor)
+        p_step, numbers = _draw_arguments(seed, step, first)
         _draw_kernel[(cdiv(n_rays, BLOCK),)](
-            pool.pixels,
-            pool.offsets,
-            pool.widths,
-            pool.poses.contiguous(),
-            pool.intrinsics.contiguous(),
-            step if on_device else None,
-            indices,
-            origins,
-            directions,
-            rgba,
-            images,
-            n_rays,
-            pool.pixels.shape[0],
-            n_images,
-            0 if on_device else signed_word(int(step)),
-            int(Stream.PIXELS),
-            signed_word(seed),
-            signed_word(seed >> 32),
-            first,
-            spread,
-            DRAWN=indices is None or spread > 0.0,
-            STRATA=strata,
-            SPREAD=spread > 0.0,
-            CHANNELS=channels,
-            SEARCH_STEPS=max(1, (n_images - 1).bit_length() + 1),
-            BLOCK=BLOCK,
-        )
+            pool.pixels, pool.offsets, pool.widths, pool.poses.contiguous(), pool.intrinsics.contiguous(), p_step,
+            indices, origins, directions, rgba, images, n_rays, pool.pixels.shape[0], n_images, *numbers, spread,
+            DRAWN=indices is None or spread > 0.0, STRATA=strata, SPREAD=spread > 0.0, CHANNELS=channels,
+            SEARCH_STEPS=_search_steps(n_images), BLOCK=BLOCK,
+        )  # fmt: skip
     return origins, directions, rgba, images
-
-
-_WORDS = dict.fromkeys(("n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"), "i32")
-_POINTERS = {"p_pixels": "*u8", "p_offsets": "*i64", "p_widths": "*i64", "p_poses": "*fp32", "p_intrinsics": "*fp32"}
-_POINTERS |= {"p_step": "*i64", "p_origins": "*fp32", "p_directions": "*fp32", "p_rgba": "*fp32", "p_images": "*i64"}
-_WORDS |= {"spread": "fp32"}
-_SIZES = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "DRAWN": True, "SPREAD": False, "STRATA": 1}
-_CHOSEN = _POINTERS | {"p_indices": "*i64"} | _WORDS
-COMPILE_CASES += [
-    CompileCase(_draw_kernel, _POINTERS | _WORDS, {"p_indices": None, **_SIZES}, num_warps=4, name="drawn"),
-    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"DRAWN": False}, num_warps=4, name="chosen"),
-    CompileCase(_draw_kernel, _CHOSEN, _SIZES | {"SPREAD": True, "STRATA": 2}, num_warps=4, name="spread"),
-]
 
 
 RAYS_BLOCK = 256
@@ -348,11 +300,19 @@ def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Ten
     return origins, directions
 
 
-COMPILE_CASES += [
-    CompileCase(
-        _rays_kernel,
-        {"p_camera": "*fp32", "p_origins": "*fp32", "p_directions": "*fp32", "n_rays": "i32", "width": "i32"},
-        {"BLOCK": RAYS_BLOCK},
-        num_warps=4,
-    )
-]
+def _cases() -> list[CompileCase]:
+    types = "*i64 p_words p_before p_ends p_first_tiles p_offsets p_widths p_step p_pixels p_tiles p_indices p_images, "
+    types += "i32 step stream seed_low seed_high first side"
+    draw, bytes_ = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "STRATA": 1}, f"{types}, *u8 p_pixels"
+    return [
+        CompileCase(_masked_kernel, types, {"STEPS": 22, "BLOCK": BLOCK}, 4),
+        CompileCase(_guided_kernel, types, {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": BLOCK}, 4),
+        CompileCase(_uniform_kernel, types, {"BLOCK": BLOCK}, 4),
+        CompileCase(_draw_kernel, bytes_, draw | {"p_indices": None, "DRAWN": True, "SPREAD": False}, 4, name="drawn"),
+        CompileCase(_draw_kernel, bytes_, draw | {"DRAWN": False, "SPREAD": False}, 4, name="chosen"),
+        CompileCase(_draw_kernel, bytes_, draw | {"DRAWN": True, "SPREAD": True, "STRATA": 2}, 4, name="spread"),
+        CompileCase(_rays_kernel, "i32 width", {"BLOCK": RAYS_BLOCK}, 4),
+    ]
+
+
+COMPILE_CASES = _cases()

@@ -47,6 +47,11 @@ def fold_unit(x, y, z, FOLD: tl.constexpr):
 BOX_BLOCK = 256
 
 
+def unit_box(aabb: Aabb | None) -> tuple[float, ...]:
+    """Low and 1 / size of the box that becomes [0, 1]^3."""
+    return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+
+
 @triton.jit
 def slab(origin, direction, low, high):
     """t where a ray enters and leaves the space between two parallel faces."""
@@ -109,39 +114,14 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
     return t_min, t_max
 
 
-COMPILE_CASES = [
-    CompileCase(
-        _aabb_kernel,
-        {"p_origins": "*fp32", "p_directions": "*fp32", "p_t_min": "*fp32", "p_t_max": "*fp32", "n_rays": "i32"}
-        | dict.fromkeys(("stride_origins", "stride_origins_axis", "stride_directions", "stride_directions_axis"), "i32")
-        | dict.fromkeys(("low_x", "low_y", "low_z", "high_x", "high_y", "high_z", "near", "far"), "fp32"),
-        {"BLOCK": BOX_BLOCK},
-        num_warps=4,
-    )
-]
-
-
 BLOCK = 512
 
 
 @launchable(do_not_specialize=["capacity"])
 def _positions_kernel(
-    p_origins,
-    p_directions,
-    p_starts,
-    p_ends,
-    p_rays,
-    p_positions,
-    capacity,
-    low_x,
-    low_y,
-    low_z,
-    scale_x,
-    scale_y,
-    scale_z,
-    FOLD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    p_origins, p_directions, p_starts, p_ends, p_rays, p_positions, capacity,
+    low_x, low_y, low_z, scale_x, scale_y, scale_z, FOLD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     i_sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_sample = i_sample < capacity
     b_middle = 0.5 * (
@@ -166,17 +146,9 @@ def _launch(
     positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
     if capacity:
         _positions_kernel[(cdiv(capacity, BLOCK),)](
-            origins.contiguous(),
-            directions.contiguous(),
-            samples.t_starts,
-            samples.t_ends,
-            samples.ray_indices,
-            positions,
-            capacity,
-            *box,
-            FOLD=FOLDS[contraction],
-            BLOCK=BLOCK,
-        )
+            origins.contiguous(), directions.contiguous(), samples.t_starts, samples.t_ends, samples.ray_indices,
+            positions, capacity, *box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
+        )  # fmt: skip
     return positions.t()
 
 
@@ -192,13 +164,8 @@ class _SamplePositions(torch.autograd.Function):
         samples = ctx.samples
         per_sample = torch.stack([grad[:, axis].float() * ctx.box[3 + axis] for axis in range(3)], dim=-1)
         along = per_sample * samples.midpoints()[:, None]
-        return (
-            packed_sum(per_sample.contiguous(), samples.offsets),
-            packed_sum(along.contiguous(), samples.offsets),
-            None,  # samples
-            None,  # box
-            None,  # contraction: there is none where gradients are asked for
-        )
+        grads = (packed_sum(value.contiguous(), samples.offsets) for value in (per_sample, along))
+        return *grads, None, None, None  # samples, box, contraction: there is none where gradients are asked for
 
 
 def sample_positions(
@@ -206,20 +173,15 @@ def sample_positions(
 ) -> Tensor:
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
-    box = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+    box = unit_box(aabb)
     rays = origins.float(), directions.float()
     return _SamplePositions.apply(*rays, samples, box, contraction)  # type: ignore[no-any-return]
 
 
-_FLOATS = dict.fromkeys(("low_x", "low_y", "low_z", "scale_x", "scale_y", "scale_z"), "fp32")
-_POINTERS = dict.fromkeys(("p_origins", "p_directions", "p_starts", "p_ends", "p_positions"), "*fp32")
-COMPILE_CASES += [
-    CompileCase(
-        _positions_kernel,
-        {**_POINTERS, "p_rays": "*i32", "capacity": "i32", **_FLOATS},
-        {"FOLD": fold, "BLOCK": BLOCK},
-        num_warps=4,
-        name=contraction,
-    )
-    for contraction, fold in FOLDS.items()
+COMPILE_CASES = [
+    CompileCase(_aabb_kernel, "", {"BLOCK": BOX_BLOCK}, num_warps=4),
+    *(
+        CompileCase(_positions_kernel, "*i32 p_rays, i32 capacity", {"FOLD": fold, "BLOCK": BLOCK}, 4, name=contraction)
+        for contraction, fold in FOLDS.items()
+    ),
 ]

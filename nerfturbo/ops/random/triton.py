@@ -60,53 +60,33 @@ def _random_kernel(
         _store(p_out, i * COLUMNS + 3, w3, m, UNIFORM)
 
 
-def _launch(
-    out: Tensor, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, uniform: bool
-) -> Tensor:
+def _launch(out, *, columns, seed, stream, step, first, uniform) -> Tensor:
     n = out.shape[0]
     if n:
         on_device = isinstance(step, Tensor)
         _random_kernel[(cdiv(n, BLOCK),)](
-            out,
-            step if on_device else None,
-            n,
-            first,
-            0 if on_device else signed_word(step),
-            signed_word(stream),
-            signed_word(seed),
-            signed_word(seed >> 32),
-            COLUMNS=columns,
-            UNIFORM=uniform,
-            BLOCK=BLOCK,
-        )
+            out, step if on_device else None, n, first, 0 if on_device else signed_word(step), signed_word(stream),
+            signed_word(seed), signed_word(seed >> 32), COLUMNS=columns, UNIFORM=uniform, BLOCK=BLOCK,
+        )  # fmt: skip
     return out
 
 
-def random_bits(
-    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
+def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
     out = torch.empty(n, columns, dtype=torch.int32, device=device)
     return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=False)
 
 
-def random_uniform(
-    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
+def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
     out = torch.empty(n, columns, dtype=torch.float32, device=device)
     return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=True)
 
 
-_WORDS = dict.fromkeys(("n", "first", "step", "stream", "seed_low", "seed_high"), "i32")
+_WORDS = "*i64 p_step, i32 first step stream seed_low seed_high"
 COMPILE_CASES = [
+    CompileCase(_random_kernel, _WORDS, {"COLUMNS": 4, "UNIFORM": True, "BLOCK": BLOCK}, num_warps=4),
     CompileCase(
         _random_kernel,
-        {"p_out": "*fp32", "p_step": "*i64", **_WORDS},
-        {"COLUMNS": 4, "UNIFORM": True, "BLOCK": BLOCK},
-        num_warps=4,
-    ),
-    CompileCase(
-        _random_kernel,
-        {"p_out": "*i32", **_WORDS},
+        f"{_WORDS}, *i32 p_out",
         {"p_step": None, "COLUMNS": 1, "UNIFORM": False, "BLOCK": BLOCK},
         num_warps=4,
         name="host step",

@@ -136,19 +136,7 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     return _SphericalHarmonics.apply(directions, degree)
 
 
-_STRIDES = {"n": "i32", "stride_row": "i32", "stride_axis": "i32"}
 COMPILE_CASES = [
-    CompileCase(
-        _forward_kernel,
-        {"p_directions": "*fp32", "p_out": "*fp32", **_STRIDES},
-        {"DEGREE": 4, "BLOCK": BLOCK},
-        num_warps=4,
-    ),
-    CompileCase(
-        _backward_kernel,
-        {"p_directions": "*fp32", "p_grad_out": "*fp32", "p_grad": "*fp32", **_STRIDES}
-        | {"stride_grad": "i32", "stride_grad_axis": "i32"},
-        {"DEGREE": 4, "BLOCK": BLOCK},
-        num_warps=4,
-    ),
+    CompileCase(_forward_kernel, "", {"DEGREE": 4, "BLOCK": BLOCK}, num_warps=4),
+    CompileCase(_backward_kernel, "", {"DEGREE": 4, "BLOCK": BLOCK}, num_warps=4),
 ]

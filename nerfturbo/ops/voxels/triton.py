@@ -317,34 +317,7 @@ def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_us
     return out
 
 
-def _case(kernel: Any, name: str, dtype: str, n_basis: int) -> CompileCase:
-    width = (3 * n_basis + 3) // 4 * 4
-    pointers = dict.fromkeys(["p_positions", "p_basis", "p_density", "p_grad", "p_out", "p_found_inf"], "*fp32")
-    pointers |= dict.fromkeys(["p_ddensity", "p_dcolor", "p_dbasis"], "*fp32") | {"p_color": f"*{dtype}"}
-    pointers |= dict.fromkeys(["p_rays", "p_blocks", "p_rows", "p_used"], "*i32")
-    numbers = dict.fromkeys(["n", "resolution", "side"], "i32") | {"empty": "fp32"}
-    constexprs = {"K": n_basis, "C": width, "PC": next_power_of_2(width)}
-    constexprs |= {"BLOCK": DENSITY_BLOCK if kernel is _density_kernel else BLOCK}
-    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18}
-    if kernel is _density_kernel:
-        for stride in ("stride_xn", "stride_xc"):
-            constexprs.pop(stride)
-            numbers[stride] = "i32"
-    has = set(kernel.arg_names)
-    signature = {key: kind for key, kind in (pointers | numbers).items() if key in has}
-    constexprs = {key: value for key, value in constexprs.items() if key in has}
-    return CompileCase(kernel, signature, constexprs, WARPS, name=f"{name}-{dtype}-{n_basis}")
-
-
-COMPILE_CASES = [
-    _case(_forward_kernel, "forward", "fp16", 9),
-    _case(_backward_kernel, "backward", "fp16", 9),
-    _case(_inputs_kernel, "inputs", "fp16", 9),
-    _case(_density_kernel, "density", "fp32", 9),
-]
-
-
-VARIATION_BLOCK, WARPS = 32, 4
+VARIATION_BLOCK = 32
 
 
 @triton.jit
@@ -464,16 +437,15 @@ def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tens
     return _Variation.apply(density, color, index, nodes, chosen.contiguous(), n_basis, sink)
 
 
-def _variation_case(kernel: Any, name: str, width: int, channels: int) -> CompileCase:
-    pointers = dict.fromkeys(["p_table", "p_out", "p_factor", "p_grad"], "*fp32")
-    pointers |= {"p_chosen": "*i64"} | dict.fromkeys(["p_nodes", "p_blocks", "p_rows"], "*i32")
-    numbers = dict.fromkeys(["n", "resolution", "side"], "i32") | {"floor": "fp32"}
-    signature = {key: kind for key, kind in (pointers | numbers).items() if key in kernel.arg_names}
-    constexprs = {"C": width, "PC": next_power_of_2(width), "CHANNELS": channels, "BLOCK": VARIATION_BLOCK}
-    return CompileCase(kernel, signature, constexprs, WARPS, name=f"{name}-{width}")
-
-
-COMPILE_CASES += [
-    _variation_case(_measure_kernel, "measure", 28, 27),
-    _variation_case(_spread_kernel, "spread", 28, 27),
+_TYPES = "*i32 p_rays p_blocks p_rows p_used p_nodes, *i64 p_chosen, i32 resolution side"
+_WIDTHS = {"K": 9, "C": 28, "PC": 32, "CHANNELS": 27}
+_STRIDES = {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18, "BLOCK": BLOCK}
+COMPILE_CASES = [
+    *(
+        CompileCase(kernel, f"{_TYPES}, *fp16 p_color", _WIDTHS | _STRIDES, WARPS)
+        for kernel in (_forward_kernel, _backward_kernel, _inputs_kernel)
+    ),
+    CompileCase(_density_kernel, _TYPES, {"BLOCK": DENSITY_BLOCK}, WARPS),
+    CompileCase(_measure_kernel, _TYPES, _WIDTHS | {"BLOCK": VARIATION_BLOCK}, WARPS),
+    CompileCase(_spread_kernel, _TYPES, _WIDTHS | {"BLOCK": VARIATION_BLOCK}, WARPS),
 ]
