@@ -63,7 +63,8 @@ class DynamicNGP(nn.Module):
         coarse, fine = _split(config, GUIDE_LEVELS if config.follow != "features" else config.n_levels)
         n_levels = (config.motion_resolution // COARSEST).bit_length()
         self.finest = max(COARSEST, config.motion_resolution, TIME_RESOLUTION)
-        over_time = HashLayout(n_levels, MOTION_FEATURES, config.motion_log2_entries, COARSEST, self.finest)
+        coarsest = COARSEST if n_levels > 1 else self.finest
+        over_time = HashLayout(n_levels, MOTION_FEATURES, config.motion_log2_entries, coarsest, self.finest)
         self.encoding = HashGrid(coarse, generator=generator)
         self.fine_encoding = None if fine is None else HashGrid(fine, generator=generator)
         self.motion_grids = nn.ModuleList(HashGrid(over_time, generator=generator) for _ in TRIPLES)

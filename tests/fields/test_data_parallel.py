@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import replicate
 
-from nerfturbo.config import FieldConfig
+from nerfturbo.config import VanillaConfig
 from nerfturbo.fields import InstantNGP, VanillaNeRF
 from nerfturbo.training import Trainer
 from nerfturbo.types import Aabb
@@ -42,11 +42,11 @@ def test_replicas_of_a_trained_field_read_their_own_parameters() -> None:
     trainer.fit()
     field = trainer.model.field
     assert isinstance(field, InstantNGP)
-    field.half_table = torch.full_like(field.encoding.table, torch.nan)  # on another device, say
+    field.encoding.half = torch.full_like(field.encoding.table, torch.nan)  # on another device, say
     one, other = replicate(field, [0, 1])
     with torch.no_grad():
         found = [replica(*points()) for replica in (one, other)]
-        field.half_table = None
+        field.encoding.half = None
         for rgb, density in found:
             assert torch.equal(rgb, field(*points())[0]) and torch.equal(density, field(*points())[1])
         other.encoding.table.zero_()
@@ -55,7 +55,7 @@ def test_replicas_of_a_trained_field_read_their_own_parameters() -> None:
 
 @pytest.mark.usefixtures("copies_on_the_cpu")
 def test_replicas_of_the_original_nerf() -> None:
-    field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=16, depth=6))
+    field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=16, depth=6))
     with torch.no_grad():
         for replica in replicate(field, [0, 1]):
             assert torch.equal(replica(*points())[0], field(*points())[0])

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.config import FieldConfig, MotionConfig
+from nerfturbo.config import DynamicNgpConfig, FieldConfig, VanillaConfig
 from nerfturbo.errors import InputError
-from nerfturbo.fields import DeformedNeRF, DynamicNGP, Field, RayField, TimeNeRF, build_field
-from nerfturbo.fields.field import RegularizedField
+from nerfturbo.fields import DeformedNeRF, DynamicNGP, Field, TimeNeRF, build_field, ngp_time
+from nerfturbo.fields.field import offers
 from nerfturbo.fields.vanilla import from_the_start
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.composite import visibility
@@ -18,10 +18,19 @@ from nerfturbo.types import Aabb, PackedSamples, Rays
 
 BOX = Aabb.cube(1.5)
 DEEP = {"width": 32, "depth": 6}
-HASH = {"n_levels": 4, "n_features": 2, "log2_entries": 10, "base_resolution": 4, "max_resolution": 64, "width": 16}
-MOTION = MotionConfig(follow="both", n_levels=3, log2_entries=9, max_resolution=16, time_resolution=8)
-KINDS = {"tnerf": FieldConfig(kind="tnerf", **DEEP), "dnerf": FieldConfig(kind="dnerf", **DEEP)}
-KINDS |= {"ngp-time": FieldConfig(kind="ngp-time", **HASH)}
+HASH = {"n_levels": 4, "n_features": 2, "log2_entries": 10, "max_resolution": 64, "width": 16}
+NGP_TIME = DynamicNgpConfig(follow="both", motion_log2_entries=9, motion_resolution=32, **HASH)
+KINDS: dict[str, FieldConfig] = {
+    "tnerf": VanillaConfig(motion="time", **DEEP),
+    "dnerf": VanillaConfig(motion="deform", **DEEP),
+    "ngp-time": NGP_TIME,
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngp_time, "TIME_RESOLUTION", 8)
+    monkeypatch.setattr(ngp_time, "GUIDE_LEVELS", 2)
 
 
 def inputs(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -30,10 +39,9 @@ def inputs(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.rand(n, 3, generator=draw) * 2.8 - 1.4, directions, torch.rand(n, generator=draw)
 
 
-def awake(kind: str, motion: MotionConfig = MOTION, guide: int = 2) -> TimeNeRF | DeformedNeRF | DynamicNGP:
+def awake(kind: str, config: FieldConfig | None = None) -> TimeNeRF | DeformedNeRF | DynamicNGP:
     """A field as training leaves it: features of size 1 and displacements that move points."""
-    motion = replace(motion, guide_levels=guide)
-    field = build_field(KINDS[kind], BOX, motion=motion)
+    field = build_field(config or KINDS[kind], BOX)
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in field.named_parameters():
@@ -48,7 +56,7 @@ def awake(kind: str, motion: MotionConfig = MOTION, guide: int = 2) -> TimeNeRF 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [0, 1, 33])
 def test_shapes_and_ranges(kind: str, n: int) -> None:
-    field = build_field(KINDS[kind], BOX, motion=MOTION)
+    field = build_field(KINDS[kind], BOX)
     positions, directions, times = inputs(n)
     assert isinstance(field, Field)
     rgb, density = field(positions, directions, times)
@@ -73,7 +81,7 @@ def test_time_matters_and_its_absence_is_the_beginning(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["dnerf", "ngp-time"])
 def test_the_deformation_begins_as_the_identity(kind: str) -> None:
     """At time 0 exactly, for any weights; at first almost nothing moves at any time."""
-    for field, bound in ((awake(kind), None), (build_field(KINDS[kind], BOX, motion=MOTION), 0.02)):
+    for field, bound in ((awake(kind), None), (build_field(KINDS[kind], BOX), 0.02)):
         assert isinstance(field, DeformedNeRF | DynamicNGP)
         places, _, times = inputs(64)
         assert field.displacement(places * 0.3 + 0.5, torch.zeros(64)).abs().max() == 0.0
@@ -83,7 +91,7 @@ def test_the_deformation_begins_as_the_identity(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_against_double_precision(kind: str) -> None:
+def test_gradients_against_double_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every parameter gets a gradient, and in fp32 it is that of plain torch in float64; that one is the slope."""
     field = awake(kind)
     exact = awake(kind).double()
@@ -100,7 +108,8 @@ def test_gradients_against_double_precision(kind: str) -> None:
         # Rounding of a displacement is a thousand times as large in the finest sines, and ReLUs flip.
         assert difference < (0.1 if kind == "dnerf" else 5e-3), (name, float(difference))
     if kind != "dnerf":
-        _slopes_are_gradients(awake(kind, guide=4).double(), positions, times)  # all levels guide: nothing is cut
+        monkeypatch.setattr(ngp_time, "GUIDE_LEVELS", 4)  # all levels guide: nothing is cut
+        _slopes_are_gradients(awake(kind).double(), positions, times)
 
 
 def _slopes_are_gradients(field: Field, positions: torch.Tensor, times: torch.Tensor) -> None:
@@ -122,10 +131,12 @@ def _slopes_are_gradients(field: Field, positions: torch.Tensor, times: torch.Te
     assert torch.allclose(slope, torch.as_tensor(expected), rtol=1e-3), (float(slope), float(expected))
 
 
-def test_displacements_learn_from_coarse_features_alone() -> None:
+def test_displacements_learn_from_coarse_features_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the coarse levels' features a displacement has no gradient; values do not depend on where it is cut."""
     positions, _, times = inputs(50)
-    cut, whole = awake("ngp-time", guide=2), awake("ngp-time", guide=4)
+    cut = awake("ngp-time")
+    monkeypatch.setattr(ngp_time, "GUIDE_LEVELS", 4)
+    whole = awake("ngp-time")
     assert isinstance(cut, DynamicNGP) and cut.fine_encoding is not None and cut.deform_net is not None
     assert isinstance(whole, DynamicNGP) and whole.fine_encoding is None
     assert [level.scale for grid in (cut.encoding, cut.fine_encoding) for level in grid.layout.levels] == [
@@ -141,7 +152,7 @@ def test_displacements_learn_from_coarse_features_alone() -> None:
 def test_the_prior_is_that_things_stand_still() -> None:
     """Features that differ between times cost, those that do not are free; the draw belongs to the step."""
     field = awake("ngp-time")
-    assert isinstance(field, DynamicNGP) and isinstance(field, RegularizedField)
+    assert isinstance(field, DynamicNGP) and offers(field, "regularization")
     cost, again, other = (field.regularization(step) for step in (3, torch.tensor(3), 4))
     assert cost > 0.0 and torch.equal(cost, again) and not torch.equal(cost, other)
     cost.backward()
@@ -156,8 +167,8 @@ def test_the_prior_is_that_things_stand_still() -> None:
 @pytest.mark.parametrize("follow", ["deform", "features", "both"])
 def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
     """The packed way, with unused capacity behind, gives what `forward` gives; visibility is that of density."""
-    field = awake("ngp-time", replace(MOTION, follow=follow))
-    assert isinstance(field, DynamicNGP) and isinstance(field, RayField)
+    field = awake("ngp-time", replace(NGP_TIME, follow=follow))
+    assert isinstance(field, DynamicNGP) and offers(field, "sample_density", "sample_visibility", "sample_logits")
     _, directions, times = inputs(5)
     rays = Rays(-2.0 * directions, directions, times)
     counts = torch.tensor([3, 0, 4, 2, 1])
@@ -182,18 +193,18 @@ def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
 
 
 def test_sizes_that_no_kernel_runs_are_refused() -> None:
-    with pytest.raises(InputError, match=r"field\.depth"):
-        build_field(replace(KINDS["ngp-time"], depth=2), BOX)
-    with pytest.raises(InputError, match="n_levels"):
-        build_field(KINDS["ngp-time"], BOX, motion=replace(MOTION, n_levels=0))
+    with pytest.raises(InputError, match=r"field\.n_levels"):
+        replace(NGP_TIME, n_levels=0)
+    with pytest.raises(InputError, match=r"field\.motion_resolution"):
+        replace(NGP_TIME, motion_resolution=4)
 
 
-@pytest.mark.parametrize(("space", "time"), [(16, 8), (16, 40), (4, 6)])
-def test_time_runs_to_its_end_in_cells_of_one_size(space: int, time: int) -> None:
+@pytest.mark.parametrize(("space", "time"), [(16, 8), (16, 40), (8, 6), (8, 12)])
+def test_time_runs_to_its_end_in_cells_of_one_size(space: int, time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As fast in the last cell as in the first and in between, also with more cells along time than along space:
     beyond the side of a grid its coordinates would stand still."""
-    motion = replace(MOTION, max_resolution=space, time_resolution=time, n_levels=2)
-    field = awake("ngp-time", motion)
+    monkeypatch.setattr(ngp_time, "TIME_RESOLUTION", time)
+    field = awake("ngp-time", replace(NGP_TIME, motion_resolution=space))
     assert isinstance(field, DynamicNGP)
     moments = torch.linspace(0.0, 1.0, 16 * time + 1)
     place = torch.rand(64, 3, generator=torch.Generator().manual_seed(2))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nerfturbo.config import FactorConfig, FieldConfig
+from nerfturbo.config import FactorConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import FactorField
-from nerfturbo.fields.field import AdaptiveField
+from nerfturbo.fields.field import is_adaptive
 from nerfturbo.ops import use_backend
 from nerfturbo.types import Aabb
 
@@ -23,8 +23,8 @@ def _reference() -> object:
 
 
 def make_field(sizes: tuple[int, ...] = (5, 9)) -> FactorField:
-    factor = FactorConfig(sizes, (0.5,) * (len(sizes) - 1), density_components=3, color_components=2)
-    return FactorField(Aabb.cube(1.0), FieldConfig(kind="factor", sh_degree=2, width=16), factor)
+    config = FactorConfig(sizes, (0.5,) * (len(sizes) - 1), components=(3, 2), width=16)
+    return FactorField(Aabb.cube(1.0), config)
 
 
 def points(n: int) -> Tensor:
@@ -51,7 +51,7 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 def test_nodes_stay_where_the_finer_ones_meet_them() -> None:
     field = make_field()
-    assert isinstance(field, AdaptiveField) and not field.refinement_due(0.5, 199) and field.refinement_due(0.5, 200)
+    assert is_adaptive(field) and not field.refinement_due(0.5, 199) and field.refinement_due(0.5, 200)
     steps = torch.arange(5) / 2.0 - 1.0
     nodes = torch.cartesian_prod(steps, steps, steps)
     before = field.density(nodes).detach()
@@ -69,11 +69,12 @@ def test_nodes_stay_where_the_finer_ones_meet_them() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"resolutions": (9, 5), "refine_at": (0.5,)}, "factor.resolutions: expected growing"),
-        ({"resolutions": (5, 9), "refine_at": ()}, "factor.refine_at: expected 1 growing"),
-        ({"color_components": 0}, "factor.color_components: expected a number > 0"),
+        ({"resolutions": (9, 5), "refine_at": (0.5,)}, "field.resolutions: expected growing"),
+        ({"resolutions": (5, 9), "refine_at": ()}, "field.refine_at: expected 1 growing"),
+        ({"components": (8, 0)}, "field.components: expected a whole number from 1"),
+        ({"components": (8,)}, "field.components: expected two numbers"),
     ],
 )
 def test_wrong_settings_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        FactorField(Aabb.cube(1.0), FieldConfig(kind="factor"), FactorConfig(**values))  # type: ignore[arg-type]
+        FactorConfig(**values)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from nerfturbo.sampling.grid import OccupancyGrid
 from nerfturbo.types import Aabb, Rays
 
 BOX = Aabb.cube(1.0)
-CONFIG = GridConfig(resolution=16, warmup_steps=256, moments=2, decay=0.98)
+CONFIG = GridConfig(resolution=16, moments=2, decay=0.98)
 
 
 def ball_on_its_way(positions: torch.Tensor, times: torch.Tensor) -> torch.Tensor:

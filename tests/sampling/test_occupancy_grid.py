@@ -10,7 +10,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling import OccupancyGrid
+from nerfturbo.sampling.grid import Frusta, OccupancyGrid
 from nerfturbo.types import Aabb
 
 BOX = Aabb((-1.0, -2.0, -1.0), (1.0, 2.0, 1.5))
@@ -22,7 +22,9 @@ def ball(positions: Tensor) -> Tensor:
 
 
 def make_grid(**changes: object) -> OccupancyGrid:
-    return OccupancyGrid(BOX, GridConfig(**{"resolution": 16, "warmup_steps": 64, **changes}), step_size=0.01)
+    grid = OccupancyGrid(BOX, GridConfig(**{"resolution": 16, **changes}), step_size=0.01)
+    grid.warmup_steps = 64
+    return grid
 
 
 def test_starts_full_and_learns_the_ball():
@@ -96,9 +98,8 @@ def test_cells_no_camera_sees_stay_empty():
     # A camera at z = 4 looking down -z with a narrow view sees the axis, not the sides.
     pose = torch.eye(4)[None, :3].clone()
     pose[0, 2, 3] = 4.0
-    share = grid.mark_invisible(
-        pose, torch.tensor([[100.0, 100.0]]), torch.tensor([[8.0, 8.0]]), torch.tensor([[16, 16]]), 0.1
-    )
+    frusta = Frusta(pose, torch.tensor([[100.0, 100.0]]), torch.tensor([[8.0, 8.0]]), torch.tensor([[16, 16]]))
+    share = grid.mark_invisible(frusta, 0.1)
     assert 0.5 < share < 1.0
     grid.update(0, lambda p: torch.full((p.shape[0],), 100.0))
     centres = grid.cell_positions(torch.arange(grid.n_cells))

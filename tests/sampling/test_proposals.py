@@ -10,11 +10,20 @@ import torch
 from torch import nn
 
 import nerfturbo as nt
+from nerfturbo.config import VanillaConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout
-from nerfturbo.ops.intervals import spread, unwarp, warp
-from nerfturbo.sampling import Draw, HierarchyEstimator, Histogram, RayEstimator, RaySpan, annealing, interlevel_loss
-from nerfturbo.sampling.histograms import density_weights, outer_weights, resample
+from nerfturbo.ops.intervals import interval_weights, spread, unwarp, warp
+from nerfturbo.sampling import (
+    Draw,
+    HierarchyEstimator,
+    Histogram,
+    RaySpan,
+    UniformEstimator,
+    annealing,
+    interlevel_loss,
+)
+from nerfturbo.sampling.histograms import outer_weights, resample
 from nerfturbo.types import Aabb, Rays
 
 
@@ -61,14 +70,14 @@ def test_a_span_ends_at_its_box_and_misses_are_empty():
 def test_weights_are_those_of_compositing():
     density = torch.rand(2, 5, dtype=torch.float64) * 3.0
     distances = torch.rand(2, 6, dtype=torch.float64).cumsum(-1)
-    found = density_weights(density, distances)
+    found = interval_weights(density, distances)
     for ray in range(2):
         through = 1.0
         for i in range(5):
             alpha = 1.0 - math.exp(-float(density[ray, i] * (distances[ray, i + 1] - distances[ray, i])))
             assert float(found[ray, i]) == pytest.approx(through * alpha, abs=1e-12)
             through *= 1.0 - alpha
-    assert torch.autograd.gradcheck(lambda d: density_weights(d, distances), density.requires_grad_())
+    assert torch.autograd.gradcheck(lambda d: interval_weights(d, distances), density.requires_grad_())
 
 
 def plain_interlevel(edges, weights, key_edges, key_weights) -> list[float]:
@@ -189,7 +198,7 @@ def test_proposals_learn_where_the_field_is():
 
 
 def test_a_hierarchy_adds_fine_samples_to_the_coarse_ones():
-    coarse = nt.VanillaNeRF(Aabb.cube(4.0), nt.Config().field.__class__(kind="vanilla", width=8, depth=2))
+    coarse = nt.VanillaNeRF(Aabb.cube(4.0), VanillaConfig(width=8, depth=2))
     estimator = HierarchyEstimator(coarse, n_samples=6, coarse_samples=8, span=RaySpan(near=0.1, far=4.0))
     samples = estimator.sample(rays_along_z(), draw=Draw(stratified=True, step=1))
     assert samples.n_per_ray == 14 == estimator.samples_per_ray
@@ -208,7 +217,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(InputError, match="coarse_samples"):
         nt.ProposalEstimator([Wall()], n_samples=4, coarse_samples=(8, 8), span=span)
     with pytest.raises(InputError, match="n_samples"):
-        RayEstimator(0, span)
+        UniformEstimator(0, span)
     wrong = nt.ProposalEstimator([lambda p: p], n_samples=4, coarse_samples=(8,), span=span)
     with pytest.raises(InputError, match="density"):
         wrong.sample(rays_along_z())
