@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfturbo.config import FieldConfig, GridConfig
+from nerfturbo.config import GridConfig, NgpConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
 from nerfturbo.fields import InstantNGP, VanillaNeRF
@@ -36,14 +36,14 @@ def make_grid(fraction: float = 0.3, *, levels: int = 1, resolution: int = 16, d
 
 def make_field(device: str = "cpu", *, levels: int = 1) -> InstantNGP:
     """Random, but with densities of all sizes; on a GPU with a half copy of the table, as after training."""
-    config = FieldConfig(n_levels=4, log2_entries=10, base_resolution=4, max_resolution=32, width=16)
+    config = NgpConfig(n_levels=4, log2_entries=10, max_resolution=32, width=16)
     field = InstantNGP(BOX.scaled(2.0 ** (levels - 1)), config)
     with torch.no_grad():
         field.encoding.table.normal_(generator=torch.Generator().manual_seed(3))
         field.density_net.weights[1][0] *= 4.0
     field = field.to(device)
     if device == "cuda":
-        field.half_table = field.encoding.table.detach().half()
+        field.encoding.half = field.encoding.table.detach().half()
     return field
 
 
@@ -111,7 +111,7 @@ def test_any_field(alpha_thre: float, device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_vanilla_network(device: str):
-    field = VanillaNeRF(BOX, FieldConfig(kind="vanilla", width=16, depth=2)).to(device)
+    field = VanillaNeRF(BOX, VanillaConfig(width=16, depth=2)).to(device)
     rays, grid = make_camera().image_rays(0).to(device), make_grid(device=device)
     check(render_image(field, grid, rays, height=HEIGHT, width=WIDTH), field, rays, grid)
 
@@ -225,14 +225,14 @@ def test_full_precision_on_a_gpu():
     """Without a half copy: the picture in fp32, frames from halves."""
     field, grid, cameras = make_field("cuda"), make_grid(device="cuda"), make_camera()
     half = FrameRenderer(field, grid, width=WIDTH, height=HEIGHT)
-    field.half_table = None
+    field.encoding.half = None
     rays = cameras.image_rays(0).to("cuda")
     check(render_image(field, grid, rays, height=HEIGHT, width=WIDTH), field, rays, grid)
     frames = FrameRenderer(field, grid, width=WIDTH, height=HEIGHT)
     camera = (cameras.camera_to_world[0], cameras.focal[0], cameras.center[0])
-    field.half_table = field.encoding.table.detach().half()
+    field.encoding.half = field.encoding.table.detach().half()
     want = half.render(*camera)
-    field.half_table = None
+    field.encoding.half = None
     assert torch.allclose(frames.render(*camera).rgb, want.rgb, atol=1e-5) and frames.rounds is not None
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.config import CameraConfig, Config, PhotoConfig
+from nerfturbo.config import CameraConfig, Config, PhotoConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.images import ImagePool
 from nerfturbo.errors import InputError
+from nerfturbo.fields import ngp
+from nerfturbo.rendering import photos
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.rendering.photos import PhotoCorrections, gauge_directions, lens_numbers, rotation_matrices
 from nerfturbo.training.trainer import Trainer, load_model
@@ -85,8 +87,10 @@ def test_exposures_multiply_the_odds_and_have_no_mean() -> None:
     assert torch.allclose(fused, plain, atol=1e-6) and float(fused.abs().max()) > 1e-3
 
 
-def test_levels_are_faded_in_from_coarse_to_fine_and_reading_agrees_with_training() -> None:
-    config = replace(tiny_config(), cameras=CameraConfig(refine=True, fade_in=0.5, first_levels=1))
+def test_levels_fade_in_from_coarse_to_fine_and_reading_agrees_with_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photos, "FADE_IN", 0.5)
+    monkeypatch.setattr(photos, "FIRST_LEVELS", 1)
+    config = replace(tiny_config(), cameras=CameraConfig(refine=True))
     model = NerfModel(replace(config, field=replace(config.field, n_levels=4)), SceneBounds.of(ball_scene()))
     assert model.photos is not None
     for progress, expected in ((0.0, [1.0, 0.0, 0.0, 0.0]), (0.25, [1.0, 1.0, 0.5, 0.0]), (0.6, [1.0] * 4)):
@@ -118,8 +122,8 @@ def test_rendering_has_the_mean_look_or_that_of_a_photo() -> None:
 def test_fields_that_cannot_do_it_say_so() -> None:
     bounds, fisheye = SceneBounds.of(ball_scene()), ball_scene().cameras
     vanilla = replace(tiny_config(), photo=PhotoConfig(appearance=2))
-    with pytest.raises(InputError, match=r"photo\.appearance: expected a field of the kind ngp"):
-        NerfModel(replace(vanilla, field=replace(vanilla.field, kind="vanilla", depth=2)), bounds)
+    with pytest.raises(InputError, match=r"photo\.appearance: expected a field with `read_rays`"):
+        NerfModel(replace(vanilla, field=VanillaConfig(width=16, depth=2)), bounds)
     with pytest.raises(InputError, match="training photos"):
         NerfModel(vanilla, SceneBounds(Aabb.cube(1.0), 0.0, 4.0))
     fisheye = replace(fisheye, model="fisheye", distortion=torch.zeros(4, 8))
@@ -152,17 +156,20 @@ def test_switched_off_there_is_nothing() -> None:
     assert len(trainer.optimizer.buffers) == 2 and trainer.model.field.level_weights is None  # type: ignore[union-attr]
 
 
-def test_known_exposures_are_found() -> None:
+def test_known_exposures_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pictures of a ball, each brightened or darkened by a known amount per channel: direction and amount of all
     of them come back, as near as 12 small pictures tell exposure from the colour of the ball."""
     n = 12
+    monkeypatch.setattr(photos, "PHOTO_LR", 5e-2)
+    monkeypatch.setattr(ngp, "BASE_RESOLUTION", 4)  # so coarse that it cannot learn each photo on its own
     scene, signs = ball_scene(n_views=n), torch.tensor([1.0, -1.0] * (n // 2))  # neighbours disagree
     gains = 0.5 * signs[:, None] * torch.tensor([1.0, -0.5, 0.25])
     pictures = torch.stack([scene.images.image(index) for index in range(n)])
     odds = pictures[..., :3] * gains.exp()[:, None, None]
     pictures[..., :3] = odds / (1.0 - pictures[..., :3] + odds)
     pool = ImagePool.from_images((pictures * 255.0 + 0.5).to(torch.uint8))
-    config = replace(tiny_config(steps=250), photo=PhotoConfig(exposure=True, lr=5e-2))
+    config = replace(tiny_config(steps=250), photo=PhotoConfig(exposure=True))
+    config = replace(config, field=replace(config.field, max_resolution=16))
     trainer = Trainer(config, replace(scene, images=pool))
     trainer.fit()
     assert trainer.model.photos is not None

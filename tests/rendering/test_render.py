@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from nerfturbo.rendering.compositing import accumulate, render_weights
 from torch import Tensor
 
-from nerfturbo.config import GridConfig
+from nerfturbo.config import GridConfig, NgpConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import InstantNGP
+from nerfturbo.ops.packed import packed_cumsum, packed_sum
 from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
 from nerfturbo.sampling import OccupancyGrid, uniform_samples
 from nerfturbo.types import Aabb, Rays
@@ -133,22 +133,25 @@ def test_alpha_threshold_is_capped_by_the_grid_mean():
 
 
 def test_gradients_reach_the_field():
-    from nerfturbo.config import FieldConfig
-
-    field = InstantNGP(BOX, FieldConfig(n_levels=4, log2_entries=10, base_resolution=4, max_resolution=32, width=16))
+    field = InstantNGP(BOX, NgpConfig(n_levels=4, log2_entries=10, max_resolution=32, width=16))
     out = render_rays(field, make_rays(32), full_grid(), background=torch.ones(3))
     color_loss(out.rgb, torch.zeros(32, 3)).backward()
     for name, parameter in field.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-def test_accumulate_matches_rendering():
+def test_rendering_is_the_formula():
+    """Weights are transmittance times alpha; a pixel is their sum with the colours."""
     rays, ball = make_rays(40), Ball()
     samples = uniform_samples(rays, BOX, 64)
     density = ball.density(samples.positions(rays))
-    weights = render_weights(density, samples)
-    out = volume_rendering(lambda a, b, i: (torch.ones(a.shape[0], 1), density), samples)
-    assert torch.allclose(accumulate(weights, torch.ones(samples.capacity, 1), samples), out.rgb, atol=1e-6)
+    thickness = density * (samples.t_ends - samples.t_starts)
+    transmittance = torch.exp(-packed_cumsum(thickness, samples.offsets, exclusive=True))
+    weights = torch.where(samples.used, transmittance * -torch.expm1(-thickness), 0.0)
+    colors = torch.rand(samples.capacity, 2)
+    out = volume_rendering(lambda a, b, i: (colors, density), samples)
+    assert torch.allclose(packed_sum(weights[:, None] * colors, samples.offsets), out.rgb, atol=1e-6)
+    assert torch.allclose(out.weights, weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["huber", "mse"])
