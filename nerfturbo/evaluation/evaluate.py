@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +21,8 @@ from .metrics import Perceptual, mean_psnr, psnr, ssim
 
 WHITE = (1.0, 1.0, 1.0)
 SSIM_WINDOW = 11
+FIRST_RAYS = 4096  # of a preview; then as many as fit into these seconds
+AIM_SECONDS = 0.5
 
 # (views done, views in all, the last view's scores, its render, its truth)
 ViewCallback = Callable[[int, int, "ViewScore", RenderedImage, Tensor], None]
@@ -63,13 +65,9 @@ def choose_views(n_views: int, limit: int | None = None) -> list[int]:
 
 
 def truth_image(
-    scene: Scene,
-    index: int,
-    background: tuple[float, float, float] = WHITE,
-    device: torch.device | str | None = None,
+    scene: Scene, index: int, background: Sequence[float] = WHITE, device: torch.device | str | None = None
 ) -> Tensor:
-    """(height, width, 3): the picture with the background behind its transparent part, on the pictures' device unless
-    another is given."""
+    """(height, width, 3): the image over the background, on the images' own device unless another is given."""
     image = scene.images.image(index, device)
     return composite_over(image, torch.tensor(background, device=image.device))
 
@@ -89,47 +87,32 @@ def evaluate(
     Pixels outside a picture's mask, and those that no ray leads to, do not count.
     """
     chosen = choose_views(len(scene)) if views is None else views
-    scores = []
-    for score, image, truth in _score_views(model, scene, chosen, background, with_ssim=with_ssim):
-        if perceptual is not None:
-            score = replace(score, lpips=perceptual(image.rgb, truth))
-        scores.append(score)
-        if on_view is not None:
-            on_view(len(scores), len(chosen), score, image, truth)
-    similarities = [score.ssim for score in scores if score.ssim is not None]
-    distances = [score.lpips for score in scores if score.lpips is not None]
-    return Evaluation(
-        psnr=mean_psnr([score.psnr for score in scores]),
-        ssim=sum(similarities) / len(similarities) if similarities else None,
-        views=tuple(scores),
-        lpips=sum(distances) / len(distances) if distances else None,
-    )
-
-
-def _score_views(
-    model: NerfModel, scene: Scene, views: list[int], background: tuple[float, float, float], *, with_ssim: bool
-) -> Iterator[tuple[ViewScore, RenderedImage, Tensor]]:
-    behind = torch.tensor(background, device=model.device)
-    for index in views:
+    behind, scores = torch.tensor(background, device=model.device), []
+    for index in chosen:
         start = time.perf_counter()
         image = model.render_image(scene.cameras, index, behind)
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         seconds = time.perf_counter() - start
-        truth = truth_image(scene, index, background, model.device)
-        counts = scene.used_pixels(index, model.device)
+        truth, counts = truth_image(scene, index, background, model.device), scene.used_pixels(index, model.device)
         if counts is not None and not bool(counts.any()):
-            continue  # a picture that its mask covers whole says nothing
+            continue  # an image that its mask covers whole says nothing
         similarity = ssim(image.rgb, truth, counts) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
-        yield ViewScore(index, psnr(image.rgb, truth, counts), similarity, seconds), image, truth
+        distance = None if perceptual is None else perceptual(image.rgb, truth)
+        scores.append(ViewScore(index, psnr(image.rgb, truth, counts), similarity, seconds, distance))
+        if on_view is not None:
+            on_view(len(scores), len(chosen), scores[-1], image, truth)
+    similarities, distances = (_mean([getattr(score, name) for score in scores]) for name in ("ssim", "lpips"))
+    return Evaluation(mean_psnr([score.psnr for score in scores]), similarities, tuple(scores), distances)
 
 
-FIRST_RAYS = 4096
-AIM_SECONDS = 0.5
+def _mean(values: list[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
 
 
 class Preview:
-    """Renders one view on demand, as finely as `AIM_SECONDS` allow, next to its truth."""
+    """Renders one view on demand, every k-th pixel of it, as finely as `AIM_SECONDS` allow, next to its truth."""
 
     def __init__(self, scene: Scene, index: int = 0) -> None:
         self._scene, self._index = scene, index
@@ -139,27 +122,15 @@ class Preview:
     def _stride_for(self, n_rays: float) -> int:
         return max(1, round((self._width * self._height / max(n_rays, 64.0)) ** 0.5))
 
-    def _rays(self, device: torch.device) -> Rays:
-        """Of the pixels that are looked at alone, made where they are rendered: others cost as much, for a lens."""
-        y, x = torch.meshgrid(*(side.to(device) + PIXEL_CENTER for side in self._pixels()), indexing="ij")
-        index = torch.full((x.numel(),), self._index, device=device)
-        return self._scene.cameras.to(device).rays(index, x.reshape(-1), y.reshape(-1))
-
-    def _picture(self, model: NerfModel) -> RenderedImage:
-        rows, columns = self._pixels()
-        return render_image(
-            model.field,
-            model.estimator,
-            self._rays(model.device),
-            height=len(rows),
-            width=len(columns),
-            settings=model.settings,
-            background=torch.tensor(WHITE, device=model.device),
-        )
-
     def _pixels(self) -> tuple[Tensor, Tensor]:
         half = self._stride // 2
         return torch.arange(half, self._height, self._stride), torch.arange(half, self._width, self._stride)
+
+    def _rays(self, device: torch.device) -> Rays:
+        """Of the chosen pixels alone, made where they are rendered: others cost as much, for a lens."""
+        y, x = torch.meshgrid(*(side.to(device) + PIXEL_CENTER for side in self._pixels()), indexing="ij")
+        index = torch.full((x.numel(),), self._index, device=device)
+        return self._scene.cameras.to(device).rays(index, x.reshape(-1), y.reshape(-1))
 
     @torch.no_grad()
     def compile(self, model: NerfModel) -> None:
@@ -171,7 +142,9 @@ class Preview:
         """Write the picture (truth left, render right) and return its PSNR over the rendered pixels."""
         start = time.perf_counter()
         stride, (rows, columns) = self._stride, self._pixels()
-        render = self._picture(model).rgb.cpu()
+        shape = {"height": len(rows), "width": len(columns)}
+        white, rays = torch.tensor(WHITE, device=model.device), self._rays(model.device)
+        render = render_image(model.field, model.estimator, rays, **shape, background=white).rgb.cpu()
         truth = truth_image(self._scene, self._index).cpu()[rows[:, None], columns]
         self._stride = self._stride_for(len(rows) * len(columns) * AIM_SECONDS / (time.perf_counter() - start))
         both = torch.cat([truth, render], dim=1)

@@ -1,6 +1,7 @@
-"""report.html: everything about a run on one page that needs no other file and asks nothing of the network.
+"""report.html of a run, and the comparison of several: pages that need no other file and ask nothing of the network.
 
-The page: `report_page.html` in `page_frame.html`, with style, script and one JSON object inside; pictures as data URIs.
+A page is `report_page.html` or `compare_page.html` in `page_frame.html`, with style, script and one JSON object inside;
+images as data URIs.
 """
 
 from __future__ import annotations
@@ -20,39 +21,36 @@ from .images import load_comparison
 from .run_folder import RunFolder, finite
 
 MAX_POINTS = 600  # of a curve
-MAX_PICTURES = 24  # views shown with pictures; the table lists all of them
+MAX_IMAGES = 24  # views shown with images; the table lists all of them
 MAX_TURNTABLE_BYTES = 6_000_000
-CURVES = (
-    "psnr",
-    "loss",
-    "occupied_fraction",
-    "rays_per_second",
-    "samples_per_second",
-    "learning_rate",
-    "loss_scale",
-)
+CURVES = ("psnr", "loss", "occupied_fraction", "rays_per_second", "samples_per_second", "learning_rate", "loss_scale")
+COMPARED = ("scene", "psnr", "ssim", "lpips", "steps", "train_seconds", "rays_per_second")
 
 
 def write_report(run: RunFolder) -> None:
     """Make report.html from what lies in the run folder."""
-    write_atomically(run.report_file, render_page(report_data(run)))
+    write_atomically(run.report_file, _page(report_data(run), "report_page"))
 
 
-def render_page(data: dict[str, Any], name: str = "report_page") -> str:
-    """The page with its data inside: NAME.html and NAME.js in the frame, the charts and the style of all pages."""
+def write_comparison(path: Path, found: dict[str, Any]) -> None:
+    """The page of what `compare_runs` found."""
+    write_atomically(path, _page(found, "compare_page"))
+
+
+def _page(data: dict[str, Any], name: str) -> str:
+    """NAME.html and NAME.js in the frame, with the data, the charts and the style of all pages."""
 
     def part(*names: str) -> str:
         return "".join((files("nerfturbo.evaluation") / file).read_text(encoding="utf-8") for file in names)
 
     page = part("page_frame.html")
-    # "<" is escaped so that no text of the data can end the script element it stands in.
-    blob = json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c")
     parts = {
         "<!--BODY-->\n": part(f"{name}.html"),
         "  <!--CHARTS-->\n": part("page_charts.html"),
         "/*STYLE*/": part("page.css"),
         "/*SCRIPT*/": part("page_charts.js", f"{name}.js"),
-        "/*DATA*/": blob,
+        # "<" is escaped so that no text of the data can end the script element it stands in.
+        "/*DATA*/": json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c"),
     }
     for mark, text in parts.items():
         head, _, tail = page.partition(mark)
@@ -62,25 +60,24 @@ def render_page(data: dict[str, Any], name: str = "report_page") -> str:
 
 def report_data(run: RunFolder) -> dict[str, Any]:
     """What the page shows, as plain values."""
-    metrics = run.read_metrics()
-    log = run.read_log()
-    views = sorted(metrics.get("per_view", []), key=lambda view: view["psnr"] if view["psnr"] is not None else math.inf)
-    shown = sorted(_views_with_pictures(len(views)))
+    metrics, log = run.read_metrics(), run.read_log()
+    views = sorted(metrics.pop("per_view", []), key=lambda view: math.inf if view["psnr"] is None else view["psnr"])
+    shown = sorted(_views_with_images(len(views)))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # Pillow works outside of Python's lock
-        found = threads.map(lambda place: _pictures(run, views[place]["index"]), shown)
-        pictures = dict(zip(shown, found, strict=True))
+        found = threads.map(lambda place: _images(run, views[place]["index"]), shown)
+        images = dict(zip(shown, found, strict=True))
     return {
         "run": run.path.name,
-        "metrics": {name: value for name, value in metrics.items() if name != "per_view"},
-        "config": shown_config(run.read_config()),
-        "curves": run_curves([record for record in log if record.get("kind") == "step"]),
+        "metrics": metrics,
+        "config": _shown_config(run.read_config()),
+        "curves": _curves(log),
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
-        "views": [view | pictures.get(place, {}) for place, view in enumerate(views)],
+        "views": [view | images.get(place, {}) for place, view in enumerate(views)],
         "turntable": _turntable(run),
     }
 
 
-def shown_config(config: Config) -> dict[str, Any]:
+def _shown_config(config: Config) -> dict[str, Any]:
     """The config as plain values for people: a run without a limit of steps says so in words."""
     values = to_dict(config)
     if values["train"]["steps"] >= NO_STEP_LIMIT:
@@ -88,31 +85,29 @@ def shown_config(config: Config) -> dict[str, Any]:
     return values
 
 
-def _views_with_pictures(n_views: int) -> set[int]:
+def _views_with_images(n_views: int) -> set[int]:
     """Places in the list, worst first: the worst third of what fits, then evenly to the best."""
-    if n_views <= MAX_PICTURES:
+    if n_views <= MAX_IMAGES:
         return set(range(n_views))
-    worst = MAX_PICTURES // 3
-    rest = MAX_PICTURES - worst
+    worst = MAX_IMAGES // 3
+    rest = MAX_IMAGES - worst
     return set(range(worst)) | {worst + round(k * (n_views - 1 - worst) / (rest - 1)) for k in range(rest)}
 
 
-def _pictures(run: RunFolder, index: int) -> dict[str, str]:
+def _images(run: RunFolder, index: int) -> dict[str, str]:
     path = run.view_file(index)
-    if not path.is_file():
-        return {}
-    return dict(zip(("truth", "render", "error"), map(_webp_uri, load_comparison(path)), strict=True))
-
-
-def _webp_uri(content: bytes) -> str:
-    return "data:image/webp;base64," + base64.b64encode(content).decode("ascii")
+    parts = load_comparison(path) if path.is_file() else ()
+    return {name: _data_uri("webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)}
 
 
 def _turntable(run: RunFolder) -> str | None:
     path = run.turntable_file("gif")
-    if not path.is_file() or path.stat().st_size > MAX_TURNTABLE_BYTES:
-        return None
-    return "data:image/gif;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    small = path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES
+    return _data_uri("gif", path.read_bytes()) if small else None
+
+
+def _data_uri(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64," + base64.b64encode(content).decode("ascii")
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -121,41 +116,29 @@ def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [records[round(k * (len(records) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
 
 
-def run_curves(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _curves(log: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Columns: the page is smaller that way."""
-    kept = _thinned(records)
+    kept = _thinned([record for record in log if record.get("kind") == "step"])
     return {name: [record.get(name) for record in kept] for name in ("step", "seconds", *CURVES)}
 
 
 def compare_runs(runs: list[RunFolder]) -> dict[str, Any]:
-    """What the page and the table show, as plain values; runs keep the order given."""
+    """Scores, costs, curves, and the settings in which runs differ, as plain values; runs keep the order given."""
     rows = []
     for name, run in zip(_names(runs), runs, strict=True):
-        metrics, log = run.read_metrics(), run.read_log()
+        metrics = run.read_metrics()
         machine = metrics.get("machine") or {}
         rows.append(
-            {
-                "name": name,
-                "path": str(run.path),
-                "scene": metrics.get("scene"),
-                "psnr": metrics.get("psnr"),
-                "ssim": metrics.get("ssim"),
-                "lpips": metrics.get("lpips"),
-                "steps": metrics.get("steps"),
-                "train_seconds": metrics.get("train_seconds"),
-                "rays_per_second": metrics.get("rays_per_second"),
+            {"name": name, "path": str(run.path)}
+            | {key: metrics.get(key) for key in COMPARED}
+            | {
                 "memory_bytes": metrics.get("peak_gpu_memory_bytes") or metrics.get("peak_memory_bytes"),
                 "machine": machine.get("gpu") or machine.get("processor"),
                 "protocol": _protocol(metrics.get("protocol")),
-                "curves": run_curves([record for record in log if record.get("kind") == "step"]),
+                "curves": _curves(run.read_log()),
             }
         )
-    return {"runs": rows, "settings": _differences([shown_config(run.read_config()) for run in runs])}
-
-
-def write_comparison(path: Path, found: dict[str, Any]) -> None:
-    """One page that needs no other file; whole or not at all."""
-    write_atomically(path, render_page(found, "compare_page"))
+    return {"runs": rows, "settings": _differences([_shown_config(run.read_config()) for run in runs])}
 
 
 def _names(runs: list[RunFolder]) -> list[str]:
@@ -178,8 +161,7 @@ def _protocol(found: dict[str, Any] | None) -> str:
 
 def _differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     flat = [_flat(config) for config in configs]
-    names = sorted(set().union(*flat))
-    rows = [{"name": name, "values": [values.get(name) for values in flat]} for name in names]
+    rows = [{"name": name, "values": [values.get(name) for values in flat]} for name in sorted(set().union(*flat))]
     return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
 
 

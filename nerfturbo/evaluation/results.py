@@ -1,7 +1,11 @@
-"""metrics.json: one schema, written by `train` and renewed by `eval`. docs/run_folder.md explains every name."""
+"""metrics.json: scores, costs, and the machine they were measured on; written by `train` and renewed by `eval`.
+
+docs/run_folder.md explains every name.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -108,59 +112,35 @@ def training_metrics(training: Training, scene_name: str) -> dict[str, Any]:
     }
 
 
-PACKAGES = ("nerfturbo", "torch", "triton", "numba", "numpy")
-
-
 def versions() -> dict[str, str]:
     """Python and the packages that decide speed and results; those not installed are left out."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
+    for name in ("nerfturbo", "torch", "triton", "numba", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def cpu_name() -> str:
-    """The processor's name where the system tells it, else its architecture."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "Hardware"):
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores this process may run on: less than the machine has inside a container or under taskset."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Processor, cores, system and, where it is used, the GPU."""
+    names = [_entry("/proc/cpuinfo", name) for name in ("model name", "Model", "Hardware")]
+    # Cores this process may run on: less than the machine has inside a container or under taskset.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: dict[str, str | int] = {
-        "processor": cpu_name(),
+        "processor": next(filter(None, names), None) or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
-        "cores": usable_cores(),
+        "cores": cores,
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.release()}",
     }
-    if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+    return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
 
 def peak_memory_bytes() -> int | None:
     """The most memory this process held at once; None where the system does not tell."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    held = _entry("/proc/self/status", "VmHWM")
+    if held is not None:
+        return int(held.split()[0]) * 1024
     try:
         import resource
     except ImportError:
@@ -172,3 +152,13 @@ def peak_memory_bytes() -> int | None:
 def peak_gpu_memory_bytes(device: torch.device) -> int | None:
     """The most GPU memory torch held at once; None without a GPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _entry(path: str, name: str) -> str | None:
+    """The first value of this name in a file of Linux that tells `name: value`; None where there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return None

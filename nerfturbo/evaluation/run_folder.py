@@ -11,6 +11,7 @@ report.html    all of it on one page that needs no other file
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import math
@@ -33,39 +34,20 @@ _OWN_PATTERNS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """Paths inside one run folder."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.json"
-
-    @property
-    def log_file(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def images(self) -> Path:
-        return self.path / "images"
-
-    @property
-    def preview_file(self) -> Path:
-        return self.images / "preview.png"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
+    def __post_init__(self) -> None:
+        self.config_file = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.json"
+        self.log_file = self.path / "log.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.images = self.path / "images"
+        self.preview_file = self.images / "preview.png"
+        self.report_file = self.path / "report.html"
 
     def view_file(self, index: int) -> Path:
         return self.images / f"test_{index:03d}.png"
@@ -92,13 +74,9 @@ class RunFolder:
             return []
         records = []
         for line in self.log_file.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                records.append(record)
-        return records
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return [record for record in records if isinstance(record, dict)]
 
     def trim_log(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged after `step`: a resumed run does those steps again."""

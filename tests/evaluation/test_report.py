@@ -13,7 +13,7 @@ import torch
 
 from nerfturbo.data.images import save_image
 from nerfturbo.evaluation.images import ERROR_AT_FULL, comparison, error_colors, load_comparison
-from nerfturbo.evaluation.report import MAX_PICTURES, MAX_POINTS, _views_with_pictures, report_data, write_report
+from nerfturbo.evaluation.report import MAX_IMAGES, MAX_POINTS, _views_with_images, report_data, write_report
 from nerfturbo.evaluation.run_folder import RunFolder, create_run
 from nerfturbo.export.video import write_video
 
@@ -84,9 +84,9 @@ def test_long_curves_are_thinned_but_keep_their_ends(run: RunFolder) -> None:
 
 
 def test_many_views_show_the_worst_and_the_best() -> None:
-    assert _views_with_pictures(5) == set(range(5))
-    chosen = _views_with_pictures(200)
-    assert len(chosen) == MAX_PICTURES and {0, 1, 2, 199} <= chosen
+    assert _views_with_images(5) == set(range(5))
+    chosen = _views_with_images(200)
+    assert len(chosen) == MAX_IMAGES and {0, 1, 2, 199} <= chosen
 
 
 def test_a_run_without_scores_still_has_a_page(tmp_path: Path) -> None:
