@@ -72,18 +72,26 @@ class Lattice:
         half = positions.new_tensor(self.half)
         return ((positions - positions.new_tensor(self.center)) / scale + half) / self.voxel
 
+    def cell_size(self, positions: Tensor) -> Tensor | float:
+        """Of the cells in which positions (n, 3) lie: (n,), or one number where there is one level."""
+        level = self.level_of(positions).clamp(max=self.levels - 1)
+        return self.voxel if self.levels == 1 else self.voxel * torch.pow(2.0, level.float())
+
     def cell_keys(self, positions: Tensor) -> Tensor:
-        """(m,) int64, m <= n: the cells in which positions (n, 3) lie; those outside are left out."""
+        """(n,) int64: the cells in which positions (n, 3) lie; -1 for those outside."""
         level = self.level_of(positions)
-        inside = (level < self.levels).nonzero()[:, 0]
-        level = level[inside]
-        cell = self.coordinates(positions[inside], level).long()
+        cell = self.coordinates(positions, level.clamp(max=self.levels - 1)).long()
         cell = torch.minimum(cell.clamp_min(0), cell.new_tensor(self.cells) - 1)
-        return self._keys(level, cell, self.cells)
+        return torch.where(level < self.levels, self._keys(level, cell, self.cells), -1)
 
     def split_cells(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """(n,) levels and (n, 3) cells of keys."""
         return _split(keys, self.cells)
+
+    def cell_centers(self, keys: Tensor) -> Tensor:
+        """(n, 3) float32 in the world."""
+        level, cell = _split(keys, self.cells)
+        return self._positions(level, cell + 0.5)
 
     def vertex_keys(self, level: Tensor, vertex: Tensor) -> Tensor:
         """(n,) int64 of vertices (n, 3): corners of cells, one more per axis than there are cells."""
@@ -91,9 +99,11 @@ class Lattice:
 
     def vertex_positions(self, keys: Tensor) -> Tensor:
         """(n, 3) float32 in the world."""
-        level, vertex = _split(keys, self._vertices)
-        unit = vertex * self.voxel - torch.tensor(self.half, device=keys.device)
-        return torch.tensor(self.center, device=keys.device) + unit * torch.pow(2.0, level.float())[:, None]
+        return self._positions(*_split(keys, self._vertices))
+
+    def _positions(self, level: Tensor, place: Tensor) -> Tensor:
+        half, center = (torch.tensor(values, device=place.device) for values in (self.half, self.center))
+        return center + (place * self.voxel - half) * torch.pow(2.0, level.float())[:, None]
 
     @property
     def _vertices(self) -> tuple[int, int, int]:
@@ -153,7 +163,7 @@ class SparseBlocks:
         slots[found] = torch.arange(found.shape[0], dtype=torch.int32, device=cells.device)
         level_of_block, place = _split(found, lattice.blocks)
         blocks = torch.cat([place, level_of_block[:, None]], dim=1)
-        corners = _corner_offsets(cells.device)
+        corners = torch.tensor(_CORNERS, device=cells.device)
         kept = torch.cat([lattice.vertex_keys(level, cell + offset) for offset in corners]).unique()
         owners, texels = _owners(lattice, blocks, kept)
         order = torch.argsort(owners)
@@ -169,29 +179,23 @@ class SparseBlocks:
             slots.view(lattice.levels, nz, ny, nx),
         )
 
-    def gather(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, 8) int64 vertices around positions (n, 3) and their trilinear weights; empty outside of the blocks."""
+    def locate(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of positions (n, 3): the level (n,), the place in its cells (n, 3), the block (n, 3) and its number (n,), -1
+        where it does not exist. Outside, the level is `levels` and the rest that of the nearest border."""
         lattice = self.lattice
         level = lattice.level_of(positions)
-        inside = level < lattice.levels
-        level = level.clamp(max=lattice.levels - 1)
-        place = lattice.coordinates(positions, level)
+        nearest = level.clamp(max=lattice.levels - 1)
+        place = lattice.coordinates(positions, nearest)
         block = (place / CELLS).long().clamp_min(0)
         block = torch.minimum(block, block.new_tensor(lattice.blocks) - 1)
-        slot = self.slots[level, block[:, 2], block[:, 1], block[:, 0]].long()
-        inside &= slot >= 0
-        local = (place - block * CELLS).clamp(0.0, float(CELLS))
-        cell = local.long().clamp(max=CELLS - 1)
-        part = local - cell
-        x, y, z = ((1.0 - part[:, axis], part[:, axis]) for axis in range(3))
-        first = slot.clamp_min(0) * TEXELS + (cell[:, 2] * BLOCK + cell[:, 1]) * BLOCK + cell[:, 0]
-        flat = self.texels.view(-1)
-        ids, weights = [], []
-        for dx, dy, dz in _CORNERS:
-            found = flat[first + ((dz * BLOCK + dy) * BLOCK + dx)].long()
-            ids.append(torch.where(inside, found, self.n_vertices))
-            weights.append(x[dx] * y[dy] * z[dz])
-        return torch.stack(ids, dim=1), torch.stack(weights, dim=1)
+        return level, place, block, self.slots[nearest, block[:, 2], block[:, 1], block[:, 0]].long()
+
+    def gather(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, 8) int64 vertices around positions (n, 3) and their trilinear weights; empty outside of the blocks."""
+        level, place, block, slot = self.locate(positions)
+        inside = (level < self.lattice.levels) & (slot >= 0)
+        index, weights = texels_around(slot.clamp_min(0), place - block * CELLS)
+        return torch.where(inside[:, None], self.texels.view(-1)[index].long(), self.n_vertices), weights
 
     def skips(self) -> Tensor:
         """(levels, z, y, x) uint8: 0 for a block that exists, else d: no block of this level exists nearer than d along
@@ -202,8 +206,16 @@ class SparseBlocks:
 _CORNERS = tuple((dx, dy, dz) for dz in (0, 1) for dy in (0, 1) for dx in (0, 1))
 
 
-def _corner_offsets(device: torch.device) -> Tensor:
-    return torch.tensor(_CORNERS, device=device)
+def texels_around(slot: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 8) texels, counted through all blocks, around places `local` (n, 3) in [0, 7] of the blocks `slot` (n,), and
+    their trilinear weights."""
+    local = local.clamp(0.0, float(CELLS))
+    cell = local.long().clamp(max=CELLS - 1)
+    part = local - cell
+    x, y, z = ((1.0 - part[:, axis], part[:, axis]) for axis in range(3))
+    first = slot * TEXELS + (cell[:, 2] * BLOCK + cell[:, 1]) * BLOCK + cell[:, 0]
+    index = [first + ((dz * BLOCK + dy) * BLOCK + dx) for dx, dy, dz in _CORNERS]
+    return torch.stack(index, dim=1), torch.stack([x[dx] * y[dy] * z[dz] for dx, dy, dz in _CORNERS], dim=1)
 
 
 def _owners(lattice: Lattice, blocks: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:

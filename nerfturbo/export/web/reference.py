@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data.cameras import PIXEL_CENTER, Cameras
 from .baked import DENSITY, LAST_LIGHT, MAX_STEPS, N_BASE, NUDGE, STEP, Baked, decode_density, meant_features, shade
-from .lattice import CELLS, Lattice
+from .lattice import CELLS, Lattice, texels_around
 
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
 
@@ -72,7 +72,7 @@ def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor)
         scale = torch.pow(2.0, state.level[rays].float())
         position = origins[rays] + directions[rays] * t[rays][:, None]
         place = lattice.coordinates(position, state.level[rays])
-        found = _filtered(baked.atlas, state.slot[rays], place - state.block[rays] * CELLS)
+        found = _filtered(baked, state.slot[rays], place - state.block[rays] * CELLS)
         thickness = decode_density(found[:, DENSITY], 1.0) * STEP
         weight = light[rays] * (1.0 - torch.exp(-thickness))
         carried = torch.cat([found[:, :3], meant_features(found[:, N_BASE:])], dim=1)
@@ -107,13 +107,10 @@ class _Blocks:
         """Note the blocks in which `rays` are; (m,) where those in empty space go on, -1 for the others."""
         lattice, now, d = baked.blocks.lattice, t[rays], safe[rays]
         position = origins[rays] + directions[rays] * now[:, None]
-        level = lattice.level_of(position).clamp(max=lattice.levels - 1)
+        level, place, block, slot = baked.blocks.locate(position)
+        level = level.clamp(max=lattice.levels - 1)
         scale = torch.pow(2.0, level.float())
-        place = lattice.coordinates(position, level)
-        block = (place / CELLS).floor().long()
-        block = torch.minimum(block.clamp_min(0), block.new_tensor(lattice.blocks) - 1)
-        where = (level, block[:, 2], block[:, 1], block[:, 0])
-        slot, skip = baked.blocks.slots[where].long(), baked.skips[where].float().clamp_min(1.0)
+        skip = baked.skips[level, block[:, 2], block[:, 1], block[:, 0]].float().clamp_min(1.0)
         ahead, behind = block + skip[:, None], block - skip[:, None] + 1.0
         # What is known to be empty is so within this level: a leap ends where a coarser one begins.
         border = torch.where(d > 0.0, torch.minimum(ahead, ahead.new_tensor(lattice.blocks)), behind.clamp_min(0.0))
@@ -129,16 +126,8 @@ class _Blocks:
         return torch.where(full, -1.0, end + NUDGE * lattice.voxel * scale)
 
 
-def _filtered(atlas: Tensor, slot: Tensor, local: Tensor) -> Tensor:
+def _filtered(baked: Baked, slot: Tensor, local: Tensor) -> Tensor:
     """(n, channels) in [0, 1]: texels of blocks, filtered trilinearly at local (n, 3) in [0, 7]."""
-    local = local.clamp(0.0, float(CELLS))
-    cell = local.long().clamp(max=CELLS - 1)
-    part = local - cell
-    result = torch.zeros(slot.shape[0], atlas.shape[-1], device=atlas.device)
-    for dz in (0, 1):
-        for dy in (0, 1):
-            for dx in (0, 1):
-                x, y, z = (part[:, axis] if up else 1.0 - part[:, axis] for axis, up in enumerate((dx, dy, dz)))
-                texels = atlas[slot, cell[:, 2] + dz, cell[:, 1] + dy, cell[:, 0] + dx]
-                result += (x * y * z)[:, None] * texels
-    return result / 255.0
+    index, weights = texels_around(slot, local)
+    atlas = baked.atlas.view(-1, baked.atlas.shape[-1])
+    return sum(weights[:, k : k + 1] * atlas[index[:, k]] for k in range(8)) / 255.0

@@ -132,9 +132,9 @@ class _Cells:
         self._n_waiting = 0
 
     def add(self, positions: Tensor, light: Tensor, even: Tensor) -> None:
-        inside = self.lattice.level_of(positions) < self.lattice.levels
-        inside = inside.nonzero()[:, 0]
-        self._waiting.append((self.lattice.cell_keys(positions[inside]), torch.stack([light, even], dim=1)[inside]))
+        keys = self.lattice.cell_keys(positions)
+        inside = (keys >= 0).nonzero()[:, 0]
+        self._waiting.append((keys[inside], torch.stack([light, even], dim=1)[inside]))
         self._n_waiting += inside.shape[0]
         if self._n_waiting > 1 << 24:
             self._merge()
@@ -153,12 +153,8 @@ class _Cells:
 
 def on_coarser(cells: VisibleCells, lattice: Lattice, coarser: Lattice) -> VisibleCells:
     """The same cells on a coarser lattice: those in which their centres lie."""
-    level, cell = lattice.split_cells(cells.keys)
-    device = cells.keys.device
-    unit = (cell + 0.5) * lattice.voxel - torch.tensor(lattice.half, device=device)
-    centers = torch.tensor(lattice.center, device=device) + unit * torch.pow(2.0, level.float())[:, None]
-    gathered = _Cells(coarser, device)
-    gathered.add(centers, cells.light, cells.even)
+    gathered = _Cells(coarser, cells.keys.device)
+    gathered.add(lattice.cell_centers(cells.keys), cells.light, cells.even)
     return gathered.cells()
 
 
@@ -252,7 +248,6 @@ def first_values(
     for first in range(0, blocks.n_vertices, VERTEX_CHUNK):
         keys = blocks.vertices[first : first + VERTEX_CHUNK]
         positions = lattice.vertex_positions(keys)
-        size = lattice.voxel * torch.pow(2.0, lattice.level_of(positions).clamp(max=lattice.levels - 1).float())
         times = None if time is None else torch.full_like(positions[:, 0], time)
         colors = []
         for eye in eyes:
@@ -262,7 +257,7 @@ def first_values(
         seen = torch.stack(colors, dim=1)  # (n, directions, 3)
         part = values[first : first + keys.shape[0]]
         part[:, :3] = seen.mean(1).clamp(0.0, 1.0)
-        part[:, 3] = encode_density(density.float(), size)  # type: ignore[possibly-undefined]
+        part[:, 3] = encode_density(density.float(), lattice.cell_size(positions))  # type: ignore[possibly-undefined]
         if features:
             residuals.append((seen - seen.mean(1, keepdim=True)).flatten(1).half())
     if features:

@@ -51,21 +51,26 @@ class Tuned:
     losses: tuple[float, ...]  # at even distances
 
 
+def _kernels(tensor: Tensor) -> Any:
+    """Those of numba, where they are to be used."""
+    if resolve(tensor) != "cpu":
+        return None
+    from . import cpu
+
+    return cpu
+
+
 def gather(blocks: SparseBlocks, positions: Tensor) -> tuple[Tensor, Tensor]:
     """(n, 8) vertices around positions and their weights, by the fastest way there is."""
-    if resolve(positions) == "cpu":
-        from . import cpu
-
-        return cpu.gather(blocks, positions)
-    return blocks.gather(positions)
+    kernels = _kernels(positions)
+    return blocks.gather(positions) if kernels is None else kernels.gather(blocks, positions)
 
 
 def density_codes(values: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """(n,) filtered codes, not rounded, without gradient."""
-    if resolve(values) == "cpu":
-        from . import cpu
-
-        return cpu.column(values, DENSITY, ids, weights)
+    kernels = _kernels(values)
+    if kernels is not None:
+        return kernels.column(values, DENSITY, ids, weights)
     return (values[:, DENSITY].detach()[ids] * weights).sum(1)
 
 
@@ -79,10 +84,9 @@ class Trilinear(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, ids: Tensor, weights: Tensor, sink: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(ids, weights)
         ctx.sink = sink
-        if resolve(values) == "cpu":
-            from . import cpu
-
-            return cpu.forward(values, ids, weights)
+        kernels = _kernels(values)
+        if kernels is not None:
+            return kernels.forward(values, ids, weights)
         out = values.new_zeros(ids.shape[0], values.shape[1])
         for k in range(ids.shape[1]):
             rows = values.index_select(0, ids[:, k]).clamp_(0.0, 1.0).mul_(255.0).add_(0.5).floor_().mul_(1.0 / 255.0)
@@ -92,10 +96,9 @@ class Trilinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
         ids, weights = ctx.saved_tensors
-        if resolve(grad) == "cpu":
-            from . import cpu
-
-            cpu.backward(grad, ids, weights, ctx.sink)
+        kernels = _kernels(grad)
+        if kernels is not None:
+            kernels.backward(grad, ids, weights, ctx.sink)
         else:
             for k in range(ids.shape[1]):
                 ctx.sink.index_add_(0, ids[:, k], grad * weights[:, k : k + 1])
@@ -188,7 +191,7 @@ class _Learner:
         samples = march(rays.origins, rays.directions, self.grid.occupancy, self.rule, jitter=jitter)
         positions = samples.positions(rays)
         ids, weights = gather(self.blocks, positions)
-        size = self._sizes(positions)
+        size = self.blocks.lattice.cell_size(positions)
         code = density_codes(self.values, ids, weights)
         seen = visibility(decode_density(code, size), samples, early_stop_eps=LAST_LIGHT, alpha_thre=1e-4)
         samples, ids, weights = compact(samples, seen), ids[seen], weights[seen]
@@ -203,10 +206,3 @@ class _Learner:
         truth = self.pool.colors[chosen].float()
         target = truth[:, :3] + (1.0 - truth[:, 3:]) * behind
         return torch.nn.functional.mse_loss(color, target)
-
-    def _sizes(self, positions: Tensor) -> Tensor | float:
-        """Of the cells in which samples lie."""
-        lattice = self.blocks.lattice
-        if lattice.levels == 1:
-            return lattice.voxel
-        return lattice.voxel * torch.pow(2.0, lattice.level_of(positions).clamp(max=lattice.levels - 1).float())
