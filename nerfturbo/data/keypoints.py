@@ -8,7 +8,7 @@ would be known from the test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ TRAINED_PHOTOS = 2  # that must show a point which training is to know of
 class Keypoints:
     """Rays of the training cameras through features, with the distance of what they show.
 
-    Whoever knows depths from elsewhere, a depth camera, say, makes these and hands them to the trainer.
+    Whoever knows depths from elsewhere, a depth camera, say, makes these and gives them to the scene.
     """
 
     rays: Rays  # (n,) with camera_indices
@@ -56,6 +56,19 @@ class Keypoints:
         points = None if self.points is None else self.points[index]
         return Keypoints(self.rays[index], self.distances[index], self.weights[index], points)
 
+    def of_views(self, indices: list[int]) -> Keypoints | None:
+        """Those of some of the views, numbered as `Scene.select` numbers them; None where these have none."""
+        photos = self.rays.camera_indices
+        if photos is None:
+            raise InputError("keypoints", "rays with camera_indices", "none")
+        number = torch.full((max(int(photos.max()), *indices) + 1,), -1, dtype=photos.dtype, device=photos.device)
+        number[indices] = torch.arange(len(indices), dtype=photos.dtype, device=photos.device)
+        photos = number[photos.long()]
+        if not bool((photos >= 0).any()):
+            return None
+        chosen = self[photos >= 0]
+        return replace(chosen, rays=replace(chosen.rays, camera_indices=photos[photos >= 0]))
+
     def draw(self, n: int, *, seed: int, step: int | Tensor, first: int = 0) -> Keypoints:
         """Random ones of them, numbers first ... first + n - 1 of this step; never waits for the device."""
         device, stream = self.distances.device, Stream.KEYPOINTS
@@ -74,8 +87,10 @@ def has_keypoints(source: str) -> bool:
 
 
 def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
-    """The keypoints of a scene that was loaded from a COLMAP reconstruction, or from photos that COLMAP posed; of the
-    points that at least `min_photos` of the scene's photos show."""
+    """The scene's own keypoints; else those of the COLMAP reconstruction that it, or the poses of its photos, came
+    from, of the points that at least `min_photos` of its photos show."""
+    if scene.keypoints is not None:
+        return scene.keypoints
     from .formats import colmap  # imported here: whoever only holds keypoints needs no files
 
     require_plain(scene.cameras.ndc, "loss.depth")

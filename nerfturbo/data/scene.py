@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from .cameras import Cameras
 from .images import CONVERT_RAW, ImagePool, pack_flags
 from .lenses import valid_pixels
 from .options import DEFAULTS, LoadOptions
+
+if TYPE_CHECKING:
+    from .keypoints import Keypoints
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -52,6 +55,7 @@ class Scene:
     to_original: Tensor | None = None  # (4, 4) float64 on the CPU; None: the coordinates are the file's own
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # of the pictures, where they come from files
+    keypoints: Keypoints | None = None  # depths that are known from elsewhere than COLMAP's points: a depth camera, say
 
     def __post_init__(self) -> None:
         if len(self.cameras) != len(self.images):
@@ -84,7 +88,9 @@ class Scene:
         """Some of the views, in the order given; the pictures are copied."""
         chosen = torch.tensor(indices, dtype=torch.int64, device=self.cameras.device)
         files = tuple(self.files[index] for index in indices) if self.files else ()
-        return replace(self, cameras=self.cameras[chosen], images=self.images.select(indices), files=files)
+        keypoints = None if self.keypoints is None else self.keypoints.of_views(indices)
+        images = self.images.select(indices)
+        return replace(self, cameras=self.cameras[chosen], images=images, files=files, keypoints=keypoints)
 
 
 def hold_out(scene: Scene, every: int) -> tuple[Scene, Scene]:

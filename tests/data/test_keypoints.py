@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.config import CameraConfig, PhotoConfig
+from nerfturbo.config import CameraConfig, LossConfig
 from nerfturbo.data.formats.colmap import read_cloud
 from nerfturbo.data.keypoints import has_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, load_scene
@@ -79,9 +79,9 @@ def test_draws_depend_on_seed_step_and_number_alone(scene: Scene) -> None:
     assert not torch.equal(whole.distances, found.draw(20, seed=1, step=6).distances)
 
 
-def test_training_pulls_the_ends_of_rays_to_the_points(scene: Scene) -> None:
-    config = replace(tiny_config(steps=60), photo=PhotoConfig(depth_weight=1.0, depth_rays=128))
-    config = replace(config, cameras=CameraConfig(refine=True))
+def test_training_pulls_the_ends_of_rays_to_the_points(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nerfturbo.training.loss.DEPTH_RAYS", 128)
+    config = replace(tiny_config(steps=60), loss=LossConfig(depth=1.0), cameras=CameraConfig(refine=True))
     trainer = Trainer(config, scene)
 
     def error() -> float:
@@ -93,8 +93,9 @@ def test_training_pulls_the_ends_of_rays_to_the_points(scene: Scene) -> None:
     assert math.isfinite(before) and error() < 0.5 * before
 
 
-def test_fixed_shapes_give_the_same_loss(scene: Scene) -> None:
-    config = replace(tiny_config(), photo=PhotoConfig(depth_weight=1.0, depth_rays=16))
+def test_fixed_shapes_give_the_same_loss(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nerfturbo.training.loss.DEPTH_RAYS", 16)
+    config = replace(tiny_config(), loss=LossConfig(depth=1.0))
     config = replace(config, train=replace(config.train, batch_samples=1 << 15))
     model = Trainer(config, scene).model
     losses = [depth_loss(model, step=3, fixed=fixed, first=0, place=place_samples) for fixed in (False, True)]
@@ -102,13 +103,31 @@ def test_fixed_shapes_give_the_same_loss(scene: Scene) -> None:
 
 
 def test_scenes_that_know_no_points_say_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"COLMAP reconstruction.*leave photo\.depth_weight at 0"):
+    with pytest.raises(InputError, match=r"COLMAP reconstruction.*leave loss\.depth at 0"):
         load_keypoints(ball_scene())
     folder = write_scene(tmp_path / "scene", text=False)
     (folder / "sparse" / "0" / "points3D.bin").unlink()
     assert not has_keypoints(str(folder)) and not has_keypoints("builtin:toybox")
     with pytest.raises(InputError, match=r"points3D\.bin or points3D\.txt"):
         load_keypoints(load_scene(folder))
+
+
+def test_a_scene_may_bring_depths_of_its_own(scene: Scene) -> None:
+    known = load_keypoints(scene)
+    assert known.rays.camera_indices is not None and scene.keypoints is None
+    ball = replace(ball_scene(n_views=len(scene)), keypoints=known)
+    assert load_keypoints(ball) is known
+    trainer = Trainer(replace(tiny_config(), loss=LossConfig(depth=1.0)), ball)
+    assert trainer.model.keypoints is not None and torch.equal(trainer.model.keypoints.distances, known.distances)
+    chosen = ball.select([3, 1]).keypoints
+    assert chosen is not None and chosen.rays.camera_indices is not None
+    for new, old in enumerate((3, 1)):
+        own, before = chosen.rays.camera_indices == new, known.rays.camera_indices == old
+        assert own.any() and torch.equal(chosen.distances[own], known.distances[before])
+        assert torch.equal(chosen.rays.directions[own], known.rays.directions[before])
+    assert len(chosen) == sum(int((known.rays.camera_indices == old).sum()) for old in (3, 1))
+    first = known[known.rays.camera_indices == 0]
+    assert replace(ball, keypoints=first).select([1]).keypoints is None
 
 
 def test_a_damaged_file_is_named(scene: Scene) -> None:
