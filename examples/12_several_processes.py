@@ -25,7 +25,7 @@ def train(steps: int, n_rays: int, resolution: int) -> list[float]:
     device = rank_device("cuda" if torch.cuda.is_available() else "cpu")
     team = join_team(device)  # this process alone, where nobody launched it
     config = nt.preset("auto", device)
-    fixed = {"initial_rays": n_rays, "max_rays": n_rays, "batch_samples": 1024 * n_rays}
+    fixed = {"max_rays": n_rays, "batch_samples": 1024 * n_rays}
     config = replace(config, train=replace(config.train, steps=steps, precision="fp32", **fixed))
     scene, losses = builtin_scene("toybox", resolution=resolution, n_views=20), []
     trainer = nt.Trainer(config, scene, device=device, team=team)

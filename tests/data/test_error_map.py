@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nerfturbo.config import LossConfig
 from nerfturbo.data.batches import ErrorMap, PixelSampler
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
@@ -109,7 +110,7 @@ def test_weighing_a_gradient_is_weighing_the_loss() -> None:
 def test_fields_with_and_without_fused_ops_weigh_alike(kind: str) -> None:
     """The fused loss gets its weights through the gradient of the logits, the plain one as factors."""
     config = tiny_config(steps=2)
-    config = replace(config, train=replace(config.train, draw="error", loss=kind))
+    config = replace(config, loss=LossConfig(kind=kind), train=replace(config.train, draw="error"))
     with use_backend("reference"):
         model, sampler = NerfModel(config, SceneBounds.of(BIG)), PixelSampler(BIG, "cpu", 0, guided=True)
         batch = sampler.draw(5, 200)

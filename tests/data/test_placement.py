@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, SamplingConfig
+from nerfturbo.config import Config, GridConfig, GridSamplerConfig, LossConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.placement import levels_for, place, placed_poses
 from nerfturbo.data.scene_defaults import fitted_config
@@ -103,15 +103,15 @@ def test_unbounded_scenes_adjust_plain_configs_only() -> None:
     scene = replace(bounded, grid_levels=4)
     assert fitted_config(Config(), bounded) == (Config(), ())
     config, notes = fitted_config(Config(), scene)
-    assert (config.grid.levels, config.render.cone_angle, config.render.alpha_thre) == (4, 1.0 / 256.0, 1e-2)
+    assert (config.grid.levels, config.sampler.cone_angle, config.sampler.alpha_thre) == (4, 1.0 / 256.0, 1e-2)
     assert config.field.max_resolution == 2048 * 8 and "grid.levels 4" in notes[0]
-    assert config.sampling.near_gradient == 1.0 and "sampling.near_gradient 1" in notes[0]
-    near = Config(sampling=SamplingConfig(near_gradient=0.5))
-    assert fitted_config(near, scene)[0].sampling == near.sampling
+    assert config.loss.near_gradient == 1.0 and "loss.near_gradient 1" in notes[0]
+    near = Config(loss=LossConfig(near_gradient=0.5))
+    assert fitted_config(near, scene)[0].loss == near.loss
     assert fitted_config(config, scene) == (config, ())
-    chosen = Config(grid=GridConfig(levels=2), render=RenderConfig(cone_angle=0.1))
+    chosen = Config(grid=GridConfig(levels=2), sampler=GridSamplerConfig(cone_angle=0.1))
     assert fitted_config(chosen, scene)[0] == chosen
-    half = Config(render=RenderConfig(cone_angle=0.1), field=FieldConfig(kind="vanilla"))
-    assert fitted_config(half, scene)[0].render.cone_angle == 0.1
+    half = Config(sampler=GridSamplerConfig(cone_angle=0.1), field=VanillaConfig())
+    assert fitted_config(half, scene)[0].sampler.cone_angle == 0.1
     cpu, _ = fitted_config(preset("ngp-cpu"), scene)
     assert cpu.render.steps_per_diagonal == 256 and cpu.grid.resolution == 32
