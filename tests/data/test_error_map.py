@@ -141,7 +141,7 @@ def test_training_guides_its_draws() -> None:
     config = replace(config, train=replace(config.train, draw="error"))
     with use_backend("reference"):
         trainer = Trainer(config, BIG)
-        errors = trainer.sampler.error_map
+        errors = trainer.pixels.error_map
         assert errors is not None and bool((errors.errors < 0.0).all())
         trainer.fit()
     met = errors.errors >= 0.0
@@ -155,9 +155,9 @@ def test_a_step_with_fixed_shapes_counts_active_rays_only() -> None:
     with use_backend("reference"):
         trainer = Trainer(config, BIG)
         state = StepState.create(step=0, n_active=8, length=4, device=trainer.device)
-        run_step(trainer.model, trainer.sampler, trainer.optimizer, state, RayBudget(512, 3072, 64))
-    assert trainer.sampler.error_map is not None
-    assert int(trainer.sampler.error_map.state_tensors()[2].sum()) == 8
+        run_step(trainer.model, trainer.pixels, trainer.optimizer, state, RayBudget(512, 3072, 64))
+    assert trainer.pixels.error_map is not None
+    assert int(trainer.pixels.error_map.state_tensors()[2].sum()) == 8
 
 
 def test_a_device_cannot_be_guided_from_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

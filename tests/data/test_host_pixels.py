@@ -107,7 +107,7 @@ def test_training_is_the_same_from_device_host_and_file(tmp_path: Path, monkeypa
     for chosen, pictures in ((config, scene), (on_host, scene), (config, mapped)):
         with use_backend("reference"):
             trainer = Trainer(chosen, pictures)
-            assert trainer.sampler.on_host == (chosen is on_host or pictures is mapped)
+            assert trainer.pixels.on_host == (chosen is on_host or pictures is mapped)
             trainer.callbacks.append(lambda trainer, record, values=losses: values.append(record.loss))
             trainer.fit()
     assert losses[:6] == pytest.approx(losses[6:12], abs=1e-5) and losses[6:12] == losses[12:]
