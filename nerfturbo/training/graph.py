@@ -108,6 +108,7 @@ class DeviceStep:
             self._record()
 
     def _record(self) -> None:
+        self.optimizer.attach_gradients()
         with self._untouched():
             self._run_all(WARMUP_STEPS)
             for all_cells in (True, False):

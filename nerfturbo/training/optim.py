@@ -100,6 +100,7 @@ class FlatBuffer:
     state: AdamState
     rule: AdamRule
     half: Tensor | None
+    grad_views: tuple[Tensor, ...]  # the parameters' gradients, views of `grads`
     lr: Tensor  # () of the next step
     rate: float  # peak learning rate
     decays: tuple[tuple[int, int, float], ...] = ()  # first and last value and decay of parts that have their own
@@ -128,8 +129,9 @@ def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
     grads, state = torch.zeros_like(values), AdamState.of(values, step)
     lr = torch.tensor(group.rate, device=values.device)
-    buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, lr, group.rate)
-    for parameter, value, grad in zip(parameters, buffer.views(values), buffer.views(buffer.grads), strict=True):
+    buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, (), lr, group.rate)
+    buffer = replace(buffer, grad_views=tuple(buffer.views(grads)))
+    for parameter, value, grad in zip(parameters, buffer.views(values), buffer.grad_views, strict=True):
         parameter.data, parameter.grad = value, grad
     return buffer
 
@@ -214,8 +216,20 @@ class Optimizer:
         """() what to multiply the loss by before the backward; None for no scaling."""
         return self.scale if self.half_dtype == torch.float16 else None
 
+    @torch.no_grad()
+    def attach_gradients(self) -> None:
+        """Let the parameters have their gradients in the buffers again, where a loop of others has dropped them (a
+        `zero_grad` does), so that autograd adds to what `step` reads."""
+        for buffer in self.buffers:
+            for parameter, view in zip(buffer.parameters, buffer.grad_views, strict=True):
+                if parameter.grad is not view:
+                    if parameter.grad is not None:
+                        view.add_(parameter.grad)
+                    parameter.grad = view
+
     def step(self) -> None:
         """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back."""
+        self.attach_gradients()
         clip = self.config.clip_norm
         checked = [buffer.grads for buffer in self.buffers if buffer.half is None or clip > 0.0]
         if not checked:  # tables alone, whose backward looks for what is not finite: the norm is that of the last one

@@ -1,0 +1,76 @@
+"""One chain from samples to loss: what five copies of it once got wrong, each as a test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nerfturbo.config import Config, FactorConfig, LossConfig, NgpConfig, OptimConfig, VanillaConfig
+from nerfturbo.errors import InputError
+from nerfturbo.fields.field import table_parameters
+from nerfturbo.training.loss import compute_loss, draw_background
+from nerfturbo.training.trainer import Trainer
+
+from ..tiny import ball_scene, moving_ball_scene, tiny_config
+from .matrix import tiny_preset
+from .workers import QUIET
+
+FIELDS = {
+    "ngp": NgpConfig(n_levels=2, log2_entries=8, max_resolution=32, width=16),
+    "vanilla": VanillaConfig(width=16, depth=3),
+    "factor": FactorConfig(resolutions=(8, 16), refine_at=(0.5,), components=(2, 2), width=16),
+}
+
+
+def gradient_norm(config: Config) -> float:
+    trainer = Trainer(config, ball_scene())
+    batch = trainer.pixels.draw(0, 64)
+    compute_loss(trainer.model, batch, draw_background(config, 0, 64, torch.device("cpu")), step=0).loss.backward()
+    return float(torch.cat([p.grad.reshape(-1) for p in trainer.model.field.parameters()]).norm())
+
+
+@pytest.mark.parametrize("rays", [1, 4])
+@pytest.mark.parametrize("field", FIELDS)
+def test_near_gradients_count_for_every_field_and_number_of_rays(field: str, rays: int) -> None:
+    config = replace(tiny_config(), field=FIELDS[field])
+    config = replace(config, train=replace(config.train, rays_per_pixel=rays))
+    near = replace(config, loss=LossConfig(near_gradient=100.0))  # everything is nearer than that
+    assert 0.0 < gradient_norm(near) < 0.01 * gradient_norm(config)
+
+
+def lightning_model(config: Config, scene: Any, steps: int) -> Any:
+    pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    module = NerfModule(config)
+    pl.Trainer(max_steps=steps, accelerator="cpu", **QUIET).fit(module, NerfData(config, (scene, scene)))
+    return module.model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_table_learns_under_eager_lightning() -> None:
+    config, scene = tiny_preset("dynamic"), moving_ball_scene(n_views=6)
+    start = [table.detach().clone() for table in table_parameters(Trainer(config, scene).model)]
+    model = lightning_model(config, scene, 4)
+    tables = table_parameters(model)
+    assert len(tables) == len(start) == 4
+    for before, after in zip(start, tables, strict=True):
+        assert not torch.equal(before, after)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("field", FIELDS)
+def test_lightning_s_32_true_is_fp32_for_every_field(field: str) -> None:
+    config = replace(tiny_config(steps=3), field=FIELDS[field])
+    half = replace(config, train=replace(config.train, precision="bf16"))
+    exact, told = (lightning_model(one, ball_scene(), 3) for one in (config, half))
+    for name, value in exact.state_dict().items():
+        assert torch.equal(value, told.state_dict()[name]), name
+
+
+def test_ranges_are_checked_by_the_library() -> None:
+    with pytest.raises(InputError, match=r"optim.lr: expected a number > 0 and <= 1000, got -1"):
+        OptimConfig(lr=-1)
