@@ -42,7 +42,7 @@ from ..ops.pixels import (
 from ..types import Rays
 from .cameras import PIXEL_RADIUS
 from .images import ImagePool
-from .lenses import all_valid, make_lens_table, pixel_centers, pixels_at_once
+from .lenses import all_valid, make_lens_table, pixel_centers, pixel_parts
 from .scene import Scene
 
 MAX_TILES = 1 << 20
@@ -414,15 +414,12 @@ def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto"
 
 def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> PixelMask | None:
     """The pixels that count and that a ray leads to, which the device finds out; None where that is all of them."""
-    mask, cameras, n_pixels = scene.images.mask, scene.cameras, scene.images.n_pixels
+    mask, cameras = scene.images.mask, scene.cameras
     if all_valid(cameras):
         return mask
-    cameras, offsets = cameras.to(device), scene.images.offsets.to(device)
-    widths, parts, step = scene.images.sizes[:, 0].contiguous().to(device), [], pixels_at_once(cameras.device)
-    for start in range(0, n_pixels, step):
-        pixel = torch.arange(start, min(start + step, n_pixels), device=cameras.device)
-        parts.append(pack_words(cameras.is_valid(*pixel_centers(offsets, widths, pixel))))
-    words = torch.cat(parts).to(scene.images.offsets.device)
+    cameras = cameras.to(device)
+    words = torch.cat([pack_words(cameras.is_valid(*part)) for part in pixel_parts(cameras)])
+    words = words.to(scene.images.offsets.device)
     try:
         return PixelMask.of_words(words if mask is None else words & mask.words)
     except InputError:

@@ -18,88 +18,19 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..types import Rays
-from .lenses import (
-    PIXEL_CENTER,
-    distort_division,
-    distort_eucm,
-    distort_fisheye,
-    distort_fov,
-    distort_opencv,
-    distort_rad_tan_prism,
-    distort_thin_prism,
-    fisheye_limit,
-    is_valid_division,
-    is_valid_eucm,
-    is_valid_fisheye,
-    is_valid_fov,
-    is_valid_opencv,
-    is_valid_rad_tan_prism,
-    is_valid_sphere,
-    is_valid_thin_prism,
-    opencv_limit,
-    project_sphere,
-    rad_tan_prism_limit,
-    thin_prism_limit,
-    undistort_division,
-    undistort_eucm,
-    undistort_fisheye,
-    undistort_fov,
-    undistort_opencv,
-    undistort_rad_tan_prism,
-    undistort_thin_prism,
-    unproject_sphere,
-)
-
-WORLD_UP = (0.0, 0.0, 1.0)
-
-
-def opengl_to_opencv(camera_to_world: Tensor) -> Tensor:
-    """Poses (..., 3 or 4, 4) with OpenGL camera axes to OpenCV ones (+x right, +y down, +z forward)."""
-    flip = camera_to_world.new_tensor([1.0, -1.0, -1.0, 1.0])
-    return camera_to_world * flip
-
-
-def opencv_to_opengl(camera_to_world: Tensor) -> Tensor:
-    """The inverse of `opengl_to_opencv`, which is its own inverse; two names so that callers say what they mean."""
-    return opengl_to_opencv(camera_to_world)
-
-
-def look_at(eye: Tensor, target: Tensor, up: Tensor | None = None) -> Tensor:
-    """Poses (n, 3, 4) of cameras at `eye` (n, 3) that look at `target` (n, 3) or (3,), with `up` towards the top.
-
-    >>> look_at(torch.tensor([[0.0, -4.0, 0.0]]), torch.zeros(3))[0, :, 2]  # backward = from target to eye
-    tensor([ 0., -1.,  0.])
-    """
-    up = eye.new_tensor(WORLD_UP) if up is None else up
-    backward = torch.nn.functional.normalize(eye - target, dim=-1)
-    right = torch.linalg.cross(up.expand_as(backward), backward)
-    length = right.norm(dim=-1, keepdim=True)
-    if bool((length < 1e-6).any()):
-        raise InputError("eye", "a view not along the up axis", "one that is", "move the eye or give another `up`")
-    right = right / length
-    return torch.stack([right, torch.linalg.cross(backward, right), backward, eye], dim=-1)
-
-
-def world_to_camera(camera_to_world: Tensor) -> Tensor:
-    """The inverse of rigid poses (n, 3, 4)."""
-    rotation = camera_to_world[..., :3].transpose(-1, -2)
-    return torch.cat([rotation, -rotation @ camera_to_world[..., 3:]], dim=-1)
-
+from .lenses import LENS_MODELS, PIXEL_CENTER, CameraModel, LensModel
 
 if TYPE_CHECKING:
     from .placement import Ndc
 
-CameraModel = Literal[
-    "pinhole", "opencv", "fisheye", "fov", "thin_prism", "rad_tan_prism", "division", "eucm", "equirectangular"
-]
-
+WORLD_UP = (0.0, 0.0, 1.0)
 # A disc of this radius has the variance of a unit square about its centre: the cone of a pixel one unit wide.
 PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
 
@@ -123,21 +54,18 @@ class Cameras:
     size: Tensor  # (n, 2) int64, width and height
     times: Tensor | None = None  # (n,) float32 in [0, 1]
     model: CameraModel = "pinhole"
-    # (n, 8) float32: k1 k2 p1 p2 k3 k4 k5 k6, OpenCV's order; fisheye: k1 k2 k3 k4; fov: its angle; division: its k;
-    # eucm: alpha beta; thin_prism: k1 k2 p1 p2 k3 k4 s1 s2; zeros behind. rad_tan_prism: (n, 12), k0 to k5, p0 p1,
-    # s0 to s3. pinhole: None
-    distortion: Tensor | None = None
-    ndc: Ndc | None = None  # the box that rays are bent into (`ndc.py`); None: plain space
+    distortion: Tensor | None = None  # (n, 8 or 12) float32, in the order of `lenses.py`, zeros behind; pinhole: None
+    ndc: Ndc | None = None  # the box that rays are bent into (`placement.py`); None: plain space
 
     def __post_init__(self) -> None:
+        if self.model not in LENS_MODELS:
+            hint = "undistort the images first"
+            raise InputError("model", "one of " + ", ".join(LENS_MODELS), repr(self.model), hint)
         _check_shapes(self)
-        if self.model not in _UNPROJECT:
-            raise InputError("model", "one of " + ", ".join(_UNPROJECT), repr(self.model), "undistort the images first")
         if (self.distortion is None) != (self.model == "pinhole"):
             expected = "None for pinhole cameras, coefficients for the others"
-            raise InputError(
-                "distortion", expected, f"{'none' if self.distortion is None else 'some'} for {self.model}"
-            )
+            got = f"{'none' if self.distortion is None else 'some'} for {self.model}"
+            raise InputError("distortion", expected, got)
         if self.camera_to_world.device.type == "cpu":
             _check_values(self)
 
@@ -199,8 +127,9 @@ class Cameras:
 
     def local_directions(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(m, 3): what continuous pixel positions look along in the camera's own axes; not of unit length."""
-        points, coefficients = self._plane(camera_indices, x, y)
-        return _UNPROJECT[self.model](points, coefficients)
+        directions = self._lens.unproject(*self._plane(camera_indices, x, y))
+        right, down, ahead = directions.unbind(-1)  # OpenCV's axes
+        return torch.stack([right, -down, -ahead], dim=-1)
 
     def rays_along(self, camera_indices: Tensor, local: Tensor) -> Rays:
         """Rays along directions (m, 3) in the cameras' own axes, as `local_directions` gives them."""
@@ -220,20 +149,20 @@ class Cameras:
     def is_valid(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(m,) bool: whether a ray leads to the pixel position. A lens model ends where it folds over; a pinhole's
         never does."""
-        points, coefficients = self._plane(camera_indices, x, y)
-        if coefficients is None:
-            return torch.ones_like(x, dtype=torch.bool)
-        if self._limits is None:
-            return _IS_VALID[self.model](points, coefficients)
-        return _ENDS[self.model][1](points, coefficients, self._limits[camera_indices])
+        limits = None if self._limits is None else self._limits[camera_indices]
+        return self._lens.is_valid(*self._plane(camera_indices, x, y), limits)
+
+    @property
+    def _lens(self) -> LensModel:
+        return LENS_MODELS[self.model]
 
     @functools.cached_property
     def _limits(self) -> Tensor | None:
         """(n,): where each lens folds over; None for models that know by a formula."""
-        if self.distortion is None or self.model not in _ENDS:
+        if self.distortion is None or self._lens.limit is None:
             return None
         lenses, lens_of = torch.unique(self.distortion.detach(), dim=0, return_inverse=True)
-        return _ENDS[self.model][0](lenses)[lens_of]
+        return self._lens.limit(lenses)[lens_of]
 
     def _plane(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """Points on the image plane at depth 1, still distorted, and their coefficients."""
@@ -265,8 +194,17 @@ class Cameras:
         depths = -local[:, 2]
         axes = torch.stack([local[:, 0], -local[:, 1], depths], dim=-1)  # OpenCV's: y down, z forward
         coefficients = None if self.distortion is None else self.distortion[camera_indices]
-        plane = _PROJECT[self.model](axes, coefficients)
+        plane = self._lens.project(axes, coefficients)
         return plane * self.focal[camera_indices] + self.center[camera_indices], depths
+
+    def borders(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Camera, x and y of 33 positions along each side of each image, corners among them."""
+        steps = torch.linspace(0.0, 1.0, 33, device=self.device)
+        low, high = torch.zeros_like(steps), torch.ones_like(steps)
+        u, v = torch.cat([steps, steps, low, high]), torch.cat([low, high, steps, steps])
+        index = torch.arange(len(self), device=self.device).repeat_interleave(u.shape[0])
+        x, y = ((self.size[:, i : i + 1] * border).reshape(-1) for i, border in enumerate((u, v)))
+        return index, x, y
 
     def enclosing_pinholes(self) -> Cameras | None:
         """Pinhole cameras that see all that these see; None where there are none (a very wide lens, a bent box)."""
@@ -274,14 +212,10 @@ class Cameras:
             return None
         if self.model == "pinhole":
             return self
-        steps = torch.linspace(0.0, 1.0, 33, device=self.device)
-        low, high = torch.zeros_like(steps), torch.ones_like(steps)
-        u, v = torch.cat([steps, steps, low, high]), torch.cat([low, high, steps, steps])
-        index = torch.arange(len(self), device=self.device).repeat_interleave(u.shape[0])
-        x, y = ((self.size[:, i : i + 1] * border).reshape(-1) for i, border in enumerate((u, v)))
-        local = self.local_directions(index, x, y)
+        border = self.borders()
+        local = self.local_directions(*border)
         wide = -local[:, 2] < 0.2 * local.norm(dim=-1)
-        if bool((wide | ~self.is_valid(index, x, y)).any()):
+        if bool((wide | ~self.is_valid(*border)).any()):
             return None
         plane = (local[:, :2] / -local[:, 2:]).view(len(self), -1, 2) * torch.tensor([1.0, -1.0], device=self.device)
         lowest, highest = plane.amin(1), plane.amax(1)
@@ -304,108 +238,48 @@ class Cameras:
         return self.scaled(1.0 / divisor)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Cameras:
-        return Cameras(
-            camera_to_world=function(self.camera_to_world),
-            focal=function(self.focal),
-            center=function(self.center),
-            size=function(self.size),
-            times=None if self.times is None else function(self.times),
-            model=self.model,
-            distortion=None if self.distortion is None else function(self.distortion),
-            ndc=self.ndc,
-        )
+        names = ("camera_to_world", "focal", "center", "size", "times", "distortion")
+        values = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
 
-def _unproject_pinhole(points: Tensor, distortion: Tensor | None) -> Tensor:
-    x, y = points.unbind(-1)
-    return torch.stack([x, -y, -torch.ones_like(x)], dim=-1)
+def opengl_to_opencv(camera_to_world: Tensor) -> Tensor:
+    """Poses (..., 3 or 4, 4) with OpenGL camera axes to OpenCV ones (+x right, +y down, +z forward)."""
+    flip = camera_to_world.new_tensor([1.0, -1.0, -1.0, 1.0])
+    return camera_to_world * flip
 
 
-def _unproject_opencv(points: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None  # held by Cameras
-    return _unproject_pinhole(undistort_opencv(points, distortion), None)
+def opencv_to_opengl(camera_to_world: Tensor) -> Tensor:
+    """The inverse of `opengl_to_opencv`, which is its own inverse; two names so that callers say what they mean."""
+    return opengl_to_opencv(camera_to_world)
 
 
-def _along(undistort: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """A lens whose way back gives directions with OpenCV's axes, which turn into OpenGL's."""
+def look_at(eye: Tensor, target: Tensor, up: Tensor | None = None) -> Tensor:
+    """Poses (n, 3, 4) of cameras at `eye` (n, 3) that look at `target` (n, 3) or (3,), with `up` towards the top.
 
-    def unproject(points: Tensor, distortion: Tensor | None) -> Tensor:
-        assert distortion is not None
-        x, y, z = undistort(points, distortion).unbind(-1)
-        return torch.stack([x, -y, -z], dim=-1)
-
-    return unproject
-
-
-def _project_pinhole(axes: Tensor, distortion: Tensor | None) -> Tensor:
-    return axes[:, :2] / axes[:, 2:]
-
-
-def _project_opencv(axes: Tensor, distortion: Tensor | None) -> Tensor:
-    assert distortion is not None
-    return distort_opencv(axes[:, :2] / axes[:, 2:], distortion)
+    >>> look_at(torch.tensor([[0.0, -4.0, 0.0]]), torch.zeros(3))[0, :, 2]  # backward = from target to eye
+    tensor([ 0., -1.,  0.])
+    """
+    up = eye.new_tensor(WORLD_UP) if up is None else up
+    backward = torch.nn.functional.normalize(eye - target, dim=-1)
+    right = torch.linalg.cross(up.expand_as(backward), backward)
+    length = right.norm(dim=-1, keepdim=True)
+    if bool((length < 1e-6).any()):
+        raise InputError("eye", "a view not along the up axis", "one that is", "move the eye or give another `up`")
+    right = right / length
+    return torch.stack([right, torch.linalg.cross(backward, right), backward, eye], dim=-1)
 
 
-def _onto(distort: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """A lens that takes directions as they are."""
-
-    def project(axes: Tensor, distortion: Tensor | None) -> Tensor:
-        assert distortion is not None
-        return distort(axes, distortion)
-
-    return project
-
-
-# A model is an entry in all three, the third in two kinds. Image-plane points, coefficients -> OpenGL directions:
-_UNPROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "pinhole": _unproject_pinhole,
-    "opencv": _unproject_opencv,
-    "fisheye": _along(undistort_fisheye),
-    "fov": _along(undistort_fov),
-    "thin_prism": _along(undistort_thin_prism),
-    "rad_tan_prism": _along(undistort_rad_tan_prism),
-    "division": _along(undistort_division),
-    "eucm": _along(undistort_eucm),
-    "equirectangular": _along(unproject_sphere),
-}
-# Points (m, 3) with OpenCV's axes, coefficients -> image-plane points (m, 2):
-_PROJECT: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "pinhole": _project_pinhole,
-    "opencv": _project_opencv,
-    "fisheye": _onto(distort_fisheye),
-    "fov": _onto(distort_fov),
-    "thin_prism": _onto(distort_thin_prism),
-    "rad_tan_prism": _onto(distort_rad_tan_prism),
-    "division": _onto(distort_division),
-    "eucm": _onto(distort_eucm),
-    "equirectangular": _onto(project_sphere),
-}
-# Distorted image-plane points (m, 2), coefficients -> whether a ray leads there:
-_IS_VALID: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "fov": is_valid_fov,
-    "division": is_valid_division,
-    "eucm": is_valid_eucm,
-    "equirectangular": is_valid_sphere,
-}
-# The same for lenses that fold over: coefficients (n, 8) of cameras -> where, searched for once; and points,
-# coefficients and that of each point -> whether a ray leads there.
-_ENDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "opencv": (opencv_limit, is_valid_opencv),
-    "fisheye": (fisheye_limit, is_valid_fisheye),
-    "thin_prism": (thin_prism_limit, is_valid_thin_prism),
-    "rad_tan_prism": (rad_tan_prism_limit, is_valid_rad_tan_prism),
-}
-
-
-def n_coefficients(model: CameraModel) -> int:
-    """How many numbers `Cameras.distortion` has per camera."""
-    return 12 if model == "rad_tan_prism" else 8
+def world_to_camera(camera_to_world: Tensor) -> Tensor:
+    """The inverse of rigid poses (n, 3, 4)."""
+    rotation = camera_to_world[..., :3].transpose(-1, -2)
+    return torch.cat([rotation, -rotation @ camera_to_world[..., 3:]], dim=-1)
 
 
 def _check_shapes(cameras: Cameras) -> None:
     n = cameras.camera_to_world.shape[0]
     expected = {"camera_to_world": (n, 3, 4), "focal": (n, 2), "center": (n, 2), "size": (n, 2)}
-    expected |= {"times": (n,), "distortion": (n, n_coefficients(cameras.model))}
+    expected |= {"times": (n,), "distortion": (n, LENS_MODELS[cameras.model].n_coefficients)}
     for name, shape in expected.items():
         value: Tensor | None = getattr(cameras, name)
         if value is not None and tuple(value.shape) != shape:
@@ -431,11 +305,9 @@ def _check_values(cameras: Cameras) -> None:
     focal = cameras.focal.detach()
     if not bool((torch.isfinite(focal) & (focal > 0)).all()):
         raise InputError("focal", "finite numbers > 0", str(focal.min().item()))
-    if not bool(torch.isfinite(cameras.center.detach()).all()):
-        raise InputError("center", "finite numbers", "NaN or infinity")
     if not bool((cameras.size > 0).all()):
         raise InputError("size", "at least one pixel", str(int(cameras.size.min())))
-    if cameras.distortion is not None and not bool(torch.isfinite(cameras.distortion.detach()).all()):
-        raise InputError("distortion", "finite numbers", "NaN or infinity")
-    if cameras.times is not None and not bool(torch.isfinite(cameras.times.detach()).all()):
-        raise InputError("times", "finite numbers", "NaN or infinity")
+    for name in ("center", "distortion", "times"):
+        value: Tensor | None = getattr(cameras, name)
+        if value is not None and not bool(torch.isfinite(value.detach()).all()):
+            raise InputError(name, "finite numbers", "NaN or infinity")

@@ -11,7 +11,7 @@ import torch
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.images import ImagePool
-from nerfturbo.data.lenses import distort_opencv, fisheye_limit, opencv_limit, undistort_opencv
+from nerfturbo.data.lenses import LENS_MODELS
 from nerfturbo.data.scene import Scene
 from nerfturbo.types import Aabb
 
@@ -105,17 +105,21 @@ def test_the_centre_is_the_axis_and_has_gradients() -> None:
 
 def test_both_ways_agree_in_float64() -> None:
     points = (torch.rand(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5) * 1.2
+    directions, lens = torch.cat([points, torch.ones_like(points[:, :1])], dim=-1), LENS_MODELS["opencv"]
     for _, coefficients in OPENCV_LENSES.values():
         rows = torch.tensor(coefficients, dtype=torch.float64).expand(500, 8)
-        assert torch.allclose(undistort_opencv(distort_opencv(points, rows), rows), points, atol=1e-10)
+        found = lens.unproject(lens.project(directions, rows), rows)
+        assert torch.allclose(found, directions, atol=1e-10)
 
 
 def test_the_limit_is_where_the_radius_stops_growing() -> None:
     rows = torch.zeros(3, 8)
     rows[1, 0], rows[2, 0] = -0.25, 0.2
-    limits = opencv_limit(rows)  # r (1 + k1 r^2) peaks at r^2 = -1 / (3 k1)
+    limits = LENS_MODELS["opencv"].limit(rows)  # r (1 + k1 r^2) peaks at r^2 = -1 / (3 k1)
     assert limits.tolist() == pytest.approx([16.0, (4.0 / 3.0) ** 0.5, 16.0], abs=5e-3)
-    assert fisheye_limit(rows).tolist() == pytest.approx([math.pi, (4.0 / 3.0) ** 0.5, math.pi], abs=1e-3)
+    assert LENS_MODELS["fisheye"].limit(rows).tolist() == pytest.approx(
+        [math.pi, (4.0 / 3.0) ** 0.5, math.pi], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("model", ["opencv", "fisheye"])

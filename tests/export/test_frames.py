@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.data.cameras import n_coefficients
+from nerfturbo.data.lenses import LENS_MODELS
 from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
@@ -84,7 +84,7 @@ def test_only_plain_pinhole_cameras_of_one_size_are_recorded(tmp_path: Path) -> 
     assert (
         recorded_size(load_scene(write_facing(tmp_path / "facing"), options=LoadOptions(bounds="ndc")).cameras) is None
     )  # rays are bent
-    lens = torch.zeros(len(cameras), n_coefficients("opencv"))
+    lens = torch.zeros(len(cameras), LENS_MODELS["opencv"].n_coefficients)
     assert recorded_size(replace(cameras, model="opencv", distortion=lens)) is None
     sizes = cameras.size.clone()
     sizes[0] += 1

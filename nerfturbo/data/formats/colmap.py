@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..cameras import CameraModel, n_coefficients, opencv_to_opengl, world_to_camera
+from ..cameras import CameraModel, opencv_to_opengl, world_to_camera
 from ..json_checks import find_image, shown
+from ..lenses import LENS_MODELS
 from ..options import DEFAULTS, LoadOptions
 from ..scene import Scene, SceneFormat, Split
 from .posed import Lens, View, held_out, posed_scene
@@ -446,7 +447,7 @@ def lens_of(camera: ColmapCamera, what: str) -> Lens:
         focal=(fx, fy),
         center=(cx, cy),
         model=model,
-        distortion=tuple(distortion + [0.0] * (n_coefficients(model) - len(distortion))),
+        distortion=tuple(distortion + [0.0] * (LENS_MODELS[model].n_coefficients - len(distortion))),
     ).checked(what)
 
 
