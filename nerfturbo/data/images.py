@@ -35,42 +35,56 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops.pixels import WORD, PixelMask, unpack_words
 from .options import DEFAULTS, LoadOptions
-from .pool_file import MappedPool, PoolWriter, fits_memory, open_pool, pool_path
+from .pool_file import MappedPool, fits_memory, open_pool, pool_path, writing_pool
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from .images import ImagePool
-
 HEIF_ENDINGS = (".heic", ".heif", ".hif")
-# What cameras write before they make a picture of it: most are TIFF files, of which Pillow would show the thumbnail.
+# What cameras write before they make an image of it: most are TIFF files, of which Pillow would show the thumbnail.
 RAW_ENDINGS = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".gpr", ".iiq", ".kdc", ".mos", ".mrw", ".nef"),
     *(".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
+_READABLE = "a picture that can be read here"
 CONVERT_RAW = "convert them to JPEG, in the highest quality, at full size"
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_AVIF_BRANDS = (b"avif", b"avis")
+_HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+_AVIF_BRANDS = {b"avif", b"avis"}
 _LARGE = 178_956_970  # pixels: Pillow's limit
-_LARGEST = 1 << 30  # of any picture: 3 GiB of colours
+_LARGEST = 1 << 30  # of any image: 3 GiB of colours
 _PIXELS_PER_BYTE = 32  # at most, of a file above Pillow's limit: photographs have 2 to 20
 _lock = threading.Lock()  # Pillow's limit and its list of formats belong to the whole process
 
 
-def open_picture(path: Path) -> Image.Image:
-    """A picture with its header read; it is decoded when it is used. Where that fails, the error says why."""
-    from PIL import UnidentifiedImageError
+def open_image(path: Path) -> Image.Image:
+    """An image with its header read; it is decoded when it is used. Where that fails, the error says why."""
+    from PIL import Image, UnidentifiedImageError
 
     if path.suffix.lower() in RAW_ENDINGS and path.is_file():
-        raise InputError(str(path), "a picture that can be read here", "a camera's raw file", CONVERT_RAW)
-    if path.suffix.lower() in HEIF_ENDINGS or _kind(path) == "HEIC":  # phones also name them .jpg
-        _register_heif()
+        raise InputError(str(path), _READABLE, "a camera's raw file", CONVERT_RAW)
+    kind, heif = _kind(path), importlib.util.find_spec("pillow_heif") is not None
+    if heif and (path.suffix.lower() in HEIF_ENDINGS or kind == "HEIC"):  # phones also name them .jpg
+        import pillow_heif  # type: ignore[import-not-found,unused-ignore]
+
+        with _lock:
+            pillow_heif.register_heif_opener()
     try:
-        image = _open_any_size(path)
+        with _lock:  # only the header is read inside
+            limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            try:
+                image = Image.open(path)
+            finally:
+                Image.MAX_IMAGE_PIXELS = limit
     except FileNotFoundError:
         raise InputError(str(path), "an image file", "no such file") from None
     except UnidentifiedImageError as error:
-        raise _unreadable(path, error) from None
+        if kind == "HEIC":
+            hint = "the file is damaged" if heif else "pip install pillow-heif, or convert the photos to JPEG"
+            raise InputError(str(path), _READABLE, "a HEIC file", hint) from None
+        if kind == "AVIF":
+            hint = "pip install --upgrade pillow (11.3 or newer reads it), or convert the photos to JPEG"
+            raise InputError(str(path), _READABLE, "an AVIF file", hint) from None
+        raise undecodable(path, error) from None
     except Exception as error:  # decoders fail in as many ways as there are damaged files
         raise undecodable(path, error) from None
     pixels = image.width * image.height
@@ -88,28 +102,6 @@ def undecodable(path: Path, error: Exception) -> InputError:
     return InputError(str(path), "an image that decodes", reason, "the file is damaged or not an image")
 
 
-def _open_any_size(path: Path) -> Image.Image:
-    from PIL import Image
-
-    with _lock:  # only the header is read inside
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            return Image.open(path)
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-
-
-def _register_heif() -> bool:
-    """Teach Pillow HEIC, where the package for it is installed; whether it knows it now."""
-    if importlib.util.find_spec("pillow_heif") is None:
-        return False
-    import pillow_heif  # type: ignore[import-not-found,unused-ignore]
-
-    with _lock:
-        pillow_heif.register_heif_opener()
-    return True
-
-
 def _kind(path: Path) -> str | None:
     """HEIC or AVIF by the first bytes of a file, whatever its name; None for others."""
     try:
@@ -117,24 +109,10 @@ def _kind(path: Path) -> str | None:
             start = file.read(32)
     except OSError:
         return None
-    brands = (start[8:12], start[16:20], start[20:24], start[24:28])
     if start[4:8] != b"ftyp":
         return None
-    if any(brand in _AVIF_BRANDS for brand in brands):
-        return "AVIF"
-    return "HEIC" if any(brand in _HEIF_BRANDS for brand in brands) else None
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    kind = _kind(path)
-    if kind == "HEIC":
-        installed = importlib.util.find_spec("pillow_heif") is not None
-        hint = "the file is damaged" if installed else "pip install pillow-heif, or convert the photos to JPEG"
-        return InputError(str(path), "a picture that can be read here", "a HEIC file", hint)
-    if kind == "AVIF":
-        hint = "pip install --upgrade pillow (11.3 or newer reads it), or convert the photos to JPEG"
-        return InputError(str(path), "a picture that can be read here", "an AVIF file", hint)
-    return undecodable(path, error)
+    brands = {start[8:12], start[16:20], start[20:24], start[24:28]}
+    return "AVIF" if brands & _AVIF_BRANDS else "HEIC" if brands & _HEIF_BRANDS else None
 
 
 _WHITE = 128  # of 255: masks are black and white, but for the noise of a JPEG
@@ -142,22 +120,22 @@ _WHITE = 128  # of 255: masks are black and white, but for the noise of a JPEG
 
 @dataclass(frozen=True)
 class MaskFile:
-    """A mask of one picture; `marks_ignored`: what it marks does not count, as opposed to what it leaves black."""
+    """A mask of one image; `marks_ignored`: what it marks does not count, as opposed to what it leaves black."""
 
     path: Path
     marks_ignored: bool = False
 
 
-def find_mask(folder: Path, picture: Path, listed: Path | None = None) -> MaskFile | None:
-    """The mask of a picture in a scene's folder, by the customs above; `listed` is the one its frame names."""
+def find_mask(folder: Path, image: Path, listed: Path | None = None) -> MaskFile | None:
+    """The mask of an image in a scene's folder, by the customs above; `listed` is the one its frame names."""
     if listed is not None:
         return MaskFile(listed)
-    dynamic = picture.with_name(f"dynamic_mask_{picture.stem}.png")
+    dynamic = image.with_name(f"dynamic_mask_{image.stem}.png")
     if dynamic.is_file():
         return MaskFile(dynamic, marks_ignored=True)
-    if not (folder / "masks").is_dir() or not picture.is_relative_to(folder):
+    if not (folder / "masks").is_dir() or not image.is_relative_to(folder):
         return None
-    inside = picture.relative_to(folder)
+    inside = image.relative_to(folder)
     for name in (inside, inside.relative_to(*inside.parts[:1]) if len(inside.parts) > 1 else inside):
         beside = folder / "masks" / name
         for path in (beside.with_name(f"{beside.name}.png"), beside.with_suffix(".png"), beside):
@@ -167,7 +145,7 @@ def find_mask(folder: Path, picture: Path, listed: Path | None = None) -> MaskFi
 
 
 def load_masks(masks: Sequence[MaskFile | None], sizes: Tensor) -> PixelMask | None:
-    """Masks of pictures of `sizes` (n, 2), packed; None where no picture has one."""
+    """Masks of images of `sizes` (n, 2), packed; None where no image has one."""
     if not any(masks):
         return None
     every = zip(masks, sizes.tolist(), strict=True)
@@ -189,7 +167,7 @@ def mask_notes(images: ImagePool, masks: Sequence[MaskFile | None]) -> tuple[str
 
 
 def pack_flags(parts: Iterable[np.ndarray]) -> Tensor:
-    """Flags of one picture after the other as int64 words, holding one picture at a time."""
+    """Flags of one image after the other as int64 words, holding one image at a time."""
     packed, rest = [], np.empty(0, bool)
     for part in parts:
         rest = np.concatenate([rest, part.reshape(-1)])
@@ -207,11 +185,9 @@ def _flags(mask: MaskFile | None, width: int, height: int) -> np.ndarray:
         return np.ones(width * height, bool)
     from PIL import Image
 
-    from .images import open_upright  # imports this file
-
     image = open_upright(mask.path)
-    counts = _marked(image)
-    counts = ~(counts > 0) if mask.marks_ignored else counts >= _WHITE
+    marked = np.asarray(_grey_bytes(image).convert("RGB")).max(-1)  # the brightest channel of each pixel
+    counts = marked == 0 if mask.marks_ignored else marked >= _WHITE
     if image.size == (width, height):
         return counts
     ratio, wanted = image.size[0] / image.size[1], width / height
@@ -222,23 +198,11 @@ def _flags(mask: MaskFile | None, width: int, height: int) -> np.ndarray:
     return np.asarray(shrunk) == 255
 
 
-def _marked(image: object) -> np.ndarray:
-    """(height, width) uint8: the brightest channel of each pixel."""
-    from PIL import Image
-
-    assert isinstance(image, Image.Image)
-    if image.mode.startswith("I"):
-        return (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
-    if image.mode in ("L", "1"):
-        return np.asarray(image.convert("L"))
-    return np.asarray(image.convert("RGB")).max(-1)
-
-
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSING_ORIENTATIONS = (5, 6, 7, 8)
-_TRANSPARENT_SHARE = 0.005  # of its pixels, in a picture of an object on nothing
-_DECODED_BYTES = 11  # per pixel of a file while it is read: Pillow's picture, a converted one, and its bytes
+_TRANSPARENT_SHARE = 0.005  # of its pixels, in an image of an object on nothing
+_DECODED_BYTES = 11  # per pixel of a file while it is read: Pillow's image, a converted one, and its bytes
 _DECODING_SHARE = 0.15  # of the pool: what all threads together may hold besides, but
 _DECODING_BYTES = 96 << 20  # this much in any case
 
@@ -268,7 +232,7 @@ class ImagePool:
 
     @classmethod
     def from_images(cls, images: Sequence[Tensor] | Tensor) -> ImagePool:
-        """From uint8 pictures (H, W, C), all with the same number of channels. An (n, H, W, C) tensor is not copied."""
+        """From uint8 images (H, W, C), all with the same number of channels. An (n, H, W, C) tensor is not copied."""
         sizes = torch.tensor([[image.shape[1], image.shape[0]] for image in images], dtype=torch.int64).reshape(-1, 2)
         if isinstance(images, Tensor):
             return cls(images.reshape(-1, images.shape[-1]), _offsets(sizes), sizes)
@@ -301,7 +265,7 @@ class ImagePool:
         return self.pixels[start:stop].view(height, width, self.channels)
 
     def image_mask(self, index: int) -> Tensor | None:
-        """(H, W) bool: which pixels of a picture count; None where all do."""
+        """(H, W) bool: which pixels of an image count; None where all do."""
         if self.mask is None:
             return None
         start, stop = self.offsets[index : index + 2].tolist()
@@ -317,7 +281,7 @@ class ImagePool:
         return self.image_bytes(index).to(device or self.device).float() / 255.0
 
     def select(self, indices: Sequence[int]) -> ImagePool:
-        """A pool of its own with some of the pictures, in the order given: this copies them."""
+        """A pool of its own with some of the images, in the order given: this copies them."""
         sizes = self.sizes[torch.as_tensor(list(indices), dtype=torch.int64, device=self.device)]
         parts = [self.image_bytes(index).reshape(-1, self.channels) for index in indices]
         pixels, mask = torch.cat(parts) if parts else self.pixels[:0], None
@@ -354,7 +318,7 @@ def composite_over(rgba: Tensor, background: Tensor | float) -> Tensor:
 
 
 def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
-    """One picture as (H, W, 3 or 4) uint8: upright by its EXIF tag, each pixel the mean of downscale^2 of the file's.
+    """One image as (H, W, 3 or 4) uint8: upright by its EXIF tag, each pixel the mean of downscale^2 of the file's.
 
     With alpha the mean is taken of premultiplied colours, so that what is invisible does not bleed into edges.
     """
@@ -363,12 +327,12 @@ def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
 
 
 def image_size(path: str | Path, *, upright: bool = True) -> tuple[int, int]:
-    """Width and height of a picture as `decode_image` gives it, from its header alone; else as it is stored."""
+    """Width and height of an image as `decode_image` gives it, from its header alone; else as it is stored."""
     return _probe(Path(path)).size(upright)
 
 
 def is_transparent(path: Path) -> bool:
-    """Whether some of a picture can be seen through; an alpha channel alone does not say so."""
+    """Whether some of an image can be seen through; an alpha channel alone does not say so."""
     if not _probe(path).has_alpha:
         return False
     return float((decode_image(path)[:, :, 3] < 128).float().mean()) > _TRANSPARENT_SHARE
@@ -384,16 +348,13 @@ def load_images(
     """Decode files in parallel into one pool; it has four channels if any of them has alpha.
 
     Pictures are turned upright by their EXIF tags. COLMAP and its kin do not do that: where `shapes` are what cameras
-    say of their pictures, those whose stored rows and columns fit are left as they are stored.
+    say of their images, those whose stored rows and columns fit are left as they are stored.
     """
     if not paths:
         raise InputError("paths", "at least one image", "none")
     with ThreadPoolExecutor(max_workers=_threads()) as threads:
         probes = list(threads.map(_probe, paths))
-    if shapes is None:
-        upright = [True] * len(paths)
-    else:
-        upright = [not same_shape(probe.stored, shape) for probe, shape in zip(probes, shapes, strict=True)]
+    upright = [shapes is None or not same_shape(probe.stored, shapes[i]) for i, probe in enumerate(probes)]
     full = [probe.size(turn) for probe, turn in zip(probes, upright, strict=True)]
     sizes = torch.tensor([_downscaled(size, options.downscale) for size in full], dtype=torch.int64)
     channels = 4 if any(probe.has_alpha for probe in probes) else 3
@@ -411,7 +372,7 @@ def load_images(
 
 @dataclass(frozen=True)
 class _Decoding:
-    """Pictures on their way to the pool."""
+    """Images on their way to the pool."""
 
     paths: Sequence[Path]
     options: LoadOptions
@@ -419,7 +380,7 @@ class _Decoding:
     offsets: Tensor
     sizes: Tensor
     channels: int
-    workers: int  # few where pictures are large, so that what they hold besides the pool stays small
+    workers: int  # few where images are large, so that what they hold besides the pool stays small
 
     def into_memory(self) -> Tensor:
         pixels = _allocate(int(self.offsets[-1]), self.channels)
@@ -434,36 +395,30 @@ class _Decoding:
         found = open_pool(path, n_bytes, self.channels)
         if found is not None:
             return found
-        writer = PoolWriter(path, n_bytes)
-        try:
-            firsts = (self.offsets * self.channels).tolist()
-            self._run(lambda index, array: writer.write(firsts[index], array))
-            writer.finish()
-        finally:
-            writer.abandon()
+        firsts = (self.offsets * self.channels).tolist()
+        with writing_pool(path, n_bytes) as write:
+            self._run(lambda index, array: write(firsts[index], array))
         return MappedPool(path, n_bytes, self.channels)
 
-    def _checked(self, index: int, array: np.ndarray, size: list[int]) -> np.ndarray:
-        width, height = size
-        if array.shape[:2] != (height, width):
-            got, hint = f"{array.shape[1]} x {array.shape[0]}", "the file is damaged"
-            raise InputError(str(self.paths[index]), f"the {width} x {height} pixels its header says", got, hint)
-        return array
-
     def _run(self, store: Callable[[int, np.ndarray], object]) -> None:
-        sizes = self.sizes.tolist()  # here: torch in the threads below would cost memory in each of them
+        sizes, report = (
+            self.sizes.tolist(),
+            self.options.on_progress,
+        )  # not in threads: torch costs memory in each
 
         def decode(index: int) -> None:
-            image = open_upright(self.paths[index], turn=self.upright[index])
-            store(
-                index, self._checked(index, _to_array(image, self.options.downscale, self.channels == 4), sizes[index])
-            )
+            image, (width, height) = open_upright(self.paths[index], turn=self.upright[index]), sizes[index]
+            array = _to_array(image, self.options.downscale, self.channels == 4)
+            if array.shape[:2] != (height, width):
+                got, hint = f"{array.shape[1]} x {array.shape[0]}", "the file is damaged"
+                raise InputError(str(self.paths[index]), f"the {width} x {height} pixels its header says", got, hint)
+            store(index, array)
 
         threads = ThreadPoolExecutor(max_workers=self.workers)
         try:
             for done, _ in enumerate(threads.map(decode, range(len(self.paths))), start=1):
-                if self.options.on_progress is not None:
-                    self.options.on_progress(done, len(self.paths))
+                if report is not None:
+                    report(done, len(self.paths))
         finally:
             threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
 
@@ -497,16 +452,16 @@ def _allocate(n_pixels: int, channels: int) -> Tensor:
 
 
 def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:
-    # The same rounding as Cameras.scaled, so that cameras and pictures agree on every size.
+    # The same rounding as Cameras.scaled, so that cameras and images agree on every size.
     factor = 1.0 / divisor
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
 def open_upright(path: Path, *, turn: bool = True) -> Image.Image:
-    """A decoded picture, turned as its EXIF tag says."""
+    """A decoded image, turned as its EXIF tag says."""
     from PIL import ImageOps
 
-    with open_picture(path) as image:
+    with open_image(path) as image:
         try:
             image.load()
             if turn:
@@ -518,7 +473,7 @@ def open_upright(path: Path, *, turn: bool = True) -> Image.Image:
 
 @dataclass(frozen=True)
 class _Probe:
-    """What the header of a picture says."""
+    """What the header of an image says."""
 
     stored: tuple[int, int]  # width, height
     transposed: bool  # upright, it is as wide as it is high when stored
@@ -530,7 +485,7 @@ class _Probe:
 
 
 def _probe(path: Path) -> _Probe:
-    with open_picture(path) as image:
+    with open_image(path) as image:
         try:
             orientation = image.getexif().get(_EXIF_ORIENTATION)
         except Exception as error:
@@ -551,15 +506,22 @@ def _has_alpha(image: Image.Image) -> bool:
     return image.mode in _ALPHA_MODES or "transparency" in image.info
 
 
+def _grey_bytes(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8 bits: Pillow's own conversion would clip at 255 instead of scaling."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+
+
 def _to_array(image: Image.Image, downscale: int, alpha: bool) -> np.ndarray:
     from PIL import Image
 
     if downscale < 1:
         raise InputError("downscale", "an integer >= 1", str(downscale))
-    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip at 255 instead of scaling
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
     mode = "RGBA" if alpha else "RGB"
-    image = image if image.mode == mode else image.convert(mode)
+    image = image if image.mode == mode else _grey_bytes(image).convert(mode)
     if downscale > 1:  # Pillow premultiplies RGBA for the mean and divides it out again
         whole = image.width % downscale == 0 and image.height % downscale == 0  # then the exact mean, rounded once
         size = _downscaled(image.size, downscale)

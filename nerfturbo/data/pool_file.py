@@ -18,9 +18,8 @@ import mmap
 import os
 import shutil
 import sys
-import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import cache_folder
+from ..files import cache_folder, replacing
 
 VERSION = 1
 RESIDENT_BYTES = 256 << 20  # of a mapping, at most: a power of two
@@ -70,44 +69,32 @@ class MappedPool:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-class PoolWriter:
-    """Writes pictures to their places from any number of threads; `finish` makes the file complete."""
+@contextlib.contextmanager
+def writing_pool(path: Path, n_bytes: int) -> Iterator[Callable[[int, np.ndarray], None]]:
+    """A function that writes an array to its place (the first byte), from any number of threads. The file is there
+    when the block has ended; when it fails, nothing is left behind."""
+    lock = threading.Lock()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(path.parent, n_bytes)
+        with replacing(path) as temporary, temporary.open("wb") as file:
 
-    def __init__(self, path: Path, n_bytes: int) -> None:
-        self.path, self.n_bytes, self._lock = path, n_bytes, threading.Lock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _make_room(path.parent, n_bytes)
-            handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-        except OSError as error:
-            raise _not_writable(path.parent, error) from None
-        self._temporary, self._file = Path(name), os.fdopen(handle, "wb")
+            def write(first_byte: int, array: np.ndarray) -> None:
+                with lock:
+                    file.seek(first_byte)
+                    file.write(np.ascontiguousarray(array).reshape(-1).data)
 
-    def write(self, first_byte: int, array: np.ndarray) -> None:
-        try:
-            with self._lock:
-                self._file.seek(first_byte)
-                self._file.write(np.ascontiguousarray(array).reshape(-1).data)
-        except OSError as error:
-            raise _not_writable(self.path.parent, error) from None
-
-    def finish(self) -> None:
-        try:
-            self._file.truncate(self.n_bytes)
-            self._file.close()
-            os.replace(self._temporary, self.path)
-        except OSError as error:
-            raise _not_writable(self.path.parent, error) from None
-
-    def abandon(self) -> None:
-        """Leave nothing behind; harmless after `finish`."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+            yield write
+            file.truncate(n_bytes)
+    except OSError as error:
+        hint = "set NERFTURBO_CACHE to a folder that can be written"
+        got = error.strerror or str(error)
+        raise InputError(str(path.parent), "a folder for the pool of pixels", got, hint) from None
 
 
-def pool_path(pictures: Sequence[Path], settings: Sequence[int]) -> Path:
-    """Where the pool of these pictures, read with these settings, belongs."""
-    facts = [[str(path.resolve()), (found := path.stat()).st_size, found.st_mtime_ns] for path in pictures]
+def pool_path(images: Sequence[Path], settings: Sequence[int]) -> Path:
+    """Where the pool of these images, read with these settings, belongs."""
+    facts = [[str(path.resolve()), (found := path.stat()).st_size, found.st_mtime_ns] for path in images]
     key = hashlib.sha256(json.dumps([VERSION, list(settings), facts]).encode()).hexdigest()[:32]
     try:
         return cache_folder() / "pools" / f"{key}.u8"
@@ -165,8 +152,3 @@ def _make_room(folder: Path, n_bytes: int) -> None:
     if free < n_bytes + (1 << 28):
         hint = "set NERFTURBO_CACHE to a folder on a larger disk, or load the pictures smaller with `downscale`"
         raise InputError(str(folder), f"{n_bytes / 2**30:.1f} GiB free for the pool", f"{free / 2**30:.1f} GiB", hint)
-
-
-def _not_writable(folder: Path, error: OSError) -> InputError:
-    hint = "set NERFTURBO_CACHE to a folder that can be written"
-    return InputError(str(folder), "a folder for the pool of pixels", error.strerror or str(error), hint)

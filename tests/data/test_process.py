@@ -15,7 +15,7 @@ import pytest
 
 from nerfturbo.data.capture import sfm
 from nerfturbo.data.capture.process import ProcessConfig, is_current, process
-from nerfturbo.data.capture.sfm import SfmError, _Progress, run
+from nerfturbo.data.capture.sfm import SfmError, _share, run
 from nerfturbo.data.capture.sfm_report import judge, largest_model
 from nerfturbo.data.formats.colmap import read_cloud, read_images
 from nerfturbo.data.scene import load_scene
@@ -235,7 +235,7 @@ def test_a_stage_that_fails_says_why_and_one_that_is_interrupted_ends(tmp_path: 
     ],
 )
 def test_progress_in_the_words_of_old_and_new_versions(text: str, share: float | None) -> None:
-    assert _Progress(10).see(text) == share
+    assert _share(text, 10) == share
 
 
 def test_options_are_named_as_the_installed_version_names_them(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ..images import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, decode_image, open_picture
+from ..images import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, decode_image, open_image
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -125,7 +125,7 @@ def _copy_or_refuse(path: Path, folder: Path) -> Photo | str:
     from PIL import Image
 
     try:
-        with open_picture(path) as image:
+        with open_image(path) as image:
             image.load()  # the whole file: a damaged one must not be found out after hours of matching
             camera, exif = _camera_name(image), image.getexif()
             is_jpeg = image.format in _LOSSY_FORMATS and image.mode in _KEPT_FORMATS["JPEG"]

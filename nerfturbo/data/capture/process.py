@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol
 
 from ...errors import InputError
 from ...files import remove, write_atomically
+from ..images import image_size
 from ..json_checks import read_json
 from . import video
 from .photos import Photo, copy_photos, is_video, require_photos, share_one_camera
@@ -61,6 +62,7 @@ EXHAUSTIVE_FRAMES = 40
 RICH_LENS_PICTURES = 20  # of one camera: enough to find eight numbers of a lens instead of four
 FEATURES_CPU, FEATURES_GPU = 4096, 8192
 ENOUGH = 0.9  # of the frames must have a place where neighbours alone decide
+_STAGES = ("pictures", "features", "matches", "poses")
 _VERSION = 1
 
 
@@ -77,15 +79,19 @@ class Report(Protocol):
 def process(source: Path, output: Path, settings: ProcessConfig | None = None, *, report: Report) -> Verdict:
     """Find the poses of photos or of a video's frames and write a scene folder; what is done already is kept.
 
-    Interrupt it at any time and call it again. Raises InputError where the pictures do not fit together at all.
+    Interrupt it at any time and call it again. Raises InputError where the images do not fit together at all.
     """
-    settings = _checked(settings or ProcessConfig())
-    names = _inputs(source)
+    settings = settings or ProcessConfig()
+    for name, smallest in {"frames": 2, "max_size": 100, "max_features": 100}.items():
+        value = getattr(settings, name)
+        if value is not None and value < smallest:
+            raise InputError("--" + name.replace("_", "-"), f"at least {smallest}", str(value))
+    inputs = _inputs(source)
     work = _Work(output, source)
     tool = open_tool(settings.tool)
     with work.locked():
         try:
-            return _Process(source, names, settings, tool, work, report).run()
+            return _Process(source, inputs, settings, tool, work, report).run()
         except InputError:
             work.take_back()
             raise
@@ -106,8 +112,7 @@ class _Work:
 
     def __init__(self, output: Path, source: Path) -> None:
         self.output, self.folder = output, output / "work"
-        self.images, self.sparse = output / "images", output / "sparse"
-        self.log = self.folder / "colmap.log"
+        self.images, self.sparse, self.log = output / "images", output / "sparse", self.folder / "colmap.log"
         self.is_new = not output.exists()
         if output.resolve() == source.resolve():
             raise InputError(str(output), "a folder beside the photos, or inside", "the folder of the photos itself")
@@ -149,17 +154,13 @@ class _Work:
         result = results.get(stage, self.folder / f"{stage}.db")
         return self.state["stages"].get(stage, {}).get("key") == key and result.exists()
 
-    def finish(self, stage: str, key: str, values: dict[str, Any]) -> None:
-        self.state["stages"][stage] = {"key": key, **values}
-        self.save()
-
-    def save(self) -> None:
+    def save(self, **values: Any) -> None:
+        self.state |= values
         write_atomically(self.output / STATE_FILE, json.dumps(self.state, indent=1) + "\n")
 
     def forget_from(self, stage: str) -> None:
-        """This stage and those after it are not valid any more. A result stays until the next, if its pictures do."""
-        stages = ("pictures", "features", "matches", "poses")
-        for later in stages[stages.index(stage) :]:
+        """This stage and those after it are not valid any more. A result stays until the next, if its images do."""
+        for later in _STAGES[_STAGES.index(stage) :]:
             self.state["stages"].pop(later, None)
         self.state.pop("verdict", None)
         self.save()
@@ -167,73 +168,70 @@ class _Work:
             remove(self.sparse)
 
 
+@dataclass(frozen=True)
 class _Process:
     """The four stages in their order."""
 
-    def __init__(
-        self,
-        source: Path,
-        inputs: list[Path],
-        settings: ProcessConfig,
-        tool: Tool,
-        work: _Work,
-        report: Report,
-    ) -> None:
-        self.source, self.inputs, self.settings = source, inputs, settings
-        self.tool, self.work, self.report = tool, work, report
-        self.from_video = is_video(source)
+    source: Path
+    inputs: list[Path]
+    settings: ProcessConfig
+    tool: Tool
+    work: _Work
+    report: Report
+
+    @property
+    def from_video(self) -> bool:
+        return is_video(self.source)
 
     def run(self) -> Verdict:
         fingerprint = _fingerprint(self.inputs)
-        self.work.state |= {"source": str(self.source.resolve()), "input": fingerprint}
-        self.work.save()
+        self.work.save(source=str(self.source.resolve()), input=fingerprint)
         key = _key("pictures", fingerprint, self.settings.frames)
-        self._stage("1/4 pictures", "pictures", key, self._pictures)
+        self._stage("pictures", key, self._pictures)
         photos = [Photo(n, (w, h), c) for n, (w, h), c in self.work.state["stages"]["pictures"]["photos"]]
         extraction, matcher = self._choices(photos)
         features = _key("features", key, asdict(extraction) | {"images": ""})
         matches = _key("matches", features, matcher)
         poses = _key("poses", matches)
         if not self.work.is_done("poses", poses):  # what lies between may be gone
-            self._stage("2/4 features", "features", features, lambda: self._features(extraction))
-            self._stage("3/4 matches", "matches", matches, lambda: self._matches(matcher, len(photos), features))
-        self._stage("4/4 poses", "poses", poses, self._poses)
+            self._stage("features", features, lambda: self._features(extraction))
+            self._stage("matches", matches, lambda: self._matches(matcher, len(photos), features))
+        self._stage("poses", poses, self._poses)
         verdict = judge(self.work.sparse / "0", self.work.folder, [photo.name for photo in photos], matcher)
-        self.work.state["verdict"] = asdict(verdict)
-        self.work.save()
+        self.work.save(verdict=asdict(verdict))
         return verdict
 
-    def _stage(self, title: str, name: str, key: str, work: Callable[[], dict[str, Any]]) -> None:
+    def _stage(self, name: str, key: str, run: Callable[[], dict[str, Any]]) -> None:
+        title = f"{_STAGES.index(name) + 1}/4 {name}"
         if self.work.is_done(name, key):
             self.report.note(f"{title}: done before")
             return
         self.work.forget_from(name)
         self.report.phase(title)
         start = time.monotonic()
-        values = work()
-        self.work.finish(name, key, values | {"seconds": round(time.monotonic() - start, 1)})
-        self.report.note(f"{title}: {values['said']} ({time.monotonic() - start:.0f} s)")
+        values = run()
+        seconds = time.monotonic() - start
+        self.work.state["stages"][name] = {"key": key, **values, "seconds": round(seconds, 1)}
+        self.work.save()
+        self.report.note(f"{title}: {values['said']} ({seconds:.0f} s)")
 
     def _choices(self, photos: list[Photo]) -> tuple[Extraction, Matcher]:
         """Camera, matcher and sizes, each with the reason it was chosen for."""
-        settings, n, notes = self.settings, len(photos), []
+        settings, n = self.settings, len(photos)
         one_camera = self.from_video or share_one_camera(photos)
-        model = settings.camera_model
+        model, why = settings.camera_model, "chosen by hand"
         if model == "auto":
             model = "OPENCV" if one_camera and n >= RICH_LENS_PICTURES else "SIMPLE_RADIAL"
-        shared = "one camera for all" if one_camera else "a camera for each size and EXIF focal length"
-        why = "chosen by hand" if settings.camera_model != "auto" else f"{n} pictures, {shared}"
-        notes.append(f"camera model {model}: {why}")
-        matcher = settings.matcher
+            shared = "one camera for all" if one_camera else "a camera for each size and EXIF focal length"
+            why = f"{n} pictures, {shared}"
+        matcher, reason = settings.matcher, "chosen by hand"
         if matcher == "auto":
             few = EXHAUSTIVE_FRAMES if self.from_video else EXHAUSTIVE_PHOTOS
             matcher = "exhaustive" if n <= few else "sequential"
             order = "frames of a video" if self.from_video else "photos, taken for a walk in the order of their names"
             reason = f"all {n * (n - 1) // 2} pairs of {n} pictures" if matcher == "exhaustive" else f"{n} {order}"
-        else:
-            reason = "chosen by hand"
-        notes.append(f"matcher {matcher}: {reason}")
         features = settings.max_features or (FEATURES_GPU if self.tool.uses_gpu else FEATURES_CPU)
+        notes = [f"camera model {model}: {why}", f"matcher {matcher}: {reason}"]
         notes.append(f"{self.tool.name}; up to {features} features in pictures of at most {settings.max_size} pixels")
         for note in notes:
             self.report.note(note)
@@ -246,9 +244,8 @@ class _Process:
         if self.from_video:
             sharpness, seconds = video.look_through(self.source, lambda done: self.report.update(0.6 * done))
             count = self.settings.frames or video.frame_count(len(sharpness), seconds)
-            indices = video.choose_frames(sharpness, count)
-            names = video.write_frames(self.source, indices, part)
-            photos = [Photo(name, _size(part / name), "") for name in names]
+            names = video.write_frames(self.source, video.choose_frames(sharpness, count), part)
+            photos = [Photo(name, image_size(part / name), "") for name in names]
             said = f"the sharpest frame of each of {count} windows, from {len(sharpness)} in {seconds:.1f} s"
         else:
             photos = copy_photos(self.inputs, part, self.report.note, self.report.update)
@@ -267,8 +264,7 @@ class _Process:
         self.tool.extract(part, extraction, self.work.log, self.report.update)
         counts = _query(part, "SELECT rows FROM keypoints")
         os.replace(part, self.work.folder / "features.db")
-        mean = sum(row[0] for row in counts) / max(1, len(counts))
-        return {"said": f"{mean:.0f} a picture"}
+        return {"said": f"{sum(row[0] for row in counts) / max(1, len(counts)):.0f} a picture"}
 
     def _matches(self, matcher: Matcher, n: int, features: str) -> dict[str, Any]:
         """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
@@ -284,28 +280,32 @@ class _Process:
             self.report.note(f"3/4 matches: going on after {kept[0][0]} pairs that were compared before")
         self.tool.match(database, matcher, n, self.work.log, self.report.update)
         pairs = _query(database, "SELECT rows FROM two_view_geometries")
-        good = sum(row[0] >= 15 for row in pairs)
-        return {"said": f"{good} of {len(pairs)} pairs see the same things"}
+        return {"said": f"{sum(row[0] >= 15 for row in pairs)} of {len(pairs)} pairs see the same things"}
 
     def _poses(self) -> dict[str, Any]:
-        part, sparse = self.work.folder / "models.part", self.work.folder / "sparse.part"
-        remove(part)
+        sparse = self.work.folder / "sparse.part"
         remove(sparse)
-        part.mkdir()
-        self.tool.map(self.work.folder / "matches.db", self.work.images, part, self.work.log, self.report.update)
-        best, sizes = largest_model(part, str(self.source))
+        best, sizes = self._map(self.work.folder / "matches.db", "models.part")
         if self.from_video and (jumps := model_jumps(best)):
             best, sizes = self._without_jumps(best, sizes, jumps)
         shutil.copytree(best, sparse / "0")
         remove(self.work.sparse)
         os.replace(sparse, self.work.sparse)
-        remove(part)
-        remove(self.work.folder / "neighbours.part")
+        for name in ("models.part", "neighbours.part"):
+            remove(self.work.folder / name)
         said = f"{sizes[0]} pictures placed"
         if len(sizes) > 1:
             others = ", ".join(map(str, sizes[1:]))
             said += f", the largest of {len(sizes)} models that do not join (the others: {others} pictures)"
         return {"said": said, "models": sizes}
+
+    def _map(self, database: Path, name: str) -> tuple[Path, list[int]]:
+        """The largest model of these matches, and how many images each has."""
+        part = self.work.folder / name
+        remove(part)
+        part.mkdir()
+        self.tool.map(database, self.work.images, part, self.work.log, self.report.update)
+        return largest_model(part, str(self.source))
 
     def _without_jumps(self, best: Path, sizes: list[int], jumps: tuple[str, ...]) -> tuple[Path, list[int]]:
         """Frames placed once more by what neighbours share alone; that model, if it has as many frames and no jump.
@@ -315,23 +315,19 @@ class _Process:
         for jump in jumps:
             self.report.note(jump)
         self.report.phase("4/4 poses, from neighbouring frames alone")
-        database, part = self.work.folder / "neighbours.db", self.work.folder / "neighbours.part"
-        remove(part)
-        part.mkdir()
+        database = self.work.folder / "neighbours.db"
         _remove_database(database)
         shutil.copyfile(self.work.folder / "matches.db", database)
         keep_neighbours(database, OVERLAP)
-        self.tool.map(database, self.work.images, part, self.work.log, self.report.update)
-        _remove_database(database)
         again, counts = best, [0]
         with contextlib.suppress(InputError):  # too few matches are left
-            again, counts = largest_model(part, str(self.source))
+            again, counts = self._map(database, "neighbours.part")
+        _remove_database(database)
         if counts[0] >= ENOUGH * sizes[0] and not model_jumps(again):
             self.report.note("4/4 poses: from neighbouring frames alone the walk is smooth")
             return again, counts
-        self.report.note(
-            f"4/4 poses: kept as they were, for neighbours alone place {counts[0]} frames, or jump as well"
-        )
+        kept = "4/4 poses: kept as they were, for neighbours alone place"
+        self.report.note(f"{kept} {counts[0]} frames, or jump as well")
         return best, sizes
 
 
@@ -346,15 +342,6 @@ def keep_neighbours(database: Path, most: int) -> None:
             connection.executemany(f"DELETE FROM {table} WHERE pair_id = ?", [(pair,) for pair in far])
 
 
-def _checked(settings: ProcessConfig) -> ProcessConfig:
-    least = {"frames": 2, "max_size": 100, "max_features": 100}
-    for name, smallest in least.items():
-        value = getattr(settings, name)
-        if value is not None and value < smallest:
-            raise InputError("--" + name.replace("_", "-"), f"at least {smallest}", str(value))
-    return settings
-
-
 def _inputs(source: Path) -> list[Path]:
     return [source] if is_video(source) else require_photos(source)
 
@@ -366,12 +353,6 @@ def _fingerprint(inputs: list[Path]) -> str:
 
 def _key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
-
-
-def _size(file: Path) -> tuple[int, int]:
-    from ..images import image_size
-
-    return image_size(file)
 
 
 def _remove_database(path: Path) -> None:

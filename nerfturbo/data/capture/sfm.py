@@ -18,12 +18,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from ...errors import InputError, NerfturboError
 
 ToolName = Literal["auto", "colmap", "pycolmap"]
 Matcher = Literal["exhaustive", "sequential"]
+Advance = Callable[[float], None]
 INSTALL = (
     "install COLMAP (`apt install colmap`, `brew install colmap`, `conda install -c conda-forge colmap`) "
     "or its Python package (`pip install pycolmap`)"
@@ -55,19 +56,6 @@ class Extraction:
     max_features: int
 
 
-class Tool(Protocol):
-    """Each method runs one stage to its end; `advance` hears how much of it is done, from 0 to 1."""
-
-    name: str
-    uses_gpu: bool
-
-    def extract(self, database: Path, what: Extraction, log: Path, advance: Callable[[float], None]) -> None: ...
-
-    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Callable[[float], None]) -> None: ...
-
-    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Callable[[float], None]) -> None: ...
-
-
 def open_tool(name: ToolName = "auto") -> Tool:
     """The program `colmap`, else the package `pycolmap`; what was asked for by name must be there."""
     program = shutil.which("colmap")
@@ -79,18 +67,37 @@ def open_tool(name: ToolName = "auto") -> Tool:
     raise InputError("poses of photos", f"{wanted}, which finds them", "none installed", INSTALL)
 
 
-class ColmapProgram:
+class Tool:
+    """Each method runs one stage to its end; `advance` hears how much of it is done, from 0 to 1."""
+
+    name: str
+    uses_gpu: bool
+
+    def extract(self, database: Path, what: Extraction, log: Path, advance: Advance) -> None:
+        """Features of every image of a folder into a new database."""
+        raise NotImplementedError
+
+    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Advance) -> None:
+        """Matches between images into the database; pairs that are in it already are not matched again."""
+        raise NotImplementedError
+
+    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
+        """Models into folders 0, 1, ... of `models`, which stays empty where no two images fit together."""
+        raise NotImplementedError
+
+
+class ColmapProgram(Tool):
     """The program `colmap`, any version from 3.6 on."""
 
     def __init__(self, program: str) -> None:
         self.program = program
-        banner = _output([program, "help"])
+        banner = _asked((program, "help"))
         found = re.search(r"COLMAP (\d+\.\d+[\w.]*)", banner)
-        self.uses_gpu = "with CUDA" in banner and _has_nvidia_gpu()
+        has_gpu = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+        self.uses_gpu = "with CUDA" in banner and has_gpu
         self.name = f"COLMAP {found.group(1) if found else ''} ({'GPU' if self.uses_gpu else 'CPU'})"
 
-    def extract(self, database: Path, what: Extraction, log: Path, advance: Callable[[float], None]) -> None:
-        """Features of every picture of a folder into a new database."""
+    def extract(self, database: Path, what: Extraction, log: Path, advance: Advance) -> None:
         verb = "feature_extractor"
         flags = ["--database_path", database, "--image_path", what.images]
         flags += ["--ImageReader.camera_model", what.camera_model]
@@ -100,19 +107,16 @@ class ColmapProgram:
         flags += self._flag(verb, r"SiftExtraction\.max_num_features", what.max_features)
         run([self.program, verb, *map(str, flags)], log, advance)
 
-    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Callable[[float], None]) -> None:
-        """Matches between pictures into the database; pairs that are in it already are not matched again."""
+    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Advance) -> None:
         verb = f"{how}_matcher"
-        flags = ["--database_path", database]
-        flags += self._flag(verb, r"\w+Matching\.use_gpu", int(self.uses_gpu))
+        flags = ["--database_path", database, *self._flag(verb, r"\w+Matching\.use_gpu", int(self.uses_gpu))]
         if how == "exhaustive":
             flags += ["--ExhaustiveMatching.block_size", block_size(n)]
         else:
             flags += ["--SequentialMatching.overlap", OVERLAP, "--SequentialMatching.quadratic_overlap", 1]
         run([self.program, verb, *map(str, flags)], log, advance)
 
-    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Callable[[float], None]) -> None:
-        """Models into folders 0, 1, ... of `models`, which stays empty where no two pictures fit together."""
+    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
         flags = ["--database_path", database, "--image_path", images, "--output_path", models]
         n_images = sum(1 for _ in images.iterdir())
         command = [self.program, "mapper", *map(str, flags)]
@@ -120,28 +124,23 @@ class ColmapProgram:
 
     def _flag(self, verb: str, pattern: str, value: int) -> list[str | int]:
         """The option of that name in this version; nothing where there is none."""
-        found = re.search(rf"--({pattern})\b", _output([self.program, verb, "-h"]))
+        found = re.search(rf"--({pattern})\b", _asked((self.program, verb, "-h")))
         return [] if found is None else [f"--{found.group(1)}", value]
 
 
-class PycolmapPackage:
+class PycolmapPackage(Tool):
     """The package `pycolmap`, in a Python process of its own."""
 
-    def __init__(self) -> None:
-        self.uses_gpu = False  # its usual wheels have no CUDA
-        self.name = "pycolmap (CPU)"
+    name, uses_gpu = "pycolmap (CPU)", False  # its usual wheels have no CUDA
 
-    def extract(self, database: Path, what: Extraction, log: Path, advance: Callable[[float], None]) -> None:
-        """Features of every picture of a folder into a new database."""
+    def extract(self, database: Path, what: Extraction, log: Path, advance: Advance) -> None:
         words = [database, what.images, what.camera_model, int(what.one_camera), what.max_size, what.max_features]
         run(self._command("extract", *words), log, advance)
 
-    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Callable[[float], None]) -> None:
-        """Matches between pictures into the database; pairs that are in it already are not matched again."""
+    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Advance) -> None:
         run(self._command("match", database, how, block_size(n), OVERLAP), log, advance)
 
-    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Callable[[float], None]) -> None:
-        """Models into folders 0, 1, ... of `models`, which stays empty where no two pictures fit together."""
+    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
         n_images = sum(1 for _ in images.iterdir())
         run(self._command("map", database, images, models), log, advance, n_images=n_images)
 
@@ -156,20 +155,13 @@ def block_size(n_images: int) -> int:
     return max(4, min(50, -(-n_images // 6)))
 
 
-def run(
-    command: Sequence[str],
-    log: Path,
-    advance: Callable[[float], None],
-    *,
-    n_images: int = 0,
-    forgive: str = "",
-) -> None:
+def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 0, forgive: str = "") -> None:
     """Run a stage, with its words in a log file. A failure that says `forgive` is left to the caller to notice.
 
     The process stands in a group of its own: a Ctrl-C reaches us alone, and we end it. Should we be killed, it ends at
     its next word, which nobody reads any more.
     """
-    text, progress = "", _Progress(n_images)
+    text, last = "", None
     with log.open("ab") as kept:
         kept.write(f"$ {' '.join(command)}\n".encode(errors="surrogateescape"))
         process = subprocess.Popen(
@@ -186,7 +178,8 @@ def run(
             while chunk := os.read(process.stdout.fileno(), 1 << 16):
                 kept.write(chunk)
                 text = (text + decode(chunk))[-20_000:]
-                if (done := progress.see(text)) is not None:
+                if (done := _share(text, n_images)) is not None and done != last:
+                    last = done
                     advance(done)
             code = process.wait()
         finally:
@@ -196,30 +189,17 @@ def run(
     advance(1.0)
 
 
-class _Progress:
+def _share(text: str, n_images: int) -> float | None:
     """How much of a stage is done, from what it printed last."""
-
-    def __init__(self, n_images: int) -> None:
-        self._n_images, self._last = n_images, -1.0
-
-    def see(self, text: str) -> float | None:
-        """The new share, where it changed."""
-        share = self._share(text)
-        if share is None or share == self._last:
-            return None
-        self._last = share
-        return share
-
-    def _share(self, text: str) -> float | None:
-        for pattern in (_FILE, _IMAGE):
-            if found := pattern.findall(text):
-                return int(found[-1][0]) / int(found[-1][1])
-        if found := _BLOCK.findall(text):
-            row, rows, column, columns = map(int, found[-1])
-            return ((row - 1) * columns + column - 1) / (rows * columns)  # printed before it is done
-        if self._n_images and (found := _REGISTERED.findall(text)):
-            return min(1.0, int(found[-1]) / self._n_images)
-        return None
+    for pattern in (_FILE, _IMAGE):
+        if found := pattern.findall(text):
+            return int(found[-1][0]) / int(found[-1][1])
+    if found := _BLOCK.findall(text):
+        row, rows, column, columns = map(int, found[-1])
+        return ((row - 1) * columns + column - 1) / (rows * columns)  # printed before it is done
+    if n_images and (found := _REGISTERED.findall(text)):
+        return min(1.0, int(found[-1]) / n_images)
+    return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -245,17 +225,8 @@ def _fail(command: Sequence[str], code: int, text: str, log: Path) -> None:
 
 
 @functools.cache
-def _has_nvidia_gpu() -> bool:
-    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-
-
-def _output(command: Sequence[str]) -> str:
-    """What a quick question to a program is answered with."""
-    return _asked(tuple(command))
-
-
-@functools.cache
 def _asked(command: tuple[str, ...]) -> str:
+    """What a quick question to a program is answered with."""
     try:
         environment = os.environ | {"QT_QPA_PLATFORM": "offscreen"}
         answer = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, env=environment)
