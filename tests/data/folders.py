@@ -109,7 +109,7 @@ def _write_text(sparse: Path, names: list[str], model: int, parameters: list[flo
     from nerfturbo.data.formats.colmap import MODELS
 
     numbers = " ".join(map(repr, parameters))
-    (sparse / "cameras.txt").write_text(f"# cameras\n7 {MODELS[model][0]} {WIDTH} {HEIGHT} {numbers}\n")
+    (sparse / "cameras.txt").write_text(f"# cameras\n7 {list(MODELS)[model]} {WIDTH} {HEIGHT} {numbers}\n")
     lines = [f"# Number of images: {len(names)}, mean observations per image: 0.5"]
     for index, (name, (q, t)) in enumerate(zip(names, quaternions(), strict=True)):
         lines += [" ".join(map(repr, [index + 1, *q, *t, 7])) + f" {name}", "" if index % 2 else "1.0 2.0 -1"]

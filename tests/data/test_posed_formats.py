@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nerfturbo.data.formats import posed
-from nerfturbo.data.formats.colmap import MODELS, ColmapCamera, lens_of
+from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of
 from nerfturbo.data.formats.posed import unit_times
 from nerfturbo.data.images import decode_image, save_image
 from nerfturbo.data.options import LoadOptions
@@ -188,7 +188,7 @@ def test_colmap_spheres(tmp_path: Path) -> None:
 
 
 def test_every_model_of_colmap_is_read_and_others_are_named(tmp_path: Path) -> None:
-    for number, (name, count) in MODELS.items():
+    for number, (name, count) in enumerate(N_PARAMETERS.items()):
         values = (24.0, 16.0) if count == 2 else (30.0, 30.0, 12.0, 8.0, 0.1, 0.9, *[1e-3] * 10)[:count]
         assert lens_of(ColmapCamera(name, 24, 16, values), str(number)).width == 24
     folder = folders.write_colmap(tmp_path / "scene", model=17, parameters=[24.0, 16.0])

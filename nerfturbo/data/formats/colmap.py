@@ -6,6 +6,7 @@ World-to-camera poses with OpenCV axes become camera-to-world ones with OpenGL a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import struct
@@ -25,33 +26,38 @@ from ..options import DEFAULTS, LoadOptions
 from ..scene import Scene, SceneFormat, Split
 from .posed import Lens, View, held_out, posed_scene
 
-# Number in binary files -> name and how many parameters.
-MODELS: dict[int, tuple[str, int]] = {
-    0: ("SIMPLE_PINHOLE", 3),
-    1: ("PINHOLE", 4),
-    2: ("SIMPLE_RADIAL", 4),
-    3: ("RADIAL", 5),
-    4: ("OPENCV", 8),
-    5: ("OPENCV_FISHEYE", 8),
-    6: ("FULL_OPENCV", 12),
-    7: ("FOV", 5),
-    8: ("SIMPLE_RADIAL_FISHEYE", 4),
-    9: ("RADIAL_FISHEYE", 5),
-    10: ("THIN_PRISM_FISHEYE", 12),
-    11: ("RAD_TAN_THIN_PRISM_FISHEYE", 16),
-    12: ("SIMPLE_DIVISION", 4),
-    13: ("DIVISION", 5),
-    14: ("SIMPLE_FISHEYE", 3),
-    15: ("FISHEYE", 4),
-    16: ("EUCM", 6),
-    17: ("EQUIRECTANGULAR", 2),
+# In the order of their numbers in binary files. Of each: our model, how many focal lengths stand before the principal
+# point, and how many coefficients, in our order, behind it.
+MODELS: dict[str, tuple[CameraModel, int, int]] = {
+    "SIMPLE_PINHOLE": ("pinhole", 1, 0),
+    "PINHOLE": ("pinhole", 2, 0),
+    "SIMPLE_RADIAL": ("opencv", 1, 1),
+    "RADIAL": ("opencv", 1, 2),
+    "OPENCV": ("opencv", 2, 4),
+    "OPENCV_FISHEYE": ("fisheye", 2, 4),
+    "FULL_OPENCV": ("opencv", 2, 8),
+    "FOV": ("fov", 2, 1),
+    "SIMPLE_RADIAL_FISHEYE": ("fisheye", 1, 1),
+    "RADIAL_FISHEYE": ("fisheye", 1, 2),
+    "THIN_PRISM_FISHEYE": ("thin_prism", 2, 8),
+    "RAD_TAN_THIN_PRISM_FISHEYE": ("rad_tan_prism", 2, 12),
+    "SIMPLE_DIVISION": ("division", 1, 1),
+    "DIVISION": ("division", 2, 1),
+    "SIMPLE_FISHEYE": ("fisheye", 1, 0),
+    "FISHEYE": ("fisheye", 2, 0),
+    "EUCM": ("eucm", 2, 2),
+    "EQUIRECTANGULAR": ("equirectangular", 0, 0),  # its two parameters are the size again
 }
-_PARAMETERS = dict(MODELS.values())
+N_PARAMETERS = {name: n_focal + 2 + n_coefficients for name, (_, n_focal, n_coefficients) in MODELS.items()}
 _CAMERA, _IMAGE, _POINT = struct.Struct("<iiQQ"), struct.Struct("<i7di"), struct.Struct("<Q3d3Bd")
 _COUNT = struct.Struct("<Q")
 _FEATURE = np.dtype([("x", "<f8"), ("y", "<f8"), ("point", "<i8")])
-_POINT_2D, _TRACK = 24, 8  # bytes
+_TRACK = np.dtype([("image", "<i4"), ("feature", "<i4")])
+_Features = Callable[[], np.ndarray]  # rows of x, y, point; the point is -1 where a feature belongs to none
 _MAX_NAME = 4096
+_ENDINGS = (".bin", ".txt")
+_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "")
+_IMAGE_FOLDERS = ("images", "", "images_2", "images_4", "images_8")
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def read_cameras(file: Path) -> dict[int, ColmapCamera]:
 
 def read_images(file: Path) -> list[ColmapImage]:
     """The registered images; `file` is images.bin or images.txt."""
-    return list(_binary_images(_Bytes(file)) if file.suffix == ".bin" else _text_images(file))
+    return [image for image, _ in _images(file)]
 
 
 def read_cloud(file: Path) -> ColmapPoints:
@@ -115,12 +121,16 @@ def read_cloud(file: Path) -> ColmapPoints:
 
 def read_features(file: Path) -> list[ColmapFeatures]:
     """Where the pictures show the points; `file` is images.bin or images.txt."""
-    found = _binary_features(_Bytes(file)) if file.suffix == ".bin" else _text_features(file)
     result = []
-    for image, rows in found:
+    for image, features in _images(file):
+        rows = features()
         kept = torch.from_numpy(rows[(rows[:, 2] >= 0.0) & np.isfinite(rows).all(-1)])
-        result.append(ColmapFeatures(image, kept[:, :2].contiguous(), kept[:, 2].long()))
+        result.append(ColmapFeatures(image.number, kept[:, :2].contiguous(), kept[:, 2].long()))
     return result
+
+
+def _images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
+    return _binary_images(_Bytes(file)) if file.suffix == ".bin" else _text_images(file)
 
 
 class _Bytes:
@@ -139,13 +149,9 @@ class _Bytes:
         self.position += layout.size
         return values
 
-    def skip(self, count: int, size: int, what: str) -> None:
-        self._need(count * size, f"{count} {what}")
-        self.position += count * size
-
-    def rows(self, count: int, layout: np.dtype, what: str) -> np.ndarray:
-        """So many records of one layout."""
-        self._need(count * layout.itemsize, f"{count} {what}")
+    def rows(self, layout: np.dtype, what: str) -> np.ndarray:
+        """A number, and as many records of one layout."""
+        count = self.count(layout.itemsize, what)
         values = np.frombuffer(self.content, layout, count, self.position)
         self.position += count * layout.itemsize
         return values
@@ -182,40 +188,31 @@ class _Bytes:
 def _binary_cameras(source: _Bytes) -> Iterator[tuple[int, ColmapCamera]]:
     for _ in range(source.count(_CAMERA.size + 16, "cameras")):
         number, model, width, height = source.take(_CAMERA)
-        if model not in MODELS:
-            raise source.error(f"a camera model from 0 to {max(MODELS)}", str(model))
-        name, n_parameters = MODELS[model]
-        yield number, ColmapCamera(name, width, height, source.take(struct.Struct(f"<{n_parameters}d")))
+        if not 0 <= model < len(MODELS):
+            raise source.error(f"a camera model from 0 to {len(MODELS) - 1}", str(model))
+        name = list(MODELS)[model]
+        yield number, ColmapCamera(name, width, height, source.take(struct.Struct(f"<{N_PARAMETERS[name]}d")))
     source.finish()
 
 
-def _binary_images(source: _Bytes) -> Iterator[ColmapImage]:
+def _binary_images(source: _Bytes) -> Iterator[tuple[ColmapImage, _Features]]:
     for _ in range(source.count(_IMAGE.size + 9, "images")):
         number, *pose, camera = source.take(_IMAGE)
         name = source.text()
-        (n_points,) = source.take(_COUNT)
-        source.skip(n_points, _POINT_2D, f"points of image {number}")
-        yield ColmapImage(number, name, camera, tuple(pose[:4]), tuple(pose[4:]))
+        rows = source.rows(_FEATURE, f"points of image {number}")
+        features = functools.partial(_feature_rows, rows)
+        yield ColmapImage(number, name, camera, tuple(pose[:4]), tuple(pose[4:])), features
     source.finish()
 
 
-def _binary_features(source: _Bytes) -> Iterator[tuple[int, np.ndarray]]:
-    """(image, rows of x, y, point); the point is -1 where a feature belongs to none."""
-    for _ in range(source.count(_IMAGE.size + 9, "images")):
-        number, *_ = source.take(_IMAGE)
-        source.text()
-        (n_points,) = source.take(_COUNT)
-        rows = source.rows(n_points, _FEATURE, f"points of image {number}")
-        yield number, np.stack([rows["x"], rows["y"], rows["point"].astype(np.float64)], axis=-1)
-    source.finish()
+def _feature_rows(rows: np.ndarray) -> np.ndarray:
+    return np.stack([rows["x"], rows["y"], rows["point"].astype(np.float64)], axis=-1)
 
 
 def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
     for _ in range(source.count(_POINT.size + 8, "points")):
-        values = source.take(_POINT)
-        (n_track,) = source.take(_COUNT)
-        source.skip(n_track, _TRACK, "track entries")
-        yield values
+        yield source.take(_POINT)
+        source.rows(_TRACK, "track entries")
     source.finish()
 
 
@@ -245,17 +242,17 @@ def _text_cameras(file: Path) -> Iterator[tuple[int, ColmapCamera]]:
         words = line.split()
         if not words:
             continue
-        if len(words) < 4 or words[1] not in _PARAMETERS:
+        if len(words) < 4 or words[1] not in N_PARAMETERS:
             expected = "CAMERA_ID MODEL WIDTH HEIGHT PARAMS, with one of COLMAP's models"
             raise InputError(where, expected, shown(line))
         parameters = _values(words[4:], float, where)
-        if len(parameters) != _PARAMETERS[words[1]]:
-            raise InputError(where, f"{_PARAMETERS[words[1]]} parameters of {words[1]}", str(len(parameters)))
+        if len(parameters) != N_PARAMETERS[words[1]]:
+            raise InputError(where, f"{N_PARAMETERS[words[1]]} parameters of {words[1]}", str(len(parameters)))
         number, width, height = _values([words[0], *words[2:4]], int, where)
         yield number, ColmapCamera(words[1], width, height, tuple(parameters))
 
 
-def _text_images(file: Path) -> Iterator[ColmapImage]:
+def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
     """Two lines each: the image, then its points, which may be an empty line. One that is cut short is an error: COLMAP
     states the number of images before them, and the last one's points end with it."""
     lines, count, pointed = _lines(file), 0, False
@@ -269,9 +266,10 @@ def _text_images(file: Path) -> Iterator[ColmapImage]:
             raise InputError(where, expected, shown(line))
         pose = _values(words[1:8], float, where)
         number, camera = _values([words[0], words[8]], int, where)
-        last, points = where, next(lines, (where, None))[1]
+        last, (below, points) = where, next(lines, (where, None))
         count, pointed = count + 1, pointed or bool(points)
-        yield ColmapImage(number, words[9], camera, tuple(pose[:4]), tuple(pose[4:]))
+        features = functools.partial(_parse_features, points or "", below)
+        yield ColmapImage(number, words[9], camera, tuple(pose[:4]), tuple(pose[4:])), features
     hint = "the file is cut short: copy or export it again"
     stated = _stated_images(file)
     if stated is not None and count < stated:
@@ -303,43 +301,11 @@ def _text_points(file: Path) -> Iterator[Sequence[float]]:
         yield _values(words[:8], float, where)
 
 
-def _text_features(file: Path) -> Iterator[tuple[int, np.ndarray]]:
-    lines = _lines(file)
-    for where, line in lines:
-        if not line:
-            continue
-        (number,) = _values(line.split(None, 1)[:1], int, where)
-        where, line = next(lines, (where, ""))
-        values = np.array(_values(line.split(), float, where), np.float64)
-        if values.size % 3:
-            raise InputError(where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
-        yield number, values.reshape(-1, 3)
-
-
-_ENDINGS = (".bin", ".txt")
-_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "")
-_IMAGE_FOLDERS = ("images", "", "images_2", "images_4", "images_8")
-
-# Of each model: ours, and where fx fy cx cy and the coefficients in our order stand among its parameters (-1: zero).
-_LENSES: dict[str, tuple[CameraModel, tuple[int, int, int, int], tuple[int, ...]]] = {
-    "SIMPLE_PINHOLE": ("pinhole", (0, 0, 1, 2), ()),
-    "PINHOLE": ("pinhole", (0, 1, 2, 3), ()),
-    "SIMPLE_RADIAL": ("opencv", (0, 0, 1, 2), (3,)),
-    "RADIAL": ("opencv", (0, 0, 1, 2), (3, 4)),
-    "OPENCV": ("opencv", (0, 1, 2, 3), (4, 5, 6, 7)),
-    "FULL_OPENCV": ("opencv", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)),
-    "OPENCV_FISHEYE": ("fisheye", (0, 1, 2, 3), (4, 5, 6, 7)),
-    "SIMPLE_RADIAL_FISHEYE": ("fisheye", (0, 0, 1, 2), (3,)),
-    "RADIAL_FISHEYE": ("fisheye", (0, 0, 1, 2), (3, 4)),
-    "SIMPLE_FISHEYE": ("fisheye", (0, 0, 1, 2), ()),
-    "FISHEYE": ("fisheye", (0, 1, 2, 3), ()),
-    "FOV": ("fov", (0, 1, 2, 3), (4,)),
-    "THIN_PRISM_FISHEYE": ("thin_prism", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)),
-    "RAD_TAN_THIN_PRISM_FISHEYE": ("rad_tan_prism", (0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
-    "SIMPLE_DIVISION": ("division", (0, 0, 1, 2), (3,)),
-    "DIVISION": ("division", (0, 1, 2, 3), (4,)),
-    "EUCM": ("eucm", (0, 1, 2, 3), (4, 5)),
-}
+def _parse_features(line: str, where: str) -> np.ndarray:
+    values = np.array(_values(line.split(), float, where), np.float64)
+    if values.size % 3:
+        raise InputError(where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
+    return values.reshape(-1, 3)
 
 
 def find_model(folder: Path) -> Path | None:
@@ -432,23 +398,13 @@ def load_points(source: Path) -> ColmapPoints | None:
 
 
 def lens_of(camera: ColmapCamera, what: str) -> Lens:
-    """A COLMAP camera as a lens; a model that is not known here is named."""
-    if camera.model == "EQUIRECTANGULAR":  # its two parameters are the size again
+    """A COLMAP camera as a lens."""
+    if camera.model == "EQUIRECTANGULAR":
         return Lens.sphere(camera.width, camera.height).checked(what)
-    if camera.model not in _LENSES:
-        hint = "undistort the images with `colmap image_undistorter`"
-        raise InputError(what, "a model among " + ", ".join(_LENSES), camera.model, hint)
-    model, intrinsics, coefficients = _LENSES[camera.model]
-    fx, fy, cx, cy = (camera.parameters[index] for index in intrinsics)
-    distortion = [camera.parameters[index] for index in coefficients]
-    return Lens(
-        width=camera.width,
-        height=camera.height,
-        focal=(fx, fy),
-        center=(cx, cy),
-        model=model,
-        distortion=tuple(distortion + [0.0] * (LENS_MODELS[model].n_coefficients - len(distortion))),
-    ).checked(what)
+    model, n_focal, _ = MODELS[camera.model]
+    (fx, fy), values = (camera.parameters[0], camera.parameters[n_focal - 1]), camera.parameters[n_focal:]
+    distortion = (*values[2:], *[0.0] * (LENS_MODELS[model].n_coefficients - len(values) + 2))
+    return Lens(camera.width, camera.height, (fx, fy), (values[0], values[1]), model, distortion).checked(what)
 
 
 def pose_of(image: ColmapImage, what: str) -> Tensor:
