@@ -70,7 +70,7 @@ def _run_case(case: OpCase, device: torch.device, quick: bool) -> list[OpTiming]
     names = backends(device)
     verdicts: dict[Backend, str] = {}
     for name in names:
-        verdicts[name] = "passed" if name == "reference" else _gate(case, name)
+        verdicts[name] = "passed" if name == "reference" else gate(case, name)
     passed: list[Backend] = [name for name in names if verdicts[name] == "passed"]
     forward = _time({name: _runner(case, name, ()) for name in passed}, device, quick)
     total = forward
@@ -107,13 +107,13 @@ def _runner(case: OpCase, backend: Backend, wanted: Sequence[str]) -> Callable[[
     return call
 
 
-def _gate(case: OpCase, backend: Backend) -> str:
+def gate(case: OpCase, backend: Backend) -> str:
     """ "passed", or the first value or gradient that differs from the reference."""
     try:
         got, got_grads = _runner(case, backend, case.wanted)()
+        want, want_grads = _runner(case, "reference", case.wanted)()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    want, want_grads = _runner(case, "reference", case.wanted)()
     pairs = [(f"result {i}", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
     pairs += [(f"gradient to {n}", g, w) for n, g, w in zip(case.wanted, got_grads, want_grads, strict=True)]
     for name, g, w in pairs:

@@ -1,8 +1,8 @@
 """`nerfturbo doctor`: what works on this machine, and what to do about what does not.
 
 `gather` looks at the machine through `Probes`, so that tests can fake one; `diagnose` is a pure function of the facts;
-`_self_tests` compares every backend with the reference on tiny inputs. torch is imported inside: that it does not
-import is one of the findings.
+`_self_tests` compares every backend with the reference. torch is imported inside: that it does not import is one of the
+findings.
 """
 
 from __future__ import annotations
@@ -25,19 +25,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from .common import parse
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..ops._dispatch import Backend
+    from ..bench.op_cases import OpCase
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
 MIN_TRITON_CAPABILITY = (7, 0)
 CUDA_LIBRARIES = ("libcudart.so", "libcublas.so", "libcublasLt.so", "libcudnn.so", "libnvrtc.so", "libnccl.so")
-TOLERANCE = 2e-3  # of the largest value: far above rounding, far below a wrong formula
+SELF_TESTED = ("march", "composite", "importance", "hash_encode", "spherical_harmonics")
 
 Level = Literal["ok", "info", "warning", "broken"]
-Outputs = dict[str, "Tensor"]
-Case = Callable[[str], Outputs]
 SHOWN_AS = {"ok": ("ok", "green"), "info": ("-", "dim"), "warning": ("warning", "yellow"), "broken": ("BROKEN", "red")}
 
 
@@ -438,111 +434,34 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _self_tests() -> list[Finding]:
-    """Every op under every backend that can run here, against the reference on the CPU; one finding per backend."""
+    """Values and gradients of a few ops under every backend that can run here, against the reference."""
     import torch
 
-    from ..ops import use_backend
+    from ..bench.ops import backends, gate
     from ..ops._dispatch import available
 
-    pairs: list[tuple[Backend, str]] = [("reference", "cpu")]
-    if available("numba"):
-        pairs.append(("cpu", "cpu"))
-    if torch.cuda.is_available():
-        pairs.append(("reference", "cuda"))
-    if available("triton") and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
-        pairs.append(("triton", "cuda" if torch.cuda.is_available() else "cpu"))
-    cases, findings = self_test_cases(), []
-    with use_backend("reference"):
-        truth = {op: case("cpu") for op, case in cases.items()}
-    for backend, device in pairs:
-        found = {op: difference(case, truth[op], backend, device) for op, case in cases.items()}
-        failed = [f"{op}: {result}" for op, result in found.items() if isinstance(result, str)]
-        if failed:
-            fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then use --backend reference"
-            detail, cause, level = "; ".join(failed), "self-test failed", "broken"
-        else:
-            worst = max(result for result in found.values() if isinstance(result, float))
-            agreed = "runs" if worst == 0.0 else f"agrees with the reference to {worst:.0e}"
-            detail, cause, level, fix = f"{agreed} in {', '.join(found)}", "", "ok", ""
-        findings.append(Finding(level, f"{backend} on {device}", detail, cause, fix))
+    findings, gpu = [], torch.cuda.is_available()
+    for device in ("cpu", "cuda") if gpu else ("cpu",):
+        cases, names = self_test_cases(device), backends(torch.device(device))
+        if not gpu and available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
+            names.append("triton")
+        for backend in names:
+            verdicts = {case.op: " ".join(gate(case, backend).split())[:200] for case in cases}
+            failed = [f"{op}: {verdict}" for op, verdict in verdicts.items() if verdict != "passed"]
+            agrees = "runs" if backend == "reference" else "agrees with the reference"
+            found = Finding("ok", f"{backend} on {device}", f"{agrees} in {', '.join(verdicts)}")
+            if failed:
+                fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then --backend reference"
+                found = Finding("broken", found.what, "; ".join(failed), "self-test failed", fix)
+            findings.append(found)
     return findings
 
 
-def difference(case: Case, truth: Outputs, backend: Backend, device: str) -> float | str:
-    """The largest difference of a backend's outputs from the truth, over the largest value; or what is wrong."""
+def self_test_cases(device: str) -> list[OpCase]:
+    """One small call of each op."""
     import torch
 
-    from ..ops import use_backend
+    from ..bench.op_cases import op_cases
 
-    try:
-        with use_backend(backend):
-            found = case(device)
-    except Exception as error:  # a compiler may raise anything, and whatever it is must not end the examination
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    worst, where = 0.0, ""
-    for key, result in truth.items():
-        value, expected = found[key].detach().cpu().double(), result.detach().double()
-        if value.shape != expected.shape or not bool(torch.isfinite(value).all()):
-            return f"{key}: wrong shape or not finite"
-        scale = float(expected.abs().max().clamp(min=1e-6))
-        error = float((value - expected).abs().max()) / scale if value.numel() else 0.0
-        worst, where = max((worst, where), (error, key))
-    return worst if worst <= TOLERANCE else f"{where} differs by {worst:.2g}"
-
-
-def self_test_cases() -> dict[str, Case]:
-    """Op -> its values and gradients on a device, from the same small inputs everywhere."""
-    import torch
-
-    from ..ops import composite, hash_encode, importance_sample, march, spherical_harmonics, use_backend
-    from ..ops.hash_encode import HashLayout
-    from ..ops.march import OccupancyBits, StepRule
-    from ..types import Aabb
-
-    def uniform(*shape: int, seed: int, device: str = "cpu") -> Tensor:
-        return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(device)
-
-    origins = torch.nn.functional.normalize(uniform(33, 3, seed=0) - 0.5, dim=-1) * 3.0
-    directions = torch.nn.functional.normalize((uniform(33, 3, seed=1) - 0.5) * 0.8 - origins, dim=-1)
-
-    def marched(device: str) -> Outputs:
-        bits = torch.full((8**3 // 32,), -1, dtype=torch.int32, device=device)
-        bits[::3] = 0
-        # A lattice far coarser than the cells' borders are apart from it, so that rounding decides no sample.
-        cells, rule = OccupancyBits(bits, Aabb.cube(1.0), 8), StepRule(0.0437, near=0.1, far=6.0)
-        samples = march(origins.to(device), directions.to(device), cells, rule)
-        return {"offsets": samples.offsets, "t_starts": samples.t_starts, "t_ends": samples.t_ends}
-
-    def composited(device: str) -> Outputs:
-        bits = torch.full((4**3 // 32,), -1, dtype=torch.int32, device=device)
-        with use_backend("reference"):
-            cells = OccupancyBits(bits, Aabb.cube(1.0), 4)
-            samples = march(origins.to(device), directions.to(device), cells, StepRule(0.1))
-        density = (uniform(samples.capacity, seed=2, device=device) * 4.0).requires_grad_()
-        rgb = uniform(samples.capacity, 3, seed=3, device=device).requires_grad_()
-        out = composite(density, rgb, samples)
-        loss = out.rgb.square().sum() + out.opacity.sum() + 0.1 * out.depth.sum()
-        of_density, of_rgb = torch.autograd.grad(loss, (density, rgb))
-        gradients = {"gradient of density": of_density, "gradient of rgb": of_rgb}
-        return {"rgb": out.rgb, "opacity": out.opacity, "depth": out.depth, **gradients}
-
-    def hash_encoded(device: str) -> Outputs:
-        layout = HashLayout(n_levels=4, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32)
-        positions = uniform(65, 3, seed=4, device=device).requires_grad_()
-        table = (uniform(layout.n_entries, 2, seed=5, device=device) - 0.5).requires_grad_()
-        features = hash_encode(positions, table, layout)
-        loss = (features * uniform(65, layout.n_outputs, seed=6, device=device)).sum()
-        of_table, of_positions = torch.autograd.grad(loss, (table, positions))
-        return {"features": features, "gradient of table": of_table, "gradient of positions": of_positions}
-
-    def resampled(device: str) -> Outputs:
-        edges = uniform(17, 9, seed=7, device=device).cumsum(-1)
-        return {"edges": importance_sample(edges, uniform(17, 8, seed=8, device=device), 12)}
-
-    return {
-        "march": marched,
-        "composite": composited,
-        "hash_encode": hash_encoded,
-        "spherical_harmonics": lambda device: {"values": spherical_harmonics(directions.to(device), 4)},
-        "importance_sample": resampled,
-    }
+    cases = op_cases(torch.device(device), seed=0, quick=True)
+    return list({case.op: case for case in cases if case.op in SELF_TESTED}.values())

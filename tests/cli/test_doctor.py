@@ -175,25 +175,29 @@ def test_this_machine(nerfturbo: Nerfturbo) -> None:
 
 
 def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = doctor.self_test_cases()["spherical_harmonics"]
-    calls: list[str] = []
+    case = next(case for case in doctor.self_test_cases("cpu") if case.op == "spherical_harmonics")
+    calls: list[int] = []
 
-    def wrong(device: str) -> dict[str, torch.Tensor]:
-        calls.append(device)
-        return {name: value * (1.0 if len(calls) == 1 else 1.1) for name, value in truth(device).items()}
+    def wrong(**inputs: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return case.function(**inputs) * (1.0 if len(calls) % 2 else 1.1)
 
-    monkeypatch.setattr(doctor, "self_test_cases", lambda: {"spherical_harmonics": wrong})
+    monkeypatch.setattr(doctor, "self_test_cases", lambda device: [replace(case, function=wrong)])
     result = nerfturbo("doctor", "--json")
     assert result.code == 1 and result.json["usable"] is False
     causes = {finding["cause"] for finding in result.json["findings"] if finding["level"] == "broken"}
     assert causes == {"self-test failed"}
 
 
-def test_a_kernel_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(device: str) -> dict[str, torch.Tensor]:
+def test_a_kernel_that_raises_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(**inputs: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("device kernel image is invalid")
 
-    assert doctor.difference(raises, {}, "reference", "cpu") == "RuntimeError: device kernel image is invalid"
+    case = replace(doctor.self_test_cases("cpu")[0], function=raises)
+    monkeypatch.setattr(doctor, "self_test_cases", lambda device: [case])
+    result = nerfturbo("doctor", "--json")
+    broken = [finding["detail"] for finding in result.json["findings"] if finding["level"] == "broken"]
+    assert result.code == 1 and all("RuntimeError: device kernel image is invalid" in detail for detail in broken)
 
 
 def test_json_is_one_object(nerfturbo: Nerfturbo) -> None:
