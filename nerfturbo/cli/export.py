@@ -109,9 +109,10 @@ class GridArgs(ExportArgs):
 def grid(argv: Sequence[str]) -> int:
     """The grid as it is in the checkpoint."""
     args = parse(GridArgs, argv, "export grid")
-    from ..export.grid import check_grid_path, write_grid
+    from ..export import check_ending
+    from ..export.grid import write_grid
 
-    check_grid_path(args.out)
+    check_ending(args.out, ".npz")
 
     def work(opened: OpenRun, display: Display) -> Made:
         write_grid(args.out, opened.model.grid, _plain_scene(opened, display).to_original)
@@ -155,9 +156,10 @@ def cameras(argv: Sequence[str]) -> int:
     """Learned poses and focal lengths, file."""
     args = parse(CamerasArgs, argv, "export cameras")
     from ..evaluation.align import camera_changes
-    from ..export.cameras import check_cameras_path, write_cameras
+    from ..export import check_ending
+    from ..export.cameras import write_cameras
 
-    check_cameras_path(args.out)
+    check_ending(args.out, ".json")
 
     def work(opened: OpenRun, display: Display) -> Made:
         display.phase(f"opening {opened.config.data.source}")

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
@@ -23,12 +21,6 @@ COEFFICIENTS = {
     "fisheye": ("k1", "k2", "k3", "k4"),
 }
 KEPT = ("aabb_scale", "scale", "offset")  # of instant-ngp's files: without them its box would be lost
-
-
-def check_cameras_path(path: Path) -> None:
-    """Refuse what could not be written, before any work is done."""
-    if path.suffix.lower() != ".json":
-        raise InputError(str(path), "a file ending in .json", repr(path.suffix))
 
 
 def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
@@ -55,7 +47,6 @@ def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
 def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:
     cameras = scene.cameras.to("cpu")
     poses = transform_poses(cameras.camera_to_world.double(), scene.to_original)
-    bottom = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
     result = []
     for index, pose in enumerate(poses):
         name = f"./{scene.split}/r_{index}.png"  # as `nerfturbo scene write` names them
@@ -69,5 +60,5 @@ def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:
             frame |= dict(zip(COEFFICIENTS[cameras.model], cameras.distortion[index].tolist(), strict=False))
         if cameras.times is not None:
             frame["time"] = float(cameras.times[index])
-        result.append(frame | {"transform_matrix": torch.cat([pose, bottom]).tolist()})
+        result.append(frame | {"transform_matrix": [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]})
     return result

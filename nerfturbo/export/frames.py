@@ -27,8 +27,11 @@ from ..sampling.grid import cropped
 from ..types import Aabb
 from .video import WriterPool
 
-PROBE_PIXELS = 64  # of the longer side of the small pictures that decide the range of depths
+PROBE_PIXELS = 64  # of the longer side of the small images that decide the range of depths
 SOLID = 0.5  # opacity from which a pixel has a depth worth showing
+VERSION = 1  # of frames.json
+WRITERS = 4  # threads: encoding a PNG takes longer than rendering it on a GPU
+_NAME = re.compile(r"(frame|depth|opacity|normal)_\d{4,}\.png")
 
 
 @dataclass(frozen=True)
@@ -59,44 +62,36 @@ class FrameMaker:
         self._fast: FrameRenderer | None = None
         size = recorded_size(cameras)
         if size is not None and hasattr(self.estimator, "grid") and model.device.type == "cuda":
-            width, height = size
-            self._fast = FrameRenderer(
-                model.field,
-                self.estimator,
-                width=width,
-                height=height,
-                settings=model.settings,
-                background=self._background,
-            )
+            shape = {"width": size[0], "height": size[1], "background": self._background}
+            self._fast = FrameRenderer(model.field, self.estimator, **shape)
 
     def __len__(self) -> int:
         return len(self.cameras)
 
-    def picture(self, index: int) -> RenderedImage:
+    def image(self, index: int) -> RenderedImage:
         """Colours, opacity and depth of one frame, in floats."""
-        return supersampled(lambda shift: self._shifted(index, shift), self.model.config.render.eval_rays)
+        time = None if self.cameras.times is None else float(self.cameras.times[index])
 
-    def _shifted(self, index: int, shift: tuple[float, float]) -> RenderedImage:
-        """The frame through points a little beside the pixels' centres."""
-        cameras, time = self.cameras, None if self.cameras.times is None else float(self.cameras.times[index])
-        if shift != (0.0, 0.0):
-            cameras = cameras.looking_past(shift)
-        if self._fast is None:
-            return self._render(cameras, index)
-        return self._fast.render(cameras.camera_to_world[index], cameras.focal[index], cameras.center[index], time=time)
+        def shifted(shift: tuple[float, float]) -> RenderedImage:
+            """Through points a little beside the pixels' centres."""
+            cameras = self.cameras if shift == (0.0, 0.0) else self.cameras.looking_past(shift)
+            if self._fast is None:
+                return self._render(cameras, index)
+            pinhole = (cameras.camera_to_world[index], cameras.focal[index], cameras.center[index])
+            return self._fast.render(*pinhole, time=time)
+
+        return supersampled(shifted, self.model.config.render.eval_rays)
 
     def frame(self, index: int) -> dict[Channel, Tensor]:
-        """One frame as pictures (height, width, 3) uint8 on the CPU, by channel."""
-        image = self.picture(index)
-        pictures: dict[Channel, Tensor] = {}
+        """One frame as images (height, width, 3) uint8 on the CPU, by channel."""
+        image, model = self.image(index), self.model
+        shown: dict[Channel, Tensor] = {}
         for channel in self.look.channels:
-            rays = self.cameras[index].to(self.model.device).image_rays(0) if channel == "normal" else None
+            rays = self.cameras[index].to(model.device).image_rays(0) if channel == "normal" else None
             depths = self.depths if channel == "depth" else (0.0, 1.0)
-            shown = channel_image(
-                channel, image, self._background, depths=depths, rays=rays, field=self.model.field, grid=self.model.grid
-            )
-            pictures[channel] = to_bytes(shown).cpu()
-        return pictures
+            options = {"depths": depths, "rays": rays, "field": model.field, "grid": model.grid}
+            shown[channel] = to_bytes(channel_image(channel, image, self._background, **options)).cpu()
+        return shown
 
     @property
     def depths(self) -> tuple[float, float]:
@@ -106,10 +101,7 @@ class FrameMaker:
         return self._depths
 
     def _render(self, cameras: Cameras, index: int) -> RenderedImage:
-        model = self.model
-        return render_view(
-            model.field, self.estimator, cameras, index, settings=model.settings, background=self._background
-        )
+        return render_view(self.model.field, self.estimator, cameras, index, background=self._background)
 
     def _measure_depths(self) -> tuple[float, float]:
         found = []
@@ -122,11 +114,6 @@ class FrameMaker:
             return 0.0, self.model.bounds.far
         low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
         return low, max(high, low + 1e-3)
-
-
-VERSION = 1
-WRITERS = 4  # threads: encoding a PNG takes longer than rendering it on a GPU
-_NAME = re.compile(r"(frame|depth|opacity|normal)_\d{4,}\.png")
 
 
 def frame_name(channel: Channel, index: int) -> str:
@@ -149,23 +136,18 @@ def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:
 
 
 class FrameSequence:
-    """PNG files of one rendering in one folder. Use it as a context: leaving it waits for the last file."""
+    """PNG files of one rendering in one folder, which a broken rendering goes on with.
+
+    `frames.json` in the folder says what the frames show, as one `digest`: frames of the same digest are kept, others
+    are refused. Use it as a context: leaving it waits for the last file.
+    """
 
     def __init__(self, folder: Path, key: str, *, overwrite: bool = False) -> None:
-        self.folder, self._key, self._overwrite = folder, key, overwrite
-        self.check()
-        self._behind = WriterPool(WRITERS, ahead=4 * WRITERS)
-
-    @property
-    def _note(self) -> Path:
-        return self.folder / "frames.json"
-
-    def check(self) -> None:
-        """Refuse frames of another rendering, before anything is rendered."""
-        if self._overwrite or not self.folder.is_dir() or not self._old_frames() or self._saved_key() == self._key:
-            return
-        hint = "choose another folder, or replace them by --overwrite"
-        raise InputError(str(self.folder), "an empty folder, or one with frames of this rendering", "others", hint)
+        self.folder, self._key, self._note = folder, key, folder / "frames.json"
+        if not overwrite and folder.is_dir() and self._old_frames() and self._saved_key() != key:
+            hint = "choose another folder, or replace them by --overwrite"
+            raise InputError(str(folder), "an empty folder, or one with frames of this rendering", "others", hint)
+        self._writers = WriterPool(WRITERS, ahead=4 * WRITERS)
 
     def _old_frames(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
@@ -187,9 +169,9 @@ class FrameSequence:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             if error is None:
-                self._behind.finish()
+                self._writers.finish()
         finally:
-            self._behind.close(drop=False)
+            self._writers.close(drop=False)
 
     def path(self, channel: Channel, index: int) -> Path:
         return self.folder / frame_name(channel, index)
@@ -206,8 +188,9 @@ class FrameSequence:
 
     def save(self, channel: Channel, index: int, frame: Tensor) -> None:
         """Queue a file; waits where the disk is far behind."""
-        self._behind.submit(lambda: self._write(self.path(channel, index), frame))
 
-    def _write(self, path: Path, frame: Tensor) -> None:
-        with replacing(path) as temporary:
-            save_image(temporary, frame)
+        def write() -> None:
+            with replacing(self.path(channel, index)) as temporary:
+                save_image(temporary, frame)
+
+        self._writers.submit(write)

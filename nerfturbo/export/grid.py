@@ -8,15 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..files import replacing
 from ..sampling.grid import OccupancyGrid, level_box, level_occupancy
-
-
-def check_grid_path(path: Path) -> None:
-    """Refuse a file of another kind."""
-    if path.suffix.lower() != ".npz":
-        raise InputError(str(path), "a file ending in .npz", repr(path.suffix))
 
 
 def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,26 +16,30 @@ from ..errors import InputError
 from ..evaluation.camera_path import transform_points
 from ..evaluation.evaluate import choose_views
 from ..files import replacing
+from ..ops.march.reference import is_occupied
 from ..rendering.image import RenderedImage, render_image
 from ..rendering.model import NerfModel
-from ..sampling.grid import OccupancyGrid, cropped_grid, describe_box, level_occupancy, occupied_box
+from ..sampling.grid import cropped_grid, describe_box, occupied_box
 from ..types import Aabb, Rays
-from . import require_package
+from . import Progress, check_ending, quiet, require_package
 
 if TYPE_CHECKING:
     import trimesh
 
-
-FORMATS = (".glb", ".ply", ".obj")
 THICKNESS = 0.1  # the surface is where one marching step is this thick, unless a density is given
-SEEN_MARGIN = 1.0  # in voxels
+VISIBLE_MARGIN = 1.0  # in voxels
 COLOR_REACH = 3.0  # in voxels
 COLOR_CHUNK = 1 << 16  # vertices
+CHUNK = 1 << 20  # points looked at in one go
+MAX_POINTS = 1 << 31
+MAX_CAMERAS = 64  # that look where surfaces are visible
+MAX_PIXELS = 400  # of the longer side of what they see
+SOLID = 0.5
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Triangles with a normal and a colour at each corner; coordinates are those of training."""
+    """Triangles with a normal and a colour at each vertex; coordinates are those of training."""
 
     vertices: Tensor  # (n, 3) float32
     faces: Tensor  # (m, 3) int64, counter-clockwise seen from outside
@@ -55,8 +58,7 @@ class MeshSettings:
 
 def check_mesh_path(path: Path, settings: MeshSettings) -> None:
     """Refuse what could not be written, before any work is done."""
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(str(path), "a file ending in " + ", ".join(FORMATS), repr(path.suffix))
+    check_ending(path, ".glb", ".ply", ".obj")
     require_package("skimage", "scikit-image", "meshes", "mesh")
     require_package("trimesh", "trimesh", "meshes", "mesh")
     if settings.n_faces is not None:
@@ -74,13 +76,13 @@ def extract_mesh(
     settings: MeshSettings,
     *,
     cameras: Cameras | None = None,
-    progress: Progress | None = None,
+    progress: Progress = quiet,
 ) -> Mesh:
     """The surface inside `box`; with `cameras`, only what one of them sees."""
     from skimage.measure import marching_cubes
 
     voxel = voxel_size(model, settings.resolution)
-    volume = density_volume(model, box, voxel, progress=None if progress is None else lambda x: progress(0.5 * x))
+    volume = density_volume(model, box, voxel, progress=lambda share: progress(0.5 * share))
     level = THICKNESS / model.grid.step_size if settings.density is None else settings.density
     peak = float(volume.density.max())
     if not level < peak:
@@ -94,14 +96,14 @@ def extract_mesh(
     vertices = torch.minimum(torch.maximum(vertices, box.tensor()[0]), box.tensor()[1])  # what is cut ends at the box
     faces = torch.from_numpy(triangles.astype(np.int64))
     if cameras is not None:
-        seen = VisibleDepths.render(model, cameras, None if progress is None else lambda x: progress(0.5 + 0.4 * x))
-        visible = seen.sees(vertices.to(model.device), SEEN_MARGIN * voxel).cpu()
+        depths = VisibleDepths.render(model, cameras, lambda share: progress(0.5 + 0.4 * share))
+        visible = depths.sees(vertices.to(model.device), VISIBLE_MARGIN * voxel).cpu()
         faces = faces[visible[faces].all(dim=1)]
     return _finish(model, vertices, faces, settings.n_faces, COLOR_REACH * voxel)
 
 
 def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | None, reach: float) -> Mesh:
-    """Decimate, drop corners no triangle uses, and ask the field for the colours of the rest."""
+    """Decimate, drop vertices no triangle uses, and ask the field for the colours of the rest."""
     import trimesh
 
     if faces.shape[0] == 0:
@@ -111,43 +113,41 @@ def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | No
     if n_faces is not None and n_faces < faces.shape[0]:
         body = body.simplify_quadric_decimation(face_count=n_faces)
     body.remove_unreferenced_vertices()
-    positions = torch.tensor(np.array(body.vertices), dtype=torch.float32)
-    normals = torch.tensor(np.array(body.vertex_normals), dtype=torch.float32)
-    colors = colors_from_outside(model, positions, normals, reach)
+    positions, normals = (torch.tensor(np.array(v), dtype=torch.float32) for v in (body.vertices, body.vertex_normals))
+    colors = _colors_from_outside(model, positions, normals, reach)
     return Mesh(positions, torch.tensor(np.array(body.faces)), normals, colors)
 
 
 @torch.no_grad()
-def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
+def _colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
     """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU.
 
     A short ray is rendered, because the colour of a single point of a soft surface was never trained alone.
     """
     settings = replace(model.settings, near_plane=0.0, far_plane=2.0 * reach, cone_angle=0.0, alpha_thre=0.0)
-    parts = []
+    colors = torch.zeros(positions.shape[0], 3)
     for start in range(0, positions.shape[0], COLOR_CHUNK):
-        points, outward = (values[start : start + COLOR_CHUNK].to(model.device) for values in (positions, normals))
+        part = slice(start, start + COLOR_CHUNK)
+        points, outward = positions[part].to(model.device), normals[part].to(model.device)
         outward = torch.nn.functional.normalize(outward, dim=-1)
-        # A corner without a normal (its triangles cancel out) is looked at from above.
+        # A vertex without a normal (its triangles cancel out) is looked at from above.
         outward = torch.where(outward.abs().sum(-1, keepdim=True) > 0.0, outward, outward.new_tensor([0.0, 0.0, 1.0]))
         rays = Rays(points + outward * reach, -outward)
         image = render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=settings)
-        seen, opacity = image.rgb[0], image.opacity[0, :, None]
-        alone, _ = model.field(points, -outward)
-        parts.append(torch.where(opacity > 0.05, seen / opacity.clamp_min(0.05), alone.float()).clamp(0.0, 1.0).cpu())
-    return torch.cat(parts) if parts else torch.zeros(0, 3)
+        opacity, (alone, _) = image.opacity[0, :, None], model.field(points, -outward)
+        colors[part] = torch.where(opacity > 0.05, image.rgb[0] / opacity.clamp_min(0.05), alone.float()).cpu()
+    return colors.clamp(0.0, 1.0)
 
 
 def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None) -> None:
     """Write .glb, .ply or .obj in the coordinates of the scene's own file; whole or not at all."""
-    body = as_trimesh(mesh, to_original)
     extra: dict[str, dict[str, Any]] = {
         ".glb": {"include_normals": True, "tree_postprocessor": _unlit},
         ".ply": {"vertex_normal": True},
         ".obj": {"include_normals": True, "include_color": True, "header": "nerfturbo"},
     }
     with replacing(path) as temporary:
-        body.export(temporary, **extra[path.suffix.lower()])
+        as_trimesh(mesh, to_original).export(temporary, **extra[path.suffix.lower()])
 
 
 def as_trimesh(mesh: Mesh, to_original: Tensor | None = None) -> trimesh.Trimesh:
@@ -155,12 +155,11 @@ def as_trimesh(mesh: Mesh, to_original: Tensor | None = None) -> trimesh.Trimesh
     import trimesh
 
     colors = (mesh.colors * 255.0 + 0.5).to(torch.uint8)
-    opaque = torch.full((colors.shape[0], 1), 255, dtype=torch.uint8)
     return trimesh.Trimesh(
         vertices=transform_points(mesh.vertices.double(), to_original).numpy(),
         faces=mesh.faces.numpy(),
         vertex_normals=rotate_normals(mesh.normals, to_original).numpy(),
-        vertex_colors=torch.cat([colors, opaque], dim=1).numpy(),
+        vertex_colors=torch.nn.functional.pad(colors, (0, 1), value=255).numpy(),
         process=False,
     )
 
@@ -184,12 +183,6 @@ def _unlit(tree: dict[str, Any]) -> None:
             primitive["material"] = 0
 
 
-CHUNK = 1 << 20  # lattice points looked at in one go
-MAX_POINTS = 1 << 31
-
-Progress = Callable[[float], None]
-
-
 @dataclass(frozen=True)
 class DensityVolume:
     """`density[i, j, k]` at low + (i, j, k) * voxel; zero all around, so that every surface closes."""
@@ -198,11 +191,6 @@ class DensityVolume:
     low: tuple[float, float, float]
     voxel: float
     n_evaluated: int  # how often the field was asked
-
-    @property
-    def high(self) -> tuple[float, float, float]:
-        x, y, z = (a + self.voxel * (n - 1) for a, n in zip(self.low, self.density.shape, strict=True))
-        return x, y, z
 
 
 def export_box(model: NerfModel, box: Aabb | None, *, what: str = "--box") -> Aabb:
@@ -231,21 +219,8 @@ def voxel_size(model: NerfModel, resolution: int) -> float:
     return max(model.bounds.aabb.size) / resolution
 
 
-def occupied_at(grid: OccupancyGrid, positions: Tensor) -> Tensor:
-    """(n,) bool for positions (n, 3): whether their cell, in the finest level that holds them, is occupied."""
-    r, levels = grid.config.resolution, level_occupancy(grid)
-    low, high = grid.aabb.tensor(positions.device)
-    unit = (positions - (low + high) * 0.5) / ((high - low) * 0.5)
-    largest = unit.abs().amax(-1)
-    level = torch.log2(largest.clamp_min(1.0)).ceil().long()
-    inside = level < grid.config.levels
-    level = level.clamp(max=grid.config.levels - 1)
-    cell = ((unit / torch.pow(2.0, level.float())[:, None] + 1.0) * (0.5 * r)).long().clamp(0, r - 1)
-    return levels[level, cell[:, 0], cell[:, 1], cell[:, 2]] & inside
-
-
 @torch.no_grad()
-def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progress | None = None) -> DensityVolume:
+def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progress = quiet) -> DensityVolume:
     """Ask the field at every lattice point of the box that lies in an occupied cell; all others are empty."""
     counts = [math.ceil(size / voxel - 1e-6) + 1 for size in box.size]
     if math.prod(counts) > MAX_POINTS:
@@ -253,60 +228,53 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
         raise InputError("--resolution", f"at most {MAX_POINTS} points in the box", got, "use a smaller one, or --box")
     density = torch.zeros(*(n + 2 for n in counts))  # one empty layer all around
     low = torch.tensor(box.low, device=model.device)
-    y, z = (torch.arange(n, device=model.device) * voxel + low[axis + 1] for axis, n in enumerate(counts[1:]))
-    plane = torch.cartesian_prod(y, z)
-    slabs, asked = max(1, CHUNK // plane.shape[0]), 0
+    outer_low, outer_high = model.grid.outer_aabb.tensor(model.device)
+    x, y, z = (torch.arange(n, device=model.device) * voxel + low[axis] for axis, n in enumerate(counts))
+    slabs, asked = max(1, CHUNK // (counts[1] * counts[2])), 0
     for first in range(0, counts[0], slabs):
-        x = torch.arange(first, min(first + slabs, counts[0]), device=model.device) * voxel + low[0]
-        points = torch.cat([x.repeat_interleave(plane.shape[0])[:, None], plane.repeat(x.shape[0], 1)], dim=1)
-        chosen = occupied_at(model.grid, points).nonzero()[:, 0]
+        points = torch.cartesian_prod(x[first : first + slabs], y, z)
+        inside = ((points >= outer_low) & (points <= outer_high)).all(-1)
+        chosen = (inside & is_occupied(model.grid.occupancy, points)).nonzero()[:, 0]
         values = torch.zeros(points.shape[0], device=model.device)
         if chosen.shape[0]:
             values[chosen] = model.field.density(points[chosen]).float()
-        inner = density[first + 1 : first + 1 + x.shape[0], 1:-1, 1:-1]
-        inner.copy_(values.view(x.shape[0], counts[1], counts[2]))
+        part = values.view(-1, counts[1], counts[2])
+        density[first + 1 : first + 1 + part.shape[0], 1:-1, 1:-1] = part.cpu()
         asked += int(chosen.shape[0])
-        if progress is not None:
-            progress((first + x.shape[0]) / counts[0])
+        progress(min(1.0, (first + slabs) / counts[0]))
     start_x, start_y, start_z = (value - voxel for value in box.low)
     return DensityVolume(density, (start_x, start_y, start_z), voxel, asked)
 
 
-MAX_CAMERAS = 64
-MAX_PIXELS = 400  # of the longer side
-SOLID = 0.5
-
-
 @dataclass(frozen=True)
 class VisibleDepths:
-    """Cameras, evenly chosen and made small, with the picture each of them sees."""
+    """Which points the cameras of training see; what they never saw, the field was free to fill with anything.
+
+    Cameras are evenly chosen and made small; `images` are what they see.
+    """
 
     cameras: Cameras
     images: tuple[RenderedImage, ...]
 
     @classmethod
-    def render(cls, model: NerfModel, cameras: Cameras, progress: Progress | None = None) -> VisibleDepths:
-        chosen = torch.tensor(choose_views(len(cameras), MAX_CAMERAS))
-        small = cameras[chosen]
+    def render(cls, model: NerfModel, cameras: Cameras, progress: Progress = quiet) -> VisibleDepths:
+        small = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
         small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max())))
         images = []
         for index in range(len(small)):
             images.append(model.render_image(small, index))
-            if progress is not None:
-                progress((index + 1) / len(small))
+            progress((index + 1) / len(small))
         return cls(small.to(model.device), tuple(images))
 
     @torch.no_grad()
     def sees(self, points: Tensor, margin: float) -> Tensor:
         """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there."""
-        parts = [self._part(points[start : start + CHUNK], margin) for start in range(0, points.shape[0], CHUNK)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device=points.device)
+        return torch.cat([self._sees(part, margin) for part in points.split(CHUNK)])
 
-    def _part(self, points: Tensor, margin: float) -> Tensor:
+    def _sees(self, points: Tensor, margin: float) -> Tensor:
         seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
         for index, image in enumerate(self.images):
-            which = torch.full((points.shape[0],), index, dtype=torch.int64, device=points.device)
-            pixels, ahead = self.cameras.project(which, points)
+            pixels, ahead = self.cameras.project(torch.full_like(seen, index, dtype=torch.int64), points)
             height, width = image.depth.shape
             x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
             inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)

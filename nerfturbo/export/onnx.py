@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..files import replacing
 from ..ops import use_backend
 from ..rendering.model import NerfModel
-from . import require_package
+from . import check_ending, require_package
 
 OPSET = 18  # the first with bitwise operations on integers, which the hash needs
 CHECKED_POINTS = 4096
@@ -39,8 +39,7 @@ class OnnxCheck:
 
 def check_onnx_path(path: Path) -> None:
     """Refuse what could not be written or checked, before any work is done."""
-    if path.suffix.lower() != ".onnx":
-        raise InputError(str(path), "a file ending in .onnx", repr(path.suffix))
+    check_ending(path, ".onnx")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require_package(module, module, "ONNX", "onnx")
 

@@ -18,7 +18,8 @@ from ..rendering.model import NerfModel
 from ..rendering.render import surface_normals
 from ..sampling.grid import describe_box
 from ..types import Aabb
-from .mesh import Progress, rotate_normals
+from . import Progress, check_ending, quiet
+from .mesh import rotate_normals
 
 SOLID = 0.5
 RIM = 0.02  # optical thickness of one step from which a place counts as part of something
@@ -35,8 +36,7 @@ class PointCloud:
 
 def check_points_path(path: Path, n_points: int) -> None:
     """Refuse what could not be written, before any work is done."""
-    if path.suffix.lower() != ".ply":
-        raise InputError(str(path), "a file ending in .ply", repr(path.suffix))
+    check_ending(path, ".ply")
     if not 1 <= n_points <= 1 << 28:
         raise InputError("--points", f"1 to {1 << 28}", str(n_points))
 
@@ -72,7 +72,7 @@ class _Sighted:
 
 @torch.no_grad()
 def extract_points(
-    model: NerfModel, cameras: Cameras, box: Aabb, n_points: int, *, progress: Progress | None = None
+    model: NerfModel, cameras: Cameras, box: Aabb, n_points: int, *, progress: Progress = quiet
 ) -> PointCloud:
     """About `n_points` points: pixels of the cameras, moved to their depth, those solid and inside the box."""
     pixels = float(cameras.size.prod(-1).sum())
@@ -93,8 +93,7 @@ def extract_points(
         solid = model.field.density(points) * model.grid.step_size > RIM if points.shape[0] else keep[:0]
         positions.append(points[solid])
         colors.append(rgb[solid])
-        if progress is not None:
-            progress(0.8 * (index + 1) / len(small))
+        progress(0.8 * (index + 1) / len(small))
     found, rgb = torch.cat(positions), torch.cat(colors)
     if found.shape[0] == 0:
         raise sighted.error(box)
@@ -113,9 +112,8 @@ def write_points(path: Path, cloud: PointCloud, to_original: Tensor | None = Non
     positions = transform_points(cloud.positions, to_original).numpy()
     normals = rotate_normals(cloud.normals, to_original).numpy()
     colors = (cloud.colors * 255.0 + 0.5).to(torch.uint8).numpy()
-    for axis in range(3):
-        rows["xyz"[axis]], rows["n" + "xyz"[axis]] = positions[:, axis], normals[:, axis]
-        rows[("red", "green", "blue")[axis]] = colors[:, axis]
+    for (name, _), column in zip(fields, np.concatenate([positions, normals, colors], axis=1).T, strict=True):
+        rows[name] = column
     kinds = {"<f4": "float", "u1": "uchar"}
     header = ["ply", "format binary_little_endian 1.0", f"element vertex {rows.shape[0]}"]
     header += [f"property {kinds[kind]} {name}" for name, kind in fields] + ["end_header", ""]

@@ -45,7 +45,7 @@ def test_every_channel_shows_what_it_says(model: NerfModel) -> None:
     cameras = ball_scene(size=33).cameras
     with use_backend("reference"):
         maker = FrameMaker(model, cameras, Look(channels=CHANNELS, background=(0.0, 0.0, 0.0)))
-        frame, image = maker.frame(0), maker.picture(0)
+        frame, image = maker.frame(0), maker.image(0)
     assert list(frame) == list(CHANNELS) and all(picture.shape == (33, 33, 3) for picture in frame.values())
     assert frame["color"][16, 16].tolist() == pytest.approx([128] * 3, abs=2) and int(frame["color"][0, 0].sum()) == 0
     assert frame["opacity"][16, 16].tolist() == [255] * 3 and int(frame["opacity"][0, 0].sum()) == 0
@@ -73,8 +73,8 @@ def test_a_crop_cuts_the_ball_in_half(model: NerfModel) -> None:
     low = [-1.5, -1.5, -1.5]
     low[axis] = 0.0
     with use_backend("reference"):
-        whole = FrameMaker(model, cameras, Look()).picture(0).opacity
-        half = FrameMaker(model, cameras, Look(crop=Aabb(tuple(low), (1.5, 1.5, 1.5)))).picture(0).opacity
+        whole = FrameMaker(model, cameras, Look()).image(0).opacity
+        half = FrameMaker(model, cameras, Look(crop=Aabb(tuple(low), (1.5, 1.5, 1.5)))).image(0).opacity
     assert 0.3 < float(half.sum() / whole.sum()) < 0.8
 
 

@@ -144,8 +144,8 @@ def test_frames_and_crops(tmp_path: Path):
     cameras = open_scene("test", n_views=2).cameras
     frames = FrameMaker(model, cameras, Look(channels=("color", "depth", "normal")))
     assert set(frames.frame(0)) == {"color", "depth", "normal"}
-    whole = frames.picture(0)
-    cropped = FrameMaker(model, cameras, Look(crop=Aabb.cube(0.2))).picture(0)
+    whole = frames.image(0)
+    cropped = FrameMaker(model, cameras, Look(crop=Aabb.cube(0.2))).image(0)
     assert float(whole.opacity.mean()) > 0.9 > float(cropped.opacity.mean())
     assert float(cropped.opacity[0, 0]) == 0.0  # the corner's ray misses the box: white
 
