@@ -18,13 +18,25 @@ from ...evaluation.evaluate import choose_views, truth_image
 from ...evaluation.metrics import mean_psnr, psnr
 from ...rendering.model import FAR, NerfModel, half_box
 from ...sampling.grid import occupied_box
+from .. import Progress, quiet
 from .baked import N_BASE, Baked, Chunk, pack
 from .lattice import Lattice, SparseBlocks
 from .reference import render_page
-from .teacher import VisibleCells, as_covered, ask_field, close_holes, first_values, on_coarser, pixel_rays, pixel_size
+from .teacher import (
+    VisibleCells,
+    as_covered,
+    ask_field,
+    close_holes,
+    draw_pixels,
+    first_values,
+    on_coarser,
+    pixel_rays,
+    pixel_size,
+)
 from .tune import TuneSettings, tune
 
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
+PROBES = 4096  # rays that find how far surfaces are
 MAX_CELLS = 1 << 11  # per axis; of a scene without an end half of it
 LEAST_CELLS = 14
 MAX_LEVELS = 9
@@ -100,19 +112,17 @@ def bake(
     settings: BakeSettings,
     *,
     say: Say = lambda text: None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = quiet,
 ) -> BakeResult:
     """Bake the scene as the training cameras see it."""
     require_plain(cameras.ndc, "export web")
     pace = _PACES.get(model.device.type, _PACES["cuda"])
     seconds: dict[str, float] = {}
 
-    def timed(name: str, since: float) -> float:
+    def lap(name: str) -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
-        now = clock.perf_counter()
-        seconds[name] = seconds.get(name, 0.0) + now - since
-        return now
+        seconds[name] = clock.perf_counter() - start - sum(seconds.values())
 
     start = clock.perf_counter()
     say("looking at the scene from its training cameras")
@@ -122,29 +132,22 @@ def bake(
     pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
     say("choosing the size of the cells")
     finest, cells = as_covered(cells, finest)
-    start = timed("look", start)
+    lap("look")
     say("asking the field")
     limit = settings.tune_seconds
     if limit is None:
         limit = pace.tune_seconds if settings.tune_steps is None else math.inf
     blocks, values, first_bytes = _within_budget(model, cameras, settings, finest, cells, features=limit > 0.0)
-    start = timed("ask", start)
+    lap("ask")
     say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")
-    chosen = TuneSettings(
-        settings.tune_steps or pace.tune_steps, pace.tune_rays, limit, lr=settings.lr, seed=settings.seed
-    )
-    result = tune(blocks, values, pool, chosen, cone_angle=_cone_angle(finest), progress=progress)
-    start = timed("tune", start)
+    steps = settings.tune_steps or pace.tune_steps
+    chosen = TuneSettings(steps, pace.tune_rays, limit, lr=settings.lr, seed=settings.seed)
+    result = tune(blocks, values, pool, chosen, progress=progress)
+    lap("tune")
     say("packing")
-    baked = Baked.of(blocks, values, result.network, model.bounds.near)
-    baked, chunks = _packed(baked, settings)
-    timed("pack", start)
+    baked, chunks = _packed(Baked.of(blocks, values, result.network, model.bounds.near), settings)
+    lap("pack")
     return BakeResult(baked, tuple(chunks), seconds, result.steps, result.losses, first_bytes)
-
-
-def _cone_angle(lattice: Lattice) -> float:
-    """Steps that grow with distance about as the cells of coarser levels do."""
-    return 0.0 if lattice.levels == 1 else lattice.voxel / max(lattice.half)
 
 
 @torch.no_grad()
@@ -153,16 +156,11 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
     levels = _levels(model)
     box = occupied_box(model.grid) if levels == 1 else model.grid.aabb
     if box is None:
-        raise InputError(
-            "the run", "an occupied part of the scene", "an occupancy grid that is empty", "train it longer"
-        )
-    device, n = model.device, 4096
-    moved = cameras.to(device)
-    generator = torch.Generator().manual_seed(settings.seed)
-    views = torch.randint(len(cameras), (n,), generator=generator).to(device)
-    share = torch.rand(n, generator=generator, dtype=torch.float64).to(device)
-    pixels = (share * moved.size.prod(-1)[views]).long()
-    rays = pixel_rays(moved, views, pixels, settings.time)
+        hint = "train it longer"
+        raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
+    device, moved = model.device, cameras.to(model.device)
+    generator = torch.Generator(device).manual_seed(settings.seed)
+    rays = pixel_rays(moved, *draw_pixels(moved, PROBES, generator), settings.time)
     out = model.render_rays(rays)
     points = rays.origins + rays.directions * out.depth[:, None]
     low, high = box.tensor(device)
@@ -222,7 +220,7 @@ def _packed(baked: Baked, settings: BakeSettings) -> tuple[Baked, list[Chunk]]:
         values, unit = baked.values.clone(), 1 << (8 - bits)
         rounded = (values[:, channels].int() + unit // 2) // unit * unit
         values[:, channels] = rounded.clamp(max=256 - unit).to(torch.uint8)
-        baked = Baked(baked.blocks, values, baked.network, baked.near)
+        baked = replace(baked, values=values)
         chunks = pack(baked)
     return baked, chunks
 
@@ -235,7 +233,7 @@ def score(
     *,
     views: int = 10,
     time: float | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = quiet,
 ) -> Score:
     """How close the page's pictures of test views come to the field's own and to the photos, as rounded to bytes."""
     chosen, cameras = choose_views(len(scene), views), scene.cameras
@@ -246,9 +244,8 @@ def score(
         page = render_page(baked, cameras, index)
         field = model.render_image(cameras, index).rgb.clamp(0.0, 1.0)
         rgb = (page.rgb * 255.0).round() / 255.0
-        counts = scene.used_pixels(index)
-        counts = None if counts is None else counts.to(model.device)
-        truth = truth_image(scene, index).to(model.device)
+        counts = scene.used_pixels(index, model.device)
+        truth = truth_image(scene, index, device=model.device)
         ours.append(psnr(rgb, field, counts))
         if scene.cameras.times is None or time is None or abs(float(scene.cameras.times[index]) - time) < SAME_TIME:
             photos.append(psnr(rgb, truth, counts))

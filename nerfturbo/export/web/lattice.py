@@ -56,8 +56,7 @@ class Lattice:
     @property
     def box(self) -> Aabb:
         """Of level 0."""
-        low = tuple(c - h for c, h in zip(self.center, self.half, strict=True))
-        high = tuple(c + h for c, h in zip(self.center, self.half, strict=True))
+        low, high = (tuple(c + side * h for c, h in zip(self.center, self.half, strict=True)) for side in (-1, 1))
         return Aabb(low, high)  # type: ignore[arg-type]
 
     def level_of(self, positions: Tensor) -> Tensor:
@@ -170,14 +169,8 @@ class SparseBlocks:
         renumber = torch.empty(kept.shape[0] + 1, dtype=torch.int32, device=cells.device)
         renumber[order] = torch.arange(kept.shape[0], dtype=torch.int32, device=cells.device)
         renumber[-1] = kept.shape[0]
-        return cls(
-            lattice,
-            blocks,
-            renumber[texels.long()],
-            kept[order],
-            owners[order],
-            slots.view(lattice.levels, nz, ny, nx),
-        )
+        slots = slots.view(lattice.levels, nz, ny, nx)
+        return cls(lattice, blocks, renumber[texels.long()], kept[order], owners[order], slots)
 
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of positions (n, 3): the level (n,), the place in its cells (n, 3), the block (n, 3) and its number (n,), -1
@@ -221,9 +214,7 @@ def texels_around(slot: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
 def _owners(lattice: Lattice, blocks: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """For sorted vertex keys: block * 512 + texel of the first block that holds each; and (n_blocks, 512) positions in
     `kept` of every texel, its length where a texel is not kept."""
-    local = torch.stack(
-        torch.meshgrid(*[torch.arange(BLOCK, device=blocks.device)] * 3, indexing="ij")[::-1], dim=-1
-    ).view(-1, 3)
+    local = torch.cartesian_prod(*[torch.arange(BLOCK, device=blocks.device)] * 3).flip(-1)
     n = kept.shape[0]
     texels = torch.full((blocks.shape[0], TEXELS), n, dtype=torch.int32, device=blocks.device)
     owners = torch.full((n,), blocks.shape[0] * TEXELS, dtype=torch.int64, device=blocks.device)

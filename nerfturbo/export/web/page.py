@@ -25,16 +25,8 @@ from ...files import replacing, write_atomically
 from .bake import BakeResult, Score
 from .baked import Chunk, header
 
-MODULES = (
-    "camera.js",
-    "controls.js",
-    "loader.js",
-    "shader.glsl.js",
-    "renderer.js",
-    "pace.js",
-    "ui.js",
-    "main.js",
-)  # each after those it imports
+# Each after those it imports:
+MODULES = ("camera.js", "controls.js", "loader.js", "shader.glsl.js", "renderer.js", "pace.js", "ui.js", "main.js")
 DATA_FOLDER = "data"
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {script}; connect-src {connect}"

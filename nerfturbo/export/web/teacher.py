@@ -1,9 +1,9 @@
-"""What the field says: the colours of many rays of the training cameras, and which cells light reaches on the way."""
+"""What the field says: the colours of many rays of the training cameras, which cells light reaches on the way, and the
+first values of their vertices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from ...evaluation.evaluate import choose_views
 from ...fields.field import Field
 from ...rendering.model import NerfModel
 from ...types import Rays
+from .. import Progress, quiet
 from .baked import FEATURE_SCALE, N_BASE, N_FEATURES, encode_density
 from .lattice import Lattice, SparseBlocks
 
@@ -26,7 +27,8 @@ SLAB = 1 << 26  # cells looked at in one go
 LEAST_RAYS = 1 << 15
 COVERED = 0.97  # of the light: below, cells are made coarser by this factor each time, in all by at most that
 COARSER, COARSEST = 1.2, 4.0
-Progress = Callable[[float], None]
+N_DIRECTIONS = 6  # from which the field is asked at a vertex
+VERTEX_CHUNK = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,18 @@ class VisibleCells:
     even: Tensor  # (n,) float32: that of every other ray alone
 
 
+def draw_pixels(cameras: Cameras, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(n,) views and (n,) pixels in them, drawn evenly on the generator's device."""
+    views = torch.randint(len(cameras), (n,), generator=generator, device=generator.device)
+    counts = cameras.size.to(generator.device).prod(-1)[views]
+    share = torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64)
+    return views, torch.minimum((share * counts).long(), counts - 1)
+
+
 def pixel_rays(cameras: Cameras, views: Tensor, pixels: Tensor, time: float | None) -> Rays:
     """Rays through pixel centres. No picture's own appearance or time: a page shows the scene, not one photo."""
     width = cameras.size[views, 0]
-    rays = cameras.rays(
-        views, pixels % width + PIXEL_CENTER, torch.div(pixels, width, rounding_mode="floor") + PIXEL_CENTER
-    )
+    rays = cameras.rays(views, pixels % width + PIXEL_CENTER, pixels // width + PIXEL_CENTER)
     times = None if time is None else torch.full_like(rays.origins[:, 0], time)
     return Rays(rays.origins, rays.directions, times)
 
@@ -78,17 +86,14 @@ def ask_field(
     time: float | None = None,
     seed: int = 0,
     max_samples: float = math.inf,
-    progress: Progress | None = None,
+    progress: Progress = quiet,
 ) -> tuple[RayPool, VisibleCells]:
     """Render `n_rays` pixels of the cameras, drawn evenly, and note the cells of the lattice that they see; fewer where
     those have `max_samples`: a count and not a clock, for how fine the cells can be follows from the number of rays."""
     device = model.device
     cameras = cameras.to(device)
     generator = torch.Generator(device).manual_seed(seed)
-    views = torch.randint(len(cameras), (n_rays,), generator=generator, device=device)
-    counts = cameras.size.prod(-1)[views]
-    share = torch.rand(n_rays, generator=generator, device=device, dtype=torch.float64)
-    pixels = torch.minimum((share * counts).long(), counts - 1)
+    views, pixels = draw_pixels(cameras, n_rays, generator)
     pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
     gathered = _Cells(lattice, device)
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
@@ -109,8 +114,7 @@ def ask_field(
             t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
             gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight, weight * (index % 2 == 0))
         done = first + chunk
-        if progress is not None:
-            progress(min(1.0, max(done / n_rays, n_samples / max_samples)))
+        progress(min(1.0, max(done / n_rays, n_samples / max_samples)))
         if n_samples > max_samples and done >= LEAST_RAYS:
             pool = pool.first(done)
             break
@@ -228,10 +232,6 @@ def pixel_size(cameras: Cameras, positions: Tensor) -> float:
     return float((distance / cameras.focal.to(some.device).mean(-1)).median())
 
 
-N_DIRECTIONS = 6
-VERTEX_CHUNK = 1 << 17
-
-
 @torch.no_grad()
 def first_values(
     field: Field, cameras: Cameras, blocks: SparseBlocks, *, time: float | None = None, features: bool = True
@@ -242,22 +242,18 @@ def first_values(
     """
     eyes = cameras.positions.to(blocks.vertices.device)[torch.tensor(choose_views(len(cameras), N_DIRECTIONS))]
     lattice = blocks.lattice
-    n_channels = N_BASE + (N_FEATURES if features else 0)
+    n_channels, residuals = N_BASE + (N_FEATURES if features else 0), []
     values = torch.zeros(blocks.n_vertices + 1, n_channels, device=blocks.vertices.device)
-    residuals = []
     for first in range(0, blocks.n_vertices, VERTEX_CHUNK):
         keys = blocks.vertices[first : first + VERTEX_CHUNK]
         positions = lattice.vertex_positions(keys)
         times = None if time is None else torch.full_like(positions[:, 0], time)
-        colors = []
-        for eye in eyes:
-            directions = torch.nn.functional.normalize(positions - eye, dim=-1)
-            rgb, density = field(positions, directions, times, None)
-            colors.append(rgb[:, :3].float())
-        seen = torch.stack(colors, dim=1)  # (n, directions, 3)
+        directions = [torch.nn.functional.normalize(positions - eye, dim=-1) for eye in eyes]
+        answers = [field(positions, direction, times, None) for direction in directions]
+        seen = torch.stack([rgb[:, :3].float() for rgb, _ in answers], dim=1)  # (n, directions, 3)
         part = values[first : first + keys.shape[0]]
         part[:, :3] = seen.mean(1).clamp(0.0, 1.0)
-        part[:, 3] = encode_density(density.float(), lattice.cell_size(positions))  # type: ignore[possibly-undefined]
+        part[:, 3] = encode_density(answers[0][1].float(), lattice.cell_size(positions))
         if features:
             residuals.append((seen - seen.mean(1, keepdim=True)).flatten(1).half())
     if features:

@@ -21,9 +21,10 @@ from ...ops.composite import composite, visibility
 from ...ops.march import StepRule, march
 from ...ops.packed import compact
 from ...sampling.grid import OccupancyGrid
+from .. import Progress, quiet
 from .baked import DENSITY, LAST_LIGHT, N_BASE, STEP, DeferredNetwork, decode_density, meant_features, shade
 from .lattice import SparseBlocks
-from .teacher import Progress, RayPool
+from .teacher import RayPool
 
 REPORT_EVERY = 20  # steps
 FINEST_GRID = 256  # cells per axis
@@ -123,13 +124,12 @@ def tune(
     pool: RayPool,
     settings: TuneSettings,
     *,
-    cone_angle: float = 0.0,
-    progress: Progress | None = None,
+    progress: Progress = quiet,
 ) -> Tuned:
     """Improve `values` in place; the network that goes with them is None without features."""
     generator = torch.Generator().manual_seed(settings.seed)
     network = DeferredNetwork(generator).to(values.device) if values.shape[1] > N_BASE else None
-    learner = _Learner(blocks, values, network, pool, cone_angle)
+    learner = _Learner(blocks, values, network, pool)
     started, step, losses = clock.perf_counter(), 0, []
     while step < settings.steps:
         share = max(step / settings.steps, (clock.perf_counter() - started) / max(settings.seconds, 1e-9))
@@ -139,8 +139,7 @@ def tune(
         loss = learner.step(settings, generator, fade)
         if step % REPORT_EVERY == 0:
             losses.append(loss.item())
-            if progress is not None:
-                progress(share)
+            progress(share)
         step += 1
     values.clamp_(0.0, 1.0)
     return Tuned(network, step, tuple(losses))
@@ -149,16 +148,11 @@ def tune(
 class _Learner:
     """What stays from step to step."""
 
-    def __init__(
-        self,
-        blocks: SparseBlocks,
-        values: Tensor,
-        network: DeferredNetwork | None,
-        pool: RayPool,
-        cone_angle: float,
-    ) -> None:
+    def __init__(self, blocks: SparseBlocks, values: Tensor, network: DeferredNetwork | None, pool: RayPool) -> None:
         self.blocks, self.values, self.network, self.pool = blocks, values, network, pool
         lattice = blocks.lattice
+        # Steps that grow with distance about as the cells of coarser levels do.
+        cone_angle = 0.0 if lattice.levels == 1 else lattice.voxel / max(lattice.half)
         self.grid = marching_grid(blocks)
         away = float((pool.cameras.positions - values.new_tensor(lattice.center)).norm(dim=-1).max())
         far = away + lattice.box.diagonal * 2.0 ** (lattice.levels - 1)
