@@ -28,7 +28,7 @@ from nerfturbo.bench.tune import peak_memory
 from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
 from nerfturbo.cli.progress import Display, showing
 from nerfturbo.cli.settings import check_positive, resolve_device
-from nerfturbo.config import Config
+from nerfturbo.config import KINDS, Config, to_dict
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.data.scene_defaults import fitted_config
@@ -53,8 +53,7 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sparsity", "loss", {"sparsity": 1e-5}),
     ("decay of hash levels", "optim", {"table_decay": 0.1}),
     ("scale-aware features", "field", {"anti_alias": True}),
-    ("thinned samples", "render", {"thin": 0.05}),
-    ("rays all over the pixel", "train", {"pixel_spread": 1.0}),
+    ("thinned samples", "sampler", {"merge_weak_samples": 0.05}),
     ("pixels of four rays", "train", {"rays_per_pixel": 4}),
     ("finer steps in pictures", "render", {"eval_refine": 2}),
     ("four rays a pixel in pictures", "render", {"eval_rays": 2}),
@@ -64,7 +63,7 @@ VALIDATION: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("+ a view scored 16 times, evenly", tuple(k / 16 for k in range(1, 17))),
     ("+ a view scored 8 times, early more often", (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)),
 )
-OF_GRIDS = ("anti_alias", "thin", "eval_refine")  # steps along a grid; not under a contraction
+OF_GRIDS = ("anti_alias", "eval_refine")  # steps along a grid; not under a contraction
 Report = Callable[["AblationRow"], None]
 SETTINGS = ("scene", "preset", "config", "steps", "init_from", "protocol")  # of a record: what its rows share
 
@@ -112,24 +111,25 @@ def _sampling_cases(config: Config) -> list[Case]:
     """The other ways to place samples along a ray."""
     kinds = {"grid": "occupancy grid", "uniform": "even samples", "hierarchy": "coarse and fine field"}
     kinds |= {"proposal": "proposal networks"}
-    others = [kind for kind in kinds if kind != config.sampling.kind]
-    return [Case(f"{kinds[kind]} (sampling)", _changed(config, "sampling", kind=kind)) for kind in others]
+    others = {kind: name for kind, name in kinds.items() if kind != config.sampler.kind}
+    return [
+        Case(f"{name} (sampling)", replace(config, sampler=KINDS["sampler"][kind]())) for kind, name in others.items()
+    ]
 
 
 def _folding_cases(config: Config) -> list[Case]:
     """What belongs to proposals and to folded space, where a config has them."""
-    sampling, cases = config.sampling, list[tuple[str, dict[str, Any]]]()
-    if sampling.kind == "proposal":
-        cases += [("no distortion of proposals", {"distortion": 0.0}), ("no annealing", {"anneal_steps": 0})]
-    if sampling.contraction != "none":
-        other = "sphere" if sampling.contraction == "cube" else "cube"
-        cases.append((f"contraction to a {other}", {"contraction": other}))
-    if sampling.near_gradient > 0.0:
-        cases.append(("near gradients as they are", {"near_gradient": 0.0}))
-    rows = [Case(name, _changed(config, "sampling", **values)) for name, values in cases]
-    if config.field.kind == "ngp" and config.field.initial_density != 1.0:
-        rows.append(Case("density of 1 at the start", _changed(config, "field", initial_density=1.0)))
-    return rows
+    cases = []
+    if config.sampler.kind == "proposal":
+        cases.append(Case("no annealing", _changed(config, "sampler", anneal_steps=0)))
+    if config.grid.contraction != "none":
+        other = "sphere" if config.grid.contraction == "cube" else "cube"
+        cases.append(Case(f"contraction to a {other}", _changed(config, "grid", contraction=other)))
+    if config.loss.near_gradient > 0.0:
+        cases.append(Case("near gradients as they are", _changed(config, "loss", near_gradient=0.0)))
+    if config.field.kind == "ngp":
+        cases.append(Case("density of 1 at the start", _changed(config, "field", initial_density=1.0)))
+    return cases
 
 
 def ablation_cases(config: Config, device: torch.device, init_from: str | None = None) -> list[Case]:
@@ -152,13 +152,19 @@ def _march_cases(config: Config) -> list[Case]:
     no_grid = _changed(config, "grid", enabled=False)
     cases = [
         Case("no occupancy grid", no_grid),
-        Case("no visibility pass", _changed(config, "render", prune=False)),
-        Case("no grid, no visibility pass", _changed(no_grid, "render", prune=False)),
         Case("no early stop", _changed(config, "render", early_stop_eps=0.0)),
     ]
-    is_on = config.render.alpha_thre > 0.0
+    if config.sampler.kind != "grid":
+        return cases
+    is_on = config.sampler.alpha_thre > 0.0
     name = "no alpha threshold" if is_on else "+ alpha threshold 0.01"
-    return [*cases, Case(name, _changed(config, "render", alpha_thre=0.0 if is_on else 0.01))]
+    return [
+        cases[0],
+        Case("no visibility pass", _changed(config, "sampler", prune=False)),
+        Case("no grid, no visibility pass", _changed(no_grid, "sampler", prune=False)),
+        cases[1],
+        Case(name, _changed(config, "sampler", alpha_thre=0.0 if is_on else 0.01)),
+    ]
 
 
 def _data_cases(config: Config) -> list[Case]:
@@ -211,18 +217,17 @@ def _photo_cases(config: Config) -> list[Case]:
     if config.field.kind == "ngp":
         cases.append(Case("+ appearance, 8 numbers per photo", _changed(config, "photo", appearance=8)))
     if has_keypoints(config.data.source):
-        cases.append(Case("+ depth of COLMAP's points", _changed(config, "photo", depth_weight=DEPTH_WEIGHT)))
+        cases.append(Case("+ depth of COLMAP's points", _changed(config, "loss", depth=DEPTH_WEIGHT)))
     return cases
 
 
 def _quality_cases(config: Config) -> list[Case]:
     cases = []
     for name, stage, values in QUALITY:
-        if ("anti_alias" in values and config.field.kind != "ngp") or (
-            config.sampling.kind != "grid" and not values.keys().isdisjoint(OF_GRIDS)
-        ):
-            continue
         current, plain = getattr(config, stage), getattr(Config(), stage)
+        without_grid = config.sampler.kind != "grid" and not values.keys().isdisjoint(OF_GRIDS)
+        if without_grid or not all(hasattr(current, key) for key in values):
+            continue
         is_on = any(getattr(current, key) != getattr(plain, key) for key in values)
         off = {key: getattr(plain, key) for key in values}
         cases.append(
@@ -252,17 +257,19 @@ def _shown(source: str) -> str:
 def _combinations(config: Config) -> list[Case]:
     """Several things at once, where they may add up."""
     plain = _changed(config, "grid", enabled=False)
-    plain = _changed(plain, "render", prune=False, early_stop_eps=0.0, alpha_thre=0.0)
+    plain = _changed(plain, "render", early_stop_eps=0.0)
+    if config.sampler.kind == "grid":
+        plain = _changed(plain, "sampler", prune=False, alpha_thre=0.0)
     plain = _changed(plain, "optim", warmup_steps=0, schedule="constant", ema_decay=0.0)
     early = _changed(config, "train", coarse_fraction=0.2, draw="error")
     smooth = _changed(config, "optim", ema_decay=config.optim.ema_decay or 0.95)
-    smooth = _changed(smooth, "train", pixel_spread=1.0)
+    smooth = _changed(smooth, "train", rays_per_pixel=4)
     cases = [
         Case("plain: nothing skipped, one rate", _changed(plain, "train", background="white")),
         Case("+ coarse pictures and error-guided draws", early),
-        Case("+ running mean and rays all over the pixel", smooth),
+        Case("+ running mean and pixels of four rays", smooth),
     ]
-    if config.sampling.kind == "grid":
+    if config.sampler.kind == "grid":
         finer = _changed(config, "render", eval_refine=2, eval_rays=2)
         cases.append(Case("+ finer steps and four rays a pixel in pictures", finer))
     return cases
@@ -353,7 +360,7 @@ def ablation_record(
     values = {
         "scene": scene.name,
         "preset": config.preset,
-        "config": asdict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
+        "config": to_dict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
         "steps": plan.steps,
         "init_from": plan.init_from and _shown(plan.init_from),
         "protocol": protocol(config, scene, len(views)),

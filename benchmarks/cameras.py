@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.config import CameraConfig, Config, PhotoConfig
+from nerfturbo.config import CameraConfig, Config, LossConfig, PhotoConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.images import save_image
 from nerfturbo.data.keypoints import has_keypoints
@@ -31,18 +31,19 @@ from nerfturbo.evaluation.align import aligned_to, camera_changes, camera_errors
 from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.presets import preset
+from nerfturbo.rendering import photos as photos_module
 from nerfturbo.rendering.photos import rotation_matrices
 from nerfturbo.training.trainer import Trainer
 
 PIXELS = 3  # of a picture for one of the render
-CASES: dict[str, tuple[CameraConfig, PhotoConfig]] = {
-    "as configured": (CameraConfig(), PhotoConfig()),
-    "refine": (CameraConfig(refine=True), PhotoConfig()),
-    "refine, focal": (CameraConfig(refine=True, focal=True), PhotoConfig()),
-    "exposure": (CameraConfig(), PhotoConfig(exposure=True)),
-    "appearance": (CameraConfig(), PhotoConfig(appearance=8)),
-    "refine, exposure": (CameraConfig(refine=True), PhotoConfig(exposure=True)),
-    "depth": (CameraConfig(), PhotoConfig(depth_weight=0.05)),
+CASES: dict[str, dict[str, Any]] = {
+    "as configured": {},
+    "refine": {"cameras": CameraConfig(refine=True)},
+    "refine, focal": {"cameras": CameraConfig(refine=True, focal=True)},
+    "exposure": {"photo": PhotoConfig(exposure=True)},
+    "appearance": {"photo": PhotoConfig(appearance=8)},
+    "refine, exposure": {"cameras": CameraConfig(refine=True), "photo": PhotoConfig(exposure=True)},
+    "depth": {"loss": LossConfig(depth=0.05)},
 }
 
 
@@ -94,11 +95,10 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
     wrong = replace(given, cameras=perturbed(given.cameras, args.degrees, args.shift * unit, args.seed))
     away = float((given.cameras.positions - torch.tensor(given.aabb.center)).norm(dim=-1).mean())
     base, rows = preset("auto", torch.device(args.device).type), []
-    refine = CameraConfig(refine=True, **({} if args.lr is None else {"lr": args.lr}))
-    if args.fade_in is not None:
-        refine = replace(refine, fade_in=args.fade_in)
-    if args.first_levels is not None:
-        refine = replace(refine, first_levels=args.first_levels)
+    for name, value in {"POSE_LR": args.lr, "FADE_IN": args.fade_in, "FIRST_LEVELS": args.first_levels}.items():
+        if value is not None:
+            setattr(photos_module, name, value)
+    refine = CameraConfig(refine=True)
     strip = [truth_image(test, 0)]
     cases = {"true cameras": (given, CameraConfig()), "wrong cameras": (wrong, CameraConfig())}
     cases["true cameras, refined"] = (given, refine)
@@ -138,14 +138,15 @@ def run_captures(args: argparse.Namespace) -> list[dict[str, Any]]:
     base, rows = preset("auto", torch.device(args.device).type), []
     for source in args.scenes:
         given, test = open_both(source, args.downscale)
-        for name, (cameras, photo) in CASES.items():
+        for name, values in CASES.items():
             asked = not args.cases or name in args.cases
-            if not asked or (photo.depth_weight > 0.0 and not has_keypoints(source)):
+            if not asked or (name == "depth" and not has_keypoints(source)):
                 continue
-            trainer, seconds = train(replace(base, cameras=cameras, photo=photo), given, args)
+            config = replace(base, **values)
+            trainer, seconds = train(config, given, args)
             row = {"scene": given.name, "case": name, **score(trainer, test, args)}
             row |= {"steps": trainer.step, "train_seconds": seconds, "resolution": given.cameras.size[0].tolist()}
-            if trainer.model.photos is not None and cameras.learns:
+            if trainer.model.photos is not None and config.cameras.learns:
                 refined = replace(given, cameras=trainer.model.photos.refined(given.cameras))
                 row |= camera_changes(given, refined)
             rows.append(row)

@@ -44,7 +44,7 @@ def trial(config: Config, scene: Scene, device: torch.device, budget: float) -> 
         if not is_out_of_memory(error):
             raise
         return row | {"fits": False, "why": str(error).splitlines()[0]}
-    pictures = 0 if trainer.sampler.on_host or device.type == "cpu" else trainer.sampler.scene.images.pixels.nbytes
+    pictures = 0 if trainer.pixels.on_host or device.type == "cpu" else trainer.pixels.scene.images.pixels.nbytes
     n_bytes = None if peak.n_bytes is None else peak.n_bytes - pictures
     step_ms = 1e3 * (summary.train_seconds - before) / (summary.steps - WARM_STEPS)
     fits = n_bytes is None or n_bytes <= budget
@@ -67,7 +67,7 @@ def main() -> None:
     scene = load_scene(args.data, "train", downscale=args.downscale)
     base = preset("vanilla", device.type)
     base = replace(base, field=replace(base.field, width=args.width))
-    base = replace(base, grid=replace(base.grid, hide_unseen=False))  # fog takes long to look through
+    base = replace(base, grid=replace(base.grid, cull_unseen=False))  # fog takes long to look through
     base = replace(base, train=replace(base.train, steps=WARM_STEPS + args.steps))
     if device.type == "cuda":
         room = budget + scene.images.pixels.nbytes

@@ -49,7 +49,7 @@ def config_for(args: argparse.Namespace, *, steps: int) -> Config:
     config = preset("auto", args.device)
     if args.quick:
         field = replace(config.field, n_levels=2, log2_entries=10, max_resolution=64, width=16)
-        train = replace(config.train, batch_samples=2048, initial_rays=64, max_rays=128)
+        train = replace(config.train, batch_samples=2048, max_rays=128)
         config = replace(config, field=field, grid=replace(config.grid, resolution=16), train=train)
     return replace(config, train=replace(config.train, steps=steps))
 
@@ -58,8 +58,7 @@ def parity_config(args: argparse.Namespace, world: int, *, steps: int) -> Config
     """A fixed number of rays, and room for all of their samples: then one process and two see the same batch."""
     config = config_for(args, steps=steps)
     rays = (128 if args.quick else 4096) // world
-    train = replace(config.train, precision="fp32", initial_rays=rays, max_rays=rays, batch_samples=rays * 1024)
-    return replace(config, train=replace(train, marched_per_trained=1))
+    return replace(config, train=replace(config.train, precision="fp32", max_rays=rays, batch_samples=rays * 1024))
 
 
 def train_for_parity(args: argparse.Namespace, team: Team) -> dict[str, Any]:

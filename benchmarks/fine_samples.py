@@ -83,7 +83,7 @@ class FineSearch:
 
 def has_two_passes(config: Config) -> bool:
     """Whether samples of a coarse pass decide where fine ones lie."""
-    return config.sampling.kind in TWO_PASSES
+    return config.sampler.kind in TWO_PASSES
 
 
 def with_fine(config: Config, fine_samples: int) -> Config:
@@ -91,15 +91,14 @@ def with_fine(config: Config, fine_samples: int) -> Config:
 
     >>> from nerfturbo.presets import preset
     >>> more = with_fine(preset("hierarchy"), 256)
-    >>> more.sampling.n_samples, more.train.max_rays, more.train.batch_samples == 1024 * (64 + 256)
+    >>> more.sampler.n_samples, more.train.max_rays, more.train.batch_samples == 1024 * (64 + 256)
     (256, 1024, True)
     """
-    sampling, train = config.sampling, config.train
-    beside = sampling.coarse_samples[0] if sampling.kind == "hierarchy" else 0  # the field sees these as well
-    rays = max(1, min(train.max_rays, train.batch_samples // (beside + sampling.n_samples)))
-    sizes = {"batch_samples": rays * (beside + fine_samples), "max_rays": rays}
-    train = replace(train, **sizes, initial_rays=min(train.initial_rays, rays))
-    return replace(config, sampling=replace(sampling, n_samples=fine_samples), train=train)
+    sampler, train = config.sampler, config.train
+    beside = sampler.coarse_samples if sampler.kind == "hierarchy" else 0  # the field sees these as well
+    rays = max(1, min(train.max_rays, train.batch_samples // (beside + sampler.n_samples)))
+    train = replace(train, batch_samples=rays * (beside + fine_samples), max_rays=rays)
+    return replace(config, sampler=replace(sampler, n_samples=fine_samples), train=train)
 
 
 def most_fine(fits: Callable[[int], bool], start: int, most: int) -> int:
@@ -130,8 +129,7 @@ class StepTimer:
     which looks at all of its cells."""
 
     def __init__(self, config: Config, scene: Scene, kind: Kind, *, device: torch.device) -> None:
-        rays = max(1, config.train.max_rays)
-        train = replace(config.train, precision=kind.precision, steps=NO_STEP_LIMIT, time_limit=None, initial_rays=rays)
+        train = replace(config.train, precision=kind.precision, steps=NO_STEP_LIMIT, time_limit=None)
         self.kind = kind
         with matmul_precision(kind.matmul):
             self.trainer = Trainer(replace(config, train=train), scene, device=device)
@@ -215,7 +213,7 @@ def search_fine(
         return trials[-1].fits
 
     passes = time_passes(config, scene, kind, device=device)
-    found = most_fine(fits, config.sampling.n_samples, max(most, config.sampling.n_samples))
+    found = most_fine(fits, config.sampler.n_samples, max(most, config.sampler.n_samples))
     return FineSearch(kind.name, passes, trials[0].milliseconds, trials[0].ratio, found, tuple(trials))
 
 
@@ -223,7 +221,7 @@ def measure_base(config: Config, scene: Scene, kind: Kind, *, device: torch.devi
     """fp32 itself: its passes and its step; it buys nothing."""
     passes = time_passes(config, scene, kind, device=device)
     step = statistics.median(base.seconds() for _ in range(BLOCKS))
-    return FineSearch(kind.name, passes, 1e3 * step, 1.0, config.sampling.n_samples)
+    return FineSearch(kind.name, passes, 1e3 * step, 1.0, config.sampler.n_samples)
 
 
 def time_passes(config: Config, scene: Scene, kind: Kind, *, device: torch.device) -> PassTimes:
@@ -231,7 +229,7 @@ def time_passes(config: Config, scene: Scene, kind: Kind, *, device: torch.devic
 
     Gradients of the coarse pass and of the fine one are separate graphs, so that each is differentiated by itself.
     """
-    train = replace(with_fine(config, config.sampling.n_samples).train, precision=kind.precision)
+    train = replace(with_fine(config, config.sampler.n_samples).train, precision=kind.precision)
     with matmul_precision(kind.matmul):
         trainer = Trainer(replace(config, train=train), scene, device=device)
         steps = []
@@ -249,8 +247,7 @@ def time_passes(config: Config, scene: Scene, kind: Kind, *, device: torch.devic
 def _apart(trainer: Trainer, step: int) -> tuple[float, float, float]:
     """Seconds of the coarse pass, the fine pass and the rest of one step."""
     model, optimizer, device = trainer.model, trainer.optimizer, trainer.device
-    assert model.proposer is not None
-    coarse = {parameter for parameter in model.proposer.parameters() if parameter.requires_grad}
+    coarse = {parameter for parameter in model.sampler.parameters() if parameter.requires_grad}
     fine = [p for p in model.parameters() if p.requires_grad and p not in coarse]
     spent = {"coarse": 0.0, "fine": 0.0}
 

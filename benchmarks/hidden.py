@@ -22,7 +22,7 @@ from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
 from nerfturbo.sampling.geometry import dilate
-from nerfturbo.training import Trainer, hidden
+from nerfturbo.training import Trainer, refine
 
 RULES = ((0.02, 0.005, 1), (0.1, 0.01, 1), (0.3, 0.02, 1), (0.02, 0.005, 0), (0.1, 0.01, 0), (0.3, 0.02, 0))
 
@@ -39,7 +39,7 @@ def main() -> None:
     args = parser.parse_args()
     train, other = (load_scene(args.data, split, downscale=args.downscale) for split in ("train", args.split))
     config = preset(args.preset, args.device)
-    config = replace(config, grid=replace(config.grid, hide_unseen=False))
+    config = replace(config, grid=replace(config.grid, cull_unseen=False))
     trainer = Trainer.for_scene(train, config, device=args.device, time_limit=args.seconds)
     summary = trainer.fit()
     model, rows = trainer.model.eval(), []
@@ -56,8 +56,8 @@ def main() -> None:
             model.grid.bits.copy_(learned)
             rule = {"LIGHT": light, "ALPHA": alpha, "dilate": lambda shown, _, n=cells: dilate(shown, n)}
             begun = time.perf_counter()
-            with patch.multiple(hidden, **rule):
-                share = hidden.hide_unseen(model, trainer.sampler)
+            with patch.multiple(refine, **rule):
+                share = refine.cull_unseen(model, trainer.pixels)
             taken = time.perf_counter() - begun
             name = f"light {light}, alpha {alpha}, {cells} cells around"
             scores = {"psnr": score(other, 20), "training_psnr": score(train, 8)}

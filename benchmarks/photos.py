@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.config import Config, PhotoConfig
+from nerfturbo.config import Config, LossConfig, PhotoConfig
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, exact_keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, hold_out, is_builtin, load_scene
@@ -32,6 +32,7 @@ from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.ops.packed import packed_sum
 from nerfturbo.presets import preset
+from nerfturbo.rendering import photos
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.training.trainer import Trainer
 
@@ -57,7 +58,7 @@ def exposed(scene: Scene, seed: int) -> Scene:
 def trained(config: Config, scene: Scene, args: argparse.Namespace, known: Keypoints | None = None) -> Trainer:
     config, _ = fitted_config(config, scene, auto=preset("auto", torch.device(args.device).type))
     config = replace(config, train=replace(config.train, steps=args.steps))
-    trainer = Trainer(config, scene, device=args.device, keypoints=known)
+    trainer = Trainer(config, replace(scene, keypoints=known), device=args.device)
     trainer.fit()
     return trainer
 
@@ -99,17 +100,16 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         given, test = hold_out(given, 8)
     test = test.select(choose_views(len(test), args.views))
     if args.what == "exposed":
-        cases = {"": PhotoConfig(), "photo.exposure": PhotoConfig(exposure=True, lr=args.lr)}
-        cases |= {"photo.appearance 8": PhotoConfig(appearance=8, lr=args.lr), "pictures as they were": PhotoConfig()}
+        cases = {"": {}, "photo.exposure": {"photo": PhotoConfig(exposure=True)}}
+        cases |= {"photo.appearance 8": {"photo": PhotoConfig(appearance=8)}, "pictures as they were": {}}
     else:
         given = given.select(choose_views(len(given), args.photos))
         known, asked = known_depths(given, test)
-        weights = {f"photo.depth-weight {weight:g}": PhotoConfig(depth_weight=weight) for weight in args.weights}
-        cases = {"": PhotoConfig()} | weights
+        cases = {"": {}} | {f"loss.depth {weight:g}": {"loss": LossConfig(depth=weight)} for weight in args.weights}
     for seed in args.seeds:
-        for name, photo in cases.items():
+        for name, values in cases.items():
             scene = exposed(given, seed) if args.what == "exposed" and name != "pictures as they were" else given
-            config = replace(base, photo=photo, train=replace(base.train, seed=seed))
+            config = replace(base, **values, train=replace(base.train, seed=seed))
             trainer = trained(config, scene, args, known)
             rows.append({"case": name, "seed": seed, **score(trainer, test, asked)})
             print(rows[-1], flush=True)
@@ -127,9 +127,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--views", type=int, default=8)
     parser.add_argument("--weights", type=float, nargs="*", default=[0.05], help="of depth, for few")
-    parser.add_argument("--lr", type=float, default=PhotoConfig().lr)
+    parser.add_argument("--lr", type=float, default=photos.PHOTO_LR, help="of exposures and appearances")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    photos.PHOTO_LR = args.lr
     rows = run(args)
     protocol = f"{args.steps} steps of the preset that auto picks, pictures / {args.downscale}, {args.views} test views"
     protocol += f", {args.photos} photos" if args.what == "few" else ""

@@ -113,12 +113,13 @@ def compare_presets(args: PrecisionArgs, argv: Sequence[str]) -> int:
     """One preset after the other; the output says which bars hold, also when the last one was cut short."""
     check_result(args.output)
     names = preset_names() if args.presets == ("all",) else args.presets
+    paths = {name: args.output.with_name(f"{args.output.stem}_{name}.json") for name in names}
+    words = {name: [*argv, "--preset", name, "--output", str(path)] for name, path in paths.items()}
+    asked = {name: parse_study(PrecisionArgs, own, "precision") for name, own in words.items()}
     result: dict[str, dict[str, Any]] = {}
-    for name in names:
-        path = args.output.with_name(f"{args.output.stem}_{name}.json")
+    for name, path in paths.items():
         try:
-            words = [*argv, "--preset", name, "--output", str(path)]
-            compare_one(*parse_study(PrecisionArgs, words, "precision"))
+            compare_one(*asked[name])
         finally:
             if path.is_file():
                 record = json.loads(path.read_text())
@@ -159,14 +160,15 @@ def make_plan(args: PrecisionArgs, config: Config, device: str) -> PrecisionPlan
     chosen = tuple(kind for kind in kinds if not args.only or kind.name in args.only)
     gigabytes = args.memory_budget
     budget = int(gigabytes * 1e9) if not isinstance(gigabytes, str) else "fp32" if gigabytes == "fp32" else None
-    fine, rule = config.sampling.n_samples, None
+    rule = None
     if has_two_passes(config) and args.equal_time != "none":
+        fine = config.sampler.n_samples
         most = args.max_fine or MOST_TIMES * fine
         if most < fine:
             raise InputError("--max-fine", f"at least the {fine} fine samples of the config", str(most))
         rule = EqualTime(args.equal_time, most)
     elif args.max_fine is not None:
-        found = "--equal-time none" if has_two_passes(config) else f"sampling.kind {config.sampling.kind}"
+        found = "--equal-time none" if has_two_passes(config) else f"--sampler {config.sampler.kind}"
         raise InputError("--max-fine", "a coarse and a fine pass, compared at equal time", found, "leave it out")
     return PrecisionPlan(chosen, args.seeds, args.steps or config.train.steps, args.eval_views, budget, rule)
 

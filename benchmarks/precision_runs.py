@@ -16,7 +16,7 @@ from fine_samples import FineSearch, FineTrial, StepTimer, has_two_passes, measu
 from nerfturbo.bench.record import Record, machine
 from nerfturbo.bench.scene import fit_whole
 from nerfturbo.bench.tune import BatchTrial, best_trial, largest_batch, peak_memory, try_batch, with_batch
-from nerfturbo.config import NO_STEP_LIMIT, Config
+from nerfturbo.config import NO_STEP_LIMIT, Config, to_dict
 from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.evaluation.results import protocol
@@ -167,7 +167,7 @@ def run_precision(
         points=tuple(points),
         skipped=trainer.skipped,
         loss_scales=tuple(scales),
-        fine_samples=config.sampling.n_samples if has_two_passes(config) else None,
+        fine_samples=config.sampler.n_samples if has_two_passes(config) else None,
     )
 
 
@@ -335,7 +335,7 @@ class _Comparison:
         left = [kind for kind in self.plan.kinds if kind.name not in self.result.searches]
         if not left:
             return
-        config, scene, device = with_fine(self.config, self.config.sampling.n_samples), self.scenes[0], self.device
+        config, scene, device = with_fine(self.config, self.config.sampler.n_samples), self.scenes[0], self.device
         base = StepTimer(config, scene, FP32, device=device)
         for kind in left:
             if kind == FP32:
@@ -356,7 +356,7 @@ class _Comparison:
                 if self.result.run_of("same_time", kind.name, seed) is not None:
                     continue
                 found, first = self.result.searches[kind.name], self.result.run_of("same_batch", kind.name, seed)
-                bought = found.fine_samples != self.config.sampling.n_samples
+                bought = found.fine_samples != self.config.sampler.n_samples
                 if first is not None and not bought and rule.by == "steps":  # that very training was made already
                     self.result = replace(self.result, same_time=(*self.result.same_time, first))
                     continue
@@ -463,7 +463,7 @@ def precision_record(
     values = {
         "scene": scene.name,
         "preset": config.preset,
-        "config": asdict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
+        "config": to_dict(config) | {"data": {"scene": scene.name, "downscale": config.data.downscale}},
         "steps": plan.steps,
         "protocol": protocol(config, scene, len(views)) | {"seeds": seeds},
         "memory_budget": plan.budget,

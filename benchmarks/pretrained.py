@@ -82,7 +82,7 @@ def train(
 
     trainer = Trainer(config, scenes[0], device=args.device, callbacks=[follow])
     if source is not None:
-        trainer.initialise(source, keep=args.keep)
+        trainer.warm_start(source, keep=args.keep)
     score(trainer)
     trainer.fit()
     return trainer, points

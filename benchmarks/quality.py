@@ -1,8 +1,8 @@
 """Variants of a preset on views held out of the training pictures: what generalises, and what it costs.
 
     python benchmarks/quality.py lego --preset ngp --seconds 10 --out quality.json \
-        "" "optim.table-decay=0.1" "loss.distortion=1e-3 render.thin=0.02 field.anti-alias"
-    python benchmarks/quality.py fox --steps 3000 --out thin.json "" "render.thin=0.02"
+        "" "optim.table-decay=0.1" "loss.distortion=1e-3 sampler.merge-weak-samples=0.02 field.anti-alias"
+    python benchmarks/quality.py fox --steps 3000 --out thin.json "" "sampler.merge-weak-samples=0.02"
 
 Each variant is a string of values on top of the preset ("" for the preset itself). All see every training picture
 but each tenth (`--every`), on which they are scored: the test views are for results, not for choices. With `--seconds`

@@ -25,7 +25,7 @@ from nerfturbo.bench.render import RenderBenchmark, frames_of, measure_ms, rende
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.ops.frame import RoundLimits
 from nerfturbo.ops.ngp import triton as kernels
-from nerfturbo.rendering import rounds
+from nerfturbo.rendering import image as rounds
 from nerfturbo.rendering.model import NerfModel
 
 SIZE = (800, 800)

@@ -74,7 +74,7 @@ def method_config(method: str, scene: Scene, base: str) -> tuple[Config, Scene]:
         grid = preset("ngp-cpu" if base.endswith("cpu") else "ngp")
         config = replace(grid, field=config.field, optim=config.optim)
     if name == "contracted":
-        config = replace(config, sampling=replace(config.sampling, contraction="cube"))
+        config = replace(config, grid=replace(config.grid, contraction="cube"))
     if name == "bounded":
         scene = camera_box(scene)
     return with_values(fitted_config(with_values(config, changes), scene)[0], changes), scene

@@ -3,7 +3,7 @@
 python scripts/draw_stages.py RUN OUT.png --view 0 --pixel 60,100
 
 RUN is a training by `--preset proposal` or proposal-cpu. Weights are drawn over places along the ray as the first stage
-lays its samples out (`sampling.spacing`), and labelled by distance; each mark under a panel is the border of a sample.
+lays its samples out, and labelled by distance; each mark under a panel is the border of a sample.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ def main() -> None:
     column, row = (int(part) for part in args.pixel.split(","))
     opened = load_run(args.run, "cpu")
     model, (_, test) = opened.model, open_views(opened.config, opened.model)
-    assert model.proposer is not None, "a run whose samples proposals place"
     x, y = (torch.tensor([value + PIXEL_CENTER]) for value in (column, row))
     rays = test.cameras.rays(torch.tensor([args.view]), x, y)
-    samples = model.proposer.sample(rays)
-    assert isinstance(samples, ProposedSamples)
+    samples = model.sampler.sample(rays)
+    assert isinstance(samples, ProposedSamples), "a run whose samples proposals place"
     middle = (samples.t_starts + samples.t_ends) * 0.5
     directions = rays.directions.expand(middle.shape[0], 3)
     density = model.field(rays.origins + rays.directions * middle[:, None], directions, None)[1].float()
@@ -47,7 +46,7 @@ def main() -> None:
     weights = torch.exp(-(thickness.cumsum(0) - thickness)) * -torch.expm1(-thickness)
     stages = [*samples.stages, Histogram(samples.edges, weights[None])]
     labels = torch.linspace(0.0, 1.0, 6)
-    distances = model.proposer.span.distances(labels[None], rays)[0].tolist()
+    distances = model.sampler.span.distances(labels[None], rays)[0].tolist()
     chart = _chart(stages, list(zip(labels.tolist(), distances, strict=True)))
     pictures = [truth_image(test, args.view), model.render_image(test.cameras, args.view).rgb]
     _with_pictures(chart, pictures, (column, row)).save(args.output, optimize=True)

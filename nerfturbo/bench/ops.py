@@ -160,7 +160,7 @@ def _measure(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def render_table(timings: Sequence[OpTiming]) -> Table:
-    """A rich table: one row per op, size and backend, with the ratio to the reference."""
+    """One row per op, size and backend, with the ratio to the reference."""
     table = Table(title="ops: milliseconds, and how many times faster than the reference")
     for header in ("op", "size", "backend", "forward", "", "forward + backward", ""):
         table.add_column(header, justify="left" if header in ("op", "size", "backend") else "right")
@@ -168,18 +168,10 @@ def render_table(timings: Sequence[OpTiming]) -> Table:
         if t.gate != "passed":
             table.add_row(t.op, t.size, t.backend, f"[red]wrong, not timed: {t.gate}[/red]")
             continue
-        own = t.backend != "reference"
-        both = t.total_ms != t.forward_ms
-        table.add_row(
-            t.op if not own else "",
-            t.size if not own else "",
-            t.backend,
-            f"{t.forward_ms:.3f}",
-            f"{t.forward_ratio:.1f}x" if own else "",
-            f"{t.total_ms:.3f}" if both else "",
-            f"{t.total_ratio:.1f}x" if own and both else "",
-            end_section=own,
-        )
+        own, both = t.backend != "reference", t.total_ms != t.forward_ms
+        row = ["" if own else t.op, "" if own else t.size, t.backend, f"{t.forward_ms:.3f}"]
+        row += [f"{t.forward_ratio:.1f}x" if own else "", f"{t.total_ms:.3f}" if both else ""]
+        table.add_row(*row, f"{t.total_ratio:.1f}x" if own and both else "", end_section=own)
     return table
 
 

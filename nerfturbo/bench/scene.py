@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from ..config import Config
+from ..config import Config, to_dict
 from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
@@ -121,7 +121,7 @@ def scene_record(
     values = {
         "scene": test_scene.name,
         "preset": config.preset,
-        "config": asdict(config) | {"data": {"scene": test_scene.name, "downscale": config.data.downscale}},
+        "config": to_dict(config) | {"data": {"scene": test_scene.name, "downscale": config.data.downscale}},
         "protocol": described,
         "baselines": asdict(measure_baselines(test_scene, views)),
         "median_psnr": [{"seconds": mark, "psnr": value} for mark, value in median_marks(runs)],

@@ -32,6 +32,10 @@ class TrainingArgs:
     """A scene folder, or a built-in scene by name."""
     preset: str = "auto"
     """Where the values below come from; auto chooses by device."""
+    field: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    """Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField."""
+    sampler: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    """Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler."""
     downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Divide the width and height of every picture by this."""
     device: str = "auto"
@@ -237,7 +241,8 @@ def prepare(args: TrainingArgs, start: Config, device: str, display: Display) ->
     config = args.config(start)
     display.phase(f"opening {args.scene}")
     scenes = open_scenes(args.scene, LoadOptions(args.downscale))
-    config, notes = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
+    auto = start if args.preset == "auto" and args.sampler is None else None
+    config, notes = fitted_config(config, scenes[0], auto=auto)
     for note in notes:
         display.note(note)
     warm_up(config, scenes[0], device, display)

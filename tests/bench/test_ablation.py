@@ -49,13 +49,12 @@ def test_every_technique_has_its_row() -> None:
         words = [
             "occupancy grid",
             "early stop",
-            "alpha threshold",
             "coarse and fine",
             "coarse pictures",
             "accumulation",
         ]
         words += ["background", "host memory", "warm-up", "cosine", "multistep", "constant", "early more often"]
-        words += ["bf16"]
+        words += ["bf16"] if name == "proposal-cpu" else ["bf16", "alpha threshold", "visibility pass"]
         words += ["begun from zoo:"] if name == "ngp-cpu" else []
         words += ["gradient checkpointing"] if name == "vanilla" else []
         words += ["no CUDA graph", "fp32"] if device == gpu else ["fp16"]

@@ -131,7 +131,7 @@ def test_fine_samples_in_fp32s_time_go_on_where_they_were_cut_short(
     study: Study, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "precision.json"
-    two = ["--sampling.kind", "hierarchy", "--sampling.coarse-samples", 4, "--sampling.n-samples", 4, "--max-fine", 8]
+    two = ["--sampler", "hierarchy", "--sampler.coarse-samples", 4, "--sampler.n-samples", 4, "--max-fine", 8]
     two += ["--memory-budget", "none"]
     command = ["precision", scene, *FLAGS, *two, "--only", "fp32", "fp16", "--output", output]
     monkeypatch.setattr(fine_samples, "BLOCK_SECONDS", 0.01)

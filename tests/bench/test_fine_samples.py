@@ -23,12 +23,12 @@ from fine_samples import (
     time_passes,
     with_fine,
 )
-from nerfturbo.config import Config
+from nerfturbo.config import Config, GridConfig, NgpConfig, VanillaConfig
+from nerfturbo.presets import preset
 from nerfturbo.training.trainer import Trainer
 from precision_runs import FP32, Kind, Point, PrecisionResult, PrecisionRun, in_words
 
 from ..tiny import ball_scene
-from ..training.test_proposed import tiny as small
 
 CPU = torch.device("cpu")
 FP16 = Kind("fp16", "fp16", "ieee")
@@ -36,8 +36,23 @@ FP16 = Kind("fp16", "fp16", "ieee")
 
 def tiny(name: str) -> Config:
     """12 fine samples behind 16 coarse ones (two stages of 16: proposal) on 128 rays."""
-    config = small(name)
-    return replace(config, train=replace(config.train, batch_samples=128 * (28 if name == "hierarchy" else 12)))
+    config = preset(name)
+    samples: dict[str, Any] = {"n_samples": 12, "coarse_samples": 16}
+    field: Any = VanillaConfig(width=32, depth=2)
+    if name == "proposal":
+        samples |= {"coarse_samples": (16, 16), "anneal_steps": 10, "levels": 3, "log2_entries": 10}
+        samples |= {"resolutions": (8, 16)}
+        field = NgpConfig(n_levels=4, log2_entries=11, max_resolution=32, width=16)
+    batch = {"steps": 60, "batch_samples": 128 * (28 if name == "hierarchy" else 12), "max_rays": 128}
+    return replace(
+        config,
+        grid=GridConfig(resolution=8),
+        field=field,
+        render=replace(config.render, steps_per_diagonal=32),
+        sampler=replace(config.sampler, **samples),
+        optim=replace(config.optim, warmup_steps=2, lr=1e-2 if name == "hierarchy" else 3e-2),
+        train=replace(config.train, **batch),
+    )
 
 
 @pytest.mark.parametrize("start", [1, 4, 12, 128])
@@ -108,7 +123,7 @@ def test_more_fine_samples_lie_on_the_same_rays(name: str) -> None:
 def test_the_passes_together_are_the_training_step(name: str, kind: Kind) -> None:
     """What is timed apart changes the parameters as a step of training does: no gradient is lost between the passes."""
     config = with_fine(tiny(name), 12)
-    config = replace(config, train=replace(config.train, precision=kind.precision, initial_rays=1 << 10))
+    config = replace(config, train=replace(config.train, precision=kind.precision))
     whole, apart = (Trainer(config, ball_scene()) for _ in range(2))
     n_steps = 2 if name == "hierarchy" else 12  # until the field knows more than proposals: before, they do not learn
     for _ in range(n_steps):
@@ -121,7 +136,7 @@ def test_the_passes_together_are_the_training_step(name: str, kind: Kind) -> Non
     assert len(seconds) == 3 and min(seconds) > 0.0
     others = dict(apart.model.named_parameters())
     moved = {key for key, value in whole.model.named_parameters() if not torch.equal(value, before[key])}
-    assert any(key.startswith("proposer.") for key in moved)
+    assert any(key.startswith("sampler.") for key in moved)
     assert moved > {key for key in before if key.startswith("field.")}
     for key, value in whole.model.named_parameters():
         torch.testing.assert_close(others[key], value, rtol=1e-5, atol=1e-6, msg=key)
@@ -135,7 +150,7 @@ class ByCount:
 
     def __init__(self, config: Config, scene: Any, kind: Kind, *, device: torch.device) -> None:
         self.samples = config.train.batch_samples / self.speeds[kind.name]
-        if config.sampling.n_samples > self.most:
+        if config.sampler.n_samples > self.most:
             raise RuntimeError("CUDA out of memory. Tried to allocate")
 
     def seconds(self) -> float:

@@ -88,7 +88,7 @@ def test_each_precision_trains_the_largest_batch_of_one_budget(
     assert all(study(*command[:-3], "--memory-budget", bad).code == 2 for bad in (0, -1, "inf", "half"))
 
 
-TWO_PASSES = ["--sampling.kind", "hierarchy", "--sampling.coarse-samples", 4, "--sampling.n-samples", 4]
+TWO_PASSES = ["--sampler", "hierarchy", "--sampler.coarse-samples", 4, "--sampler.n-samples", 4]
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_saved_time_buys_fine_samples(study: Study, scene: Path, tmp_path: Path)
 def test_equal_time_refuses_what_it_cannot_do(study: Study, scene: Path) -> None:
     command = ["precision", scene, *FLAGS, "--device", "cpu", "--max-fine"]
     refused = study(*command, 64)
-    assert refused.code == 2 and "--max-fine" in refused.err and "sampling.kind grid" in refused.err
+    assert refused.code == 2 and "--max-fine" in refused.err and "--sampler grid" in refused.err
     less = study(*command, 3, *TWO_PASSES)
     assert less.code == 2 and "at least the 4 fine samples" in less.err
     assert study(*command, 64, *TWO_PASSES, "--equal-time", "none").code == 2
@@ -175,8 +175,9 @@ def test_results_that_could_not_be_written_are_refused_before_the_work(study: St
 
 def test_every_preset_has_its_file_and_bars(study: Study, scene: Path, tmp_path: Path) -> None:
     output = tmp_path / "bars.json"
+    both = [*FLAGS[:2], *FLAGS[FLAGS.index("--field.width") :]]  # what both fields have
     flags = ["--steps", 2, "--eval-views", 1, "--memory-budget", "none", "--device", "cpu", "--output", output]
-    done = study("precision", scene, *FLAGS, *flags, "--only", "fp32", "fp16", "--presets", "ngp-cpu", "vanilla")
+    done = study("precision", scene, *both, *flags, "--only", "fp32", "fp16", "--presets", "ngp-cpu", "vanilla")
     assert done.code == 0, done.err
     found = json.loads(output.read_text())
     assert [found[name]["file"] for name in found] == ["bars_ngp-cpu.json", "bars_vanilla.json"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nerfturbo.bench.profile import STAGES, StageClock, step_timed
-from nerfturbo.config import CameraConfig, Config, LossConfig, PhotoConfig
+from nerfturbo.config import CameraConfig, Config, LossConfig, PhotoConfig, VanillaConfig
 from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.fields import InstantNGP
@@ -40,20 +40,20 @@ def keypoints(scene: Scene) -> Keypoints:
 
 def config_with(what: str) -> Config:
     config = tiny_config(steps=STEPS)
-    train, field = config.train, config.field
+    train = config.train
     return {
         "plain": config,
-        "depth": replace(config, photo=PhotoConfig(depth_weight=0.5, depth_rays=16)),
+        "depth": replace(config, loss=LossConfig(depth=0.5)),
         "cameras": replace(config, cameras=CORRECTED, photo=PhotoConfig(exposure=True)),
         "losses": replace(config, loss=LossConfig(distortion=0.1, opacity=0.1)),
         "batches": replace(config, train=replace(train, accumulate=2, draw="error", rays_per_pixel=2)),
-        "vanilla": replace(config, field=replace(field, kind="vanilla"), photo=PhotoConfig(depth_weight=0.5)),
+        "vanilla": replace(config, field=VanillaConfig(width=16, depth=2), loss=LossConfig(depth=0.5)),
     }[what]
 
 
 def trainer_with(what: str) -> Trainer:
     config, scene = config_with(what), ball_scene()
-    return Trainer(config, scene, keypoints=keypoints(scene) if config.photo.depth_weight else None)
+    return Trainer(config, replace(scene, keypoints=keypoints(scene) if config.loss.depth else None))
 
 
 @pytest.mark.parametrize("what", ["plain", "depth", "cameras", "losses", "batches", "vanilla"])
@@ -81,9 +81,10 @@ def slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def test_every_part_counts_where_it_belongs_and_the_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pixels and features of depth supervision both have rays to correct, samples to place and a field to ask."""
-    config = replace(tiny_config(steps=2), cameras=CORRECTED, photo=PhotoConfig(depth_weight=0.5, depth_rays=16))
+    config = replace(tiny_config(steps=2), cameras=CORRECTED, loss=LossConfig(depth=0.5))
     scene, device = ball_scene(), torch.device("cpu")
-    trainer = Trainer(config, scene, stages=Stages(place=slow(place_samples, 0.1)), keypoints=keypoints(scene))
+    scene = replace(scene, keypoints=keypoints(scene))
+    trainer = Trainer(config, scene, stages=Stages(place=slow(place_samples, 0.1)))
     field, photos = trainer.model.field, trainer.model.photos
     assert isinstance(field, InstantNGP) and photos is not None
     monkeypatch.setattr(field, "sample_logits", slow(field.sample_logits, 0.15))

@@ -63,8 +63,9 @@ def test_profile_names_every_stage_and_writes_a_trace(
     nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, kind: str
 ) -> None:
     output = tmp_path / "new" / "profile.json"
-    flags = ["--steps", 3, "--warm-steps", 2, "--device", "cpu", "--output", output, "--field.kind", kind]
-    done = nerfturbo("profile", scene, *FLAGS, *flags)
+    flags = ["--steps", 3, "--warm-steps", 2, "--device", "cpu", "--output", output, "--field", kind]
+    own = FLAGS if kind == "ngp" else [*FLAGS[:2], *FLAGS[FLAGS.index("--field.width") :], "--field.depth", 2]
+    done = nerfturbo("profile", scene, *own, *flags)
     assert done.code == 0, done.err
     values = json.loads(output.read_text())["values"]
     costs = {cost["stage"]: cost["milliseconds"] for cost in values["stages"]}
