@@ -171,10 +171,11 @@ class DeviceFeed:
     """
 
     def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], device: torch.device) -> None:
-        self.shares = shares
+        self.shares, self._pixels, pinned = shares, pixels, device.type == "cuda"
         shape = (sum(count for _, count in shares), pixels.images.channels)
         self._buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self._slots = _Slots(pixels, shares, self._buffer)
+        self._slots = [torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(SLOTS)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(SLOTS)]  # then a slot may be filled again
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
         self._ahead: dict[int, Future[Tensor]] = {}
 
@@ -192,36 +193,21 @@ class DeviceFeed:
         if step not in self._ahead:
             for future in self._ahead.values():
                 future.cancel()
-            self._ahead = {step: self._thread.submit(self._slots.fill, step)}
+            self._ahead = {step: self._thread.submit(self._fill, step)}
         self._buffer.copy_(self._ahead.pop(step).result(), non_blocking=True)
-        self._slots.mark_copied(step, self._buffer.device)
-        self._ahead[step + 1] = self._thread.submit(self._slots.fill, step + 1)
-
-
-class _Slots:
-    """Pinned buffers, each with the event after which it may be filled again."""
-
-    def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], like: Tensor) -> None:
-        pinned = like.device.type == "cuda"
-        self._pixels, self._shares = pixels, shares
-        self._buffers = [
-            torch.zeros(like.shape, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(SLOTS)
-        ]
-        self._copied = [torch.cuda.Event() if pinned else None for _ in range(SLOTS)]
-
-    def fill(self, step: int) -> Tensor:
-        buffer, event, place = self._buffers[step % SLOTS], self._copied[step % SLOTS], 0
-        if event is not None:
-            event.synchronize()
-        for first, count in self._shares:
-            buffer[place : place + count].copy_(self._pixels.fetch(step, count, first))
-            place += count
-        return buffer
-
-    def mark_copied(self, step: int, device: torch.device) -> None:
         event = self._copied[step % SLOTS]
         if event is not None:
-            event.record(torch.cuda.current_stream(device))
+            event.record(torch.cuda.current_stream(self._buffer.device))
+        self._ahead[step + 1] = self._thread.submit(self._fill, step + 1)
+
+    def _fill(self, step: int) -> Tensor:
+        slot, event, place = self._slots[step % SLOTS], self._copied[step % SLOTS], 0
+        if event is not None:
+            event.synchronize()
+        for first, count in self.shares:
+            slot[place : place + count].copy_(self._pixels.fetch(step, count, first))
+            place += count
+        return slot
 
 
 PixelPlace = Literal["auto", "device", "host"]
@@ -315,27 +301,16 @@ class PixelSampler:
         if self._pool is None:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)
-            batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
         else:
+            numbers = {"seed": self.seed, "step": step, "first": first}
             indices = None if chosen is None else chosen.indices
-            drawn = draw_pixels(
-                self._pool,
-                n_rays,
-                seed=self.seed,
-                step=step,
-                first=first,
-                indices=indices,
-                spread=self.spread,
-                strata=self._strata,
-            )
-            cameras = self.scene.cameras
-            times = None if cameras.times is None else cameras.times[drawn.image_indices]
-            radii = None
-            if self._widening is not None:
-                radii = (self._widening[drawn.image_indices] * drawn.directions).sum(-1)
-            rays = Rays(drawn.origins, drawn.directions, times, drawn.image_indices, radii)
-            rays = rays if cameras.ndc is None else cameras.ndc.bend_rays(rays)
-            batch = PixelBatch(rays, drawn.rgba, rays_per_pixel=self.rays_per_pixel, first=first)
+            drawn = draw_pixels(self._pool, n_rays, indices=indices, spread=self.spread, strata=self._strata, **numbers)
+            cameras, image = self.scene.cameras, drawn.image_indices
+            times = None if cameras.times is None else cameras.times[image]
+            radii = None if self._widening is None else (self._widening[image] * drawn.directions).sum(-1)
+            rays = Rays(drawn.origins, drawn.directions, times, image, radii)
+            batch = PixelBatch(rays if cameras.ndc is None else cameras.ndc.bend_rays(rays), drawn.rgba)
+        batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
         if chosen is None or guide is None:
             return batch
         return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import InputError
+from ..scene import BUILTIN_PREFIX
 
 SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see builtin_geometry
 SOLID, CHECKER, GORES, STRIPES, GLYPHS, WOOD, GLOBE = range(7)  # patterns, see builtin_patterns
@@ -58,9 +59,17 @@ class Light:
     floor_color: Vector = (0.26, 0.22, 0.19)
 
 
+Content = tuple[list[Solid], Light]
+
+
 def turn_z(degrees: float) -> Matrix:
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return ((c, -s, 0.0), (s, c, 0.0), (0.0, 0.0, 1.0))
+
+
+def turn_y(degrees: float) -> Matrix:
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return ((c, 0.0, s), (0.0, 1.0, 0.0), (-s, 0.0, c))
 
 
 def along(axis: Vector) -> Matrix:
@@ -104,9 +113,7 @@ def capsule(start: Vector, end: Vector, radius: float, material: Material) -> So
     a, b = np.asarray(start), np.asarray(end)
     half = float(np.linalg.norm(b - a)) * 0.5
     x, y, z = ((a + b) * 0.5).tolist()
-    direction = (b - a).tolist()
-    rotation = along((direction[0], direction[1], direction[2]))
-    return Solid(CAPSULE, (x, y, z), (radius, half, 0.0, 0.0), half + radius, material, rotation)
+    return Solid(CAPSULE, (x, y, z), (radius, half, 0.0, 0.0), half + radius, material, along(tuple((b - a).tolist())))
 
 
 def moved(solid: Solid, scale: float, origin: Vector) -> Solid:
@@ -139,10 +146,11 @@ def pack(solids: Sequence[Solid], light: Light) -> Tables:
 
 
 CREAM, INK, CORAL, MUSTARD, TEAL, SAGE = "#f0e2ca", "#1d2a44", "#dd4b32", "#e8a628", "#17747c", "#8fae8b"
+BRASS = Material("#c99a3f", highlight=0.9, shininess=60.0, reflection=1.0)
 OAK = Material("#c58a52", "#8a5a30", pattern=WOOD, parameters=(0.07, 0.0), highlight=0.1)
 
 
-def seesaw(time: float) -> tuple[list[Solid], Light]:
+def seesaw(time: float) -> Content:
     """A seesaw tips over, a ball rolls past it, and a crane turns its arm: some parts stand, some move."""
     floor = -0.62
     table = Material(INK, highlight=0.25, shininess=40.0, reflection=0.5)
@@ -162,7 +170,7 @@ def _seesaw(base: Vector, degrees: float) -> list[Solid]:
     plank = Material(CORAL, CREAM, pattern=STRIPES, parameters=(0.2, 0.0), highlight=0.2)
     block = Material(MUSTARD, INK, CREAM, GLYPHS, (3.0, 0.0), highlight=0.12)
     ball = Material(CREAM, TEAL, MUSTARD, GORES, (8.0, 0.93), highlight=0.3)
-    turn = _about_y(degrees)
+    turn = turn_y(degrees)
 
     def on_plank(along: float, up: float) -> Vector:
         return (x + turn[0][0] * along + turn[0][2] * up, y, z + 0.4 + turn[2][0] * along + turn[2][2] * up)
@@ -180,7 +188,7 @@ def _rolling(base: Vector, time: float) -> list[Solid]:
     x, y, z = base
     radius, way = 0.24, -0.75 + 1.0 * time
     look = Material(CORAL, CREAM, INK, GORES, (6.0, 0.9), highlight=0.5, shininess=60.0, reflection=0.5)
-    return [sphere((x + way, y, z + radius), radius, look, rotation=_about_y(math.degrees(way / radius)))]
+    return [sphere((x + way, y, z + radius), radius, look, rotation=turn_y(math.degrees(way / radius)))]
 
 
 def _crane(base: Vector, degrees: float) -> list[Solid]:
@@ -198,20 +206,7 @@ def _crane(base: Vector, degrees: float) -> list[Solid]:
     ]
 
 
-def _about_y(degrees: float) -> Matrix:
-    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    return ((c, 0.0, s), (0.0, 1.0, 0.0), (-s, 0.0, c))
-
-
-MOVING: dict[str, Callable[[float], tuple[list[Solid], Light]]] = {"seesaw": seesaw}
-
-
-Square = tuple[int, int]
-
-BRASS = Material("#c99a3f", highlight=0.9, shininess=60.0, reflection=1.0)
-
-
-def chess() -> tuple[list[Solid], Light]:
+def chess() -> Content:
     """The end of a game on a six by six board: turned pieces in ivory and ebony."""
     top, square = -0.28, 0.31
     walnut = Material("#7a4a2b", "#4f2d19", pattern=WOOD, parameters=(0.11, 0.0), highlight=0.15)
@@ -219,79 +214,62 @@ def chess() -> tuple[list[Solid], Light]:
     ivory = Material("#efe3c8", highlight=0.5, shininess=60.0, reflection=0.6)
     ebony = Material("#2b2a31", highlight=0.7, shininess=70.0, reflection=0.9)
 
-    def at(place: Square) -> Vector:
-        return ((place[0] - 2.5) * square, (place[1] - 2.5) * square, top)
-
-    return [
+    solids = [
         box((0.0, 0.0, top - 0.12), (1.03, 1.03, 0.08), walnut, rounding=0.04),
         box((0.0, 0.0, top - 0.03), (3 * square, 3 * square, 0.03), field, rounding=0.01),
-        *_set(at, ivory, king=(1, 0), rook=(4, 0), bishop=(4, 3), pawns=((1, 2), (3, 1))),
-        *_set(at, ebony, king=(4, 5), rook=(0, 5), bishop=(2, 3), pawns=((5, 4), (3, 4), (0, 3))),
-    ], Light(key=(-0.55, -0.40, 0.73), fill=(0.75, -0.35, 0.42))
-
-
-def _set(
-    at: Callable[[Square], Vector],
-    look: Material,
-    *,
-    king: Square,
-    rook: Square,
-    bishop: Square,
-    pawns: tuple[Square, ...],
-) -> list[Solid]:
-    """One side's pieces, scaled about their squares so that they fit them."""
-    pieces = [(_king, king), (_rook, rook), (_bishop, bishop), *((_pawn, pawn) for pawn in pawns)]
-    return [moved(solid, 0.83, at(square)) for piece, square in pieces for solid in piece(look)]
-
-
-def _foot(look: Material, height: float, waist: float) -> list[Solid]:
-    """What all pieces stand on: a foot, a ring and a body that narrows to the waist."""
-    return [
-        frustum((0.0, 0.0, 0.04), (0.155, 0.145), 0.04, look, rounding=0.02),
-        torus((0.0, 0.0, 0.095), 0.105, 0.028, look),
-        frustum((0.0, 0.0, 0.5 * (0.08 + height)), (0.105, waist), 0.5 * (height - 0.08), look, rounding=0.015),
-        torus((0.0, 0.0, height), waist, 0.03, look),
     ]
+    white = {"king": ((1, 0),), "rook": ((4, 0),), "bishop": ((4, 3),), "pawn": ((1, 2), (3, 1))}
+    black = {"king": ((4, 5),), "rook": ((0, 5),), "bishop": ((2, 3),), "pawn": ((5, 4), (3, 4), (0, 3))}
+    for look, side in ((ivory, white), (ebony, black)):
+        pieces = _pieces(look)
+        for name, places in side.items():
+            for column, row in places:
+                origin = ((column - 2.5) * square, (row - 2.5) * square, top)
+                solids += [moved(solid, 0.83, origin) for solid in pieces[name]]
+    return solids, Light(key=(-0.55, -0.40, 0.73), fill=(0.75, -0.35, 0.42))
 
 
-def _pawn(look: Material) -> list[Solid]:
-    return [*_foot(look, 0.30, 0.06), sphere((0.0, 0.0, 0.39), 0.095, look)]
+def _pieces(look: Material) -> dict[str, list[Solid]]:
+    """Chess pieces at the origin."""
 
+    def foot(height: float, waist: float) -> list[Solid]:
+        """What all stand on: a foot, a ring and a body that narrows to the waist."""
+        return [
+            frustum((0.0, 0.0, 0.04), (0.155, 0.145), 0.04, look, rounding=0.02),
+            torus((0.0, 0.0, 0.095), 0.105, 0.028, look),
+            frustum((0.0, 0.0, 0.5 * (0.08 + height)), (0.105, waist), 0.5 * (height - 0.08), look, rounding=0.015),
+            torus((0.0, 0.0, height), waist, 0.03, look),
+        ]
 
-def _bishop(look: Material) -> list[Solid]:
-    return [
-        *_foot(look, 0.42, 0.065),
-        capsule((0.0, 0.0, 0.51), (0.0, 0.0, 0.555), 0.085, look),
-        frustum((0.0, 0.0, 0.62), (0.075, 0.03), 0.06, look, rounding=0.02),
-        sphere((0.0, 0.0, 0.70), 0.035, look),
-    ]
-
-
-def _rook(look: Material) -> list[Solid]:
-    merlons = []
-    for k in range(6):
+    def merlon(k: int) -> Solid:
         c, s = math.cos(k * math.pi / 3.0), math.sin(k * math.pi / 3.0)
         rotation = ((c, -s, 0.0), (s, c, 0.0), (0.0, 0.0, 1.0))
-        center = (0.095 * c, 0.095 * s, 0.53)
-        merlons.append(box(center, (0.022, 0.034, 0.035), look, rounding=0.008, rotation=rotation))
-    return [
-        *_foot(look, 0.40, 0.085),
-        frustum((0.0, 0.0, 0.46), (0.095, 0.12), 0.05, look, rounding=0.012),
-        *merlons,
-    ]
+        return box((0.095 * c, 0.095 * s, 0.53), (0.022, 0.034, 0.035), look, rounding=0.008, rotation=rotation)
+
+    return {
+        "pawn": [*foot(0.30, 0.06), sphere((0.0, 0.0, 0.39), 0.095, look)],
+        "bishop": [
+            *foot(0.42, 0.065),
+            capsule((0.0, 0.0, 0.51), (0.0, 0.0, 0.555), 0.085, look),
+            frustum((0.0, 0.0, 0.62), (0.075, 0.03), 0.06, look, rounding=0.02),
+            sphere((0.0, 0.0, 0.70), 0.035, look),
+        ],
+        "rook": [
+            *foot(0.40, 0.085),
+            frustum((0.0, 0.0, 0.46), (0.095, 0.12), 0.05, look, rounding=0.012),
+            *(merlon(k) for k in range(6)),
+        ],
+        "king": [
+            *foot(0.58, 0.075),
+            frustum((0.0, 0.0, 0.69), (0.07, 0.115), 0.09, look, rounding=0.015),
+            sphere((0.0, 0.0, 0.785), 0.075, look),
+            capsule((0.0, 0.0, 0.84), (0.0, 0.0, 0.98), 0.022, look),
+            capsule((-0.05, 0.0, 0.93), (0.05, 0.0, 0.93), 0.022, look),
+        ],
+    }
 
 
-def _king(look: Material) -> list[Solid]:
-    return [
-        *_foot(look, 0.58, 0.075),
-        frustum((0.0, 0.0, 0.69), (0.07, 0.115), 0.09, look, rounding=0.015),
-        sphere((0.0, 0.0, 0.785), 0.075, look),
-        capsule((0.0, 0.0, 0.84), (0.0, 0.0, 0.98), 0.022, look),
-        capsule((-0.05, 0.0, 0.93), (0.05, 0.0, 0.93), 0.022, look),
-    ]
-
-
-def armillary() -> tuple[list[Solid], Light]:
+def armillary() -> Content:
     """The hard one: a finely drawn globe inside thin brass rings, over a floor of small tiles."""
     center: Vector = (0.0, 0.0, 0.33)
     globe = Material(
@@ -306,7 +284,7 @@ def armillary() -> tuple[list[Solid], Light]:
         frustum((0.0, 0.0, -0.71), (0.89, 0.89), 0.02, tiles, rounding=0.006),
         frustum((0.0, 0.0, -0.65), (0.22, 0.10), 0.05, BRASS, rounding=0.02),
         capsule((0.0, 0.0, -0.66), (0.0, 0.0, -0.50), 0.035, BRASS),
-        sphere(center, 0.52, globe, rotation=_frame(pole)),
+        sphere(center, 0.52, globe, rotation=turn_y(23.4)),
         torus(center, 0.98, 0.024, BRASS),
         torus(center, 0.84, 0.022, BRASS, axis=(0.0, 1.0, 0.0)),
     ]
@@ -328,13 +306,7 @@ def armillary() -> tuple[list[Solid], Light]:
     return solids, Light()
 
 
-def _frame(pole: Vector) -> tuple[Vector, Vector, Vector]:
-    """Axes with z along a pole in the x-z plane, as columns."""
-    s, _, c = pole
-    return ((c, 0.0, s), (0.0, 1.0, 0.0), (-s, 0.0, c))
-
-
-def toybox() -> tuple[list[Solid], Light]:
+def toybox() -> Content:
     """The default: toys on a round play table; letters, stripes and squares, one very glossy ball."""
     floor = -0.34
     table = Material(INK, highlight=0.25, shininess=40.0, reflection=0.5)
@@ -350,7 +322,8 @@ def toybox() -> tuple[list[Solid], Light]:
         sphere((-0.70, -0.34, floor + 0.25), 0.25, beach, rotation=along((0.5, -0.4, 0.75))),
         frustum((0.74, -0.40, floor + 0.30), (0.21, 0.035), 0.30, cone, rounding=0.03),
         *_ring_stack((-0.38, 0.38, floor)),
-        *_blocks(floor),
+        _block((0.50, 0.30, floor + 0.26), 0.26, 18.0, (CREAM, INK, TEAL), 0.0),
+        _block((0.48, 0.34, floor + 0.74), 0.22, -14.0, (MUSTARD, CREAM, INK), 3.0),
         *_crayon((0.22, 0.86, floor), 200.0, TEAL),
         *_crayon((0.02, 0.97, floor), 188.0, CORAL),
         *_crayon((-0.50, -0.86, floor), -20.0, MUSTARD),
@@ -370,47 +343,37 @@ def _ring_stack(base: Vector) -> list[Solid]:
     return solids
 
 
-def _blocks(floor: float) -> list[Solid]:
-    def block(center: Vector, half: float, turn: float, colors: tuple[str, str, str], letter: int) -> Solid:
-        look = Material(*colors, pattern=GLYPHS, parameters=(float(letter), 0.0), highlight=0.12)
-        return box(center, (half, half, half), look, rounding=0.035, rotation=turn_z(turn))
-
-    return [
-        block((0.50, 0.30, floor + 0.26), 0.26, 18.0, (CREAM, INK, TEAL), 0),
-        block((0.48, 0.34, floor + 0.74), 0.22, -14.0, (MUSTARD, CREAM, INK), 3),
-    ]
+def _block(center: Vector, half: float, turn: float, colors: tuple[str, str, str], letter: float) -> Solid:
+    look = Material(*colors, pattern=GLYPHS, parameters=(letter, 0.0), highlight=0.12)
+    return box(center, (half, half, half), look, rounding=0.035, rotation=turn_z(turn))
 
 
 def _crayon(tip: Vector, turn: float, color: str) -> list[Solid]:
     """A crayon lying on the floor: a paper sleeve with stripes, and the tip of its wax."""
     x, y, z = tip
     (c, _, _), (s, _, _), _ = turn_z(turn)
-    axis, radius = (c, s, 0.0), 0.045
+    lying, radius = along((c, s, 0.0)), 0.045
     paper = Material(color, CREAM, pattern=STRIPES, parameters=(0.1, 0.0), highlight=0.15)
     wax = Material(color, highlight=0.3)
     return [
-        frustum(
-            (x - 0.30 * c, y - 0.30 * s, z + radius), (radius, radius), 0.2, paper, rounding=0.008, rotation=along(axis)
-        ),
-        frustum(
-            (x - 0.06 * c, y - 0.06 * s, z + radius), (0.035, 0.014), 0.06, wax, rounding=0.01, rotation=along(axis)
-        ),
+        frustum((x - 0.30 * c, y - 0.30 * s, z + radius), (radius, radius), 0.2, paper, rounding=0.008, rotation=lying),
+        frustum((x - 0.06 * c, y - 0.06 * s, z + radius), (0.035, 0.014), 0.06, wax, rounding=0.01, rotation=lying),
     ]
 
 
-SCENES: dict[str, Callable[[], tuple[list[Solid], Light]]] = {"toybox": toybox, "chess": chess, "armillary": armillary}
-NAMES = (*SCENES, *MOVING)
-PREFIX = "builtin:"
+STILL: dict[str, Callable[[], Content]] = {"toybox": toybox, "chess": chess, "armillary": armillary}
+MOVING: dict[str, Callable[[float], Content]] = {"seesaw": seesaw}
+NAMES = (*STILL, *MOVING)
 
 
 def check_name(name: str) -> str:
     """The name without its prefix, if there is such a scene."""
-    name = name.removeprefix(PREFIX)
+    name = name.removeprefix(BUILTIN_PREFIX)
     if name not in NAMES:
         raise InputError("scene", "one of the built-in scenes: " + ", ".join(NAMES), repr(name))
     return name
 
 
-def scene_at(name: str, time: float = 0.0) -> tuple[list[Solid], Light]:
+def scene_at(name: str, time: float = 0.0) -> Content:
     """What a scene shows at a time from 0 to 1; most stand still."""
-    return MOVING[name](time) if name in MOVING else SCENES[name]()
+    return MOVING[name](time) if name in MOVING else STILL[name]()

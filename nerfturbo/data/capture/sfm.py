@@ -67,27 +67,9 @@ def open_tool(name: ToolName = "auto") -> Tool:
     raise InputError("poses of photos", f"{wanted}, which finds them", "none installed", INSTALL)
 
 
-class Tool:
-    """Each method runs one stage to its end; `advance` hears how much of it is done, from 0 to 1."""
-
-    name: str
-    uses_gpu: bool
-
-    def extract(self, database: Path, what: Extraction, log: Path, advance: Advance) -> None:
-        """Features of every image of a folder into a new database."""
-        raise NotImplementedError
-
-    def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Advance) -> None:
-        """Matches between images into the database; pairs that are in it already are not matched again."""
-        raise NotImplementedError
-
-    def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
-        """Models into folders 0, 1, ... of `models`, which stays empty where no two images fit together."""
-        raise NotImplementedError
-
-
-class ColmapProgram(Tool):
-    """The program `colmap`, any version from 3.6 on."""
+class ColmapProgram:
+    """The program `colmap`, any version from 3.6 on. A method runs one stage; `advance` hears how much of it is
+    done, from 0 to 1."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -98,6 +80,7 @@ class ColmapProgram(Tool):
         self.name = f"COLMAP {found.group(1) if found else ''} ({'GPU' if self.uses_gpu else 'CPU'})"
 
     def extract(self, database: Path, what: Extraction, log: Path, advance: Advance) -> None:
+        """Features of every image of a folder into a new database."""
         verb = "feature_extractor"
         flags = ["--database_path", database, "--image_path", what.images]
         flags += ["--ImageReader.camera_model", what.camera_model]
@@ -108,6 +91,7 @@ class ColmapProgram(Tool):
         run([self.program, verb, *map(str, flags)], log, advance)
 
     def match(self, database: Path, how: Matcher, n: int, log: Path, advance: Advance) -> None:
+        """Matches between images into the database; pairs that are in it already are not matched again."""
         verb = f"{how}_matcher"
         flags = ["--database_path", database, *self._flag(verb, r"\w+Matching\.use_gpu", int(self.uses_gpu))]
         if how == "exhaustive":
@@ -117,6 +101,7 @@ class ColmapProgram(Tool):
         run([self.program, verb, *map(str, flags)], log, advance)
 
     def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
+        """Models into folders 0, 1, ... of `models`, which stays empty where no two images fit together."""
         flags = ["--database_path", database, "--image_path", images, "--output_path", models]
         n_images = sum(1 for _ in images.iterdir())
         command = [self.program, "mapper", *map(str, flags)]
@@ -128,8 +113,8 @@ class ColmapProgram(Tool):
         return [] if found is None else [f"--{found.group(1)}", value]
 
 
-class PycolmapPackage(Tool):
-    """The package `pycolmap`, in a Python process of its own."""
+class PycolmapPackage:
+    """The package `pycolmap`, in a Python process of its own; the same methods."""
 
     name, uses_gpu = "pycolmap (CPU)", False  # its usual wheels have no CUDA
 
@@ -148,6 +133,9 @@ class PycolmapPackage(Tool):
     def _command(*words: object) -> list[str]:
         # By its path, for it needs nothing of our package; -P keeps its folder's names out of the way of others.
         return [sys.executable, "-P", str(_PYCOLMAP_STAGE), *map(str, words)]
+
+
+Tool = ColmapProgram | PycolmapPackage
 
 
 def block_size(n_images: int) -> int:

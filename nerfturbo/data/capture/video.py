@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -98,21 +98,7 @@ def write_frames(video: Path, indices: Sequence[int], folder: Path) -> list[str]
     return names
 
 
-class Decoder(Protocol):
-    """Who reads videos; `complaint` is what it said last about a file it could not read."""
-
-    complaint: str
-
-    def duration(self, video: Path) -> float: ...
-
-    def facts(self, video: Path) -> VideoFacts: ...
-
-    def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]: ...
-
-    def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None: ...
-
-
-def open_decoder() -> Decoder:
+def open_decoder() -> FfmpegDecoder | OpenCvDecoder:
     """imageio-ffmpeg's program, else the program `ffmpeg`, else OpenCV."""
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         import imageio_ffmpeg
@@ -126,7 +112,8 @@ def open_decoder() -> Decoder:
 
 
 class FfmpegDecoder:
-    """The program ffmpeg, which also turns frames upright by the video's own tag."""
+    """The program ffmpeg, which also turns frames upright by the video's own tag; `complaint` is what it said last of
+    a file it could not read."""
 
     def __init__(self, program: str) -> None:
         self.program, self.complaint = program, ""
@@ -140,11 +127,12 @@ class FfmpegDecoder:
         run = subprocess.run([self.program, "-hide_banner", "-i", _plain(video)], capture_output=True)
         return run.stderr.decode("utf-8", errors="replace")
 
+    def _command(self, video: Path, *output: str) -> list[str]:
+        return [self.program, "-v", "error", "-nostdin", "-i", _plain(video), "-map", "0:v:0", *output]
+
     def facts(self, video: Path) -> VideoFacts:
         seconds, text = self.duration(video), self._header(video)
-        # Packets are counted, not decoded: a frame each.
-        copied = ["-map", "0:v:0", "-c", "copy", "-f", "framecrc", "-"]
-        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), *copied]
+        command = self._command(video, "-c", "copy", "-f", "framecrc", "-")  # packets are counted: a frame each
         packets = subprocess.run(command, capture_output=True).stdout.splitlines()
         frames = sum(not line.startswith(b"#") for line in packets)
         rate, size = re.search(_RATE, text), re.search(r"Video:.*?\b(\d{2,5})x(\d{2,5})\b", text)
@@ -167,9 +155,9 @@ class FfmpegDecoder:
 
     def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]:
         size = f"scale='if(gt(iw,ih),min(iw,{_LOOK_SIZE}),-2)':'if(gt(iw,ih),-2,min(ih,{_LOOK_SIZE}))',format=gray"
-        output = ["-vf", size, *self._every_frame, "-f", "image2pipe", "-c:v", "pgm", "-"]
-        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), "-map", "0:v:0", *output]
-        rate = self._rate(video)
+        command = self._command(video, "-vf", size, *self._every_frame, "-f", "image2pipe", "-c:v", "pgm", "-")
+        found = re.search(_RATE, self._header(video))
+        rate = float(found[1]) if found else 30.0
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stderr is not None
             try:
@@ -184,24 +172,18 @@ class FfmpegDecoder:
         folder = files[0].parent
         chosen = "+".join(f"eq(n,{index})" for index in indices)
         output = ["-vf", f"select='{chosen}'", *self._every_frame, "-q:v", "1", "-qmin", "1", str(folder / ".%06d.jpg")]
-        command = [self.program, "-v", "error", "-nostdin", "-i", _plain(video), "-map", "0:v:0", *output]
-        run = subprocess.run(command, capture_output=True)
+        run = subprocess.run(self._command(video, *output), capture_output=True)
         self.complaint = _last_line(run.stderr.decode("utf-8", errors="replace"))
         for number, file in enumerate(files, 1):
             written = folder / f".{number:06d}.jpg"
             if written.is_file():
                 os.replace(written, file)
 
-    def _rate(self, video: Path) -> float:
-        found = re.search(_RATE, self._header(video))
-        return float(found.group(1)) if found else 30.0
-
 
 class OpenCvDecoder:
     """OpenCV, where it happens to be installed."""
 
-    def __init__(self) -> None:
-        self.complaint = ""
+    complaint = ""
 
     def facts(self, video: Path) -> VideoFacts:
         cv2, capture = _cv2(), self._open(video)
