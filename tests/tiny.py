@@ -61,7 +61,6 @@ def ball_scene(split: str = "train", *, n_views: int = 4, size: int = 16) -> Sce
         near=0.0,
         far=8.0,
         split=split,
-        has_alpha=True,
         source="builtin:ball",
     )
 
@@ -88,7 +87,6 @@ def open_scene(split: str = "train", *, n_views: int = 16, size: int = 16) -> Sc
         near=0.05,
         far=30.0,
         split=split,
-        has_alpha=False,
         source="builtin:open",
         grid_levels=5,
     )
@@ -110,7 +108,6 @@ def moving_ball_scene(split: str = "train", *, n_views: int = 80, size: int = 16
         near=0.0,
         far=8.0,
         split=split,
-        has_alpha=True,
         source="builtin:moving-ball",
     )
 

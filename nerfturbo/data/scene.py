@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from ..errors import InputError
 from ..ops.pixels import PixelMask
@@ -49,7 +49,6 @@ class Scene:
     near: float
     far: float
     split: str
-    has_alpha: bool
     source: str  # a folder, or "builtin:NAME": what `load_scene` opens again
     grid_levels: int = 1
     to_original: Tensor | None = None  # (4, 4) float64 on the CPU; None: the coordinates are the file's own
@@ -66,11 +65,13 @@ class Scene:
             raise InputError("near, far", "0 <= near < far, finite", f"{self.near}, {self.far}")
         if self.cameras.device.type == "cpu" and not torch.equal(self.cameras.size, self.images.sizes.cpu()):
             raise InputError("images", "the sizes the cameras have", "others", "use Cameras.resized(images.sizes)")
-        if self.has_alpha != (self.images.channels == 4):
-            raise InputError("has_alpha", "True exactly for 4 channels", f"{self.has_alpha}, {self.images.channels}")
 
     def __len__(self) -> int:
         return len(self.cameras)
+
+    @property
+    def has_alpha(self) -> bool:
+        return self.images.channels == 4
 
     def to(self, device: torch.device | str) -> Scene:
         return replace(self, cameras=self.cameras.to(device), images=self.images.to(device))
@@ -208,51 +209,42 @@ def is_builtin(source: str) -> bool:
 def _check_folder(folder: Path) -> None:
     from .builtin import builtin_names
 
-    hint = "give a scene folder, a folder of photos, a video, or one of the built-in scenes: " + ", ".join(
-        builtin_names()
-    )
-    if not folder.exists():
-        raise InputError(str(folder), "a folder with a scene", "no such folder", hint)
+    got = None
     if not folder.is_dir():
-        raise InputError(str(folder), "a folder with a scene", "a file", hint)
-    try:
-        empty = next(folder.iterdir(), None) is None
-    except OSError as error:
-        raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
-    if empty:
-        raise InputError(str(folder), "a folder with a scene", "an empty folder", hint)
+        got = "a file" if folder.exists() else "no such folder"
+    else:
+        try:
+            got = "an empty folder" if next(folder.iterdir(), None) is None else None
+        except OSError as error:
+            raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
+    if got is not None:
+        hint = "give a scene folder, a folder of photos, a video, or one of the built-in scenes: "
+        raise InputError(str(folder), "a folder with a scene", got, hint + ", ".join(builtin_names()))
 
 
-def shrunken(scene: Scene, divisor: int) -> Scene:
-    """Width and height of every picture over `divisor`, each new pixel the mean of the old ones, of what is visible."""
+def downscaled(scene: Scene, divisor: int) -> Scene:
+    """Width and height of every image over `divisor`, each new pixel the mean of the old ones, of what is visible."""
     if divisor < 1:
         raise InputError("divisor", "an integer >= 1", str(divisor))
     if divisor == 1:
         return scene
     views = range(len(scene))
-    images = ImagePool.from_images([_shrink(scene.images.image(index), divisor) for index in views])
+    images = ImagePool.from_images([_downscale(scene.images.image(index), divisor) for index in views])
     if scene.images.mask is not None:
-        sizes = [(int(height), int(width)) for width, height in images.sizes]
-        flags = (_shrink_mask(scene.images.image_mask(index), size) for index, size in zip(views, sizes, strict=True))
+        masks = zip(map(scene.images.image_mask, views), images.sizes.tolist(), strict=True)
+        shares = (adaptive_avg_pool2d(mask.float()[None], (h, w))[0] for mask, (w, h) in masks if mask is not None)
+        flags = ((share > 0.999).cpu().numpy() for share in shares)  # a small pixel counts where all of it counted
         images = replace(images, mask=PixelMask.of_words(pack_flags(flags)))
     return replace(scene, images=images.to(scene.images.device), cameras=scene.cameras.resized(images.sizes))
 
 
-def _shrink_mask(mask: Tensor | None, size: tuple[int, int]) -> np.ndarray:
-    """A small pixel counts where all of it counted."""
-    if mask is None:
-        return np.ones(size, bool)
-    share = torch.nn.functional.adaptive_avg_pool2d(mask.float()[None], size)[0]
-    return (share > 0.999).cpu().numpy()
-
-
-def _shrink(image: Tensor, divisor: int) -> Tensor:
+def _downscale(image: Tensor, divisor: int) -> Tensor:
     """(height, width, channels) float -> uint8; colours are weighted by alpha, so that invisible ones never show."""
     height, width = (max(1, round(side / divisor)) for side in image.shape[:2])
     channels = image.permute(2, 0, 1)
     if channels.shape[0] == 4:
         channels = torch.cat([channels[:3] * channels[3:], channels[3:]])
-    small = torch.nn.functional.adaptive_avg_pool2d(channels, (height, width))
+    small = adaptive_avg_pool2d(channels, (height, width))
     if small.shape[0] == 4:
         small = torch.cat([small[:3] / small[3:].clamp(min=1e-6), small[3:]])
     return (small.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8).permute(1, 2, 0).contiguous()

@@ -18,7 +18,7 @@ from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.keypoints import TRAINED_PHOTOS, load_keypoints
-from ..data.scene import Scene, shrunken
+from ..data.scene import Scene, downscaled
 from ..data.scene_defaults import fitted_config
 from ..errors import InputError
 from ..fields.field import Carry, offers, read_halves
@@ -168,7 +168,7 @@ class Trainer:
         self._full_pixels: PixelSampler | None = None  # waits while downscaled images are trained on
         if train.coarse_fraction > 0.0:
             self._full_pixels = self.pixels
-            self.pixels = PixelSampler(shrunken(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
+            self.pixels = PixelSampler(downscaled(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
             self.stepper.set_pixels(self.pixels)
         self.callbacks = list(callbacks)
         self.step, self.rays, self.samples = 0, 0, 0

@@ -180,7 +180,6 @@ def scene_of(cameras: Cameras, picture: torch.Tensor) -> Scene:
         near=0.0,
         far=5.0,
         split="train",
-        has_alpha=False,
         source="memory",
     )
 

@@ -30,7 +30,6 @@ def make_scene(n: int = 7, *, channels: int = 4, split: str = "train") -> Scene:
         near=0.0,
         far=7.0,
         split=split,
-        has_alpha=channels == 4,
         source="memory",
     )
 
@@ -59,7 +58,6 @@ def test_farthest_distance_is_to_the_far_corner() -> None:
         ({"near": 2.0, "far": 1.0}, "near"),
         ({"near": float("nan")}, "near"),
         ({"far": float("inf")}, "near"),
-        ({"has_alpha": False}, "has_alpha"),
         ({"cameras": make_scene(7).cameras.scaled(2.0)}, "sizes"),
     ],
 )

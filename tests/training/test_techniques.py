@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, FieldConfig
-from nerfturbo.data.scene import shrunken
+from nerfturbo.data.scene import downscaled
 from nerfturbo.fields import VanillaNeRF, vanilla
 from nerfturbo.fields.vanilla import SMALLEST_PIECE
 from nerfturbo.ops import use_backend
@@ -41,14 +41,14 @@ def test_without_the_grid_nothing_is_learned_about_space_and_nothing_is_given_up
 
 def test_shrunken_pictures_are_means_of_what_is_visible() -> None:
     scene = ball_scene(size=16)
-    small = shrunken(scene, 4)
+    small = downscaled(scene, 4)
     assert small.images.sizes.tolist() == [[4, 4]] * 4 and small.cameras.size.tolist() == [[4, 4]] * 4
     image, whole = small.images.image(0), scene.images.image(0)
     alpha = whole[..., 3].reshape(4, 4, 4, 4).mean(dim=(1, 3))
     assert torch.allclose(image[..., 3], alpha, atol=0.003)
     visible = image[..., 3] > 0.0
     assert torch.allclose(image[visible][:, 0], torch.tensor(220 / 255), atol=0.003)
-    assert shrunken(scene, 1) is scene
+    assert downscaled(scene, 1) is scene
     view = torch.zeros(1, dtype=torch.int64)
     middles = [made.cameras.rays(view, *(made.cameras.size[:1] / 2.0).T).directions for made in (scene, small)]
     assert torch.allclose(*middles, atol=1e-6)

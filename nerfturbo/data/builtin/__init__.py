@@ -125,7 +125,6 @@ def builtin_scene(
         near=0.0,
         far=farthest_distance(cameras.positions, aabb),
         split=split,
-        has_alpha=True,
         source=BUILTIN_PREFIX + name,
     )
 

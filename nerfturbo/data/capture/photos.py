@@ -48,7 +48,8 @@ def find_photos(folder: Path) -> list[Path]:
     """The photographs of a folder, or of its subfolder `images`, in the order of names; none is an empty list."""
     for place in (folder, *(folder / name for name in _SUBFOLDERS)):
         try:
-            found = sorted(path for path in place.iterdir() if _is_photo(path))
+            files = (path for path in place.iterdir() if path.is_file() and not path.name.startswith("."))
+            found = sorted(path for path in files if path.suffix.lower() in PHOTO_ENDINGS)
         except OSError:
             found = []
         if found:
@@ -99,10 +100,6 @@ def copy_photos(
 def share_one_camera(photos: Sequence[Photo]) -> bool:
     """Whether one lens took them all, as far as sizes and EXIF say."""
     return len({(photo.size, photo.camera) for photo in photos}) == 1
-
-
-def _is_photo(path: Path) -> bool:
-    return path.suffix.lower() in PHOTO_ENDINGS and not path.name.startswith(".") and path.is_file()
 
 
 def _what_else(folder: Path) -> tuple[str, str]:

@@ -80,7 +80,6 @@ def load_blender(
         far=farthest_distance(cameras.positions, aabb.scaled(2.0 ** (levels - 1))),
         grid_levels=levels,
         split=split,
-        has_alpha=images.channels == 4,
         source=str(folder),
         notes=(note, *moments, *mask_notes(images, masks)),
         files=tuple(map(str, paths)),

@@ -141,10 +141,12 @@ def posed_scene(
     )
     if options.bounds == "ndc":
         placement = place_in_ndc(cameras, poses, points)
-    elif placing is None:
-        placement = place(cameras, poses, points, is_object=_shows_an_object(views), bounds=options.bounds)
-    else:
+    elif placing is not None:
         placement = placing(poses)
+    else:  # a few of all views decide whether images can be seen through, so that all splits hear the same
+        some = {0, len(views) // 2, len(views) - 1}
+        is_object = all(is_transparent(views[index].image) for index in some)
+        placement = place(cameras, poses, points, is_object=is_object, bounds=options.bounds)
     moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
     placed = moved[torch.tensor(chosen)]
     for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
@@ -157,7 +159,6 @@ def posed_scene(
         near=placement.near,
         far=placement.far,
         split=split,
-        has_alpha=images.channels == 4,
         source=str(folder),
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
@@ -198,18 +199,10 @@ def _times_of(views: Sequence[View], folder: Path) -> tuple[Tensor | None, tuple
     return unit_times(times, times)
 
 
-def _shows_an_object(views: Sequence[View]) -> bool:
-    """Whether pictures can be seen through. A few of all views decide, so that all splits hear the same."""
-    return all(is_transparent(views[index].image) for index in {0, len(views) // 2, len(views) - 1})
-
-
 def _check_shape(image: Path, size: list[int], expected: list[int]) -> None:
     """Pictures may be smaller or larger than their camera says, but of the same shape."""
     if not same_shape(size, expected):
         turned = same_shape(size, expected[::-1])
         hint = "the picture is turned by 90 degrees" if turned else "its camera belongs to another picture"
-        raise InputError(str(image), "a picture of its camera's shape, {} x {}".format(*expected), _times(size), hint)
-
-
-def _times(size: list[int]) -> str:
-    return "{} x {}".format(*size)
+        shape, got = (f"{width} x {height}" for width, height in (expected, size))
+        raise InputError(str(image), f"a picture of its camera's shape, {shape}", got, hint)
