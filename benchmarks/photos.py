@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 
+from exact_depth import exact_keypoints
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, LossConfig, PhotoConfig
 from nerfturbo.data.images import ImagePool
-from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, exact_keypoints, load_keypoints
+from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, hold_out, is_builtin, load_scene
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.evaluate import choose_views, evaluate

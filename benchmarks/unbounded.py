@@ -30,13 +30,13 @@ from nerfturbo import Trainer, preset
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.render import measure_ms
 from nerfturbo.config import Config, from_dict, to_dict
-from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.images import save_image
 from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import Scene, farthest_distance, open_scenes
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.camera_path import interpolated_path
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
+from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.sampling.geometry import box_around
 

@@ -233,10 +233,6 @@ class Cameras:
             raise InputError("factor", "a finite number > 0", str(factor))
         return self.resized((self.size.double() * factor).round().long().clamp_min(1))
 
-    def downscaled(self, divisor: int) -> Cameras:
-        """What `decode_image(path, divisor)` makes of the pictures."""
-        return self.scaled(1.0 / divisor)
-
     def _map(self, function: Callable[[Tensor], Tensor]) -> Cameras:
         names = ("camera_to_world", "focal", "center", "size", "times", "distortion")
         values = {name: getattr(self, name) for name in names}

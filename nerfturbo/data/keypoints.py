@@ -123,18 +123,6 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     return _keypoints(scene, sizes, found, cloud.positions[rows], cloud.errors[rows])
 
 
-def exact_keypoints(scene: Scene, n: int, *, seed: int) -> Keypoints:
-    """Of a built-in scene, whose surface is known: `n` random places of each picture, less those that show nothing."""
-    from .builtin.distance import ray_distance
-
-    photo = torch.arange(len(scene)).repeat_interleave(n)
-    place = torch.rand(len(photo), 2, generator=torch.Generator().manual_seed(seed)) * scene.cameras.size[photo]
-    rays = scene.cameras.rays(photo, place[:, 0], place[:, 1])
-    distances = ray_distance(scene.name, rays)
-    hits = distances.isfinite()
-    return Keypoints(rays[hits], distances[hits], torch.ones(int(hits.sum())))
-
-
 def _model_folder(source: str) -> tuple[Path, Path]:
     """The scene's folder and that of its reconstruction."""
     from .capture.unposed import is_unposed, poses_folder

@@ -17,9 +17,7 @@ UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
-_LEVELS_AT_FULL_RESOLUTION = (
-    3  # levels a grid can have at its full resolution before it costs more than it saves on a CPU
-)
+_LEVELS_AT_FULL_RESOLUTION = 3  # of a grid, before it costs more than it saves on a CPU
 
 
 def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -> tuple[Config, tuple[str, ...]]:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ..config import Config
-from ..data.baselines import blur_baseline_psnr, constant_baseline_psnr
 from ..data.scene import BUILTIN_PREFIX, Scene
 from .evaluate import Evaluation
+from .metrics import blur_baseline_psnr, constant_baseline_psnr
 
 TIME_INCLUDES = (
     "training steps and grid updates; not loading, kernel compilation, previews, checkpoints or evaluation, "

@@ -33,4 +33,4 @@ def test_what_is_advised_is_enough() -> None:
         large = cameras.scaled(side / 10)
         note = scoring_notes(large, None, config, "cpu")[0]
         divisor = int(note.split("--downscale ")[1].split(",")[0])
-        assert scoring_notes(large.downscaled(divisor), None, config, "cpu") == (), f"{side}, {PATIENCE} s"
+        assert scoring_notes(large.scaled(1.0 / divisor), None, config, "cpu") == (), f"{side}, {PATIENCE} s"

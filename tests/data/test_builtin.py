@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.data.baselines import blur_baseline_psnr, constant_baseline_psnr
 from nerfturbo.data.builtin import (
     DEFAULT_RESOLUTION,
     DEFAULT_SCENE,
@@ -26,6 +25,7 @@ from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import SPLITS, Scene, load_scene
 from nerfturbo.errors import InputError
+from nerfturbo.evaluation.metrics import blur_baseline_psnr, constant_baseline_psnr
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_downscaled_cameras_and_pictures_agree_on_odd_sizes(tmp_path: Path, size
     camera = Cameras.pinhole(torch.eye(4)[None, :3], width=size[0], height=size[1], field_of_view_x=1.0)
     for divisor in (2, 3, 6, 10):
         pool = load_images([tmp_path / "a.png"], LoadOptions(divisor))
-        assert torch.equal(camera.downscaled(divisor).size, pool.sizes)
+        assert torch.equal(camera.scaled(1.0 / divisor).size, pool.sizes)
 
 
 def test_orientation_tag_is_obeyed(tmp_path: Path) -> None:

@@ -169,5 +169,5 @@ def test_a_sphere_shows_everything_once() -> None:
     rays = cameras.image_rays(0)
     area = torch.cos((torch.arange(height) + 0.5) / height * math.pi - 0.5 * math.pi).repeat_interleave(width)
     assert float((rays.directions * area[:, None]).mean(0).abs().max()) < 1e-6  # no side is seen more than another
-    smaller = cameras.downscaled(2)
+    smaller = cameras.scaled(0.5)
     assert torch.allclose(smaller.focal, focal / 2) and cameras.enclosing_pinholes() is None

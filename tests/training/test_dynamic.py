@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, MotionConfig
-from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import Scene
 from nerfturbo.data.scene_defaults import fitted_config, motion_notes
 from nerfturbo.evaluation.camera_path import still_path, with_times
 from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset
 from nerfturbo.training.checkpoint import latest_checkpoint

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from exact_depth import exact_keypoints, ray_distance
 from nerfturbo.config import PhotoConfig
 from nerfturbo.data.builtin import builtin_scene
-from nerfturbo.data.builtin.distance import ray_distance
-from nerfturbo.data.keypoints import Keypoints, exact_keypoints
+from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate

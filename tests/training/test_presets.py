@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from nerfturbo.config import Config
-from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.presets import preset, preset_names, size_notes
 from nerfturbo.training import Trainer
 

@@ -12,10 +12,10 @@ import torch
 
 from nerfturbo.bench.profile import StageClock, step_timed
 from nerfturbo.config import Config, GridConfig, SamplingConfig
-from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.data.scene_defaults import UNBOUNDED_PRESETS, fitted_config
 from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset

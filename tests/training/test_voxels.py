@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, FactorConfig, FieldConfig, VoxelConfig
-from nerfturbo.data.baselines import constant_baseline_psnr
 from nerfturbo.evaluation.evaluate import evaluate
+from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.fields import VoxelGrid
 from nerfturbo.ops import use_backend
 from nerfturbo.training import Trainer, load_model

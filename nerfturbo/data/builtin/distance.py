@@ -1,4 +1,4 @@
-"""Distance to the surface of a built-in scene, signed and along rays, in torch: the truth for meshes and depth."""
+"""Signed distance to the surface of a built-in scene, in torch: the ground truth for meshes and depth."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...types import Rays
 from .scenes import BOX, CAPSULE, SPHERE, TORUS, Solid, check_name, scene_at
-
-HIT, FAR, MAX_STEPS = 1e-4, 12.0, 256  # a ray is there; beyond everything; rays that graze something take many steps
 
 
 def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
@@ -27,31 +24,6 @@ def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
     for solid in solids:
         result = torch.minimum(result, _solid_distance(solid, points))
     return result
-
-
-def ray_distance(name: str, rays: Rays) -> Tensor:
-    """(n,) how far along each ray the surface of a built-in scene begins; inf where the ray passes everything.
-
-    Sphere tracing: nothing is nearer than the distance, so a ray may go on that far.
-
-    >>> down = Rays(torch.tensor([[0.0, 0.0, 5.0], [9.0, 0.0, 5.0]]), torch.tensor([[0.0, 0.0, -1.0]]).repeat(2, 1))
-    >>> at = ray_distance("toybox", down)
-    >>> there = signed_distance("toybox", down.origins[:1] + at[:1, None] * down.directions[:1])
-    >>> there.abs().item() < 2e-4, at[1].item()
-    (True, inf)
-    """
-    origins, directions = rays.origins.double(), rays.directions.double()
-    travelled, found = origins.new_zeros(len(rays)), origins.new_full((len(rays),), torch.inf)
-    going = torch.arange(len(rays))
-    for _ in range(MAX_STEPS):
-        step = signed_distance(name, origins[going] + travelled[going, None] * directions[going])
-        travelled[going] += step
-        there = step < HIT
-        found[going[there]] = travelled[going[there]]
-        going = going[~there & (travelled[going] < FAR)]
-        if len(going) == 0:
-            break
-    return found.to(rays.origins.dtype)
 
 
 def _solid_distance(solid: Solid, points: Tensor) -> Tensor:

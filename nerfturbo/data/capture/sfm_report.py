@@ -64,7 +64,7 @@ def judge(model: Path, work: Path, names: list[str], matcher: str) -> Verdict:
     quality = "good" if share >= GOOD_SHARE else ("usable" if share >= USABLE_SHARE else "poor")
     if quality == "good" and (error > LARGE_ERROR or walk):
         quality = "usable"
-    advice = (*walk, *_advice(missing, error, share, matcher, _partners(work / "matches.db")))
+    advice = (*walk, *_advice(missing, error, share, matcher, _matched(work / "matches.db")))
     return Verdict(len(registered), len(names), cloud.positions.shape[0], error, missing, quality, advice)
 
 
@@ -77,14 +77,12 @@ def model_jumps(model: Path) -> tuple[str, ...]:
     return jump_notes(poses, [Path(image.name) for image in images])
 
 
-def _advice(
-    missing: tuple[str, ...], error: float, share: float, matcher: str, partners: dict[str, int] | None
-) -> tuple[str, ...]:
+def _advice(missing: tuple[str, ...], error: float, share: float, matcher: str, matched: set[str] | None) -> list[str]:
     advice = []
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         advice.append(f"without a pose, and left out: {shown}")
-        alone = 0 if partners is None else sum(name not in partners for name in missing)
+        alone = 0 if matched is None else len(set(missing) - matched)
         if alone:
             advice.append(f"{alone} of them match no other picture: blurred, or showing what no other picture shows")
     if share < GOOD_SHARE:
@@ -94,12 +92,11 @@ def _advice(
         advice.append(_MORE_PHOTOS)
     if error > LARGE_ERROR:
         advice.append(f"a mean error of {error:.1f} pixels is large: try --camera-model OPENCV, or OPENCV_FISHEYE")
-    return tuple(advice)
+    return advice
 
 
-def _partners(database: Path) -> dict[str, int] | None:
-    """How many others each picture has verified matches with; None where nothing says so any more."""
-    counts: dict[str, int] = {}
+def _matched(database: Path) -> set[str] | None:
+    """The images with verified matches; None where nothing says so any more."""
     if not database.is_file():
         return None
     try:
@@ -108,9 +105,5 @@ def _partners(database: Path) -> dict[str, int] | None:
             pairs = connection.execute("SELECT pair_id FROM two_view_geometries WHERE rows > 0").fetchall()
     except sqlite3.DatabaseError:  # the words it serves are not worth an error
         return None
-    for (pair,) in pairs:
-        for number in (pair % PAIRS, pair // PAIRS):
-            name = names.get(number)
-            if name is not None:
-                counts[name] = counts.get(name, 0) + 1
-    return counts
+    numbers = {number for (pair,) in pairs for number in (pair % PAIRS, pair // PAIRS)}
+    return {name for number, name in names.items() if number in numbers}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.data.baselines import blur_baseline_psnr, constant_baseline_psnr, gaussian_blur
 from nerfturbo.data.images import ImagePool
+from nerfturbo.evaluation.metrics import blur_baseline_psnr, constant_baseline_psnr, gaussian_blur
 
-from .test_scene import make_scene
+from ..data.test_scene import make_scene
 
 
 def test_constant_is_the_variance() -> None:
