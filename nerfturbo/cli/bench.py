@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..errors import InputError
-from .common import parse
-from .settings import Settings, check_positive, resolve_device, starting_config
+from .common import Kind, parse
+from .settings import Settings, check_positive, parse_settings, resolve_device, starting_config
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -31,10 +31,10 @@ class TrainingArgs:
     scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
     """A scene folder, or a built-in scene by name."""
     preset: str = "auto"
-    """Where the values below come from; auto chooses by device."""
-    field: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    """Where the values of the config come from; auto chooses by device."""
+    field: Kind = None
     """Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField."""
-    sampler: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    sampler: Kind = None
     """Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler."""
     downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Divide the width and height of every picture by this."""
@@ -99,7 +99,7 @@ class StepArgs(TrainingArgs):
 def step(argv: Sequence[str]) -> int:
     """Gate and time a step."""
     start = starting_config(argv)
-    args = parse(StepArgs, argv, "bench step", default=StepArgs(settings=Settings.of(start)))
+    args = parse_settings(StepArgs, argv, "bench step", start)
     from ..bench.plot import Bars, bar_chart
     from ..bench.record import write_json
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
@@ -144,7 +144,7 @@ class SceneArgs(TrainingArgs):
 def scene(argv: Sequence[str]) -> int:
     """Train and score, seed by seed."""
     start = starting_config(argv)
-    args = parse(SceneArgs, argv, "bench scene", default=SceneArgs(settings=Settings.of(start)))
+    args = parse_settings(SceneArgs, argv, "bench scene", start)
     check_positive({"--eval-views": args.eval_views, "--marks": min(args.marks, default=0.0)})
     if not args.seeds:
         raise InputError("--seeds", "at least one", "none")
@@ -241,8 +241,7 @@ def prepare(args: TrainingArgs, start: Config, device: str, display: Display) ->
     config = args.config(start)
     display.phase(f"opening {args.scene}")
     scenes = open_scenes(args.scene, LoadOptions(args.downscale))
-    auto = start if args.preset == "auto" and args.sampler is None else None
-    config, notes = fitted_config(config, scenes[0], auto=auto)
+    config, notes = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
     for note in notes:
         display.note(note)
     warm_up(config, scenes[0], device, display)

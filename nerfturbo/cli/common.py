@@ -6,7 +6,9 @@ torch is imported inside the functions, so that `--help` and a mistyped flag ans
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,14 +31,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BackendName = Literal["auto", "reference", "cpu", "triton"]
 BoundsName = Literal["auto", "bounded", "unbounded"]
+Kind = Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")]
 Box = Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")]
 
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
     """The flags of one verb, from a dataclass whose field docstrings are the help; wrong ones exit with 2."""
     given: dict[str, Any] = {} if default is None else {"default": default}
-    config = (tyro.conf.FlagCreatePairsOff,)  # --json, without a --no-json
-    return tyro.cli(kind, prog=f"nerfturbo {prog}", args=list(argv), config=config, **given)
+    config, said = (tyro.conf.FlagCreatePairsOff,), io.StringIO()  # --json, without a --no-json
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, prog=f"nerfturbo {prog}", args=list(argv), config=config, **given)
+    except SystemExit as end:
+        cause = end.__context__
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__context__
+        if cause is not None:  # a config refused a value: one line in its words, without tyro's box
+            raise cause from None
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
 
 
 def flag_value(argv: Sequence[str], flag: str) -> str | None:

@@ -10,8 +10,7 @@ from typing import Annotated
 import tyro
 
 from .bench import TrainingArgs, make_table, prepare, show_result
-from .common import parse
-from .settings import Settings, check_positive, resolve_device, starting_config
+from .settings import check_positive, parse_settings, resolve_device, starting_config
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class ProfileArgs(TrainingArgs):
 def main(argv: Sequence[str]) -> int:
     """Profile, print the table, write JSON and trace."""
     start = starting_config(argv)
-    args = parse(ProfileArgs, argv, "profile", default=ProfileArgs(settings=Settings.of(start)))
+    args = parse_settings(ProfileArgs, argv, "profile", start)
     check_positive({"--steps": args.steps, "--warm-steps": args.warm_steps, "--downscale": args.downscale})
     import torch
 

@@ -11,13 +11,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..config import KINDS, Config, CustomFieldConfig, CustomSamplerConfig
 from ..errors import InputError
 from ..presets import preset
-from .common import flag_value
+from .common import flag_value, parse
 
+T = TypeVar("T")
 _CUSTOM = {"field": CustomFieldConfig, "sampler": CustomSamplerConfig}
 
 
@@ -46,6 +47,18 @@ def check_positive(values: dict[str, float | int | None]) -> None:
 
 def asks_help(argv: Sequence[str]) -> bool:
     return any(word in ("-h", "--help", "--help-all") for word in argv)
+
+
+def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config) -> T:
+    """`parse` for a verb whose `settings` are the values of a config: nested flags, which `--help` leaves out and
+    `--help-all` lists."""
+    if "--help-all" in argv or not asks_help(argv):
+        words = ["--help"] if asks_help(argv) else argv
+        return parse(kind, words, prog, default=kind(settings=Settings.of(start)))
+    try:
+        return parse(kind, ["--help"], prog)
+    finally:
+        print(f"--help-all lists every value of preset {start.preset}")
 
 
 def starting_config(argv: Sequence[str]) -> Config:

@@ -16,8 +16,8 @@ import tyro
 
 from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
-from .common import BackendName, BoundsName, chosen_backend, flag_value, parse
-from .settings import Settings, asks_help, check_positive, resolve_device, starting_config
+from .common import BackendName, BoundsName, Kind, chosen_backend, flag_value
+from .settings import Settings, asks_help, check_positive, parse_settings, resolve_device, starting_config
 from .startup import wake_gpu
 from .view import check_port
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 class TrainArgs:
     """Train a radiance field and write a run folder: checkpoints, scores on unseen views, renders and a report.
 
-    The defaults below are those of the preset (or, with --resume, of the run).
+    What is not given is as in the preset or, with --resume, in the run.
     """
 
     scene: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="DATA")] = None
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
     preset: str = "auto"
-    """Where the values below come from: ngp, proposal, vanilla, hierarchy, ..., dynamic, tnerf or dnerf for scenes that
-    move; auto chooses by device and scene."""
-    field: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    """Named starting point: ngp, quality, proposal, vanilla, hierarchy, voxels, factor, dynamic, tnerf, dnerf (most
+    also as NAME-cpu); auto chooses by device and scene."""
+    field: Kind = None
     """Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own, an nn.Module: path/to/file.py:MyField."""
-    sampler: Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")] = None
+    sampler: Kind = None
     """Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
@@ -60,15 +60,15 @@ class TrainArgs:
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     backend: BackendName = "auto"
-    """Who runs the operations: numba (cpu), triton, or plain torch (reference)."""
+    """Kernel backend: numba (cpu), triton, or plain torch (reference)."""
     trainer: Literal["native", "lightning"] = "native"
-    """Whose loop runs the steps: ours, or PyTorch Lightning's (an extra) over the same ones."""
+    """Training loop: native, or PyTorch Lightning's (an extra) over the same steps."""
     downscale: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Divide the width and height of every picture by this."""
     allow_outside: bool = False
     """Let a scene's files name pictures outside its folder."""
     bounds: Annotated[BoundsName | None, tyro.conf.arg(metavar="auto|bounded|unbounded")] = None
-    """Whether the scene has an end; auto decides by alpha, by the file's own box, or by how far its points reach."""
+    """bounded (object) or unbounded (outdoor, 360); auto decides by alpha, the file's own box, or its points."""
     ndc: bool = False
     """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
     cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="auto|memory|disk")] = None
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     if not asks_help(argv):
         wake_gpu(flag_value(argv, "--device"))
     start = _starting_config(argv)
-    args = parse(TrainArgs, argv, "train", default=TrainArgs(settings=Settings.of(start)))
+    args = parse_settings(TrainArgs, argv, "train", start)
     plan = _plan(args, start)
     from .session import run_plan
 

@@ -13,8 +13,7 @@ import tyro
 
 from ..errors import InputError
 from .bench import TrainingArgs, prepare
-from .common import parse
-from .settings import Settings, check_positive, resolve_device, starting_config
+from .settings import check_positive, parse_settings, resolve_device, starting_config
 
 GPU_BATCH = 1 << 20  # samples: past this a step of an H200 only takes longer
 CPU_GROWTH = 4  # times the preset's batch: its steps take as many times longer
@@ -38,7 +37,7 @@ class TuneArgs(TrainingArgs):
 def main(argv: Sequence[str]) -> int:
     """Search, and write the config."""
     start = starting_config(argv)
-    args = parse(TuneArgs, argv, "tune", default=TuneArgs(settings=Settings.of(start)))
+    args = parse_settings(TuneArgs, argv, "tune", start)
     limits = {"--memory": args.memory, "--max-batch": args.max_batch, "--steps": args.steps}
     check_positive(limits | {"--downscale": args.downscale})
     import torch
