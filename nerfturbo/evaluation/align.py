@@ -104,7 +104,7 @@ def aligned_to(
     report: Callable[[float], None] | None = None,
 ) -> Scene:
     """The scene with the poses of all its views fitted to the model, which does not change. Call it after training."""
-    config = replace(model.config, cameras=CameraConfig(refine=True, fade_in=0.0), photo=PhotoConfig())
+    config = replace(model.config, cameras=CameraConfig(refine=True), photo=PhotoConfig())
     photos = PhotoCorrections(config, len(scene), 1)
     photos.observe(scene.cameras, scene.aabb)
     photos.gauge.zero_()  # the model stands still: there is nothing to drift

@@ -136,7 +136,12 @@ def absolute_source(source: str, what: str = "field") -> str:
     where, colon, name = source.rpartition(":")
     if not colon or not where or not name.isidentifier():
         raise InputError(what, WANTED, repr(source))
-    return f"{Path(where).expanduser().resolve()}:{name}" if where.endswith(".py") else source
+    if not where.endswith(".py"):
+        return source
+    file = Path(where).expanduser().resolve()
+    if not file.is_file():
+        raise InputError(what, "a Python file", f"{file}, which is not there")
+    return f"{file}:{name}"
 
 
 def source_of(owner: object) -> str:

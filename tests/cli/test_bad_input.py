@@ -81,16 +81,17 @@ def test_damaged_scenes(nerfturbo: Nerfturbo, scene: Path, damage: str) -> None:
         (["--eval-views", "0"], "--eval-views"),
         (["--turntable", "-1"], "--turntable"),
         (["--grid.resolution", "7"], "resolution: expected a multiple of 4"),
-        (["--field.n-features", "3"], "n_features: expected 1, 2, 4 or 8"),
-        (["--train.initial-rays", "0"], "--train.initial-rays"),
-        (["--field.sh-degree", "9"], "degree: expected 1 to 4, got 9"),
-        (["--optim.final-lr-fraction", "0"], "--optim.final-lr-fraction: expected a number > 0"),
-        (["--optim.milestones", "0.5", "5000"], "--optim.milestones: expected shares of the run, above 0 and below 1"),
-        (["--optim.warmup-steps", "-1"], "--optim.warmup-steps: expected a number >= 0"),
-        (["--train.time-limit", "inf"], "--train.time-limit: expected a finite number > 0"),
-        (["--field.checkpointing"], "--field.checkpointing: expected a --field.kind of vanilla, tnerf, dnerf, got ngp"),
-        (["--grid.decay", "1.5"], "--grid.decay: expected a number from 0 to below 1"),
-        (["--seed", "-1"], "--seed"),
+        (["--train.max-rays", "0"], r"train\.max_rays: expected a whole number from 1 to .*, got 0"),
+        (["--field.log2-entries", "99"], r"field\.log2_entries: expected a whole number from 4 to 28, got 99"),
+        (["--optim.lr", "-1"], r"optim\.lr: expected a number > 0 and <= 1000, got -1\.0"),
+        (["--optim.final-lr-fraction", "0"], r"optim\.final_lr_fraction: expected a number > 0"),
+        (["--optim.warmup-steps", "-1"], r"optim\.warmup_steps: expected a whole number from 0 to"),
+        (["--train.time-limit", "inf"], r"train\.time_limit: expected a number > 0 and <= .* or null, got inf"),
+        (["--grid.decay", "1.5"], r"grid\.decay: expected a number from 0 to below 1, got 1\.5"),
+        (["--seed", "-1"], r"train\.seed: expected a whole number from 0"),
+        (["--field", "hash"], "--field: expected one of ngp, .*, or your own: path/to/file.py:ClassName, got 'hash'"),
+        (["--field", "nowhere.py:Field"], r"--field: expected a Python file, got .*/nowhere\.py, which is not there"),
+        (["--sampler", "random"], "--sampler: expected one of grid, uniform, hierarchy, proposal, or your own"),
         (["--backend", "triton"], "backend 'triton' needs CUDA tensors"),
         (["--preset", "fast"], "preset: expected one of auto, "),
         (["--device", "tpu"], "--device"),
@@ -107,7 +108,18 @@ def test_bad_values(
     assert nothing_left()
 
 
-@pytest.mark.parametrize("flags", [["--no-such-flag"], ["--steps", "many"], ["--backend", "cuda"], ["a", "b", "c"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--no-such-flag"],
+        ["--steps", "many"],
+        ["--backend", "cuda"],
+        ["a", "b", "c"],
+        ["--field.n-features", "3"],
+        ["--field", "ngp", "--field.checkpointing"],  # of vanilla
+        ["--sampler", "uniform", "--sampler.prune"],  # of grid
+    ],
+)
 def test_bad_flags_exit_with_2(nerfturbo: Nerfturbo, flags: list[str]) -> None:
     result = nerfturbo("train", *flags)
     assert result.code == 2 and result.err and "Traceback" not in result.err
@@ -216,10 +228,14 @@ def test_a_debug_variable_shows_the_traceback(nerfturbo: Nerfturbo, monkeypatch:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"train": {"steps": "many"}}, r"c\.json\.train\.steps: expected a whole number, got 'many'"),
-        ({"train": {"time_limit": "long"}}, r"train\.time_limit: expected a number or null, got 'long'"),
+        ({"train": {"steps": "many"}}, r"c\.json\.train\.steps: expected a whole number from 1 to .*, got 'many'"),
+        ({"train": {"time_limit": "long"}}, r"train\.time_limit: expected a number > 0 .* or null, got 'long'"),
         ({"train": {"on_instability": "wait"}}, r"expected 'warn' or 'lower-lr' or 'stop', got 'wait'"),
-        ({"optim": {"milestones": 0.5}}, r"optim\.milestones: expected a list, each a number, got 0\.5"),
+        (
+            {"field": {"kind": "voxels", "resolutions": 0.5}},
+            r"field\.resolutions: expected a list, each a whole number from 2 to 1023, got 0\.5",
+        ),
+        ({"field": {"kind": "hash"}}, r"c\.json\.field\.kind: expected one of ngp, .*, got 'hash'"),
     ],
 )
 def test_values_in_a_config_file_are_named_in_words(nerfturbo: Nerfturbo, scene: Path, values: dict, says: str) -> None:

@@ -41,6 +41,7 @@ def test_documented_commands_parse(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         parse(kind, argv, prog, default=default)
         raise ParsedError
 
+    monkeypatch.setattr("nerfturbo.cli.settings.parse", parse_only)
     for module, _, _ in command.VERBS.values():
         monkeypatch.setattr(importlib.import_module(f"nerfturbo.cli.{module}"), "parse", parse_only, raising=False)
     wrong, n_parsed = [], 0

@@ -45,11 +45,11 @@ def test_an_unbounded_capture_through_a_real_lens_trains_without_a_flag(nerfturb
     assert nerfturbo("train", "--resume", "run", "--steps", 6, "--turntable", 0).code == 0
     shown = nerfturbo("render", "run", "--path", "spiral", "--frames", 2, "--crop", *["-1", "-1", "-1", "1", "1", "1"])
     assert shown.code == 0, shown.err
-    small = [*small, "--preset", "ngp-cpu", "--sampling.contraction", "sphere", "--sampling.steps", 32]
+    small = [*small, "--preset", "ngp-cpu", "--grid.contraction", "sphere"]
     result = nerfturbo("train", folder, "--steps", 4, "--turntable", 0, "--output", "folded", *small)
     assert result.code == 0 and "unbounded: grid.levels 5" in result.err
-    refused = nerfturbo("train", folder, "--output", "no", "--sampling.coarse-samples", 0)
-    assert refused.code == 2 and "--sampling.coarse-samples: expected a number > 0, got 0" in refused.err
+    refused = nerfturbo("train", folder, "--output", "no", "--sampler", "proposal", "--sampler.coarse-samples", 0)
+    assert refused.code == 2 and "sampler.coarse_samples: expected a whole number from 1 to" in refused.err
 
 
 def test_a_forward_facing_capture_in_ndc(nerfturbo: Nerfturbo) -> None:

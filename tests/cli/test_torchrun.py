@@ -72,7 +72,7 @@ def assert_trained_as_one_process_would(scene: Path, run: Path) -> None:
     """The same as one process with twice the rays, whatever happened on the way."""
     saved = read_state(latest_checkpoint(run))
     config = from_dict(Config, saved.config)
-    grown = {name: 2 * getattr(config.train, name) for name in ("batch_samples", "initial_rays", "max_rays")}
+    grown = {name: 2 * getattr(config.train, name) for name in ("batch_samples", "max_rays")}
     with use_backend("reference"):
         trainer = Trainer(replace(config, train=replace(config.train, **grown)), load_scene(str(scene)))
         trainer.fit()

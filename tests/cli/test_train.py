@@ -13,6 +13,7 @@ import torch
 from nerfturbo.cli.settings import Settings
 from nerfturbo.cli.train import default_output
 from nerfturbo.config import Config
+from nerfturbo.presets import preset
 from nerfturbo.training.checkpoint import latest_checkpoint, read_state
 
 from ..tiny import TINY_FLAGS
@@ -90,13 +91,51 @@ def test_the_flags_cover_every_stage_of_the_config() -> None:
 
 
 def test_a_preset_gives_the_defaults_of_the_nested_flags(nerfturbo: Nerfturbo) -> None:
-    for preset, width in (("vanilla", "256"), ("ngp-cpu", "32")):
+    for name, width in (("vanilla", "256"), ("ngp-cpu", "32")):
         shown = re.search(
             r"--field.width INT.*?\(default:\s+(\d+)\)",
-            nerfturbo("train", "--preset", preset, "--help").out.replace("│", " "),
+            nerfturbo("train", "--preset", name, "--help-all").out.replace("│", " "),
             re.DOTALL,
         )
         assert shown is not None and shown.group(1) == width
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "profile", "bench step", "bench scene"])
+def test_help_shows_what_a_person_sets_and_says_where_the_rest_is(nerfturbo: Nerfturbo, verb: str) -> None:
+    def flags(text: str) -> set[str]:
+        return set(re.findall(r"^\W (--[\w.-]+)", text, re.MULTILINE))
+
+    short = nerfturbo(*verb.split(), "--preset", "voxels-cpu", "--grid.levels", 2, "--help")
+    assert short.code == 0 and short.out.splitlines()[-1] == "--help-all lists every value of preset voxels-cpu"
+    assert {"--preset", "--field", "--sampler", "--device"} <= flags(short.out) and len(flags(short.out)) <= 45
+    assert not [flag for flag in flags(short.out) if "." in flag]
+    full = nerfturbo(*verb.split(), "--preset", "voxels-cpu", "--help-all")
+    assert full.code == 0 and flags(short.out) < flags(full.out) and "--help-all" not in full.out
+    config = preset("voxels-cpu")
+    for section in ("field", "sampler", "grid", "render", "loss", "optim", "train", "cameras", "photo"):
+        for value in dataclasses.fields(getattr(config, section)):
+            name = f"--{section}.{value.name.replace('_', '-')}"
+            assert {name, name.replace(".", ".no-", 1)} & flags(full.out), name
+
+
+def test_a_field_and_a_sampler_are_chosen_by_name(nerfturbo: Nerfturbo, scene: Path) -> None:
+    small = ["--grid.resolution", 8, "--train.batch-samples", 512, "--train.max-rays", 64, "--backend", "reference"]
+    chosen = [
+        "--field",
+        "vanilla",
+        "--field.width",
+        16,
+        "--field.depth",
+        2,
+        "--sampler=uniform",
+        "--sampler.n-samples",
+        6,
+    ]
+    done = nerfturbo("train", scene, *small, *chosen, "--steps", 2, "--turntable", 0, "--output", "out")
+    assert done.code == 0, done.err
+    config = json.loads(Path("out/config.json").read_text())["config"]
+    assert config["field"] == {"kind": "vanilla", "width": 16, "depth": 2, "motion": "none", "checkpointing": False}
+    assert config["sampler"] == {"kind": "uniform", "n_samples": 6}
 
 
 def test_resuming_equals_never_stopping(nerfturbo: Nerfturbo, scene: Path) -> None:
