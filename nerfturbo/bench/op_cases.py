@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ..fields.voxels import build_structure, node_keys, split_nodes
 from ..ops.adam import COLUMNS, AdamState, RayBudget, StepState, adam_update, check_gradients, finish_step, record_step
-from ..ops.composite import Thinning, composite, composite_pixels, thin_codes, visibility
+from ..ops.composite import Thinning, composite, composite_pixels, merge_weak_samples, visibility
 from ..ops.composite_loss import RayLossRule, composite_loss, ray_losses
 from ..ops.frame import absorb_samples, finish_rays, next_samples, start_rays
 from ..ops.hash_encode import HashLayout, fade_levels, hash_encode
-from ..ops.intervals import Space, Spacing, importance_sample, interval_weights, place_intervals
+from ..ops.intervals import Space, importance_sample, interval_weights, place_intervals
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits
 from ..ops.mlp import fused_mlp, wide_mlp
 from ..ops.ngp import (
@@ -183,11 +183,11 @@ def _compositing(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("ray_losses", size, losses, samples | raw, ("raw",), tolerance=1e-3)
 
     def thinned(optical: Tensor, phases: Tensor, **inputs: Tensor) -> Tensor:
-        return thin_codes(optical, packed_samples(inputs), Thinning(0.05, phases)).float()
+        return merge_weak_samples(optical, packed_samples(inputs), Thinning(0.05, phases)).float()
 
     samples, n, n_rays = draw.samples(4096, 65536)
     fog = {"optical": draw.uniform(n) ** 8, "phases": draw.integers(-(1 << 31), 1 << 31, n_rays).int()}
-    yield OpCase("thin_codes", f"{n:,} samples, {n_rays:,} rays", thinned, samples | fog, outliers=2e-3)
+    yield OpCase("merge_weak_samples", f"{n:,} samples, {n_rays:,} rays", thinned, samples | fog, outliers=2e-3)
 
 
 def _positions(draw: Draw) -> Iterator[OpCase]:
@@ -223,7 +223,7 @@ def _intervals(draw: Draw) -> Iterator[OpCase]:
     size = f"{n_rays:,} rays, {n} intervals"
 
     def place(**inputs: Tensor) -> tuple[Tensor, ...]:
-        return place_intervals(**inputs, spacing=Spacing("mixed"), space=Space(BOX, "cube"))
+        return place_intervals(**inputs, spacing="mixed", space=Space(BOX, "cube"))
 
     # Far away the distance is the inverse of a difference: few digits are left of it.
     yield OpCase("place_intervals", size, place, {"places": places, **rays}, tolerance=1e-3)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
-from ..ops.intervals import PlacedIntervals, Space, Spacing, Warp, importance_sample, place_intervals, spread
+from ..ops.intervals import PlacedIntervals, Space, Spacing, importance_sample, place_intervals, spread
 from ..ops.packed import packed_cumsum
 from ..ops.positions import ray_aabb
 from ..types import Aabb, Rays
@@ -36,7 +36,7 @@ class RaySpan:
 
     near: float = 0.0
     far: float = float("inf")
-    warp: Warp = "uniform"
+    warp: Spacing = "uniform"
     unit: float = 1.0
     aabb: Aabb | None = None
 
@@ -77,8 +77,8 @@ class RaySpan:
     ) -> PlacedIntervals:
         """Those distances, and the positions between them, in world coordinates or in a space. Not differentiable."""
         near, far = limits
-        spacing = Spacing(self.warp, self.unit)
-        return place_intervals(places, rays.origins, rays.directions, near=near, far=far, spacing=spacing, space=space)
+        options = {"near": near, "far": far, "spacing": self.warp, "unit": self.unit, "space": space}
+        return place_intervals(places, rays.origins, rays.directions, **options)
 
 
 @dataclass(frozen=True)

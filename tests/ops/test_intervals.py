@@ -10,7 +10,7 @@ import torch
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.composite import composite
-from nerfturbo.ops.intervals import Space, Spacing, interval_weights, place_intervals
+from nerfturbo.ops.intervals import Space, interval_weights, place_intervals
 from nerfturbo.ops.positions import unit_positions
 from nerfturbo.types import Aabb, PackedSamples
 
@@ -35,7 +35,7 @@ def test_places_as_the_reference(sized: tuple[Target, int], warp: str, space: st
     target, n_rays = sized
     require(target)
     inputs = {name: value.to(target.device) for name, value in some_intervals(n_rays, 37).items()}
-    options = {"spacing": Spacing(warp, 0.7), "space": SPACES[space]}  # type: ignore[arg-type]
+    options = {"spacing": warp, "unit": 0.7, "space": SPACES[space]}  # type: ignore[arg-type]
     results = []
     for backend in (target.backend, "reference"):
         with use_backend(backend):
@@ -46,9 +46,9 @@ def test_places_as_the_reference(sized: tuple[Target, int], warp: str, space: st
 
 def test_middles_lie_where_the_contraction_puts_them():
     inputs = {name: value.double() for name, value in some_intervals(5, 8).items()}
-    world = place_intervals(**inputs, spacing=Spacing("mixed"))
+    world = place_intervals(**inputs, spacing="mixed")
     assert bool((world.distances.diff() >= 0.0).all())
-    folded = place_intervals(**inputs, spacing=Spacing("mixed"), space=SPACES["ball"])
+    folded = place_intervals(**inputs, spacing="mixed", space=SPACES["ball"])
     torch.testing.assert_close(folded.positions, unit_positions(world.positions, BOX, "sphere"))
     assert bool((folded.positions > 0.0).all()) and bool((folded.positions < 1.0).all())
 
@@ -99,6 +99,6 @@ def test_errors_name_the_argument():
     with pytest.raises(InputError, match="space: expected a box"):
         place_intervals(**inputs, space=Space(None, "cube"))
     with pytest.raises(InputError, match="spacing"):
-        place_intervals(**inputs, spacing=Spacing("log"))  # type: ignore[arg-type]
+        place_intervals(**inputs, spacing="log")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="distances: expected shape"):
         interval_weights(torch.zeros(2, 3), torch.zeros(2, 3))

@@ -16,25 +16,19 @@ from typing import Any
 import torch
 
 from ...types import Aabb, PackedSamples
+from .._dispatch import use_backend
 from .._sink import GradientSink
-from ..adam import AdamRule, AdamState
-from ..adam import cpu as adam
-from ..composite_loss import LossRule
-from ..composite_loss import cpu as composite_loss
-from ..frame import RoundLimits, start_rays
-from ..frame import cpu as frame
-from ..hash_encode import HashLayout
-from ..hash_encode import cpu as hash_encode
-from ..march import OccupancyBits, StepRule
-from ..march import cpu as march
-from ..ngp import NgpDensity, NgpWeights
-from ..ngp import cpu as ngp
-from ..packed import cpu as packed
-from ..pixels import PixelPool
-from ..pixels import cpu as pixels
-from ..positions import cpu as positions_kernels
-from ..random import cpu as random
-from ..spherical_harmonics import cpu as spherical_harmonics
+from ..adam import AdamState, adam_update, check_gradients
+from ..composite_loss import composite_loss
+from ..frame import absorb_samples, next_samples, start_rays
+from ..hash_encode import HashLayout, hash_encode
+from ..march import OccupancyBits, StepRule, decay_and_max, march, threshold_bits
+from ..ngp import NgpDensity, NgpWeights, ngp_field, ngp_visibility
+from ..packed import compact
+from ..pixels import PixelPool, draw_pixels
+from ..positions import sample_positions
+from ..random import random_uniform
+from ..spherical_harmonics import spherical_harmonics
 
 # Kernels that a training step calls, by op.
 _STEP_KERNELS = {
@@ -62,9 +56,9 @@ def warmup(report: Callable[[str], None], *, n_features: int = 4, helper: Compil
     there are more, a second process compiles a part of the kernels into the same cache: `helper`, if one was started
     before, as it can be while a scene is read.
     """
-    steps = dict(_steps(n_features))
     cached = is_cached()
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, use_backend("cpu"):
+        steps = dict(_steps(n_features))
         if helper is None and not cached:
             helper = stack.enter_context(CompileHelper(n_features))
         helped = () if helper is None or cached else helper.names
@@ -114,9 +108,10 @@ class CompileHelper:
 
 def compile_part(n_features: int, names: Sequence[str] = _HELPED) -> None:
     """What the second process does."""
-    steps = dict(_steps(n_features))
-    for name in names:
-        steps[name]()
+    with use_backend("cpu"):
+        steps = dict(_steps(n_features))
+        for name in names:
+            steps[name]()
 
 
 def is_cached() -> bool:
@@ -137,15 +132,13 @@ def _kernels() -> Iterator[Any]:
 
 def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Name and call of each op, in the order of a training step."""
-    origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
-    box, device = Aabb.cube(1.0), torch.device("cpu")
-    grid = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), box, 4)
+    origins, directions, box = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]]), Aabb.cube(1.0)
+    grid, rule = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), box, 4), StepRule(0.5)
     camera = (torch.eye(3, 4)[None], torch.ones(1, 4))
     pool = PixelPool(torch.zeros(1, 4, dtype=torch.uint8), torch.tensor([0, 1]), torch.tensor([1]), *camera)
-    yield "draw_pixels", lambda: pixels.draw_pixels(pool, 1, seed=0, step=0, first=0)
-    yield "random", lambda: random.random_uniform(1, columns=3, seed=0, stream=0, step=0, first=0, device=device)
-    options = {"jitter": torch.zeros(1), "limits": None, "capacity": None, "n_active": None}
-    yield "march", lambda: march.march(origins, directions, grid, StepRule(0.5), **options)
+    yield "draw_pixels", lambda: draw_pixels(pool, 1, seed=0, step=0)
+    yield "random", lambda: random_uniform(1, columns=3, seed=0, stream=0, step=0, device="cpu")
+    yield "march", lambda: march(origins, directions, grid, rule, jitter=torch.zeros(1))
 
     layout = HashLayout(n_levels=1, n_features=n_features, log2_entries=6, base_resolution=2, max_resolution=2)
     table = torch.zeros(layout.n_entries, n_features, requires_grad=True)
@@ -153,41 +146,33 @@ def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     weights = NgpWeights(*(torch.zeros(size, requires_grad=True) for size in sizes))
     samples = PackedSamples.from_counts(torch.tensor([1]), torch.ones(1), torch.ones(1) * 2)
     field = NgpDensity(box, table, layout, weights[:2])
-    limits: dict[str, Any] = {"early_stop_eps": 1e-4, "alpha_thre": 0.0}
-    yield "visibility", lambda: ngp.ngp_visibility(origins, directions, samples, field, **limits)
-    keep = torch.ones(1, dtype=torch.bool)
-    yield "compact", lambda: packed.compact(samples, keep, capacity=None)
+    yield "visibility", lambda: ngp_visibility(origins, directions, samples, field, early_stop_eps=1e-4)
+    yield "compact", lambda: compact(samples, torch.ones(1, dtype=torch.bool))
 
     sink = GradientSink((torch.zeros_like(table),))
     weight_sink = GradientSink(tuple(torch.zeros_like(weight) for weight in weights))
-    positions = positions_kernels.sample_positions(origins, directions, samples, aabb=box)
-    yield "hash_encode", lambda: hash_encode.hash_encode(positions, table, layout, sink=sink).sum().backward()
-    yield "spherical_harmonics", lambda: spherical_harmonics.spherical_harmonics(directions, 4)
+    positions = sample_positions(origins, directions, samples, aabb=box)
+    yield "hash_encode", lambda: hash_encode(positions, table, layout, sink=sink).sum().backward()
+    yield "spherical_harmonics", lambda: spherical_harmonics(directions)
 
     def network() -> None:
-        encoding = hash_encode.hash_encode(positions, table, layout, sink=sink)
-        angular = spherical_harmonics.spherical_harmonics(directions, 4)
-        raw = ngp.ngp_field(encoding, angular, samples.ray_indices, weights, sink=weight_sink)
-        background, target = torch.zeros(1, 3), torch.zeros(1, 4)
-        composite_loss.composite_loss(raw, samples, background, target, rule=LossRule(), gradient_scale=None)[
-            0
-        ].backward()
+        encoding, angular = hash_encode(positions, table, layout, sink=sink), spherical_harmonics(directions)
+        raw = ngp_field(encoding, angular, samples.ray_indices, weights, sink=weight_sink)
+        composite_loss(raw, samples, torch.zeros(1, 3), torch.zeros(1, 4)).loss.backward()
 
     yield "networks and loss", network
     buffer, number = torch.zeros(4), torch.zeros(())
-    state, rule = AdamState.of(buffer), AdamRule()
-    adam_options = {"rule": rule, "half": None, "grad_scale": None, "found_inf": None}
-    yield "adam", lambda: adam.adam_update(buffer, torch.ones(4), state, torch.ones(()), **adam_options)
-    yield "gradient check", lambda: adam.check_gradients([buffer], number)
+    yield "adam", lambda: adam_update(buffer, torch.ones(4), AdamState.of(buffer), torch.ones(()))
+    yield "gradient check", lambda: check_gradients([buffer], number)
     cells, density = torch.zeros(1, dtype=torch.int64), torch.zeros(32)
-    yield "occupancy grid", lambda: march.decay_and_max(density, cells, torch.ones(1), 0.95)
-    yield "occupancy bits", lambda: march.threshold_bits(density, torch.zeros(1, dtype=torch.int32), 0.01)
+    yield "occupancy grid", lambda: decay_and_max(density, cells, torch.ones(1), 0.95)
+    yield "occupancy bits", lambda: threshold_bits(density, torch.zeros(1, dtype=torch.int32), 0.01)
 
     def rendering() -> None:
-        live = start_rays(origins, directions, grid, StepRule(0.5))
-        found = frame.next_samples(live, rows=8, limits=RoundLimits(), aabb=box)
-        hash_encode.hash_encode(found.positions, table.detach(), layout)
-        density, rgb = torch.ones(found.positions.shape[0]), torch.zeros(found.positions.shape[0], 3)
-        frame.absorb_samples(live, found, density, rgb, early_stop_eps=1e-4, alpha_thre=0.0, logits=True)
+        live = start_rays(origins, directions, grid, rule)
+        found = next_samples(live, rows=8 * 32 * 32, aabb=box)
+        n = int(found.n_used)
+        hash_encode(found.positions[:n], table.detach(), layout)
+        absorb_samples(live, found, torch.ones(n), torch.zeros(n, 3), early_stop_eps=1e-4, logits=True)
 
     yield "rendering", rendering

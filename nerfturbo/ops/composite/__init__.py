@@ -150,21 +150,21 @@ class Thinning:
         check_tensor("phases", self.phases, ("n_rays",), torch.int32)
 
 
-def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
+def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
     """(capacity,) uint8 codes of samples of this optical thickness (capacity,); 0 where that is not above 0.
 
     Pass 0 for samples that are not to be seen, behind a surface or thinner than a threshold.
 
     >>> samples = PackedSamples.from_counts(torch.tensor([4]), torch.arange(4.0), torch.arange(1.0, 5.0))
     >>> few = Thinning(0.1, torch.tensor([0], dtype=torch.int32))
-    >>> thin_codes(torch.tensor([0.04, 0.04, 0.0, 2.0]), samples, few).tolist()  # two become one, twice as long
+    >>> merge_weak_samples(torch.tensor([0.04, 0.04, 0.0, 2.0]), samples, few).tolist()  # two become one, twice as long
     [0, 17, 0, 1]
     """
     check_tensor("optical", optical, (samples.capacity,))
     check_shape("thinning.phases", thinning.phases, (samples.n_rays,))
     check_device(optical=optical, offsets=samples.offsets, phases=thinning.phases)
     with torch.no_grad():
-        return implementation("composite", "thin_codes", optical)(optical, samples, thinning)
+        return implementation("composite", "merge_weak_samples", optical)(optical, samples, thinning)
 
 
 def visible_codes(
@@ -177,7 +177,9 @@ def visible_codes(
 ) -> Tensor:
     """What to keep of samples of known density (capacity,): `visibility`'s flags, or codes with `thinning`."""
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
-    return keep if thinning is None else thin_codes(visible_thickness(density, samples, keep), samples, thinning)
+    return (
+        keep if thinning is None else merge_weak_samples(visible_thickness(density, samples, keep), samples, thinning)
+    )
 
 
 def visible_thickness(density: Tensor, samples: PackedSamples, keep: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ def _code(stretch):
 
 
 @jit()
-def _thin(first, last, offsets, optical, phases, limit, codes):
+def _merge(first, last, offsets, optical, phases, limit, codes):
     for ray in range(first, last):
         depth = weight = thickness = np.float32(0.0)
         own, chosen, members = ONE, NONE, 0
@@ -194,9 +194,9 @@ def _thin(first, last, offsets, optical, phases, limit, codes):
             codes[chosen] = _code(thickness / own)
 
 
-def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
+def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
     codes = torch.zeros(samples.capacity, dtype=torch.uint8)
     values, limit = array(as_float32("optical", optical)), np.float32(thinning.weight)
     rays = (array(samples.offsets), values, array(thinning.phases), limit)
-    launch(_thin, samples.n_rays, MERGE_CHUNK, *rays, codes.numpy())
+    launch(_merge, samples.n_rays, MERGE_CHUNK, *rays, codes.numpy())
     return codes

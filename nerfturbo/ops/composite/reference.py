@@ -69,7 +69,7 @@ def _chance(phases: Tensor, place: int) -> Tensor:
     return ((word ^ (word >> 16)) >> 8).to(torch.float32) * 2.0**-24
 
 
-def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
+def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
     codes = torch.zeros(samples.capacity + 1, dtype=torch.uint8, device=optical.device)  # the last: nobody's
     starts, ends = samples.offsets[:-1].long(), samples.offsets[1:].long()
     nothing = torch.full_like(starts, samples.capacity)

@@ -391,7 +391,7 @@ def _close(p_codes, chosen, stretch, done):
 
 
 @launchable(do_not_specialize=["n_rays"])
-def _thin_kernel(p_optical, p_offsets, p_phases, p_codes, n_rays, limit, RAYS: tl.constexpr):
+def _merge_kernel(p_optical, p_offsets, p_phases, p_codes, n_rays, limit, RAYS: tl.constexpr):
     """p_codes must hold zeros: only rows that are kept are written."""
     i_ray, m_ray, start, count = ray_tile(p_offsets, tl.program_id(0), n_rays, RAYS)
     phase = tl.load(p_phases + i_ray, mask=m_ray, other=0)
@@ -417,11 +417,11 @@ def _thin_kernel(p_optical, p_offsets, p_phases, p_codes, n_rays, limit, RAYS: t
     _close(p_codes, chosen, thickness / own, m_ray)
 
 
-def thin_codes(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
+def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
     check_kernel_float(optical=optical)
     codes = torch.zeros(samples.capacity, dtype=torch.uint8, device=optical.device)
     if samples.capacity and samples.n_rays:
-        _thin_kernel[(cdiv(samples.n_rays, RAYS),)](
+        _merge_kernel[(cdiv(samples.n_rays, RAYS),)](
             p_optical=optical.contiguous(), p_offsets=samples.offsets, p_phases=thinning.phases.contiguous(),
             p_codes=codes, n_rays=samples.n_rays, limit=float(thinning.weight), RAYS=RAYS, num_warps=1,
         )  # fmt: skip
@@ -447,5 +447,5 @@ def _cases(rays: int, steps: int) -> list[CompileCase]:
 COMPILE_CASES = [
     *_cases(4, 8),
     *_cases(1, 32),
-    CompileCase(_thin_kernel, "*i32 p_offsets p_phases, *u8 p_codes", {"RAYS": 32}),
+    CompileCase(_merge_kernel, "*i32 p_offsets p_phases, *u8 p_codes", {"RAYS": 32}),
 ]

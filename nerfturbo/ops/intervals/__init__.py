@@ -1,21 +1,17 @@
-"""What "even" means along a ray. A few operations per number, the same plain torch on every device.
+"""Step functions along rays: places, the intervals between them, their weights, and new places where the weight is.
 
-Places along a ray are numbers s in [0, 1]: g(t) = (1 - s) g(near) + s g(far), with a warp g that decides where even
+A place along a ray is a number s in [0, 1]: g(t) = (1 - s) g(near) + s g(far), with a spacing g that decides where even
 steps in s fall. Far from the cameras they should grow, as the pixels' footprints do.
 
     uniform      g(t) = t
     disparity    g(t) = 1 / t
     mixed        g(t) = t / 2 up to t = 1, and 1 - 1 / (2 t) beyond: half of all places for the first unit of length
 
-Intervals between places along rays: where they lie in space, and how much of the ray's light ends in each.
-
-    t_j = unit g^-1((1 - s_j) g(near / unit) + s_j g(far / unit))       distance of place s_j; g as in `spacing`
+    t_j = unit g^-1((1 - s_j) g(near / unit) + s_j g(far / unit))       distance of place s_j
     x_i = origin + (t_i + t_{i+1}) / 2 direction                        middle of interval i, mapped as asked
     w_i = T_i (1 - exp(-density_i (t_{i+1} - t_i))),    T_i = exp(-sum_{j < i} density_j (t_{j+1} - t_j))
 
 Every ray has the same number of intervals, so that no offsets are needed: what proposals are made of.
-
-Importance sampling from a step function: new interval edges where the weight is.
 """
 
 from __future__ import annotations
@@ -31,13 +27,13 @@ from .._checks import check_device, check_dtype, check_positive, check_shape, ch
 from .._dispatch import implementation
 from ..positions import Contraction
 
-Warp = Literal["uniform", "disparity", "mixed"]
-WARPS: tuple[Warp, ...] = ("uniform", "disparity", "mixed")
+Spacing = Literal["uniform", "disparity", "mixed"]
+SPACINGS: tuple[Spacing, ...] = ("uniform", "disparity", "mixed")
 LEAST = 1e-4  # of a unit: nearer than this 1 / t is cut off
 LEAST_REST = 1e-7  # of 1 - g: farther than this t ends
 
 
-def warp(t: Tensor, kind: Warp) -> Tensor:
+def warp(t: Tensor, kind: Spacing) -> Tensor:
     """g(t); see the module's formulas.
 
     >>> warp(torch.tensor([0.5, 1.0, 5.0]), "mixed").tolist()
@@ -52,7 +48,7 @@ def warp(t: Tensor, kind: Warp) -> Tensor:
     raise InputError("spacing", '"uniform", "disparity" or "mixed"', repr(kind))
 
 
-def unwarp(g: Tensor, kind: Warp) -> Tensor:
+def unwarp(g: Tensor, kind: Spacing) -> Tensor:
     """The inverse of `warp`."""
     if kind == "uniform":
         return g
@@ -61,7 +57,7 @@ def unwarp(g: Tensor, kind: Warp) -> Tensor:
     return torch.where(g < 0.5, 2.0 * g, 0.5 / (1.0 - g).clamp(min=LEAST_REST))
 
 
-def spread(places: Tensor, near: Tensor, far: Tensor, *, kind: Warp = "uniform") -> Tensor:
+def spread(places: Tensor, near: Tensor, far: Tensor, *, kind: Spacing = "uniform") -> Tensor:
     """Distances t of places s in [0, 1] between near and far, which are broadcast against them.
 
     >>> spread(torch.tensor([0.0, 0.5, 1.0]), torch.tensor(1.0), torch.tensor(4.0), kind="disparity").tolist()
@@ -78,13 +74,6 @@ class PlacedIntervals(NamedTuple):
     positions: Tensor  # (n_rays * n, 3), ray after ray
 
 
-class Spacing(NamedTuple):
-    """How places become distances: the warp, and the length that counts as one."""
-
-    warp: Warp = "uniform"
-    unit: float = 1.0
-
-
 class Space(NamedTuple):
     """What positions are mapped to: the box to [0, 1]^3, with a contraction all of space; without a box not at all."""
 
@@ -99,12 +88,14 @@ def place_intervals(
     *,
     near: Tensor,
     far: Tensor,
-    spacing: Spacing = Spacing(),  # noqa: B008 - frozen
-    space: Space = Space(),  # noqa: B008
+    spacing: Spacing = "uniform",
+    unit: float = 1.0,
+    space: Space = Space(),  # noqa: B008 - frozen
 ) -> PlacedIntervals:
     """Distances of `places` (n_rays, n + 1) in [0, 1] along rays (n_rays, 3), and the middles between them.
 
-    `near` and `far` (n_rays, 1) are where each ray begins and ends. Not differentiable.
+    `near` and `far` (n_rays, 1) are where each ray begins and ends, `unit` the length that counts as one. Not
+    differentiable.
 
     >>> places, ray, one = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[0.0, 0.0, 1.0]]), torch.ones(1, 1)
     >>> found = place_intervals(places, torch.zeros(1, 3), ray, near=one, far=5.0 * one)
@@ -120,15 +111,16 @@ def place_intervals(
         check_dtype(name, value)
     for name, value in (("near", near), ("far", far)):
         check_shape(name, value, (n_rays, 1))
-    check_positive("unit", spacing.unit)
-    if spacing.warp not in WARPS:
-        raise InputError("spacing", '"uniform", "disparity" or "mixed"', repr(spacing.warp))
+    check_positive("unit", unit)
+    if spacing not in SPACINGS:
+        raise InputError("spacing", '"uniform", "disparity" or "mixed"', repr(spacing))
     if space.aabb is None and space.contraction != "none":
         raise InputError("space", "a box to contract space about", "none")
     check_device(places=places, origins=origins, directions=directions, near=near, far=far)
     place = implementation("intervals", "place_intervals", places)
+    options = {"near": near, "far": far, "spacing": spacing, "unit": unit, "space": space}
     with torch.no_grad():
-        return PlacedIntervals(*place(places, origins, directions, near=near, far=far, spacing=spacing, space=space))
+        return PlacedIntervals(*place(places, origins, directions, **options))
 
 
 def interval_weights(density: Tensor, distances: Tensor) -> Tensor:

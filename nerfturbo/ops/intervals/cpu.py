@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
 from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
-from . import LEAST, LEAST_REST, WARPS
+from . import LEAST, LEAST_REST, SPACINGS
 
 CHUNK = 128  # rays
 ZERO, _LEAST, _REST = np.float32(0.0), np.float32(LEAST), np.float32(LEAST_REST)
@@ -88,7 +88,7 @@ def _weigh_back(first, last, distances, weights, passed, arrived, grad):
             behind += weights[ray, i] * g
 
 
-def place_intervals(places, origins, directions, *, near, far, spacing, space) -> tuple[Tensor, Tensor]:
+def place_intervals(places, origins, directions, *, near, far, spacing, unit, space) -> tuple[Tensor, Tensor]:
     n_rays, n = places.shape[0], places.shape[1] - 1
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
     inputs = [array(as_float32(name, value)) for name, value in named.items()]
@@ -96,7 +96,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, space) -
     if space.aabb is not None:
         box = np.array([space.aabb.low, [1.0 / size for size in space.aabb.size]], np.float32)
     distances, positions = torch.empty(n_rays, n + 1), torch.empty(3, n_rays * n)
-    rule = (WARPS.index(spacing.warp), np.float32(spacing.unit), box, FOLDS.index(space.contraction))
+    rule = (SPACINGS.index(spacing), np.float32(unit), box, FOLDS.index(space.contraction))
     launch(_place, n_rays, CHUNK, *inputs, *rule, distances.numpy(), positions.numpy())
     return distances, positions.t()
 

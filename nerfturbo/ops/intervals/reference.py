@@ -1,7 +1,4 @@
-"""Spacing, box and contraction one after the other; weights by sums along the rays, gradients by autograd.
-
-Inversion of the cumulative weight by binary search.
-"""
+"""Spacing, box and contraction one after the other; weights by sums along the rays, new places by binary search."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from ..positions import unit_positions
 from . import spread
 
 
-def place_intervals(places, origins, directions, *, near, far, spacing, space) -> tuple[Tensor, Tensor]:
-    unit = spacing.unit
-    distances = spread(widen(places), widen(near) / unit, widen(far) / unit, kind=spacing.warp) * unit
+def place_intervals(places, origins, directions, *, near, far, spacing, unit, space) -> tuple[Tensor, Tensor]:
+    distances = spread(widen(places), widen(near) / unit, widen(far) / unit, kind=spacing) * unit
     middle = (distances[:, 1:] + distances[:, :-1]) * 0.5
     positions = (widen(origins)[:, None, :] + widen(directions)[:, None, :] * middle[..., None]).reshape(-1, 3)
     return distances, positions if space.aabb is None else unit_positions(positions, space.aabb, space.contraction)
@@ -29,9 +25,7 @@ def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def importance_sample(
-    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
-) -> Tensor:
+def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     edges, weights = widen(edges), widen(weights) + padding
     total = weights.sum(-1, keepdim=True)
     lengths = edges[:, 1:] - edges[:, :-1]

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from .._triton import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, shift_right, spread_last, sum_after
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
-from . import LEAST, LEAST_REST, WARPS
+from . import LEAST, LEAST_REST, SPACINGS
 
 BLOCK = 256
 RAYS, STEPS = (32, 8) if INTERPRETED else (1, 32)
@@ -35,20 +35,20 @@ NEAREST, FARTHEST = tl.constexpr(LEAST), tl.constexpr(LEAST_REST)
 
 
 @triton.jit
-def _warp(t, WARP: tl.constexpr):
-    if WARP == 0:
+def _warp(t, SPACING: tl.constexpr):
+    if SPACING == 0:
         return t
-    elif WARP == 1:
+    elif SPACING == 1:
         return 1.0 / tl.maximum(t, NEAREST)
     else:
         return tl.where(t < 1.0, 0.5 * t, 1.0 - 0.5 / tl.maximum(t, 1.0))
 
 
 @triton.jit
-def _unwarp(g, WARP: tl.constexpr):
-    if WARP == 0:
+def _unwarp(g, SPACING: tl.constexpr):
+    if SPACING == 0:
         return g
-    elif WARP == 1:
+    elif SPACING == 1:
         return 1.0 / g
     else:
         return tl.where(g < 0.5, 2.0 * g, 0.5 / tl.maximum(1.0 - g, FARTHEST))
@@ -57,17 +57,17 @@ def _unwarp(g, WARP: tl.constexpr):
 @launchable(do_not_specialize=["n_total", "n"])
 def _place_kernel(
     p_places, p_origins, p_directions, p_near, p_far, p_distances, p_positions, n_total, n, unit, box,
-    WARP: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
+    SPACING: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """box: low, then 1 / size of each axis."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n_total
     i_ray = i // n
     i_place = i + i_ray  # a ray has one place more than intervals
-    low = _warp(tl.load(p_near + i_ray, mask=m, other=0.0) / unit, WARP)
-    span = _warp(tl.load(p_far + i_ray, mask=m, other=1.0) / unit, WARP) - low
-    t0 = _unwarp(low + span * tl.load(p_places + i_place, mask=m, other=0.0), WARP) * unit
-    t1 = _unwarp(low + span * tl.load(p_places + i_place + 1, mask=m, other=0.0), WARP) * unit
+    low = _warp(tl.load(p_near + i_ray, mask=m, other=0.0) / unit, SPACING)
+    span = _warp(tl.load(p_far + i_ray, mask=m, other=1.0) / unit, SPACING) - low
+    t0 = _unwarp(low + span * tl.load(p_places + i_place, mask=m, other=0.0), SPACING) * unit
+    t1 = _unwarp(low + span * tl.load(p_places + i_place + 1, mask=m, other=0.0), SPACING) * unit
     tl.store(p_distances + i_place, t0, mask=m)
     tl.store(p_distances + i_place + 1, t1, mask=m & (i - i_ray * n == n - 1))
     middle = (t0 + t1) * 0.5
@@ -126,7 +126,7 @@ def _gradient_kernel(
         behind += tl.sum(weighed, 1)
 
 
-def place_intervals(places, origins, directions, *, near, far, spacing, space) -> tuple[Tensor, Tensor]:
+def place_intervals(places, origins, directions, *, near, far, spacing, unit, space) -> tuple[Tensor, Tensor]:
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
     check_kernel_float(**named)
     n_rays, n = places.shape[0], places.shape[1] - 1
@@ -137,7 +137,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, space) -
     if total:
         _place_kernel[(cdiv(total, BLOCK),)](
             *(value.detach().float().contiguous() for value in named.values()), distances, positions, total, n,
-            float(spacing.unit), box, WARP=WARPS.index(spacing.warp), FOLD=FOLDS[space.contraction], BLOCK=BLOCK,
+            float(unit), box, SPACING=SPACINGS.index(spacing), FOLD=FOLDS[space.contraction], BLOCK=BLOCK,
         )  # fmt: skip
     return distances, positions.t()
 
@@ -238,9 +238,7 @@ def _invert_kernel(p_edges, p_cdf, p_jitter, p_out, n_total, n_bins, n_edges, se
 
 
 @torch.no_grad()
-def importance_sample(
-    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
-) -> Tensor:
+def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     check_kernel_float(edges=edges, weights=weights, jitter=jitter)
     n_rays, n_bins = weights.shape
     out = torch.empty(n_rays, n_samples + 1, dtype=torch.float32, device=edges.device)
@@ -262,7 +260,7 @@ def importance_sample(
 
 COMPILE_CASES = [
     *(
-        CompileCase(_place_kernel, "fp32x6 box", {"WARP": w, "FOLD": f, "BLOCK": BLOCK}, 4, name=f"{w}-{f}")
+        CompileCase(_place_kernel, "fp32x6 box", {"SPACING": w, "FOLD": f, "BLOCK": BLOCK}, 4, name=f"{w}-{f}")
         for w, f in ((0, 0), (1, 1), (2, 2))
     ),
     CompileCase(_weights_kernel, "", {"RAYS": 1, "STEPS": 32}),

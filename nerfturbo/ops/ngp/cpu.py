@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch, release_scratch, scratch
-from ..composite.cpu import thin_codes
+from ..composite.cpu import merge_weak_samples
 from ..hash_encode import HashLayout
 from ..hash_encode.cpu import encode, hash_encode
 from ..mlp.cpu import (
@@ -319,4 +319,4 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
         launch(_advance, live.size, RAY_CHUNK, *rays_state, keep.numpy(), optical.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2
-    return keep.view(torch.bool) if thinning is None else thin_codes(optical, samples, thinning)
+    return keep.view(torch.bool) if thinning is None else merge_weak_samples(optical, samples, thinning)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._sink import zero_tail
 from ..composite import visible_thickness
-from ..composite.reference import thin_codes, visibility
+from ..composite.reference import merge_weak_samples, visibility
 from ..hash_encode.reference import hash_encode
 from ..mlp.reference import fused_mlp
 from ..packed import take_rows
@@ -59,4 +59,4 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     if thinning is None:
         return keep
-    return thin_codes(visible_thickness(density, samples, keep), samples, thinning)
+    return merge_weak_samples(visible_thickness(density, samples, keep), samples, thinning)

@@ -47,7 +47,7 @@ from .._triton import (
 )
 from .._triton.launch import cdiv, for_any_count, launchable
 from ..composite import OPAQUE, visible_thickness
-from ..composite.triton import thin_codes, visibility
+from ..composite.triton import merge_weak_samples, visibility
 from ..hash_encode import HashLayout
 from ..hash_encode.triton import (
     add_table_gradient,
@@ -697,7 +697,7 @@ def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, t
         DH=hidden, PH=padded(hidden), T=operand_type(table.dtype, device), PRECISION=fp32_precision(),
         SLOTS=SLOTS, STEPS=STEPS, num_warps=VISIBILITY_WARPS,
     )  # fmt: skip
-    return seen.view(torch.bool) if thinning is None else thin_codes(seen, samples, thinning)
+    return seen.view(torch.bool) if thinning is None else merge_weak_samples(seen, samples, thinning)
 
 
 def _rows_for(levels: int, features: int) -> int:
@@ -719,7 +719,7 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
         keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
         if thinning is None:
             return keep
-        return thin_codes(visible_thickness(density, samples, keep), samples, thinning)
+        return merge_weak_samples(visible_thickness(density, samples, keep), samples, thinning)
     limit = math.inf if early_stop_eps <= 0.0 else -math.log(early_stop_eps)  # T >= eps is depth <= -log(eps)
     return _launch_visibility(origins, directions, samples, field, limit, alpha_thre, thinning)
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ....errors import InputError
-from ....ops.intervals import Warp, spread
+from ....ops.intervals import Spacing, spread
 from .._rays import RayIntervals
 from ..pdf import importance_sampling, searchsorted
 from ..volrend import render_transmittance_from_density
 from .base import AbstractEstimator
 
-_WARPS: dict[str, Warp] = {"uniform": "uniform", "lindisp": "disparity"}
+_SPACINGS: dict[str, Spacing] = {"uniform": "uniform", "lindisp": "disparity"}
 
 
 class PropNetEstimator(AbstractEstimator):
@@ -130,14 +130,14 @@ def _cdfs(trans: Tensor) -> Tensor:
 
 def _transform_stot(transform_type: str, s_vals: Tensor, t_min: Any, t_max: Any) -> Tensor:
     """Normalised distances in [0, 1] to t, evenly in t or in 1 / t."""
-    if transform_type not in _WARPS:
+    if transform_type not in _SPACINGS:
         raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
     # Numbers stay with the host, as tensors without dimensions may: to copy them to a device would wait for it.
     near, far = (
         limit.to(s_vals) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=s_vals.dtype)
         for limit in (t_min, t_max)
     )
-    return spread(s_vals, near, far, kind=_WARPS[transform_type])
+    return spread(s_vals, near, far, kind=_SPACINGS[transform_type])
 
 
 def _pdf_loss(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import compact, composite, random_bits, use_backend
-from nerfturbo.ops.composite import LONGEST, Thinning, stretched, thin_codes
+from nerfturbo.ops.composite import LONGEST, Thinning, merge_weak_samples, stretched
 from nerfturbo.ops.composite.reference import composite as plain_composite
 from nerfturbo.ops.ngp import ngp_visibility
 from nerfturbo.types import PackedSamples
@@ -25,7 +25,7 @@ def _phases(n: int, step: int = 0) -> Tensor:
 
 def _walk(optical: Tensor, samples: PackedSamples, thinning: Thinning, backend: str = "cpu") -> Tensor:
     with use_backend(backend):  # type: ignore[arg-type]
-        return thin_codes(optical, samples, thinning)
+        return merge_weak_samples(optical, samples, thinning)
 
 
 def _fog(n_rays: int = 60) -> tuple[Tensor, PackedSamples]:
@@ -192,6 +192,6 @@ def test_errors_name_the_argument():
     with pytest.raises(InputError, match="phases: expected"):
         Thinning(0.1, torch.zeros(4))
     with pytest.raises(InputError, match=r"thinning.phases: expected shape \(4,\)"):
-        thin_codes(torch.ones(samples.capacity), samples, Thinning(0.1, _phases(3)))
+        merge_weak_samples(torch.ones(samples.capacity), samples, Thinning(0.1, _phases(3)))
     with pytest.raises(InputError, match="optical: expected shape"):
-        thin_codes(torch.ones(3), samples, Thinning(0.1, _phases(4)))
+        merge_weak_samples(torch.ones(3), samples, Thinning(0.1, _phases(4)))
