@@ -109,12 +109,6 @@ def implementation(op: str, function: str, tensor: Tensor) -> Callable[..., Any]
     return _load(resolve(tensor), op, function)
 
 
-def optimized(op: str, function: str, tensor: Tensor) -> Callable[..., Any] | None:
-    """`implementation`, or None where the reference runs: it leaves sinks and counts to its caller."""
-    backend = resolve(tensor)
-    return None if backend == "reference" else _load(backend, op, function)
-
-
 @functools.cache
 def _load(backend: str, op: str, function: str) -> Callable[..., Any]:
     module = "reference" if (backend, op, function) in _PLAIN_TORCH else backend

@@ -11,9 +11,10 @@ from nerfturbo.ops.pixels import (
     ChosenPixels,
     PixelGuide,
     PixelMask,
+    PixelPool,
     choose_pixels,
     count_bits,
-    drawn_indices,
+    draw_pixels,
     pack_words,
     unpack_words,
 )
@@ -74,8 +75,11 @@ def test_matches_reference(sized: tuple[Target, int], kind: str, on_device: bool
 
 
 def test_without_mask_and_guide_they_are_the_pixels_of_draw_pixels() -> None:
-    expected = drawn_indices(N_PIXELS, 500, seed=3, step=7, first=0, device=torch.device("cpu"))
-    assert torch.equal(choose(500).indices, expected)
+    numbers, n_images = torch.arange(N_PIXELS), WIDTHS.shape[0]
+    colours = torch.stack([numbers % 256, numbers // 256, 0 * numbers], -1).to(torch.uint8)  # each its own number
+    pool = PixelPool(colours, OFFSETS, WIDTHS, torch.eye(3, 4).repeat(n_images, 1, 1), torch.ones(n_images, 4))
+    rgb = (draw_pixels(pool, 500, seed=3, step=7).rgba * 255.0).round().long()
+    assert torch.equal(choose(500).indices, rgb[:, 0] + 256 * rgb[:, 1])
 
 
 def test_masked_draws_are_uniform_over_what_is_left() -> None:

@@ -10,24 +10,21 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...types import Aabb
-from .._cpu import array, as_float32, jit, launch
-from ..march import OccupancyBits
+from .._cpu import as_float32, jit, launch
 from ..march.cpu import (
-    BRICK,
     ROUNDING,
     TINY,
-    _Grid,
+    _grid,
     _inverse,
     _last_before,
     _lattice,
     _leave,
     _look,
-    _mark_bricks,
     _midpoint,
     _rule,
+    summarize_grid,
 )
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
@@ -35,23 +32,7 @@ CHUNK = 256  # rays
 ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 SPAN = np.float32(WINDOW)
 _FIRST_TINY = np.finfo(np.float32).tiny
-
-
-def summarize_grid(grid: OccupancyBits) -> Tensor:
-    """(levels, n, n, n) bool: bricks with an occupied cell; n = 0 where bricks do not fit the levels' boxes."""
-    n = grid.resolution // BRICK if grid.levels == 1 or grid.resolution % (4 * BRICK) == 0 else 0
-    bricks = np.zeros((grid.levels, n, n, n), np.bool_)
-    if n:
-        _mark_bricks(array(grid.bits).view(np.uint32), grid.resolution, bricks)
-    return torch.from_numpy(bricks)
-
-
-def _space(live: LiveRays) -> _Grid:
-    grid = live.grid
-    low, high = np.array(grid.aabb.low, np.float32), np.array(grid.aabb.high, np.float32)
-    bricks = summarize_grid(grid) if live.summary is None else live.summary
-    bits = array(grid.bits).view(np.uint32)
-    return _Grid(bits, bricks.numpy(), (low + high) * HALF, (high - low) * HALF, grid.resolution, grid.levels)
+__all__ = ["absorb_samples", "next_samples", "summarize_grid"]
 
 
 @jit(exact=True, inner=True)
@@ -195,7 +176,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     firsts, words = np.empty(n_live, np.float32), np.empty(n_live, np.uint32)
     counts, steps = np.empty(n_live, np.int32), np.empty(n_live, np.float32)
     launch(
-        _find_all, n_live, CHUNK, queue, origins, directions, state, _space(live), rule, box,
+        _find_all, n_live, CHUNK, queue, origins, directions, state, _grid(live.grid, live.summary), rule, box,
         np.float32(live.rule.near), np.float32(live.rule.far), bounds, firsts, words, counts, steps,
     )  # fmt: skip
     spans = torch.empty(2, live.state.shape[0], dtype=torch.int32)

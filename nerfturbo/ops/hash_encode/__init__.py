@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._checks import check_device, check_tensor
-from .._dispatch import implementation, optimized
-from .._sink import GradientSink, check_count, redirect, zero_tail
+from .._dispatch import implementation
+from .._sink import GradientSink, check_count
 
 PRIMES = (1, 2654435761, 805459861)
 
@@ -128,13 +128,8 @@ def hash_encode(
         check_tensor("half", half, tuple(table.shape))
     if sink is not None:
         sink.check(["table"], [table])
-    encode = optimized("hash_encode", "hash_encode", positions)
-    if encode is not None:
-        return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
     encode = implementation("hash_encode", "hash_encode", positions)
-    buffer, found_inf = (None, None) if sink is None else (sink.buffers[0], sink.found_inf)
-    values = redirect(table, half, buffer, found_inf)
-    return zero_tail(encode(zero_tail(positions, n_used), values, layout), n_used)
+    return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
 
 
 def level_weights(footprints: Tensor, layout: HashLayout) -> Tensor:

@@ -1,14 +1,11 @@
-"""Hash encoding by fancy indexing, corner by corner; gradients by autograd.
-
-Level weights by torch's error function; gradients by autograd.
-"""
+"""Hash encoding by fancy indexing, corner by corner; gradients by autograd."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .._sink import zero_tail
+from .._sink import redirect, zero_tail
 from ..packed import take_rows
 from . import PRIMES, HashLayout, HashLevel, level_weights
 
@@ -23,7 +20,9 @@ def table_rows(level: HashLevel, corner: Tensor) -> Tensor:
     return level.offset + x + level.nodes * (y + level.nodes * z)
 
 
-def hash_encode(positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
+def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
+    buffer, found_inf = (None, None) if sink is None else (sink.buffers[0], sink.found_inf)
+    table, positions = redirect(table, half, buffer, found_inf), zero_tail(positions, n_used)
     work = torch.float64 if torch.float64 in (positions.dtype, table.dtype) else torch.float32
     clamped = positions.to(work).clamp(0.0, 1.0)
     features = []
@@ -38,7 +37,7 @@ def hash_encode(positions: Tensor, table: Tensor, layout: HashLayout) -> Tensor:
             weight = torch.where(shift.bool(), fraction, 1.0 - fraction).prod(-1)
             blended = blended + weight[:, None] * take_rows(table, table_rows(level, cell + shift)).to(work)
         features.append(blended)
-    return torch.cat(features, dim=-1).to(table.dtype)
+    return zero_tail(torch.cat(features, dim=-1).to(table.dtype), n_used)
 
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:

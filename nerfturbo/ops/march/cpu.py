@@ -212,15 +212,21 @@ def _rule(rule: StepRule) -> _Rule:
     return _Rule(*(np.float32(number) for number in numbers))
 
 
-def _grid(grid: OccupancyBits) -> _Grid:
-    low, high = np.array(grid.aabb.low, np.float32), np.array(grid.aabb.high, np.float32)
+def summarize_grid(grid: OccupancyBits) -> Tensor:
+    """(levels, n, n, n) bool: bricks with an occupied cell; n = 0 where bricks do not fit the levels' boxes."""
     # Bricks of an outer level must not reach into the box of the level inside it, a quarter of its cells away.
     n = grid.resolution // BRICK if grid.levels == 1 or grid.resolution % (4 * BRICK) == 0 else 0
-    bits, bricks = array(grid.bits).view(np.uint32), np.zeros((grid.levels, n, n, n), np.bool_)
+    bricks = np.zeros((grid.levels, n, n, n), np.bool_)
     if n:
-        _mark_bricks(bits, grid.resolution, bricks)
-    half = np.float32(0.5)
-    return _Grid(bits, bricks, (low + high) * half, (high - low) * half, grid.resolution, grid.levels)
+        _mark_bricks(array(grid.bits).view(np.uint32), grid.resolution, bricks)
+    return torch.from_numpy(bricks)
+
+
+def _grid(grid: OccupancyBits, bricks: Tensor | None = None) -> _Grid:
+    low, high = np.array(grid.aabb.low, np.float32), np.array(grid.aabb.high, np.float32)
+    bricks = summarize_grid(grid) if bricks is None else bricks
+    bits = array(grid.bits).view(np.uint32)
+    return _Grid(bits, bricks.numpy(), (low + high) * HALF, (high - low) * HALF, grid.resolution, grid.levels)
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._checks import check_device, check_shape, check_tensor
-from .._dispatch import implementation, optimized
-from .._sink import GradientSink, check_count, redirect_all, zero_tail
+from .._dispatch import implementation
+from .._sink import GradientSink, check_count, zero_tail
 
 
 def fused_mlp(
@@ -42,11 +42,7 @@ def fused_mlp(
         width = weight.shape[0]
     if sink is not None:
         sink.check([f"weights[{index}]" for index in range(len(weights))], weights)
-    mlp = optimized("mlp", "fused_mlp", inputs)
-    if mlp is not None:
-        return mlp(inputs, list(weights), sink=sink, n_used=n_used)
-    mlp = implementation("mlp", "fused_mlp", inputs)
-    return zero_tail(mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
+    return implementation("mlp", "fused_mlp", inputs)(inputs, list(weights), sink=sink, n_used=n_used)
 
 
 def wide_mlp(

@@ -34,7 +34,7 @@ from .._cpu.vector import (
     where_positive,
     zeros,
 )
-from .._sink import GradientSink, redirect_all, zero_tail
+from .._sink import GradientSink
 from . import reference
 
 POINTS = 128
@@ -299,6 +299,6 @@ def fused_mlp(
 ) -> Tensor:
     widest = max(max(weight.shape) for weight in weights)
     if inputs.dtype != torch.float32 or widest > WIDEST:
-        return zero_tail(reference.fused_mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
+        return reference.fused_mlp(inputs, weights, sink=sink, n_used=n_used)
     used = inputs.shape[0] if n_used is None else min(int(n_used), inputs.shape[0])
     return _FusedMlp.apply(inputs, used, sink, *weights)

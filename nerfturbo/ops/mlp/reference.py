@@ -1,24 +1,21 @@
-"""A chain of matrix products; gradients by autograd.
-
-A chain of matrix products with biases; gradients by autograd.
-"""
+"""Chains of matrix products; gradients by autograd."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from .._sink import redirect_all, zero_tail
 
-def fused_mlp(inputs: Tensor, weights: list[Tensor]) -> Tensor:
-    hidden = inputs
+
+def fused_mlp(inputs, weights, *, sink=None, n_used=None) -> Tensor:
+    hidden, weights = zero_tail(inputs, n_used), redirect_all(weights, sink)
     for weight in weights[:-1]:
         hidden = torch.relu(torch.nn.functional.linear(hidden, weight.to(hidden.dtype)))
-    return torch.nn.functional.linear(hidden, weights[-1].to(hidden.dtype))
+    return zero_tail(torch.nn.functional.linear(hidden, weights[-1].to(hidden.dtype)), n_used)
 
 
-def wide_mlp(
-    inputs: Tensor, weights: list[Tensor], biases: list[Tensor], *, skip: int | None, relu_last: bool
-) -> Tensor:
+def wide_mlp(inputs, weights, biases, *, skip, relu_last) -> Tensor:
     hidden = inputs
     for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if index == skip:

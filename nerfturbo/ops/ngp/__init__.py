@@ -25,8 +25,8 @@ from torch import Tensor
 from ...errors import InputError
 from ...types import Aabb, PackedSamples
 from .._checks import check_device, check_dtype, check_shape, check_tensor
-from .._dispatch import implementation, optimized
-from .._sink import GradientSink, check_count, redirect_all, zero_tail
+from .._dispatch import implementation
+from .._sink import GradientSink, check_count
 from ..composite import Thinning
 from ..hash_encode import HashLayout
 
@@ -79,12 +79,8 @@ def ngp_field(
         raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
     if sink is not None:
         sink.check(NgpWeights._fields, weights)
-    field = optimized("ngp", "ngp_field", encoding)
-    if field is not None:
-        return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
     field = implementation("ngp", "ngp_field", encoding)
-    own = NgpWeights(*redirect_all(weights, sink))
-    return zero_tail(field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
+    return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
 
 
 def ngp_density_logits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._sink import zero_tail
+from .._sink import redirect_all, zero_tail
 from ..composite import visible_thickness
 from ..composite.reference import merge_weak_samples, visibility
 from ..hash_encode.reference import hash_encode
@@ -15,14 +15,16 @@ from ..positions.reference import sample_positions
 from . import MAX_LOGIT, NgpWeights, activate
 
 
-def ngp_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
+def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
+    encoding, weights = zero_tail(encoding, n_used), redirect_all(weights, sink)
     work = torch.promote_types(encoding.dtype, torch.float32)
     density_in, density_out, colour_in, colour_mid, colour_out = (w.to(work) for w in weights)
     features = fused_mlp(encoding.to(work), [density_in, density_out])
     directions = directions.to(work)
     own = directions if ray_indices is None else take_rows(directions, ray_indices.long())
     inputs = torch.cat([own, features], dim=-1)
-    return torch.cat([fused_mlp(inputs, [colour_in, colour_mid, colour_out]), features[:, :1]], dim=-1)
+    raw = torch.cat([fused_mlp(inputs, [colour_in, colour_mid, colour_out]), features[:, :1]], dim=-1)
+    return zero_tail(raw, n_used)
 
 
 def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False):

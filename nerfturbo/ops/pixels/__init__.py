@@ -1,24 +1,19 @@
-"""Which pixels of a pool are drawn: only some of them (a mask), or hard ones more often (a guide).
-
-Uniform: ray i takes the floor(n u_i)-th of the n pixels that the mask leaves; u_i is the 48-bit draw of `draw_pixels`.
-The mask is one bit per pixel and a running count per 64 of them, so that the k-th pixel is found by a binary search
-and never by trying again: no ray is wasted, and the same draws come out of every backend.
-
-Guided: a tile (a square of pixels of one picture) is drawn with probability share_t / total, then one of its pixels
-uniformly. Any mean over the pixels is still estimated without bias if each ray counts `weights` times:
-
-    weights = (1 / n) / (share_t / total / pixels of the tile),   0 where the mask excludes the pixel.
-
-Shares are integers, so that sums over any number of tiles are exact and every backend draws the same tile.
-
-Random pixels of a pool of pictures as rays and colours.
+"""Random pixels of a pool of pictures, as rays and colours; and the rays of a whole picture.
 
 Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
 step, i): ranks, devices and resumed runs see the same pixels. With a `spread` it looks through a random point of a
 square that many pixels wide around the centre, the third and fourth word of the same draw; with `strata` n, ray i takes
 its point from cell i modulo n^2 of n x n equal ones. Poses look along -z with y up; directions have unit length.
 
-The rays of a whole picture, made on the device from sixteen numbers: what a recorded frame is steered by.
+`choose_pixels` draws among some pixels only, or hard ones more often. With a mask of n pixels, ray i takes the
+floor(n u_i)-th of them: the mask is one bit per pixel and a running count per 64, so that the k-th pixel is found by a
+binary search and never by trying again. With a guide, a tile (a square of pixels of one picture) is drawn with
+probability share_t / total, then one of its pixels uniformly. Any mean over the pixels is still estimated without bias
+if each ray counts `weights` times:
+
+    weights = (1 / n) / (share_t / total / pixels of the tile),   0 where the mask excludes the pixel.
+
+Shares are integers, so that sums over any number of tiles are exact and every backend draws the same tile.
 """
 
 from __future__ import annotations
@@ -136,12 +131,8 @@ def choose_pixels(
     if n_rays < 0:
         raise InputError("n_rays", "a count >= 0", str(n_rays))
     check_tensor("offsets", offsets, (widths.shape[0] + 1,), torch.int64)
-    check_device(
-        offsets=offsets,
-        widths=widths,
-        mask=None if mask is None else mask.words,
-        guide=None if guide is None else guide.ends,
-    )
+    words, ends = None if mask is None else mask.words, None if guide is None else guide.ends
+    check_device(offsets=offsets, widths=widths, mask=words, guide=ends)
     probe = torch.empty(0, device=offsets.device)
     return ChosenPixels(
         *implementation("pixels", "choose_pixels", probe)(
@@ -178,15 +169,6 @@ class DrawnPixels(NamedTuple):
     directions: Tensor  # (n_rays, 3) fp32, unit length
     rgba: Tensor  # (n_rays, 3 or 4) fp32 in [0, 1]
     image_indices: Tensor  # (n_rays,) int64
-
-
-def drawn_indices(
-    n_pixels: int, n_rays: int, *, seed: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
-    """(n_rays,) int64 in [0, n_pixels): the pixels that `draw_pixels` draws, for cameras that are not pinholes."""
-    from . import reference  # imports this file
-
-    return reference.drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
 
 
 def drawn_offsets(

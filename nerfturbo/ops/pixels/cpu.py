@@ -1,11 +1,4 @@
-"""Pixel choice, ray by ray: the same integers as the reference.
-
-Decomposition: a task = a chunk of rays.
-
-Pixel draws: numba's random bits and one pass over the rays. The same pixels as the reference, fp32 rays.
-
-Decomposition: a task = a chunk of rays.
-"""
+"""Pixels and their rays, one ray at a time: the same integers as the reference, fp32 rays. A task = a chunk of rays."""
 
 from __future__ import annotations
 
@@ -22,12 +15,12 @@ from . import WORD
 from .reference import BITS
 
 CHUNK = 2048
-_WORD_SHIFT = np.uint32(32 - BITS)
+_SHIFT, _UNIT = np.uint32(32 - BITS), np.float32(1.0 / (1 << BITS))
 
 
 @jit(inner=True)
 def _scaled(words, ray, n):
-    high, low = np.int64(words[ray, 0] >> _WORD_SHIFT), np.int64(words[ray, 1] >> _WORD_SHIFT)
+    high, low = np.int64(words[ray, 0] >> _SHIFT), np.int64(words[ray, 1] >> _SHIFT)
     return (high * n + ((low * n) >> BITS)) >> BITS
 
 
@@ -75,7 +68,7 @@ def _guided(first, last, words, masks, n_drawable, ends, first_tiles, side, offs
         local = tile - first_tiles[image]
         top, left = (local // across) * side, (local % across) * side
         columns, rows = min(width - left, side), min(height - top, side)
-        inside = (np.int64(words[ray, 2] >> _WORD_SHIFT) * (columns * rows)) >> BITS
+        inside = (np.int64(words[ray, 2] >> _SHIFT) * (columns * rows)) >> BITS
         pixel = offsets[image] + (top + inside // columns) * width + left + inside % columns
         weight = np.float64(total) * np.float64(columns * rows) / (np.float64(share) * np.float64(n_drawable))
         if masks.shape[0] and not (masks[pixel // WORD] >> (pixel % WORD)) & 1:
@@ -93,17 +86,9 @@ def _uniform(first, last, words, n, pixels):
 def choose_pixels(
     offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    columns = 2 if guide is None else 3
-    drawn = random_bits(
-        n_rays,
-        columns=columns,
-        seed=seed,
-        stream=int(Stream.PIXELS),
-        step=step,
-        first=first,
-        device=torch.device("cpu"),
-    )
-    words, pixels = drawn.numpy().view(np.uint32), torch.empty(n_rays, dtype=torch.int64)
+    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": offsets.device}
+    words = random_bits(n_rays, columns=2 if guide is None else 3, **options).numpy().view(np.uint32)
+    pixels = torch.empty(n_rays, dtype=torch.int64)
     if guide is None and mask is None:
         launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels.numpy())
         return pixels, None, None
@@ -119,10 +104,6 @@ def choose_pixels(
     return pixels, weights, tiles
 
 
-_SHIFT = 32 - BITS
-_UNIT = np.float32(1.0 / (1 << BITS))
-
-
 @jit(exact=True)
 def _look_up(
     first, last, words, indices, spread, strata, start, pixels, offsets, widths, poses, intrinsics, origins, directions,
@@ -135,21 +116,14 @@ def _look_up(
         if indices.shape[0]:
             pixel = indices[ray]
         else:
-            high, low = np.int64(words[ray, 0] >> np.uint32(_SHIFT)), np.int64(words[ray, 1] >> np.uint32(_SHIFT))
-            pixel = (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
-        below, above = 0, offsets.shape[0] - 1  # the picture with offsets[below] <= pixel < offsets[above]
-        while above - below > 1:
-            middle = (below + above) // 2
-            if offsets[middle] <= pixel:
-                below = middle
-            else:
-                above = middle
+            pixel = _scaled(words, ray, n_pixels)
+        below = _last_not_above(offsets, pixel)  # the picture
         row, column = divmod(pixel - offsets[below], widths[below])
         x, y = np.float32(column) + np.float32(0.5), np.float32(row) + np.float32(0.5)
         if spread > np.float32(0.0):
             cell, side = (start + ray) % (strata * strata), np.float32(strata)
-            across = (np.float32(words[ray, 2] >> np.uint32(_SHIFT)) * _UNIT + np.float32(cell % strata)) / side
-            down = (np.float32(words[ray, 3] >> np.uint32(_SHIFT)) * _UNIT + np.float32(cell // strata)) / side
+            across = (np.float32(words[ray, 2] >> _SHIFT) * _UNIT + np.float32(cell % strata)) / side
+            down = (np.float32(words[ray, 3] >> _SHIFT) * _UNIT + np.float32(cell // strata)) / side
             x += (across - np.float32(0.5)) * spread
             y += (down - np.float32(0.5)) * spread
         x = (x - intrinsics[below, 2]) / intrinsics[below, 0]
@@ -180,17 +154,6 @@ def draw_pixels(
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
     cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
     results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
-    launch(
-        _look_up,
-        n_rays,
-        CHUNK,
-        words,
-        chosen,
-        np.float32(spread),
-        strata,
-        first,
-        array(pool.pixels),
-        *cameras,
-        *results,
-    )
+    where = (chosen, np.float32(spread), strata, first)
+    launch(_look_up, n_rays, CHUNK, words, *where, array(pool.pixels), *cameras, *results)
     return origins, directions, rgba, images

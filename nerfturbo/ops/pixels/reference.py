@@ -1,9 +1,4 @@
-"""Pixel choice by gathers and integer arithmetic.
-
-Pixel draws by gathers and integer arithmetic.
-
-Rays of a picture in plain torch.
-"""
+"""Pixels and their rays by gathers and integer arithmetic."""
 
 from __future__ import annotations
 
@@ -70,18 +65,6 @@ def _guided(
     return pixel, weights, tile
 
 
-def drawn_indices(
-    n_pixels: int, n_rays: int, *, seed: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
-    """(n_rays,) int64 in [0, n_pixels). One float32 has 2^24 values and a pool may have more pixels than that, so 48
-    bits are used, in integers so that every device rounds the same way."""
-    uniform = random_uniform(
-        n_rays, columns=2, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=device
-    )
-    high, low = (uniform * float(1 << BITS)).long().unbind(-1)
-    return (high * n_pixels + ((low * n_pixels) >> BITS)) >> BITS
-
-
 def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tensor:
     """(n_rays, 2): offsets from the pixel's centre, of uniform numbers (n_rays, 2) for rays from `first` on."""
     if strata > 1:
@@ -92,17 +75,15 @@ def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tenso
 
 
 def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    pixel = indices
-    if pixel is None:
-        n_pixels, device = pool.pixels.shape[0], pool.pixels.device
-        pixel = drawn_indices(n_pixels, n_rays, seed=seed, step=step, first=first, device=device)
+    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
+    uniform = random_uniform(n_rays, columns=4, **options)
+    pixel = scale((uniform * float(1 << BITS)).long(), pool.pixels.shape[0]) if indices is None else indices
     image = torch.searchsorted(pool.offsets, pixel, right=True) - 1
     local, width = pixel - pool.offsets[image], pool.widths[image]
     fx, fy, cx, cy = pool.intrinsics[image].unbind(-1)
     x, y = (local % width).float() + 0.5, torch.div(local, width, rounding_mode="floor").float() + 0.5
     if spread:
-        options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pixel.device}
-        offset = offsets_of(random_uniform(n_rays, columns=4, **options)[:, 2:], spread, strata, first)
+        offset = offsets_of(uniform[:, 2:], spread, strata, first)
         x, y = x + offset[:, 0], y + offset[:, 1]
     x, y = (x - cx) / fx, (y - cy) / fy
     pose = pool.poses[image]

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._checks import check_device, check_dtype, check_shape, check_tensor
-from .._dispatch import implementation, resolve
-from .._sink import GradientSink, check_count, redirect, zero_tail
+from .._dispatch import implementation
+from .._sink import GradientSink, check_count
 
 SIDE = 8  # nodes of a block along an axis
 MAX_RESOLUTION = 1024  # so that the number of a node fits 32 bits
@@ -116,11 +116,7 @@ def voxel_lookup(
     if sink is not None:
         sink.check(VoxelTables._fields, tables)
     look_up = implementation("voxels", "voxel_lookup", positions)
-    if resolve(positions) != "reference":
-        return look_up(positions, basis, ray_indices, tables, index, half=half, sink=sink, n_used=n_used)
-    buffers, flag = ((None, None), None) if sink is None else (sink.buffers, sink.found_inf)
-    own = VoxelTables(redirect(tables.density, None, buffers[0], flag), redirect(tables.color, half, buffers[1], flag))
-    return zero_tail(look_up(zero_tail(positions, n_used), basis, ray_indices, own, index), n_used)
+    return look_up(positions, basis, ray_indices, tables, index, half=half, sink=sink, n_used=n_used)
 
 
 def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_used: Tensor | None = None) -> Tensor:
@@ -133,11 +129,8 @@ def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_us
     [-9.0]
     """
     _check(positions, VoxelTables(density, density[:, None]), index, n_used)
-    look_up = implementation("voxels", "voxel_density", positions)
     with torch.no_grad():
-        if resolve(positions) != "reference":
-            return look_up(positions, density, index, n_used=n_used)
-        return zero_tail(look_up(zero_tail(positions, n_used), density, index), n_used)
+        return implementation("voxels", "voxel_density", positions)(positions, density, index, n_used=n_used)
 
 
 def _check(positions: Tensor, tables: VoxelTables, index: VoxelIndex, n_used: Tensor | None) -> None:
@@ -182,8 +175,4 @@ def voxel_variation(
     if sink is not None:
         sink.check(VoxelTables._fields, tables)
     variation = implementation("voxels", "voxel_variation", tables.density)
-    if resolve(tables.density) != "reference":
-        return variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)
-    buffers = (None, None) if sink is None else sink.buffers
-    own = VoxelTables(*(redirect(table, None, buffer) for table, buffer in zip(tables, buffers, strict=True)))
-    return variation(own, index, nodes, chosen, n_basis=n_basis)
+    return variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._sink import redirect, zero_tail
 from ..packed import take_rows
 from . import FLOOR, SIDE, VoxelIndex, VoxelTables
 
@@ -48,9 +49,10 @@ def _blended_density(found: list[tuple[Tensor, Tensor]], table: Tensor, empty: f
     return total
 
 
-def voxel_lookup(
-    positions: Tensor, basis: Tensor, ray_indices: Tensor, tables: VoxelTables, index: VoxelIndex
-) -> Tensor:
+def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:
+    buffers, flag = ((None, None), None) if sink is None else (sink.buffers, sink.found_inf)
+    tables = VoxelTables(*(redirect(t, h, b, flag) for t, h, b in zip(tables, (None, half), buffers, strict=True)))
+    positions = zero_tail(positions, n_used)
     work = _width(positions, basis, *tables)
     found = corners(positions, index, work)
     density = _blended_density(found, tables.density, index.empty, work)
@@ -60,12 +62,13 @@ def voxel_lookup(
         value = take_rows(tables.color, row.clamp(min=0))[:, : 3 * n_basis].to(work)
         color = color + weight[:, None] * torch.where((row >= 0)[:, None], value, torch.zeros_like(value))
     logits = (color.view(n, 3, n_basis) * take_rows(basis, ray_indices.long()).to(work)[:, None]).sum(-1)
-    return torch.cat([logits, density[:, None]], dim=-1)
+    return zero_tail(torch.cat([logits, density[:, None]], dim=-1), n_used)
 
 
-def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex) -> Tensor:
+def voxel_density(positions, density, index, *, n_used=None) -> Tensor:
     work = _width(positions, density)
-    return _blended_density(corners(positions, index, work), density, index.empty, work)
+    found = corners(zero_tail(positions, n_used), index, work)
+    return zero_tail(_blended_density(found, density, index.empty, work), n_used)
 
 
 def next_rows(index: VoxelIndex, nodes: Tensor) -> list[Tensor]:
@@ -81,7 +84,9 @@ def next_rows(index: VoxelIndex, nodes: Tensor) -> list[Tensor]:
     return result
 
 
-def voxel_variation(tables: VoxelTables, index: VoxelIndex, nodes: Tensor, chosen: Tensor, *, n_basis: int) -> Tensor:
+def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
+    buffers = (None, None) if sink is None else sink.buffers
+    tables = VoxelTables(*(redirect(table, None, buffer) for table, buffer in zip(tables, buffers, strict=True)))
     if chosen.shape[0] == 0:
         return (tables.density[:1] * 0.0).expand(2)
     rows = next_rows(index, nodes[chosen])

@@ -26,10 +26,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._sink import redirect, zero_tail
 from .._triton import CompileCase, check_kernel_float, clamp_unit, load_point, used_rows
 from .._triton.launch import cdiv, launchable, next_power_of_2
-from . import VoxelIndex, VoxelTables, blocks_per_axis, reference
+from . import FLOOR, VoxelIndex, blocks_per_axis, reference
 
 BLOCK, WARPS = 64, 4
 DENSITY_BLOCK = 256
@@ -294,10 +293,8 @@ def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
 def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:
     check_kernel_float(positions=positions, basis=basis, half=half, **tables._asdict())
     if torch.are_deterministic_algorithms_enabled() and torch.is_grad_enabled():
-        buffers, flag = ((None, None), None) if sink is None else (sink.buffers, sink.found_inf)
-        own = [redirect(t, h, b, flag) for t, h, b in zip(tables, (None, half), buffers, strict=True)]
-        places = zero_tail(positions, n_used)
-        return zero_tail(reference.voxel_lookup(places, basis, ray_indices, VoxelTables(*own), index), n_used)
+        options = {"half": half, "sink": sink, "n_used": n_used}
+        return reference.voxel_lookup(positions, basis, ray_indices, tables, index, **options)
     density, color = (table.contiguous() for table in tables)
     half = None if half is None else half.detach().contiguous()
     rays, wide = ray_indices.contiguous(), basis.contiguous()
@@ -391,7 +388,7 @@ def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, c
     return {
         "p_table": table, "p_chosen": chosen, "p_nodes": nodes, "p_blocks": index.blocks, "p_rows": index.rows,
         "n": chosen.shape[0], "resolution": index.resolution, "side": blocks_per_axis(index.resolution),
-        "floor": reference.FLOOR, "C": width, "PC": next_power_of_2(width), "CHANNELS": channels,
+        "floor": FLOOR, "C": width, "PC": next_power_of_2(width), "CHANNELS": channels,
         "BLOCK": VARIATION_BLOCK, "num_warps": WARPS,
     }  # fmt: skip
 
@@ -430,9 +427,7 @@ class _Variation(torch.autograd.Function):
 def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
     check_kernel_float(**tables._asdict())
     if torch.are_deterministic_algorithms_enabled():
-        buffers = (None, None) if sink is None else sink.buffers
-        own = VoxelTables(*(redirect(table, None, buffer) for table, buffer in zip(tables, buffers, strict=True)))
-        return reference.voxel_variation(own, index, nodes, chosen, n_basis=n_basis)
+        return reference.voxel_variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)
     density, color = (table.contiguous() for table in tables)
     return _Variation.apply(density, color, index, nodes, chosen.contiguous(), n_basis, sink)
 
