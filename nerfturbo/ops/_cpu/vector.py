@@ -1,6 +1,4 @@
-"""The one operation on memory that several threads of a kernel may do at a time.
-
-Short vectors of float32 inside numba kernels.
+"""Short vectors of float32 inside numba kernels.
 
 numba has no such type, and its compiler rarely finds the vectors in scalar code that gathers or that multiplies small
 matrices. Each function here emits one or two LLVM instructions, for any processor. The length is the length of a

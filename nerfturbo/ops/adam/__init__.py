@@ -1,16 +1,12 @@
-"""Adam on flat buffers, in place and without a host read: made for a captured training step.
+"""Adam on flat buffers and the counters of a captured step: in place, without a host read.
 
     g = gradient / grad_scale                      (+ weight_decay * p, unless decoupled)
     m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
     p = p - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)      (decoupled: and p -= lr * weight_decay * p)
 
 One pass over memory does all of it: unscale, update the fp32 master, write its half copy, zero the gradient. A step
-that `found_inf` marks as non-finite changes nothing but the gradient, which is zeroed all the same.
-
-The counters of a training run that live on the device, advanced once a step without reading anything back.
-
-A captured step cannot ask the host how many rays to draw next or where to log: it keeps both here. `record_step` writes
-one row of the ring and chooses the next number of rays so that the sample budget stays full.
+that `found_inf` marks as non-finite changes nothing but the gradient, which is zeroed all the same. `record_step` logs
+a step in a ring on the device and chooses the next number of rays so that the sample budget stays full.
 """
 
 from __future__ import annotations

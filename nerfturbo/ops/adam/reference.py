@@ -1,7 +1,4 @@
-"""Adam in plain torch, in place; a skipped step is a selection, not a branch, so nothing is read back.
-
-Counters by scalar tensor arithmetic.
-"""
+"""Adam and the step's counters in plain torch; a skipped step is a selection, not a branch: nothing is read back."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
-"""Adam in one pass over memory.
+"""Adam in one pass over memory, and the step's counters in one launch of one program.
 
 One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. The master,
-its moments and the gradient are read once; master, moments, half copy and the zeroed gradient are written once: 34
-bytes per parameter with an fp32 gradient, 30 with a half one. With `skip_untouched`, rows of four without gradient
-read and write nothing else. The non-finite flag is read before the first write, so a skipped step is skipped
-everywhere.
+its moments and the gradient are read once; master, moments, half copy and the zeroed gradient are written once. With
+`skip_untouched`, rows of four without gradient read and write nothing else. The non-finite flag is read before the
+first write, so a skipped step is skipped everywhere.
 
-dtypes: fp32 master; moments, gradient and copy of any float type; fp32 arithmetic. Deterministic. Formulas:
-docs/ops/adam.md.
-
-The step's counters in one launch of one program. No atomics; everything is fp32 or integer.
+dtypes: fp32 master; moments, gradient and copy of any float type; fp32 arithmetic. Deterministic, no atomics.
 """
 
 from __future__ import annotations

@@ -8,22 +8,18 @@
 Samples with alpha_i < alpha_thre are skipped: no weight and no attenuation. From the first sample with
 T_i < early_stop_eps on, a ray has no weight. Both are masks: no gradient passes through them.
 
-As many samples as a ray needs: neighbours that together add little become one, drawn from them by chance.
+`merge_weak_samples`: neighbours that together add little become one, drawn from them by chance.
 
     tau_i  = density_i (t_end_i - t_start_i)         of the samples that light reaches, in order along their ray
-    w_i    = T_i (1 - exp(-tau_i))                   weight of sample i, as in `composite`
     runs   : from the front, sample i joins the run before it unless that has four, or its weight would pass `weight`
     keep   one sample of every run, sample i with probability w_i / (sum of w over the run)
     length : tau of the whole run over the density of the kept sample, about its own middle
 
 A run as thick as its samples were together passes the light they passed: the transmittance behind every run is what it
-was, not only on average, and so is the weight of the run, the sum of w. With the kept sample's colour in proportion to
-w, the expected colour of the ray is exactly its colour, and what chance adds is no more than `weight` times the
-difference of colours within one run. Gradients are right on average to first order in a run's thickness. A sample of
-more than `weight` is a run of its own: surfaces keep all their samples, fog and what lies behind a surface few.
-
-Runs end at four for the optimizer's sake. Adam steps as far for a large gradient as for a small one, so that features
-that are visited once in n steps learn n times as slowly, however right their gradient is on average.
+was, and so is the run's weight. With the kept sample's colour in proportion to w, the expected colour of the ray is
+exactly its colour. Gradients are right on average to first order in a run's thickness. A sample of more than `weight`
+is a run of its own: surfaces keep all their samples, fog and what lies behind a surface few. Runs end at four, since
+Adam steps as far for a large gradient as for a small one: features visited once in n steps learn n times as slowly.
 
 A decision is one byte per sample, 0 for a sample that is left out, otherwise 1 + 16 log2(stretch), rounded: lengths are
 right within 2.2%, and to the bit for a sample that stands for itself alone. `compact` reads it.
@@ -71,11 +67,8 @@ def composite(
     0.8647
     """
     _check(density, rgb, samples)
-    return Composited(
-        *implementation("composite", "composite", density)(
-            density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
-        )
-    )
+    run = implementation("composite", "composite", density)
+    return Composited(*run(density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre))
 
 
 def composite_pixels(
@@ -119,9 +112,8 @@ def visibility(
     """
     check_tensor("density", density, (samples.capacity,))
     check_device(density=density, t_starts=samples.t_starts)
-    return implementation("composite", "visibility", density)(
-        density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
-    )
+    test = implementation("composite", "visibility", density)
+    return test(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
 
 
 def _check(density: Tensor, rgb: Tensor, samples: PackedSamples) -> None:

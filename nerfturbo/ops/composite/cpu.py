@@ -1,20 +1,17 @@
-"""Compositing along rays, forward and analytic backward, and the visibility test.
+"""Compositing along rays, forward and analytic backward, the visibility test, and runs of weak samples.
 
-Decomposition: a task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the
-first). With e_i = 1 - alpha_i and g_i the gradient that reaches weight i through all four results,
+A task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the first). With
+e_i = 1 - alpha_i and g_i the gradient that reaches weight i through all four results,
 
     dL/ddensity_i = length_i * (T_i e_i g_i - sum_{j > i} w_j g_j),        dL/drgb_i = w_i * dL/drgb.
 
 The forward keeps T_i e_i for the backward, -1 where a threshold took the weight away. fp32 whatever comes in; gradients
 in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
-
-Runs of samples, each ray walked from first to last. fp32; a task is a chunk of rays; deterministic.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -93,9 +90,7 @@ def _intervals(samples: PackedSamples) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 class _Composite(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, density: Tensor, rgb: Tensor, samples: PackedSamples, eps: float, threshold: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx, density, rgb, samples, eps, threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n_rays, used = samples.n_rays, int(samples.offsets[-1])
         out_rgb, out_ray = torch.empty(n_rays, rgb.shape[1]), torch.empty(2, n_rays)
         weights, passed = torch.empty(samples.capacity), torch.empty(samples.capacity)
@@ -110,9 +105,7 @@ class _Composite(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, g_rgb: Tensor, g_opacity: Tensor, g_depth: Tensor, g_weights: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, g_rgb, g_opacity, g_depth, g_weights) -> tuple[Tensor, Tensor, None, None, None]:
         rgb, weights, passed = ctx.saved_tensors
         samples, used = ctx.samples, int(ctx.samples.offsets[-1])
         grad_density, grad_rgb = torch.empty(samples.capacity), torch.empty(rgb.shape)
@@ -126,15 +119,11 @@ class _Composite(torch.autograd.Function):
         return grad_density.to(ctx.dtype), grad_rgb.to(rgb.dtype), None, None, None
 
 
-def composite(
-    density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _Composite.apply(density, rgb, samples, early_stop_eps, float(alpha_thre))
 
 
-def composite_pixels(
-    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def composite_pixels(density, rgb, samples, background) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
 
 

@@ -1,7 +1,4 @@
-"""Compositing by packed scans; gradients by autograd.
-
-Runs of samples, one place along all rays at a time.
-"""
+"""Compositing by packed scans, gradients by autograd; runs of weak samples, one place along all rays at a time."""
 
 from __future__ import annotations
 
@@ -27,9 +24,7 @@ def _transmittance(optical: Tensor, offsets: Tensor) -> Tensor:
     return torch.exp(-packed_cumsum(optical, offsets, exclusive=True, reverse=False))
 
 
-def composite(
-    density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     optical, counted = _optical_depth(density, samples, alpha_thre)
     transmittance = _transmittance(optical, samples.offsets)
     lit = counted & (transmittance.detach() >= early_stop_eps)
@@ -46,9 +41,7 @@ def composite(
     )
 
 
-def composite_pixels(
-    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def composite_pixels(density, rgb, samples, background) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
 
 

@@ -1,4 +1,4 @@
-"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_common`.
+"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_triton`.
 
 A program holds the running transmittance of its rays and walks along them; a scan inside the tile gives the product of
 (1 - alpha) before each sample. The second axis of the forward's grid takes further groups of channels, which
@@ -7,13 +7,8 @@ repeat the scan. The backward recomputes what the forward knew: with g_i = dL/dw
     dL/ddensity_i = length_i * (T_i * (1 - alpha_i) * g_i - sum_{j > i} w_j g_j),    dL/drgb_i = w_i * dL/drgb
 
 (docs/ops/composite.md). A background b adds (1 - opacity) * b to a ray's colour, so that each colour above counts as
-rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the inputs' dtype and layout,
-zero in the tail. No atomics.
-
-Runs of samples: one lane a ray, from its first sample to its last. fp32; no atomics, deterministic.
-
-A lane reads neighbouring places one after the other, so that all but each 32nd read finds its line in the cache. A
-run is written when it ends, one byte at the row that was drawn from it.
+rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the inputs' dtype and layout, zero in the
+tail. Weak samples: one lane a ray; a run is written when it ends, one byte at the row that was drawn. No atomics.
 """
 
 from __future__ import annotations
@@ -333,16 +328,12 @@ def _through_mean(grads: Sequence[Tensor | None], opacity: Tensor, mean: Tensor)
     return grad_rgb, extra if grad_opacity is None else grad_opacity + extra, grad_sum, grad_weights
 
 
-def composite_pixels(
-    density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def composite_pixels(density, rgb, samples, background) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_kernel_float(density=density, rgb=rgb, background=background)
     return _Composite.apply(density, rgb, *intervals(samples), 0.0, 0.0, background, True)
 
 
-def composite(
-    density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_kernel_float(density=density, rgb=rgb)
     return _Composite.apply(density, rgb, *intervals(samples), float(early_stop_eps), alpha_thre, None, False)
 

@@ -88,11 +88,8 @@ def composite_loss(
     )
     if gradient_scale is not None:
         check_shape("gradient_scale", gradient_scale, ())
-    return CompositedLoss(
-        *implementation("composite_loss", "composite_loss", raw)(
-            raw, samples, background, target, rule=rule, gradient_scale=gradient_scale
-        )
-    )
+    run = implementation("composite_loss", "composite_loss", raw)
+    return CompositedLoss(*run(raw, samples, background, target, rule=rule, gradient_scale=gradient_scale))
 
 
 SURE = 1e-4  # opacities nearer than this to 0 or 1 are left alone

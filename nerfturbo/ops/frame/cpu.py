@@ -26,28 +26,13 @@ from ..march.cpu import (
     _rule,
     summarize_grid,
 )
+from ..positions.cpu import box_interval
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
 CHUNK = 256  # rays
 ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 SPAN = np.float32(WINDOW)
-_FIRST_TINY = np.finfo(np.float32).tiny
 __all__ = ["absorb_samples", "next_samples", "summarize_grid"]
-
-
-@jit(exact=True, inner=True)
-def _interval(origin, direction, box, near, far):
-    """t_min and t_max inside the box, equal for rays that miss; the operations of `ray_aabb`."""
-    start, end = near, far
-    for axis in range(3):
-        d = direction[axis]
-        if abs(d) < _FIRST_TINY:
-            d = _FIRST_TINY
-        a, b = (box[0, axis] - origin[axis]) / d, (box[1, axis] - origin[axis]) / d
-        if not (a == a and b == b):
-            return near, near
-        start, end = max(start, min(a, b)), min(end, max(a, b))
-    return start, end
 
 
 @jit(exact=True, inner=True)
@@ -94,7 +79,7 @@ def _find_all(
     """Places start ... end - 1 of the queue; limits (3,) are least, most and growth."""
     for place in range(start, end):
         ray = queue[place]
-        t_min, t_max = _interval(origins[ray], directions[ray], box, near, far)
+        t_min, t_max = box_interval(origins[ray], directions[ray], box, near, far)
         counts[place], steps[place] = 0, -ONE
         if t_max > t_min:
             limit = min(max(np.float32(math.floor(state[ray, TAKEN] * limits[2])), limits[0]), limits[1])

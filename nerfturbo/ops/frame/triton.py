@@ -1,16 +1,11 @@
-"""The walk of a front-to-back round: each lane follows one ray through the grid to its next few samples.
+"""Front-to-back rounds: two launches a round besides the field's, one for the samples, one for compositing them.
 
-Rays of an image that follow each other in the queue see the same cells, so lanes of a warp stay together. A lane
-tests one lattice step at a time, with `march`'s own test, and leaps over what cannot hold a sample: to the last step
-inside an empty cell, or as far as the blocks around are known to be empty.
-
-Front-to-back rounds: two launches a round besides the field's, one for the samples, one for compositing them.
-
-Samples: one lane per place of the queue walks to its ray's next samples (`_frame_walk`) and keeps them as a lattice
-step and a word of bits, in registers; one atomic add per program of BLOCK rays then hands out rows, so that samples
-lie without gaps, and the lanes write them. A program for which there is no room leaves its rays as they were.
-Compositing: one lane per place; the weights of its few samples pass through memory once, so that any number of channels
-is summed by the same loop. Survivors enter the next queue by one atomic add per program.
+Samples: one lane per place of the queue walks to its ray's next samples and keeps them as a lattice step and a word of
+bits, in registers; one atomic add per program of BLOCK rays then hands out rows, so that samples lie without gaps. A
+lane tests one lattice step at a time, with `march`'s own test, and leaps over what cannot hold a sample: to the last
+step inside an empty cell, or as far as the blocks around are known to be empty. A program for which there is no room
+leaves its rays as they were. Compositing: one lane per place; the weights of its few samples pass through memory once,
+so that any number of channels is summed by the same loop. Survivors enter the next queue by one atomic add.
 
 Programs are as many as the device holds and share the blocks of the queue: queues shrink, launches do not. Some walks
 are ten times as long as others, so walking programs draw their next block from a counter. Which rows and places a ray

@@ -5,12 +5,11 @@ lands at p = x * s_l + 0.5, so that the nodes of different levels do not coincid
 corner nodes are looked up and blended by the fraction p - floor(p). A level whose nodes fit the table is stored
 densely (x fastest); a finer one is hashed: (x * 1) xor (y * 2654435761) xor (z * 805459861), modulo the table's size.
 
-Scale-aware hash features: a level counts less for a sample whose footprint is wider than the level's cells.
+`fade_levels`: a level counts less for a sample whose footprint is wider than the level's cells (Zip-NeRF),
 
-    weight_l = erf(1 / (sqrt(8) * footprint * s_l))        s_l: cells of level l per unit of position
+    weight_l = erf(1 / (sqrt(8) * footprint * s_l))
 
-`footprint` is the standard deviation of the region that a sample stands for, in the unit of positions; the weight is
-that of a Gaussian within a cell about its middle (Zip-NeRF). A footprint of 0 leaves features as they are.
+with `footprint` the standard deviation of the region that a sample stands for, in the unit of positions.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """Hash encoding: eight look-ups per level and point, blended; and the scatter of their gradients.
 
-Layout: positions are clamped and stored (3, n) once; the encoding and its gradient are stored (levels * features, n)
-and handed out transposed, so that each level reads and writes streams. A level's slice of the table then stays in a
-core's cache while all points pass through it.
+Positions are clamped and stored (3, n) once; the encoding and its gradient are stored (levels * features, n) and handed
+out transposed, so that each level reads and writes streams, and its slice of the table stays in a core's cache while
+all points pass through it. A block of points first gets its table rows and fractions, which compiles to vector
+instructions; then each point loads its eight rows as vectors of n_features. Forward: a task = one level and a chunk of
+points. Backward to the table: a task = one level, whose slice nobody else touches: no atomics, and the finest, slowest
+levels go first so that threads end together. Backward to positions and fading: a task = a chunk of points.
 
-Decomposition: a block of points first gets its table rows and fractions, which compiles to vector instructions; then
-each point loads its eight rows as vectors of n_features. Forward: a task = one level and a chunk of points. Backward
-to the table: a task = one level, whose slice nobody else touches: no atomics, and the finest, slowest levels go first
-so that threads end together. Backward to positions: a task = a chunk of points.
-
-Dtypes: fp32 inside; half tables are widened once per call. Deterministic.
-
-Level weights, sample by sample. fp32 inside; the result has the encoding's dtype and is stored row by row.
-
-Decomposition: a task = a chunk of samples. The backward is the forward on the gradient.
+fp32 inside; half tables are widened once per call. Deterministic.
 """
 
 from __future__ import annotations
@@ -29,7 +23,6 @@ from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
 from .._cpu.vector import add_to, dot, lerp, load, load_column, multiply_add, scale, store_column, total, zeros
-from .._sink import GradientSink
 from . import PRIMES, HashLayout
 
 BLOCK = 128  # points whose rows and fractions are held at a time: they stay in the first-level cache
@@ -233,9 +226,7 @@ class _HashEncode(torch.autograd.Function):
         return to_positions, to_table, None, None, None, None  # positions, table, values, layout, n_used, sink
 
 
-def _table_gradient(
-    unit: Tensor, columns: np.ndarray, layout: HashLayout, sink: GradientSink | None, n_used: int
-) -> Tensor | None:
+def _table_gradient(unit, columns, layout, sink, n_used) -> Tensor | None:
     """A new gradient, or None after adding it to the sink's buffer."""
     buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
     target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer

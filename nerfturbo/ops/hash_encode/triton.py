@@ -1,35 +1,21 @@
-"""The arithmetic of the hash grid that its kernels share: cells, table rows, level constants on the device.
+"""Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
 
-Gradient of the hash encoding to its table: weight times incoming gradient, added to eight corners per sample.
+Forward: one program = BLOCK samples of one level, level fastest in the grid, so that neighbouring programs read the
+same positions. The two corners along x are neighbours in the table wherever `row0 ^ row1 == 1` (the first hash prime
+is 1), and one load of 2 F numbers fetches both; where they are not, a second load of F numbers is predicated on. The
+result is stored feature-major: an (n_levels * F, n) buffer, transposed. Backward to positions: one program = BLOCK
+samples, all levels in turn, so no atomics. Fading: one pass over the encoding; its backward is itself on the gradient.
 
-One program = BLOCK samples of one level, level fastest in the grid. Atomic additions, which are not deterministic:
-
+Backward to the table: as the forward, by atomic additions, which are not deterministic:
 - PAIR: the two corners along x that are neighbours in the table go out as one block of 2 F numbers, which becomes a
   vector atomic (fp32: compute capability 9.0 and up; fp16: two numbers everywhere, more from 9.0 on). Where fp32
   vectors are missing, pairs win nothing and each corner goes out alone.
 - RUNS: on coarse levels consecutive samples of a ray share a cell, and thousands of atomics would queue for few rows.
   A segmented scan over the samples of one warp adds them up first; only the last sample of a run writes.
-- FIXED, the deterministic mode: sums are int64 fixed-point numbers, and integer addition knows no order. The scale is
-  a power of two from the largest incoming gradient, so that the sum cannot overflow and keeps ~40 bits. It costs 8
-  bytes per number of the table, one more pass over it, and scalar 64-bit atomics.
+- A scale, in deterministic mode: sums are int64 fixed-point numbers, and integer addition knows no order. The scale is
+  a power of two from the largest incoming gradient, so that the sum cannot overflow and keeps ~40 bits.
 
-Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
-
-Forward: one program = BLOCK samples of one level, level fastest in the grid, so that neighbouring programs read the
-same positions. The two corners along x are neighbours in the table wherever `row0 ^ row1 == 1` (the first hash prime
-is 1), and one load of 2 F numbers fetches both; where they are not, a second load of F numbers is predicated on. The
-result is stored feature-major: an (n_levels * F, n) buffer, transposed.
-
-Backward to the table: `_hash_backward.py`. Backward to positions: one program = BLOCK samples, all levels in turn, so
-no atomics.
-
-dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Forward and position gradients are
-deterministic. Derivation: docs/ops/hash_encode.md.
-
-Level weights in one pass over the encoding: one program = BLOCK samples of one level.
-
-Encoding fp16/bf16/fp32 with any strides (feature-major from `hash_encode`); the result has its dtype and layout; fp32
-inside. The backward is the forward on the gradient. No atomics.
+dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Derivation: docs/ops/hash_encode.md.
 """
 
 from __future__ import annotations
@@ -378,9 +364,7 @@ def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used:
     return out
 
 
-def positions_gradient(
-    positions: Tensor, table: Tensor, grad: Tensor, layout: HashLayout, n_used: Tensor | None
-) -> Tensor:
+def positions_gradient(positions, table, grad, layout, n_used) -> Tensor:
     n = positions.shape[0]
     out = torch.empty(3, n, dtype=torch.float32, device=positions.device)
     if n:

@@ -1,14 +1,10 @@
-"""Intervals along rays: distances, positions and weights in one walk along each ray, and the gradient in one back.
+"""Step functions along rays: a task = a chunk of rays, each walked once, and once back for the gradient. Deterministic.
 
-Decomposition: a task = a chunk of rays. fp32. With `passed` the light that leaves an interval and g = dL/dw,
+With `passed` the light that leaves an interval and g = dL/dw,
 
     dL/ddensity_i = length_i (passed_i g_i - sum_{j > i} w_j g_j).
 
-Deterministic.
-
-Inversion of the cumulative weight: targets rise along a ray, so one walk over its bins serves them all.
-
-Decomposition: a task = a chunk of rays. Sums in fp64, results fp32. Deterministic.
+fp32; cumulative weights in fp64. Targets rise along a ray, so one walk over its bins serves them all.
 """
 
 from __future__ import annotations
@@ -159,9 +155,7 @@ def _invert(first, last, edges, weights, jitter, padding, out):
 
 
 @torch.no_grad()
-def importance_sample(
-    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None, padding: float
-) -> Tensor:
+def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     n_rays = edges.shape[0]
     shift = torch.full((n_rays, 1), 0.5) if jitter is None else jitter
     out = torch.empty(n_rays, n_samples + 1)

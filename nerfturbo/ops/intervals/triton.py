@@ -1,4 +1,4 @@
-"""Intervals along rays: one launch for distances and positions, one for weights, one for their gradient.
+"""Step functions along rays: a launch each for distances and positions, weights, their gradient; two to draw.
 
 Placing: one program = BLOCK intervals of any rays; each computes both its ends, which costs less than to fetch one.
 Weights: a program owns a tile of rays and walks along them, STEPS intervals at a time; the gradient walks back. With
@@ -6,12 +6,8 @@ Weights: a program owns a tile of rays and walks along them, STEPS intervals at 
 
     dL/ddensity_i = length_i (passed_i g_i - sum_{j > i} w_j g_j).
 
-Densities fp16/bf16/fp32, fp32 inside, weights fp32. No atomics.
-
-Importance sampling in two launches: cumulative weights per ray, then a binary search per new edge.
-
-The first program owns a tile of rays and scans their bins; rays without weight use the bins' lengths. The second owns
-BLOCK new edges of any rays and halves its interval SEARCH times. Inputs fp16/bf16/fp32, fp32 inside. No atomics.
+Drawing: a program scans the bins of a tile of rays; then one program = BLOCK new edges of any rays, each found by
+halving its interval. Inputs fp16/bf16/fp32, fp32 inside. No atomics.
 """
 
 from __future__ import annotations

@@ -5,13 +5,9 @@ the brick. Decisions use the reference's float32 operations in its order, withou
 short of the cell's face by more than rounding can move a point: every point that it passes would have been found in the
 same cell. (With a cone angle the two exponentials may round differently in the last bit.)
 
-Decomposition: a task = a chunk of rays. Count (which also notes each ray's first and last sample, so that writing need
-not search), prefix sum over whole rays, write. fp32; deterministic.
-
-The occupancy grid's running maximum and bits.
-
-Decomposition: a task = a chunk of cells or of words of 32. Cells may repeat: all old values are read before any decays,
-and the maximum is atomic. fp32, the mean summed in fp64 in a fixed order: deterministic.
+A task = a chunk of rays. Count (which also notes each ray's first and last sample, so that writing need not search),
+prefix sum over whole rays, write. The occupancy grid: a task = a chunk of cells or of words of 32. Cells may repeat:
+all old values are read before any decays, and the maximum is atomic. fp32, the mean in fp64; deterministic.
 """
 
 from __future__ import annotations

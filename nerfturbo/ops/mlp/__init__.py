@@ -1,9 +1,7 @@
-"""Small fully-connected networks without biases, the kind that follows a hash grid.
+"""Fully-connected networks: small ones without biases behind a hash grid, wide ones with biases as in NeRF.
 
-Deep, wide fully-connected networks with biases, the kind that the original NeRF is made of.
-
-Here the matrices are large enough for the vendor's matrix library; what costs time besides is memory traffic, so bias
-and ReLU run inside the products and the ReLU's backward shares one pass with the biases' gradients.
+Of wide ones the matrices are large enough for the vendor's matrix library; what costs time besides is memory traffic,
+so bias and ReLU run inside the products and the ReLU's backward shares one pass with the biases' gradients.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Small dense layers on blocks of points that stay in cache: what the networks' kernels are made of.
+"""Small networks, a block of points at a time: hidden layers stay in cache, ReLU costs no pass of its own.
 
 A block holds POINTS points; an activation is (features, POINTS) with the points contiguous, so that one vector holds
 one feature of several points and no product needs a reduction. Feature counts are padded to multiples of 4 with zeros.
 Weights are packed four outputs at a time (forward) and four inputs at a time (backward), in the order in which the
-inner loops read them. The inner loops keep sixteen 4-lane registers of sums, which reaches about 90% of a core's peak.
+inner loops read them; these keep sixteen 4-lane registers of sums, about 90% of a core's peak.
 
-Small networks, a block of points at a time (`_layers`): hidden layers stay in cache, ReLU costs no pass of its own.
-
-Decomposition: a task = a chunk of blocks. The backward computes the hidden layers again and writes each gradient over
-the activation it belongs to; every chunk sums its own weight gradients and the chunks are added in order:
-deterministic. fp32; wide layers, where blocks no longer fit a core's cache, and halves are left to torch's products.
+A task = a chunk of blocks. The backward computes the hidden layers again and writes each gradient over the activation
+it belongs to; every chunk sums its own weight gradients and the chunks are added in order: deterministic. fp32; wide
+layers, where blocks no longer fit a core's cache, and halves are left to torch's products.
 """
 
 from __future__ import annotations
@@ -85,9 +83,7 @@ def by_features(tensor: Tensor) -> tuple[np.ndarray, bool]:
     return array(tensor), True
 
 
-def weight_gradients(
-    flat: np.ndarray, layers: Layers, weights: list[Tensor], sink: GradientSink | None
-) -> list[Tensor | None]:
+def weight_gradients(flat, layers, weights, sink) -> list[Tensor | None]:
     """One gradient per matrix for autograd; with a sink they are added to its buffers instead."""
     grads = []
     for k, (n_out, n_in) in enumerate(weight.shape for weight in weights):
@@ -294,9 +290,7 @@ class _FusedMlp(torch.autograd.Function):
         return to_inputs.t() if ctx.needs_input_grad[0] else None, None, None, *own
 
 
-def fused_mlp(
-    inputs: Tensor, weights: list[Tensor], *, sink: GradientSink | None = None, n_used: Tensor | None = None
-) -> Tensor:
+def fused_mlp(inputs, weights, *, sink=None, n_used=None) -> Tensor:
     widest = max(max(weight.shape) for weight in weights)
     if inputs.dtype != torch.float32 or widest > WIDEST:
         return reference.fused_mlp(inputs, weights, sink=sink, n_used=n_used)

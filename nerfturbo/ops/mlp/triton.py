@@ -499,9 +499,7 @@ class _FusedMlp(torch.autograd.Function):
         return dx, None, None, *grads  # x, sink, n_used, weights
 
 
-def fused_mlp(
-    inputs: Tensor, weights: list[Tensor], *, sink: GradientSink | None = None, n_used: Tensor | None = None
-) -> Tensor:
+def fused_mlp(inputs, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(inputs=inputs, **{f"weights[{k}]": w for k, w in enumerate(weights)})
     widths = [inputs.shape[1], *(w.shape[0] for w in weights)]
     if len(weights) > MAX_LAYERS or max(widths) > MAX_WIDTH:
@@ -656,9 +654,7 @@ class _WideMlp(torch.autograd.Function):
         return grad_inputs, None, None, *grads_w, *grads_b  # inputs, skip, relu_last, weights, biases
 
 
-def wide_mlp(
-    inputs: Tensor, weights: list[Tensor], biases: list[Tensor], *, skip: int | None, relu_last: bool
-) -> Tensor:
+def wide_mlp(inputs, weights, biases, *, skip, relu_last) -> Tensor:
     check_kernel_float(inputs=inputs, **{f"weights[{k}]": w for k, w in enumerate(weights)})
     check_kernel_float(**{f"biases[{k}]": b for k, b in enumerate(biases)})
     kind = inputs.device.type

@@ -1,22 +1,15 @@
-"""Instant-NGP's two networks, a block of points at a time: hidden layers never leave the cache.
+"""Instant-NGP's two networks, a block of points at a time; and density and visibility in rounds.
 
-Decomposition: a task = a chunk of blocks; a block reads its encodings (feature-major or point-major), looks up its
-rays' directions and runs all five layers (`_layers`). The backward writes each gradient over the activation it belongs
-to; it finds the activations where the forward kept them, or computes them again where that would be too much memory.
-Every chunk sums its own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
+Networks: a task = a chunk of blocks; a block reads its encodings (feature-major or point-major), looks up its rays'
+directions and runs all five layers of `mlp`. The backward writes each gradient over the activation it belongs to; it
+finds the activations where the forward kept them, or computes them again where that would be too much memory. Every
+chunk sums its own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
 
-fp32 inside; half encodings are widened once. Rows past `n_used` are not computed.
+Visibility: a round takes FIRST samples of each ray that still lets light through, the next one twice as many, and so
+on: few rounds for a ray that nothing stops, little wasted on one that stops at once. Within a round all samples pass
+level by level through the encoder and then through the network, which keeps tables in cache.
 
-Instant-NGP from positions: the encoding and both networks, whose kernels keep their blocks in cache.
-
-Density and visibility in rounds: the next few samples of every ray that still lets light through.
-
-A round takes FIRST samples of each ray, the next one twice as many, and so on: few rounds for a ray that nothing stops,
-little wasted on one that stops at once. Within a round all samples pass level by level through the encoder and then
-through the network, as if they were all there is: that keeps tables in cache, which following one ray
-after the other would not.
-
-fp32 whatever comes in; deterministic. Rows that no ray owns are never read.
+fp32 inside; half encodings are widened once. Rows past `n_used`, and rows that no ray owns, are not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Sums, scans and compaction over packed samples: ray i owns rows offsets[i]:offsets[i+1]; the tail is ignored.
-
-Rows by their numbers, with a gradient that does not depend on which thread comes first.
-"""
+"""Sums, scans and compaction over packed samples: ray i owns rows offsets[i]:offsets[i+1]; the tail is ignored."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None
     """Only the samples where `keep` (capacity,) bool is True, in the same order. `capacity` as in `march`.
 
     The number of rays stays; rays that lose all their samples become empty. `n_rays_kept` is the smaller of what
-    marching kept and what fits now. `keep` may also be the codes of `thinning` (capacity,) uint8, which stretch
-    intervals.
+    marching kept and what fits now. `keep` may also be the codes of `merge_weak_samples`, which stretch intervals.
     """
     check_tensor("keep", keep, (samples.capacity,), torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
     check_device(keep=keep, offsets=samples.offsets)

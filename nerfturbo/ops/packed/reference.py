@@ -67,9 +67,7 @@ def fit_offsets(counts: Tensor, capacity: int | None) -> tuple[Tensor, Tensor | 
     return torch.minimum(totals, used).to(torch.int32), kept
 
 
-def scatter_to_capacity(
-    t_starts: Tensor, t_ends: Tensor, offsets: Tensor, *, capacity: int | None, n_rays_kept: Tensor | None
-) -> PackedSamples:
+def scatter_to_capacity(t_starts, t_ends, offsets, *, capacity, n_rays_kept) -> PackedSamples:
     """Cut the tightly packed values to what fits and append a clean tail."""
     length = t_starts.shape[0] if capacity is None else capacity
     ray, used = row_rays(offsets, length)

@@ -1,17 +1,13 @@
-"""From samples per ray to offsets, cut to what fits a capacity: one launch, no atomics, no read-back.
-
-Who counts also leaves the sum of every GROUP rays. Program p owns BLOCK rays and adds up all sums before its own
-itself: more and more reads, but in parallel and from the cache, which for the sizes of a training step beats handing a
-total from program to program. Rays are kept whole from the first on; a program that starts past the overflow looks for
-the place where it happened.
-
-Sums, scans and compaction of packed samples. Layouts and tiles as in `_common`; values fp16/bf16/fp32, fp32 inside.
+"""Sums, scans and compaction of packed samples. Layouts and tiles as in `_triton`; values fp16/bf16/fp32, fp32 inside.
 
 packed_sum     one program sums a tile of rays, up to four channels of them; the backward spreads a ray's gradient.
 packed_cumsum  one program scans a tile of rays; its backward is the same scan in the other direction.
-compact        count per ray, offsets (`_offsets`), write per ray. Nothing is read back when a capacity is given.
+compact        count per ray, offsets, write per ray. Nothing is read back when a capacity is given.
 
-No atomics: results do not depend on the order of programs. Derivations: docs/ops/packed.md.
+Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns FIT_BLOCK rays and adds up
+all sums before its own itself: more reads, but in parallel and from the cache, which for the sizes of a training step
+beats handing a total from program to program. Rays are kept whole from the first on; a program that starts past the
+overflow looks for the place where it happened. No atomics. Derivations: docs/ops/packed.md.
 """
 
 from __future__ import annotations
@@ -105,9 +101,7 @@ def empty_counts(n_rays: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return counts, torch.empty(cdiv(n_rays, GROUP), dtype=torch.int32, device=device)
 
 
-def fit_offsets(
-    counts: Tensor, sums: Tensor, capacity: int | None, limit: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
+def fit_offsets(counts, sums, capacity, limit=None) -> tuple[Tensor, Tensor | None]:
     """offsets (n_rays + 1,) int32 and, for a fixed capacity, how many whole rays fit, at most `limit`: () int32."""
     n_rays, device = counts.shape[0], counts.device
     kept = None if capacity is None else torch.empty((), dtype=torch.int32, device=device)

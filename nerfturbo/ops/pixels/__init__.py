@@ -133,12 +133,8 @@ def choose_pixels(
     check_tensor("offsets", offsets, (widths.shape[0] + 1,), torch.int64)
     words, ends = None if mask is None else mask.words, None if guide is None else guide.ends
     check_device(offsets=offsets, widths=widths, mask=words, guide=ends)
-    probe = torch.empty(0, device=offsets.device)
-    return ChosenPixels(
-        *implementation("pixels", "choose_pixels", probe)(
-            offsets, widths, n_rays, mask=mask, guide=guide, seed=seed, step=step, first=first
-        )
-    )
+    choose = implementation("pixels", "choose_pixels", offsets)
+    return ChosenPixels(*choose(offsets, widths, n_rays, mask=mask, guide=guide, seed=seed, step=step, first=first))
 
 
 @dataclass(frozen=True)
@@ -204,11 +200,9 @@ def draw_pixels(
     if indices is not None:
         check_tensor("indices", indices, (n_rays,), torch.int64)
         check_device(pixels=pool.pixels, indices=indices)
-    return DrawnPixels(
-        *implementation("pixels", "draw_pixels", pool.poses)(
-            pool, n_rays, seed=seed, step=step, first=first, indices=indices, spread=float(spread), strata=strata
-        )
-    )
+    options = {"indices": indices, "spread": float(spread), "strata": strata}
+    draw = implementation("pixels", "draw_pixels", pool.poses)
+    return DrawnPixels(*draw(pool, n_rays, seed=seed, step=step, first=first, **options))
 
 
 def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:

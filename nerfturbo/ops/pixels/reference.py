@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..random import Stream
 from ..random.reference import random_uniform
-from . import WORD, PixelGuide, PixelMask
+from . import WORD, PixelMask
 
 BITS = 24  # of a float32 uniform
 
@@ -41,9 +41,7 @@ def _nth_drawable(mask: PixelMask, rank: Tensor) -> Tensor:
     return word * WORD + (bits.cumsum(-1) <= rest[:, None]).sum(-1)
 
 
-def _guided(
-    offsets: Tensor, widths: Tensor, words: Tensor, mask: PixelMask | None, guide: PixelGuide
-) -> tuple[Tensor, Tensor, Tensor]:
+def _guided(offsets, widths, words, mask, guide) -> tuple[Tensor, Tensor, Tensor]:
     total = guide.ends[-1]
     tile = torch.searchsorted(guide.ends, scale(words, total), right=True)
     share = guide.ends[tile] - torch.where(tile > 0, guide.ends[(tile - 1).clamp_min(0)], 0)

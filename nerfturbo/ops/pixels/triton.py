@@ -1,13 +1,6 @@
-"""Pixel choice in Triton: random bits and binary searches in one launch, integers throughout.
+"""Pixels and their rays: random bits, binary searches, camera and colour in one launch; a program = BLOCK rays.
 
-One program = BLOCK rays. The pixels equal the reference's bit for bit, the weights to rounding (fp32 here). No atomics.
-
-Pixel draws in Triton: random bits, binary search for the picture, camera and colour in one launch.
-
-One program = BLOCK rays. Integers decide the pixel, so the draws equal the reference bit for bit; directions agree to
-rounding. No atomics.
-
-Rays of a picture in one launch: one program = BLOCK pixels. fp32, no atomics.
+Integers decide the pixel, so that the draws equal the reference bit for bit; weights and rays to rounding. No atomics.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Unbounded space into a ball of radius 2, so that a finite grid or encoding can cover all of it.
+"""Where samples lie: rays and boxes, positions along rays, and unbounded space contracted into a ball of radius 2.
 
 Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Distances far away shrink as 1 / |x|^2, as
-the pixels that see them do. A few operations per number, the same plain torch on every device.
-
-Where rays enter and leave a box.
-
-Where the samples lie in space.
+the pixels that see them do.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""The contraction of space inside kernels that make positions.
+"""Box intervals and sample positions: a task = a chunk of rays or samples. fp32.
 
-The slab test, a chunk of rays per task.
-
-Compiled without fused multiply-add and in the reference's order of operations: the marching kernel builds on t_min and
-t_max and promises the reference's samples to the bit. fp32.
-
-Where samples lie, stored (3, capacity) and handed out transposed, as the encoder reads it.
-
-Decomposition: a task = a chunk of samples. fp32; the backward to rays, which only camera refinement asks for, is plain
-torch, and comes without a contraction.
+Intervals are compiled without fused multiply-add and in the reference's order of operations: the marching kernel builds
+on them and promises the reference's samples to the bit. Positions are stored (3, capacity) and handed out transposed,
+as the encoder reads them; their backward to rays, which only camera refinement asks for, is plain torch.
 """
 
 from __future__ import annotations
@@ -21,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...types import Aabb, PackedSamples
+from ...types import Aabb
 from .._cpu import array, as_float32, jit, launch
-from . import Contraction, reference
+from . import reference
 
 FOLDS = ("none", "sphere", "cube")
 QUARTER, HALF, ONE, TWO = np.float32(0.25), np.float32(0.5), np.float32(1.0), np.float32(2.0)
@@ -44,20 +38,25 @@ BOX_CHUNK = 8192
 _TINY = np.finfo(np.float32).tiny
 
 
+@jit(exact=True, inner=True)
+def box_interval(origin, direction, box, near, far):
+    """t_min and t_max inside the box, both near for rays that miss."""
+    start, end = near, far
+    for axis in range(3):
+        d = direction[axis]
+        if abs(d) < _TINY:
+            d = _TINY
+        a, b = (box[0, axis] - origin[axis]) / d, (box[1, axis] - origin[axis]) / d
+        if not (a == a and b == b):
+            return near, near
+        start, end = max(start, min(a, b)), min(end, max(a, b))
+    return (start, end) if end > start else (near, near)
+
+
 @jit(exact=True)
 def _intersect(first, last, origins, directions, box, near, far, t_min, t_max):
     for i in range(first, last):
-        start, end, valid = near, far, True
-        for axis in range(3):
-            d = directions[i, axis]
-            if abs(d) < _TINY:
-                d = _TINY
-            a, b = (box[0, axis] - origins[i, axis]) / d, (box[1, axis] - origins[i, axis]) / d
-            valid = valid and a == a and b == b
-            start, end = max(start, min(a, b)), min(end, max(a, b))
-        hit = valid and end > start
-        t_min[i] = start if hit else near
-        t_max[i] = end if hit else near
+        t_min[i], t_max[i] = box_interval(origins[i], directions[i], box, near, far)
 
 
 @torch.no_grad()
@@ -86,9 +85,7 @@ def _place(first, last, origins, directions, rays, starts, ends, low, inverse, f
 
 class _SamplePositions(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, origins: Tensor, directions: Tensor, samples: PackedSamples, aabb: Aabb | None, contraction: str
-    ) -> Tensor:
+    def forward(ctx, origins, directions, samples, aabb, contraction) -> Tensor:
         low, inverse = np.zeros(3, np.float32), np.ones(3, np.float32)
         if aabb is not None:
             low, inverse = np.array(aabb.low, np.float32), (1.0 / np.array(aabb.size)).astype(np.float32)
@@ -111,9 +108,7 @@ class _SamplePositions(torch.autograd.Function):
         return to_origins, to_directions, None, None, None  # origins, directions, samples, aabb, contraction
 
 
-def sample_positions(
-    origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None, contraction: Contraction = "none"
-) -> Tensor:
+def sample_positions(origins, directions, samples, *, aabb, contraction="none") -> Tensor:
     types = {origins.dtype, directions.dtype, samples.t_starts.dtype}
     if types != {torch.float32} or samples.n_rays == 0:
         return reference.sample_positions(origins, directions, samples, aabb=aabb, contraction=contraction)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...types import Aabb, PackedSamples
+from ...types import Aabb
 from ..packed import take_rows
-from . import Contraction, fold
+from . import fold
 
 
 @torch.no_grad()
@@ -27,9 +27,7 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
     return torch.where(hit, t_min, outside), torch.where(hit, t_max, outside)
 
 
-def sample_positions(
-    origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None, contraction: Contraction = "none"
-) -> Tensor:
+def sample_positions(origins, directions, samples, *, aabb, contraction="none") -> Tensor:
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
     index = samples.ray_indices.long()

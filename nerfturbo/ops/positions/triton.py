@@ -1,12 +1,7 @@
-"""The contraction of space inside kernels that make positions.
+"""Box intervals and sample positions: one program = BLOCK rays or samples, fp32 inside; a sample gathers its ray.
 
-The slab test: one program intersects BLOCK rays with a box. Inputs fp16/bf16/fp32 with any strides, fp32 inside.
-
-Sample positions in Triton.
-
-One program = BLOCK samples; a sample gathers its ray. The result is stored (3, capacity), handed out transposed, so
-that the encoder reads each axis in one stride. Inputs fp32; no atomics forward. The backward to rays, which only camera
-refinement asks for, is a sum over each ray's samples.
+Positions are stored (3, capacity), handed out transposed, so that the encoder reads each axis in one stride. The
+backward to rays, which only camera refinement asks for, is a sum over each ray's samples.
 """
 
 from __future__ import annotations
@@ -19,11 +14,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...types import Aabb, PackedSamples
+from ...types import Aabb
 from .._triton import CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..packed.triton import packed_sum
-from . import Contraction
 
 FOLDS = {"none": 0, "sphere": 1, "cube": 2}
 
@@ -139,9 +133,7 @@ def _positions_kernel(
     tl.store(p + 2 * capacity.to(tl.int64), z, mask=m_sample)
 
 
-def _launch(
-    origins: Tensor, directions: Tensor, samples: PackedSamples, box: tuple[float, ...], contraction: str
-) -> Tensor:
+def _launch(origins, directions, samples, box, contraction) -> Tensor:
     capacity = samples.capacity
     positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
     if capacity:
@@ -168,9 +160,7 @@ class _SamplePositions(torch.autograd.Function):
         return *grads, None, None, None  # samples, box, contraction: there is none where gradients are asked for
 
 
-def sample_positions(
-    origins: Tensor, directions: Tensor, samples: PackedSamples, *, aabb: Aabb | None, contraction: Contraction = "none"
-) -> Tensor:
+def sample_positions(origins, directions, samples, *, aabb, contraction="none") -> Tensor:
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
     box = unit_box(aabb)

@@ -55,13 +55,9 @@ def _draw(out: Tensor, seed: int, stream: int, step: int | Tensor, first: int) -
     return out
 
 
-def random_bits(
-    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
+def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
     return _draw(torch.empty(n, columns, dtype=torch.int32, device=device), seed, stream, step, first)
 
 
-def random_uniform(
-    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
+def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
     return _draw(torch.empty(n, columns, dtype=torch.float32, device=device), seed, stream, step, first)

@@ -28,15 +28,11 @@ def _philox(n: int, seed: int, stream: int, step: int | Tensor, first: int, devi
     return words
 
 
-def random_bits(
-    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
+def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
     words = torch.stack(_philox(n, seed, stream, step, first, device)[:columns], dim=-1)
     return torch.where(words > 0x7FFFFFFF, words - (1 << 32), words).to(torch.int32)
 
 
-def random_uniform(
-    n: int, *, columns: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
+def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
     words = torch.stack(_philox(n, seed, stream, step, first, device)[:columns], dim=-1)
     return (words >> 8).to(torch.float32) * 2.0**-24

@@ -1,16 +1,10 @@
 """Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back.
 
-Decomposition: a position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the
-gradients to positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of
-the three colours, over all positions: its part of every row is nobody else's, so there are no atomics and the order of
-additions is fixed.
-
-Dtypes: fp32 inside; a half copy of the table is widened once per call. Deterministic.
-
-Total variation of sparse voxels on a CPU: one pass for the value, one for the gradient.
-
-Neighbours of different nodes may be the same, so that the gradient is summed by one thread; the nodes are few (a share
-of all of them a step). fp32 inside, sums in fp64. Deterministic.
+A position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to
+positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three
+colours, over all positions: its part of every row is nobody else's, so there are no atomics and the order of additions
+is fixed. Total variation: neighbours of different nodes may be the same, so one thread sums the gradient; the chosen
+nodes are few. fp32 inside, sums of the variation in fp64. Deterministic.
 """
 
 from __future__ import annotations

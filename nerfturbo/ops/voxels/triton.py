@@ -1,19 +1,13 @@
-"""Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass.
+"""Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass; total variation.
 
 Forward: one program = BLOCK positions. A corner's row comes from two dependent loads, the block's number and the node's
 row in it; both tables of the structure are small and stay in the caches. Rows of the colour table are loaded as
 [BLOCK, PC] tiles, a few lanes a row. Backward to the tables: the same walk, each corner's share added by atomics
 (vectors of four on compute capability 9.0), nothing at all for positions without a gradient. Backward to positions and
-basis: a third kernel, only where asked for.
+basis: a third kernel, only where asked for. Variation: one program = VARIATION_BLOCK nodes with all their channels.
 
 dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights and sums fp32. Table gradients are sums
 by atomics, not deterministic; under torch.use_deterministic_algorithms the reference computes them.
-
-Total variation of sparse voxels in Triton.
-
-One program = BLOCK chosen nodes with all their channels, [BLOCK, PC] tiles of a node and its three next ones. The value
-is a sum per program, added up in order: deterministic. The gradient goes out by atomics into fp32 buffers; under
-torch.use_deterministic_algorithms the reference computes it. Tables fp32.
 """
 
 from __future__ import annotations
@@ -260,32 +254,35 @@ def _sums(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.zeros(table.shape, dtype=torch.float32, device=table.device) for table in tables)
 
 
-def _add_table_gradients(ctx: Any, grad: Tensor, buffers: tuple[Tensor, ...]) -> None:
+def _shared(ctx: Any, grad: Tensor) -> dict[str, Any]:
+    """Arguments of both backward kernels."""
     positions, basis, _, source, rays, n_used = ctx.saved_tensors
-    n = positions.shape[0]
-    if n:
-        _backward_kernel[(cdiv(n, BLOCK),)](
-            p_positions=positions, p_basis=basis, p_rays=rays, p_grad=grad, p_ddensity=buffers[0],
-            p_dcolor=buffers[1], p_found_inf=None if ctx.sink is None else ctx.sink.found_inf, p_used=n_used, n=n,
-            stride_xn=positions.stride(0), stride_xc=positions.stride(1),
-            stride_gn=grad.stride(0), stride_gc=grad.stride(1),
-            **_structure(ctx.index), **_shape(basis.shape[1], source), num_warps=WARPS,
-        )  # fmt: skip
+    return {
+        "p_positions": positions, "p_basis": basis, "p_rays": rays, "p_grad": grad, "p_used": n_used,
+        "n": positions.shape[0], "stride_xn": positions.stride(0), "stride_xc": positions.stride(1),
+        "stride_gn": grad.stride(0), "stride_gc": grad.stride(1), "num_warps": WARPS,
+        **_structure(ctx.index), **_shape(basis.shape[1], source),
+    }  # fmt: skip
+
+
+def _add_table_gradients(ctx: Any, grad: Tensor, buffers: tuple[Tensor, ...]) -> None:
+    if grad.shape[0]:
+        found_inf = None if ctx.sink is None else ctx.sink.found_inf
+        _backward_kernel[(cdiv(grad.shape[0], BLOCK),)](
+            p_ddensity=buffers[0], p_dcolor=buffers[1], p_found_inf=found_inf, **_shared(ctx, grad)
+        )
 
 
 def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients to positions (n, 3) and basis (n_rays, n_basis)."""
-    positions, basis, density, source, rays, n_used = ctx.saved_tensors
+    positions, basis, density, source, _, _ = ctx.saved_tensors
     n = positions.shape[0]
     wide = torch.empty(3, n, dtype=torch.float32, device=positions.device)
     per_ray = torch.zeros(basis.shape, dtype=torch.float32, device=positions.device)
     if n:
         _inputs_kernel[(cdiv(n, BLOCK),)](
-            p_positions=positions, p_basis=basis, p_rays=rays, p_grad=grad, p_density=density, p_color=source,
-            p_out=wide, p_dbasis=per_ray if ctx.needs_input_grad[1] else None, p_used=n_used, n=n,
-            empty=ctx.index.empty, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
-            stride_gn=grad.stride(0), stride_gc=grad.stride(1),
-            **_structure(ctx.index), **_shape(basis.shape[1], source), num_warps=WARPS,
+            p_density=density, p_color=source, p_out=wide, p_dbasis=per_ray if ctx.needs_input_grad[1] else None,
+            empty=ctx.index.empty, **_shared(ctx, grad),
         )  # fmt: skip
     return wide.t(), per_ray
 
