@@ -99,7 +99,7 @@ if __name__ == "__main__":
     _launch.check_pointers = lambda *_: None  # these tensors are the CPU's
     _dispatch.resolve = lambda tensor: "triton"
     ours = InstantNGP(Aabb((-1.0,) * 3, (1.0,) * 3), replace(preset("ngp").field, log2_entries=8, width=16))
-    ours.half_table = ours.encoding.table.detach().half()
+    ours.encoding.half = ours.encoding.table.detach().half()
     grid = nerfacc.OccGridEstimator([-1, -1, -1, 1, 1, 1], resolution=16)
     with zeroed_memory():
         for samples_of_step, n_rays in STEPS:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfturbo.config import CameraConfig, PhotoConfig
+from nerfturbo.config import CameraConfig, GridSamplerConfig, PhotoConfig
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
@@ -22,9 +22,11 @@ N_RAYS = 24
 
 def gradients(device: torch.device) -> dict[str, Tensor]:
     config, scene = tiny_config(), ball_scene()
-    config = replace(config, cameras=CameraConfig(refine=True, focal=True, first_levels=1))
+    config = replace(config, cameras=CameraConfig(refine=True, focal=True))
     config = replace(config, photo=PhotoConfig(exposure=True, appearance=3))
-    config = replace(config, render=replace(config.render, steps_per_diagonal=12, prune=False))
+    config = replace(
+        config, render=replace(config.render, steps_per_diagonal=12), sampler=GridSamplerConfig(prune=False)
+    )
     model, draws = NerfModel(config, SceneBounds.of(scene)), torch.Generator().manual_seed(0)
     assert model.photos is not None
     model.photos.observe(scene.cameras, scene.aabb)

@@ -9,7 +9,15 @@ import torch
 from triton.runtime import interpreter
 
 from nerfturbo import use_backend
-from nerfturbo.config import Config, FieldConfig, GridConfig, RenderConfig, TrainConfig
+from nerfturbo.config import (
+    Config,
+    GridConfig,
+    GridSamplerConfig,
+    NgpConfig,
+    RenderConfig,
+    TrainConfig,
+    VanillaConfig,
+)
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.ops._triton.precompile import zeroed_memory
@@ -21,11 +29,11 @@ from nerfturbo.training.step import run_step
 
 NGP = Config(
     grid=GridConfig(resolution=8),
-    field=FieldConfig(n_levels=2, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32, width=16),
+    field=NgpConfig(n_levels=2, n_features=2, log2_entries=8, max_resolution=32, width=16),
     render=RenderConfig(steps_per_diagonal=32),
-    train=TrainConfig(batch_samples=512, max_rays=32, initial_rays=16, marched_per_trained=2),
+    train=TrainConfig(batch_samples=512, max_rays=64),
 )
-VANILLA = replace(NGP, field=FieldConfig(kind="vanilla", width=32, depth=3), render=replace(NGP.render, prune=False))
+VANILLA = replace(NGP, field=VanillaConfig(width=32, depth=3), sampler=GridSamplerConfig(prune=False))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted here: test_graph.py compiles ahead")
@@ -41,7 +49,7 @@ def test_a_step_without_launches_ends_and_needs_no_result(config: Config, monkey
         state = StepState.create(step=0, n_active=16, length=8, device="cpu")
         for all_cells in (True, False):
             model.grid.update(state.step, model.field.density, all_cells=all_cells)
-        run_step(model, sampler, optimizer, state, RayBudget(512, 1024, 32))
+        run_step(model, sampler, optimizer, state, RayBudget(512, 1024, 64))
     assert len(launches) > 20
     assert all(torch.equal(old, buffer.values) for old, buffer in zip(before, optimizer.buffers, strict=True))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nerfturbo.config import FactorConfig, VanillaConfig, VoxelConfig
 from nerfturbo.ops import use_backend
 from nerfturbo.ops._dispatch import Backend
 from nerfturbo.ops.packed import take_rows
@@ -70,8 +71,13 @@ def test_the_count_sees_the_gradient_of_an_indexed_read() -> None:
 @pytest.mark.parametrize("kind", ["ngp", "vanilla", "factor", "voxels"])
 def test_nothing_in_a_step_adds_in_the_order_of_threads(kind: str, backend: Backend) -> None:
     config = tiny_config(steps=1)
-    config = replace(config, field=replace(config.field, kind=kind), cameras=replace(config.cameras, refine=True))
-    config = replace(config, voxels=replace(config.voxels, resolutions=(16,), subdivide_at=()))
+    field = {
+        "ngp": config.field,
+        "vanilla": VanillaConfig(width=16, depth=3),
+        "factor": FactorConfig(width=16),
+        "voxels": VoxelConfig(resolutions=(16,), subdivide_at=()),
+    }[kind]
+    config = replace(config, field=field, cameras=replace(config.cameras, refine=True))
     with use_backend(backend), Unordered() as seen:
         Trainer(config, ball_scene()).fit()
     assert seen.count == 0
