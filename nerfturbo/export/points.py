@@ -41,33 +41,20 @@ def check_points_path(path: Path, n_points: int) -> None:
         raise InputError("--points", f"1 to {1 << 28}", str(n_points))
 
 
-class _Sighted:
-    """What the cameras saw, for the case that nothing is left of it."""
-
-    def __init__(self) -> None:
-        self.opacity, self.n_inside = 0.0, 0
-        self.corners: list[Tensor] = []  # of what is opaque, wherever it is
-
-    def add(self, opacity: Tensor, points: Tensor, n_inside: int) -> None:
-        """One picture: its pixels' opacity, the places (n, 3) of those that are opaque, and how many are in the box."""
-        self.opacity, self.n_inside = max(self.opacity, float(opacity.max())), self.n_inside + n_inside
-        if points.shape[0]:
-            self.corners += [points.amin(0), points.amax(0)]
-
-    def error(self, box: Aabb) -> InputError:
-        """Why there are no points: nothing opaque, all of it elsewhere, or fog."""
-        expected = "at least one that a camera sees in the box"
-        young = "train it longer: the field is still fog, without surfaces"
-        if not self.corners:
-            got = f"none: no pixel of the training cameras is more than {100.0 * self.opacity:.0f}% opaque"
-            return InputError("points", f"{expected}, {100.0 * SOLID:.0f}% opaque or more", got, young)
-        if self.n_inside == 0:
-            both = torch.stack(self.corners)
-            low, high = ("(" + ", ".join(f"{x:.4g}" for x in corner) + ")" for corner in (both.amin(0), both.amax(0)))
-            hint = f"choose another --box: what they see lies in {low} to {high}"
-            return InputError("points", expected, f"none in {describe_box(box)}", hint)
-        got = f"{self.n_inside} opaque pixels whose depth is a mean over thin fog, where no surface is"
-        return InputError("points", expected, got, young)
+def _no_points(box: Aabb, opacity: float, opaque: Tensor, n_inside: int) -> InputError:
+    """Why there are none: nothing opaque, all of it elsewhere, or fog. `opacity` is the largest of all pixels, `opaque`
+    (n, 3) spans the places of those that are opaque, of which `n_inside` lie in the box."""
+    expected = "at least one that a camera sees in the box"
+    young = "train it longer: the field is still fog, without surfaces"
+    if opaque.shape[0] == 0:
+        got = f"none: no pixel of the training cameras is more than {100.0 * opacity:.0f}% opaque"
+        return InputError("points", f"{expected}, {100.0 * SOLID:.0f}% opaque or more", got, young)
+    if n_inside == 0:
+        low, high = ("(" + ", ".join(f"{x:.4g}" for x in corner) + ")" for corner in (opaque.amin(0), opaque.amax(0)))
+        hint = f"choose another --box: what they see lies in {low} to {high}"
+        return InputError("points", expected, f"none in {describe_box(box)}", hint)
+    got = f"{n_inside} opaque pixels whose depth is a mean over thin fog, where no surface is"
+    return InputError("points", expected, got, young)
 
 
 @torch.no_grad()
@@ -80,14 +67,16 @@ def extract_points(
     scale = min(1.0, math.sqrt(3.0 * n_points / pixels))
     small = cameras if scale == 1.0 else cameras.scaled(max(scale, 16.0 / int(cameras.size.max())))
     low, high = box.tensor(model.device)
-    positions, colors, sighted = [], [], _Sighted()
+    positions, colors, corners, opacity, n_inside = [], [], [torch.zeros(0, 3, device=model.device)], 0.0, 0
     for index in range(len(small)):
         image = model.render_image(small, index)
         rays = small[index].to(model.device).image_rays(0)
         points = rays.origins + rays.directions * image.depth.reshape(-1, 1)
         opaque = image.opacity.reshape(-1) > SOLID
         keep = opaque & (points >= low).all(-1) & (points <= high).all(-1)
-        sighted.add(image.opacity, points[opaque], int(keep.sum()))
+        opacity, n_inside = max(opacity, float(image.opacity.max())), n_inside + int(keep.sum())
+        if bool(opaque.any()):
+            corners += [points[opaque].amin(0, keepdim=True), points[opaque].amax(0, keepdim=True)]
         points, rgb = points[keep], image.rgb.reshape(-1, 3)[keep]
         # At the rim of things the mean depth lies between what is before and what is behind, where nothing is.
         solid = model.field.density(points) * model.grid.step_size > RIM if points.shape[0] else keep[:0]
@@ -96,7 +85,7 @@ def extract_points(
         progress(0.8 * (index + 1) / len(small))
     found, rgb = torch.cat(positions), torch.cat(colors)
     if found.shape[0] == 0:
-        raise sighted.error(box)
+        raise _no_points(box, opacity, torch.cat(corners), n_inside)
     if found.shape[0] > n_points:
         order = torch.randperm(found.shape[0], generator=torch.Generator().manual_seed(0))[:n_points]
         found, rgb = found[order.to(found.device)], rgb[order.to(found.device)]

@@ -25,6 +25,7 @@ NEIGHBOURS = 12  # cells of the 26 around one that make it a hole rather than a 
 CLOSING = 3  # cells a hole may reach in
 SLAB = 1 << 26  # cells looked at in one go
 LEAST_RAYS = 1 << 15
+MERGED = 1 << 24  # samples after which cells are summed up
 COVERED = 0.97  # of the light: below, cells are made coarser by this factor each time, in all by at most that
 COARSER, COARSEST = 1.2, 4.0
 N_DIRECTIONS = 6  # from which the field is asked at a vertex
@@ -95,7 +96,7 @@ def ask_field(
     generator = torch.Generator(device).manual_seed(seed)
     views, pixels = draw_pixels(cameras, n_rays, generator)
     pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
-    gathered = _Cells(lattice, device)
+    parts: list[_Part] = []
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
     if not model.marches:  # which places samples all along a ray, most of them for nothing
         chunk //= 4
@@ -112,54 +113,43 @@ def ask_field(
         index, weight = samples.ray_indices[seen].long(), out.weights[seen]
         for share_of_step in (0.0, 0.5, 1.0):  # a sample may be longer than a cell
             t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
-            gathered.add(rays.origins[index] + rays.directions[index] * t[:, None], weight, weight * (index % 2 == 0))
+            positions = rays.origins[index] + rays.directions[index] * t[:, None]
+            parts.append(_visible(lattice, positions, weight, weight * (index % 2 == 0)))
+        if sum(keys.shape[0] for keys, _ in parts[1:]) > MERGED:
+            parts = [_merged(parts)]
         done = first + chunk
         progress(min(1.0, max(done / n_rays, n_samples / max_samples)))
         if n_samples > max_samples and done >= LEAST_RAYS:
             pool = pool.first(done)
             break
-    cells = gathered.cells()
-    if cells.keys.shape[0] == 0:
+    keys, light = _merged(parts)
+    if keys.shape[0] == 0:
         hint = "train it longer"
         raise InputError("the run", "a scene that its training cameras see", "nothing opaque at all", hint)
-    return pool, cells
+    return pool, VisibleCells(keys, *light.unbind(1))
 
 
-class _Cells:
-    """Cells and their light, of all rays and of every other one, gathered bit by bit."""
+_Part = tuple[Tensor, Tensor]  # keys (n,) of cells, and their light (n, 2): of all rays, and of every other one
 
-    def __init__(self, lattice: Lattice, device: torch.device) -> None:
-        self.lattice = lattice
-        self.keys = torch.zeros(0, dtype=torch.int64, device=device)
-        self.light = torch.zeros(0, 2, device=device)
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._n_waiting = 0
 
-    def add(self, positions: Tensor, light: Tensor, even: Tensor) -> None:
-        keys = self.lattice.cell_keys(positions)
-        inside = (keys >= 0).nonzero()[:, 0]
-        self._waiting.append((keys[inside], torch.stack([light, even], dim=1)[inside]))
-        self._n_waiting += inside.shape[0]
-        if self._n_waiting > 1 << 24:
-            self._merge()
+def _visible(lattice: Lattice, positions: Tensor, light: Tensor, even: Tensor) -> _Part:
+    """Of samples at positions (n, 3), those inside of the lattice."""
+    keys = lattice.cell_keys(positions)
+    inside = (keys >= 0).nonzero()[:, 0]
+    return keys[inside], torch.stack([light, even], dim=1)[inside]
 
-    def cells(self) -> VisibleCells:
-        self._merge()
-        return VisibleCells(self.keys, *self.light.unbind(1))
 
-    def _merge(self) -> None:
-        keys = torch.cat([self.keys, *(one for one, _ in self._waiting)])
-        light = torch.cat([self.light, *(one for _, one in self._waiting)])
-        self.keys, where = torch.unique(keys, return_inverse=True)
-        self.light = torch.zeros(self.keys.shape[0], 2, device=keys.device).index_add_(0, where, light)
-        self._waiting, self._n_waiting = [], 0
+def _merged(parts: list[_Part]) -> _Part:
+    """Each cell once, in order, with all of its light."""
+    keys, where = torch.unique(torch.cat([keys for keys, _ in parts]), return_inverse=True)
+    light = torch.cat([light for _, light in parts])
+    return keys, light.new_zeros(keys.shape[0], 2).index_add_(0, where, light)
 
 
 def on_coarser(cells: VisibleCells, lattice: Lattice, coarser: Lattice) -> VisibleCells:
     """The same cells on a coarser lattice: those in which their centres lie."""
-    gathered = _Cells(coarser, cells.keys.device)
-    gathered.add(lattice.cell_centers(cells.keys), cells.light, cells.even)
-    return gathered.cells()
+    keys, light = _merged([_visible(coarser, lattice.cell_centers(cells.keys), cells.light, cells.even)])
+    return VisibleCells(keys, *light.unbind(1))
 
 
 def coverage(cells: VisibleCells, lattice: Lattice) -> float:
