@@ -24,9 +24,8 @@ from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections
 from .camera_path import similarity_scale, transform_points, transform_poses
 
-ALIGN_STEPS = 200
-ALIGN_RAYS = 2048
 ALIGN_RATE = 2e-3
+Progress = Callable[[float], None]  # takes the share that is done
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,7 @@ def _angles(rotations: Tensor) -> Tensor:
 
 
 def aligned_to(
-    model: NerfModel,
-    scene: Scene,
-    *,
-    steps: int = ALIGN_STEPS,
-    n_rays: int = ALIGN_RAYS,
-    report: Callable[[float], None] | None = None,
+    model: NerfModel, scene: Scene, *, steps: int = 200, n_rays: int = 2048, report: Progress = lambda share: None
 ) -> Scene:
     """The scene with the poses of all its views fitted to the model, which does not change. Call it after training."""
     config = replace(model.config, cameras=CameraConfig(refine=True), photo=PhotoConfig())
@@ -126,8 +120,7 @@ def aligned_to(
             loss.backward()
             adam.step()
             schedule.step()
-            if report is not None:
-                report((step + 1) / steps)
+            report((step + 1) / steps)
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)

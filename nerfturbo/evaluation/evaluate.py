@@ -142,9 +142,10 @@ class Preview:
         """Write the picture (truth left, render right) and return its PSNR over the rendered pixels."""
         start = time.perf_counter()
         stride, (rows, columns) = self._stride, self._pixels()
-        shape = {"height": len(rows), "width": len(columns)}
         white, rays = torch.tensor(WHITE, device=model.device), self._rays(model.device)
-        render = render_image(model.field, model.estimator, rays, **shape, background=white).rgb.cpu()
+        height, width = len(rows), len(columns)
+        image = render_image(model.field, model.estimator, rays, height=height, width=width, background=white)
+        render = image.rgb.cpu()
         truth = truth_image(self._scene, self._index).cpu()[rows[:, None], columns]
         self._stride = self._stride_for(len(rows) * len(columns) * AIM_SECONDS / (time.perf_counter() - start))
         both = torch.cat([truth, render], dim=1)

@@ -18,7 +18,7 @@ from ..errors import InputError
 
 
 def psnr_from_mse(mse: float) -> float:
-    """-10 log10(mse), for colours in [0, 1]; infinite for equal pictures.
+    """-10 log10(mse), for colours in [0, 1]; infinite for equal images.
 
     >>> psnr_from_mse(0.01)
     20.0
@@ -27,7 +27,7 @@ def psnr_from_mse(mse: float) -> float:
 
 
 def psnr(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
-    """Peak signal-to-noise ratio in dB of two pictures (height, width, channels) in [0, 1].
+    """Peak signal-to-noise ratio in dB of two images (height, width, channels) in [0, 1].
 
     With `counts` (height, width) bool only those pixels are compared.
 
@@ -41,7 +41,7 @@ def psnr(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
 
 
 def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
-    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two pictures (height, width, channels).
+    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two images (height, width, channels).
 
     With `counts` (height, width) bool it is the mean over windows around those pixels, in which the others agree.
     """
@@ -52,7 +52,7 @@ def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
         raise InputError("image", "at least 11 x 11 pixels, the window of SSIM", f"{tuple(image.shape[:2])}")
     if counts is not None:
         image = torch.where(counts[..., None], image, truth)
-    batches = [picture.permute(2, 0, 1)[None].float() for picture in (image, truth)]
+    batches = [each.permute(2, 0, 1)[None].float() for each in (image, truth)]
     if counts is not None:
         whole = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0, return_full_image=True)
         return float(whole[1][0].permute(1, 2, 0)[counts].mean())
@@ -65,7 +65,7 @@ class MissingWeightsError(InputError):
 
 
 class Perceptual:
-    """LPIPS (AlexNet) of two pictures, for who has installed it: `pip install lpips`. Lower is closer."""
+    """LPIPS (AlexNet) of two images, for who has installed it: `pip install lpips`. Lower is closer."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         try:
@@ -88,12 +88,12 @@ class Perceptual:
     @torch.no_grad()
     def __call__(self, image: Tensor, truth: Tensor) -> float:
         _check_same_shape(image, truth)
-        batches = [picture.permute(2, 0, 1)[None].float() * 2.0 - 1.0 for picture in (image, truth)]
+        batches = [each.permute(2, 0, 1)[None].float() * 2.0 - 1.0 for each in (image, truth)]
         return float(self._network(batches[0], batches[1]))
 
 
 def mean_psnr(values: Sequence[float]) -> float:
-    """The mean of per-picture values, the usual way to score a test set."""
+    """The mean of per-image values, the usual way to score a test set."""
     return sum(values) / len(values) if values else math.nan
 
 

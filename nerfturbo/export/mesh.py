@@ -71,12 +71,7 @@ def check_mesh_path(path: Path, settings: MeshSettings) -> None:
 
 @torch.no_grad()
 def extract_mesh(
-    model: NerfModel,
-    box: Aabb,
-    settings: MeshSettings,
-    *,
-    cameras: Cameras | None = None,
-    progress: Progress = quiet,
+    model: NerfModel, box: Aabb, settings: MeshSettings, *, cameras: Cameras | None = None, progress: Progress = quiet
 ) -> Mesh:
     """The surface inside `box`; with `cameras`, only what one of them sees."""
     from skimage.measure import marching_cubes

@@ -19,20 +19,11 @@ from ...evaluation.metrics import mean_psnr, psnr
 from ...rendering.model import FAR, NerfModel, half_box
 from ...sampling.grid import occupied_box
 from .. import Progress, quiet
+from . import teacher
 from .baked import N_BASE, Baked, Chunk, pack
 from .lattice import Lattice, SparseBlocks
 from .reference import render_page
-from .teacher import (
-    VisibleCells,
-    as_covered,
-    ask_field,
-    close_holes,
-    draw_pixels,
-    first_values,
-    on_coarser,
-    pixel_rays,
-    pixel_size,
-)
+from .teacher import VisibleCells, ask_field
 from .tune import TuneSettings, tune
 
 PIXELS_PER_CELL = 0.75  # a cell of the finest lattice that pays: this much of a training pixel
@@ -44,7 +35,6 @@ PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent featur
 LEAST_BYTES = {True: 4.0, False: 2.0}  # less than a vertex was ever seen to take, with and without features
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 SAME_TIME = 0.01
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +101,7 @@ def bake(
     cameras: Cameras,
     settings: BakeSettings,
     *,
-    say: Say = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
     progress: Progress = quiet,
 ) -> BakeResult:
     """Bake the scene as the training cameras see it."""
@@ -131,7 +121,7 @@ def bake(
     options = {"time": settings.time, "seed": settings.seed, "max_samples": pace.look_samples}
     pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
     say("choosing the size of the cells")
-    finest, cells = as_covered(cells, finest)
+    finest, cells = teacher.as_covered(cells, finest)
     lap("look")
     say("asking the field")
     limit = settings.tune_seconds
@@ -160,13 +150,13 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
         raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
     device, moved = model.device, cameras.to(model.device)
     generator = torch.Generator(device).manual_seed(settings.seed)
-    rays = pixel_rays(moved, *draw_pixels(moved, PROBES, generator), settings.time)
+    rays = teacher.pixel_rays(moved, *teacher.draw_pixels(moved, PROBES, generator), settings.time)
     out = model.render_rays(rays)
     points = rays.origins + rays.directions * out.depth[:, None]
     low, high = box.tensor(device)
     solid = (out.opacity > 0.5) & ((points >= low) & (points <= high)).all(-1)
     where = points[solid] if bool(solid.any()) else torch.tensor([box.center], device=device)
-    voxel = PIXELS_PER_CELL * pixel_size(moved, where)
+    voxel = PIXELS_PER_CELL * teacher.pixel_size(moved, where)
     longest = max(box.size)
     most = MAX_CELLS if levels == 1 else MAX_CELLS // 2
     return Lattice.around(box, min(max(voxel, longest / most), longest / LEAST_CELLS), levels)
@@ -190,11 +180,11 @@ def _within_budget(
         allowed = math.inf if max(lattice.cells) <= LEAST_CELLS else SLACK * settings.budget_bytes
         size = seen.keys.shape[0] * LEAST_BYTES[features] * settings.bytes_per_byte
         if size <= allowed:
-            closed = close_holes(seen, lattice)
+            closed = teacher.close_holes(seen, lattice)
             blocks = SparseBlocks.of_cells(lattice, closed.keys, closed.light)
             size = blocks.n_vertices * LEAST_BYTES[features] * settings.bytes_per_byte
         if size <= allowed:
-            values = first_values(model.field, cameras, blocks, time=settings.time, features=features)
+            values = teacher.first_values(model.field, cameras, blocks, time=settings.time, features=features)
             size = _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)
             if size <= allowed:
                 return blocks, values, size / settings.bytes_per_byte
@@ -203,7 +193,7 @@ def _within_budget(
             features = False
             continue
         lattice = Lattice.around(finest.box, lattice.voxel / shrink, finest.levels)
-        seen = on_coarser(cells, finest, lattice)
+        seen = teacher.on_coarser(cells, finest, lattice)
 
 
 def _file_bytes(chunks: list[Chunk], settings: BakeSettings) -> float:
@@ -239,7 +229,7 @@ def score(
     chosen, cameras = choose_views(len(scene), views), scene.cameras
     if cameras.times is not None and time is not None:  # the field at the page's moment; photos of others do not count
         cameras = replace(cameras, times=torch.full_like(cameras.times, time))
-    ours, photos, theirs, steps, fetches = [], [], [], [], []
+    ours, photos, theirs, costs = [], [], [], []
     for done, index in enumerate(chosen):
         page = render_page(baked, cameras, index)
         field = model.render_image(cameras, index).rgb.clamp(0.0, 1.0)
@@ -250,22 +240,15 @@ def score(
         if scene.cameras.times is None or time is None or abs(float(scene.cameras.times[index]) - time) < SAME_TIME:
             photos.append(psnr(rgb, truth, counts))
             theirs.append(psnr(field, truth, counts))
-        steps.append(float(page.steps.float().mean()))
-        fetches.append(float(page.fetches.float().mean()))
+        costs.append(torch.stack([page.steps.float().mean(), page.fetches.float().mean()]))
         progress((done + 1) / len(chosen))
-    return Score(
-        mean_psnr(ours),
-        mean_psnr(photos) if photos else None,
-        mean_psnr(theirs) if theirs else None,
-        len(chosen),
-        sum(steps) / len(steps),
-        sum(fetches) / len(fetches),
-    )
+    page_photos, field_photos = (mean_psnr(values) if values else None for values in (photos, theirs))
+    steps, fetches = torch.stack(costs).mean(0).tolist()
+    return Score(mean_psnr(ours), page_photos, field_photos, len(chosen), steps, fetches)
 
 
 def views_to_score(scene: Scene, device: torch.device) -> int:
     """Ten views; on a CPU as many as take some seconds, at least one."""
     if device.type != "cpu":
         return 10
-    pixels = int(scene.cameras.size[0].prod())
-    return max(1, min(10, (1 << 18) // pixels))
+    return max(1, min(10, (1 << 18) // int(scene.cameras.size[0].prod())))

@@ -52,7 +52,8 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
         "folder": DATA_FOLDER if split else None,
     }
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
-    others = sum(len(chunk.content) for chunk in result.chunks) + _module_bytes() if split else 0
+    modules = sum(len(_source(name).encode("utf-8")) for name in MODULES)
+    others = result.data_bytes + modules if split else 0
     size = 0
     for _ in range(3):  # the page says how large it is, which makes it a few digits larger
         page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, split=split)
@@ -68,13 +69,11 @@ def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], *, split: bool =
     """index.html with everything that belongs into it."""
     # "<" is escaped so that no text of the scene can end the script element it stands in.
     blob = json.dumps(finite(scene), allow_nan=False).replace("<", "\\u003c")
-    policy = _POLICY.format(
-        script="'self' 'unsafe-inline'" if split else "'unsafe-inline'", connect="'self'" if split else "'none'"
-    )
+    script, connect = ("'self' 'unsafe-inline'", "'self'") if split else ("'unsafe-inline'", "'none'")
     scripts = '<script type="module" src="main.js"></script>' if split else f"<script>\n{bundle()}</script>"
     inline = [] if split else [_element(index, chunk) for index, chunk in enumerate(chunks)]
     parts = {
-        "/*POLICY*/": policy,
+        "/*POLICY*/": _POLICY.format(script=script, connect=connect),
         "/*TITLE*/": html.escape(scene["facts"]["name"]),
         "/*STYLE*/": _source("style.css"),
         "/*SCENE*/": blob,
@@ -133,22 +132,16 @@ def _write_folder(path: Path, page: bytes, chunks: Sequence[Chunk]) -> None:
 def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
     """The first training camera, turned upright, looking at the middle of the scene or at least past it."""
     lattice = result.baked.blocks.lattice
-    eye = cameras.positions[0].double().cpu()
-    forward = cameras.forward[0].double().cpu()
-    center = eye.new_tensor(lattice.center)
+    eye, forward = cameras.positions[0].double().cpu(), cameras.forward[0].double().cpu()
     radius = lattice.box.diagonal * 0.5
-    ahead = max(float((center - eye) @ forward), 0.1 * radius)
-    focal, size = cameras.focal[0].mean().item(), int(cameras.size[0].min())
+    ahead = max(float((eye.new_tensor(lattice.center) - eye) @ forward), 0.1 * radius)
+    focal, size = float(cameras.focal[0].mean()), int(cameras.size[0].min())
     return {
         "eye": eye.tolist(),
         "target": (eye + forward * ahead).tolist(),
         "fieldOfView": 2.0 * math.atan(0.5 * size / focal),
         "radius": radius,
     }
-
-
-def _module_bytes() -> int:
-    return sum(len(_source(name).encode("utf-8")) for name in MODULES)
 
 
 def _source(name: str) -> str:

@@ -130,4 +130,7 @@ def _filtered(baked: Baked, slot: Tensor, local: Tensor) -> Tensor:
     """(n, channels) in [0, 1]: texels of blocks, filtered trilinearly at local (n, 3) in [0, 7]."""
     index, weights = texels_around(slot, local)
     atlas = baked.atlas.view(-1, baked.atlas.shape[-1])
-    return sum(weights[:, k : k + 1] * atlas[index[:, k]] for k in range(8)) / 255.0
+    found = torch.zeros(slot.shape[0], atlas.shape[1], device=atlas.device)
+    for k in range(8):
+        found += weights[:, k : k + 1] * atlas[index[:, k]]
+    return found / 255.0

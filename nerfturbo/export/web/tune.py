@@ -119,12 +119,7 @@ def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
 
 
 def tune(
-    blocks: SparseBlocks,
-    values: Tensor,
-    pool: RayPool,
-    settings: TuneSettings,
-    *,
-    progress: Progress = quiet,
+    blocks: SparseBlocks, values: Tensor, pool: RayPool, settings: TuneSettings, *, progress: Progress = quiet
 ) -> Tuned:
     """Improve `values` in place; the network that goes with them is None without features."""
     generator = torch.Generator().manual_seed(settings.seed)
