@@ -252,7 +252,7 @@ class PixelSampler:
     of a square that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels.
 
     Pinhole cameras draw by one fused op. Other lenses have no formula from pixel to ray: directions come from a table
-    where one fits (`lens_table.py`), else by Newton's method, and pixels that no ray leads to are never drawn.
+    where one fits (`lenses.py`), else by Newton's method, and pixels that no ray leads to are never drawn.
     """
 
     def __init__(

@@ -201,7 +201,7 @@ def place(
     return Placement(similarity.inverse(), aabb, near, far, levels, notes)
 
 
-def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, *, bounds: Bounds = "auto") -> Placement:
+def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Placement:
     """As `place`, but rays are bent into the box of normalised device coordinates before the mean camera."""
     plain = place(cameras, poses, points)
     nearest = None if points is None else _nearest_depth(cameras, points)

@@ -12,7 +12,7 @@ import torch
 
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
 
-from nerfturbo.config import Config  # noqa: E402
+from nerfturbo.config import Config, DataConfig  # noqa: E402
 from nerfturbo.errors import CheckpointError, InputError  # noqa: E402
 from nerfturbo.ops import use_backend  # noqa: E402
 from nerfturbo.training.checkpoint import native_from_lightning, read_state  # noqa: E402
@@ -27,6 +27,7 @@ from nerfturbo.training.lightning import (  # noqa: E402
 from nerfturbo.training.loss import Stages, render_and_compare  # noqa: E402
 from nerfturbo.training.trainer import Trainer  # noqa: E402
 
+from ..data import folders  # noqa: E402
 from ..tiny import ball_scene, tiny_config  # noqa: E402
 from .workers import QUIET  # noqa: E402
 
@@ -72,6 +73,20 @@ def native(config: Config) -> tuple[Trainer, list[float]]:
 def same(one: Any, two: Any, tolerance: float = 1e-6) -> bool:
     pairs = zip(one.state_dict().values(), two.state_dict().values(), strict=True)
     return all(torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance) for a, b in pairs)
+
+
+def test_scenes_are_opened_as_the_config_says(tmp_path: Path) -> None:
+    """Bounds and trust as for `nerfturbo train`; without a test split some of the training views are held out."""
+    folder = folders.write_blender_json(tmp_path / "scene")
+    config = replace(tiny_config(), data=DataConfig(source=str(folder), bounds="unbounded"))
+    assert NerfData(config).train_scene.grid_levels > 1
+    file = folder / "transforms_train.json"
+    (folder / "images").rename(tmp_path / "elsewhere")
+    file.write_text(file.read_text().replace("./images/", "../elsewhere/"))
+    with pytest.raises(InputError, match="allow-outside"):
+        NerfData(config).setup()
+    data = NerfData(replace(config, data=replace(config.data, allow_outside=True)))
+    assert len(data.train_scene) > 0 and len(data.test_scene) > 0
 
 
 def test_the_loss_curve_is_that_of_the_native_trainer() -> None:

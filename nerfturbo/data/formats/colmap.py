@@ -433,7 +433,8 @@ def _find_images(
 ) -> tuple[Path, list[Path | None]]:
     """Where the images are, and the file of each: all of them, or more than anywhere else, for some may have been
     sorted out."""
-    best, most = folder, [None] * len(images)
+    best: Path = folder
+    most: list[Path | None] = [None] * len(images)
     for place in (folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()):
         paths = [
             find_image(place, image.name, f"{file}: image {image.number}", allow_outside=allow_outside, shorten=False)

@@ -8,9 +8,10 @@ its kin, as Blender scenes have them, may hold the same lenses: each is then a f
 
 from __future__ import annotations
 
+import functools
 import math
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,11 @@ def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS
 
     All of them decide about the place, so that every split stands in the same one.
     """
-    names: dict[Split, str] = {other: f"transforms_{other}.json" for other in SPLITS}
-    files = {other: _File(folder, name, options) for other, name in names.items() if (folder / name).is_file()}
+    names = [(other, f"transforms_{other}.json") for other in SPLITS]
+    files = [(other, _File(folder, name, options)) for other, name in names if (folder / name).is_file()]
     views: list[View] = []
     notes: tuple[str, ...] = ()
-    for other, file in files.items():
+    for other, file in files:
         try:
             frames, found = file.frames()
         except InputError:
@@ -86,7 +87,7 @@ def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS
             continue  # a split that was never copied here does not stand in the way of the others
         views += _by_name(file.view(frame, other) for frame in frames)
         notes += found
-    return next(iter(files.values())).scene(views, split, notes)
+    return files[0][1].scene(views, split, notes)
 
 
 def _by_name(views: Iterable[View]) -> list[View]:
@@ -142,17 +143,16 @@ class _File:
 
     def scene(self, views: list[View], split: Split, notes: tuple[str, ...]) -> Scene:
         """The views at the place that the file asks for, or that their cameras give."""
-        document, placing = self.document, None
-        back = _before_export(document, self.file)
+        document, back = self.document, _before_export(self.document, self.file)
+        placing: Callable[[Tensor], Placement] | None = None
         if "aabb_scale" in document:
             to_original, levels = _ngp_box(document, self.file)
             levels, asked = bounded_levels(levels, self.options.bounds)
             box = f"aabb_scale {document['aabb_scale']}: instant-ngp's unit cube about the origin, {levels} grid levels"
             notes += (asked,) if asked else ()
-
-            def placing(poses: Tensor) -> Placement:
-                return given_place(poses, to_original, levels=levels, near=NGP_NEAR, notes=(box,))
-
+            placing = functools.partial(
+                given_place, to_original=to_original, levels=levels, near=NGP_NEAR, notes=(box,)
+            )
         scene = posed_scene(self.folder, views, split, self.options, placing=placing, notes=notes)
         if back is None:
             return scene
