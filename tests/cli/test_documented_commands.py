@@ -16,7 +16,7 @@ from nerfturbo.cli.common import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NEEDS_A_FILE = ("--resume", "--config")  # read before the flags are
+NEEDS_A_FILE = ("--resume", "--config", ".py:")  # read before the flags are
 
 
 class ParsedError(Exception):
