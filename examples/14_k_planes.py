@@ -36,7 +36,7 @@ class KPlanes(nn.Module):
 
     @staticmethod
     def _plane(resolution: int, channels: int, axes: tuple[int, int]) -> Tensor:
-        """(1, channels, rows, columns): planes of space begin at random, those of time at 1, where they change nothing."""
+        """(1, channels, rows, columns): planes of space begin at random, those of time at 1, which changes nothing."""
         rows, columns = (MOMENTS if axis == 3 else resolution for axis in reversed(axes))
         if 3 in axes:
             return torch.ones(1, channels, rows, columns)
@@ -67,7 +67,7 @@ class KPlanes(nn.Module):
         return rgb, nn.functional.softplus(hidden[:, 0])
 
 
-def main(steps: int, downscale: int = 2) -> tuple[float, float]:
+def main(steps: int, downscale: int = 4) -> tuple[float, float]:
     """PSNR of a view that training never saw, before and after: the same as the command above, from Python."""
     from dataclasses import replace
 

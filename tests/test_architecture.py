@@ -284,3 +284,53 @@ def test_every_test_asserts_something(tmp_path: Path) -> None:
     text = "from .helpers import idle, same\n\ndef test_good():\n    same(1, 1)\n\ndef test_bad():\n    idle(1, 2)\n"
     (tmp_path / "test_both.py").write_text(text)
     assert silent_tests(tmp_path) == ["test_both.py test_bad"]
+
+
+def concrete_classes() -> set[str]:
+    """Names of the fields and samplers of this package: classes with `density` and `forward`, or with `sample`."""
+    found = set()
+    for path in python_files(PACKAGE / "fields") + python_files(PACKAGE / "sampling"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not any("Protocol" in ast.unparse(base) for base in node.bases):
+                methods = {inner.name for inner in node.body if isinstance(inner, Function)}
+                if methods & {"density", "sample", "unit_density", "_place"} or node.name in (
+                    "HashGrid",
+                    "OccupancyGrid",
+                ):
+                    found.add(node.name)
+    return found
+
+
+def test_nobody_asks_for_a_concrete_field_or_sampler_by_its_class() -> None:
+    """Any field plugs in: outside fields/ and sampling/ what an object can do is asked, never what it is."""
+    classes = concrete_classes()
+    assert {"InstantNGP", "VoxelGrid", "OccupancyGrid", "ProposalEstimator", "GridSampler"} <= classes
+    asked = [
+        f"{name_of(path)}:{node.lineno} {ast.unparse(node)}"
+        for path in MODULES
+        if path.relative_to(PACKAGE).parts[0] not in ("fields", "sampling")
+        for node in ast.walk(parsed(path))
+        if (isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance")
+        or (isinstance(node, ast.Compare) and "type(" in ast.unparse(node.left))
+        if classes & {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    ]
+    assert not asked, "\n".join(asked)
+
+
+def test_the_config_has_few_values() -> None:
+    """Each value once, members of the unions included; inherited ones count where they are defined."""
+    import dataclasses
+    import typing
+
+    from nerfturbo import config
+
+    sections = {kind for kind in vars(config).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)}
+    values = [
+        f"{kind.__name__}.{one.name}"
+        for kind in sections
+        for one in dataclasses.fields(kind)
+        if one.name in kind.__annotations__ and one.name not in typing.get_type_hints(config.Config) | config.KINDS
+    ]
+    assert len(values) + 1 <= 90, f"{len(values) + 1} values; one that nobody changes is a constant\n" + "\n".join(
+        values
+    )

@@ -115,3 +115,8 @@ def test_two_processes_do_what_one_does():
     assert done.returncode == 0, done.stderr
     difference = float(re.search(r"relative difference (\S+);", done.stdout)[1])
     assert difference < 1e-5 and "the processes agree: True" in done.stdout
+
+
+def test_k_planes_learn_as_a_field_of_ones_own():
+    before, after = load("14_k_planes.py").main(40, downscale=16)
+    assert after > before + 1.0

@@ -14,6 +14,7 @@ from ..data.cameras import PIXEL_RADIUS
 from ..errors import InputError
 from ..fields.field import Field
 from ..ops._checks import check_device, check_shape
+from ..ops._dispatch import resolve
 from ..ops.frame import FinishedRays, LiveRays, finish_rays
 from ..ops.pixels import camera_rays
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
@@ -129,7 +130,7 @@ class FrameRenderer:
             live = self.run(evaluate, live, 1)
             rounds += 1
         out = self.finish(live)
-        if self.device.type == "cuda" and evaluate.recordable:
+        if resolve(self._camera) == "triton" and evaluate.recordable:
             del evaluate, live  # their memory is needed for recording
             self._recorded = _Recorded(self, rounds)
         return out

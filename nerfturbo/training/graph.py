@@ -105,6 +105,7 @@ class DeviceStep:
             LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", error)
             self.capture = False
             self.forget()
+            _end_capture(self.model.device)
             self._record()
 
     def _record(self) -> None:
@@ -339,6 +340,13 @@ class DeviceStep:
     def finish(self) -> None:
         """Wait for everything queued."""
         self._stream.synchronize()
+
+
+def _end_capture(device: torch.device) -> None:
+    """A capture that failed leaves torch's random generator as if it still went on; one that succeeds ends it."""
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
 
 
 class NotCapturedError(BackendError):
