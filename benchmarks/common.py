@@ -15,12 +15,10 @@ from typing import Any, TypeVar
 from nerfturbo.cli.main import run_command  # sets them
 
 # isort: split
-import tyro
-
 from nerfturbo.bench.record import Record
 from nerfturbo.cli.bench import TrainingArgs
 from nerfturbo.cli.progress import Display
-from nerfturbo.cli.settings import Settings, starting_config
+from nerfturbo.cli.settings import parse_settings, starting_config
 from nerfturbo.config import Config
 from nerfturbo.errors import InputError
 
@@ -36,8 +34,7 @@ def run_study(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None =
 def parse_study(kind: type[T], argv: Sequence[str], script: str) -> tuple[T, Config]:
     """The flags, and the config that the preset among them begins with."""
     start = starting_config(argv)
-    options = {"default": kind(settings=Settings.of(start)), "config": (tyro.conf.FlagCreatePairsOff,)}
-    return tyro.cli(kind, prog=f"python benchmarks/{script}.py", args=list(argv), **options), start
+    return parse_settings(kind, argv, f"python benchmarks/{script}.py", start), start
 
 
 def held_values(path: Path, record: Record, settings: Sequence[str]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nerfturbo.bench.scene import run_steps
 from nerfturbo.config import NO_STEP_LIMIT, Config
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import is_out_of_memory
@@ -148,15 +149,8 @@ class StepTimer:
         return self._run(self.block)
 
     def _run(self, n_steps: int) -> float:
-        trainer, first = self.trainer, self.trainer.step
-        last = first + n_steps
         with matmul_precision(self.kind.matmul):
-            trainer.stepper.finish()
-            begun = time.perf_counter()
-            while trainer.step < last:
-                trainer.advance(last - trainer.step)
-            trainer.stepper.finish()
-            return (time.perf_counter() - begun) / (trainer.step - first)
+            return run_steps(self.trainer, n_steps)
 
 
 def time_in_turn(own: Callable[[], float], base: Callable[[], float]) -> tuple[float, float]:

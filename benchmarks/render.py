@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 
 from nerfturbo import Trainer, load_scene, preset
+from nerfturbo.bench.ops import measure_ms
 from nerfturbo.bench.record import write_json
-from nerfturbo.bench.render import RenderBenchmark, frames_of, measure_ms, render_record, run_render_benchmark
+from nerfturbo.bench.render import RenderBenchmark, frames_of, render_record, run_render_benchmark
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.ops.frame import RoundLimits
 from nerfturbo.ops.ngp import triton as kernels
@@ -74,7 +75,8 @@ def frame_ms(model: NerfModel, cameras: list[Cameras], repeats: int = 20, max_me
 
     for camera in cameras[:4]:
         draw(camera)
-    times = [measure_ms(draw, cameras[i % len(cameras)], model.device)[0] for i in range(repeats)]
+    turns = [cameras[i % len(cameras)] for i in range(repeats)]
+    times = [measure_ms(lambda camera=camera: draw(camera), model.device)[0] for camera in turns]
     return statistics.median(times), frames.rounds
 
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from nerfturbo import Trainer, preset
+from nerfturbo.bench.ops import measure_ms
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.bench.render import measure_ms
 from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.images import save_image
 from nerfturbo.data.options import LoadOptions
@@ -108,7 +108,7 @@ def frame_milliseconds(model: NerfModel, test: Scene, views: list[int]) -> float
     for view in views[:3]:
         model.render_image(test.cameras, view)
     times = [
-        measure_ms(lambda cameras, view=view: model.render_image(cameras, view), test.cameras, model.device)[1]
+        measure_ms(lambda view=view: model.render_image(test.cameras, view), model.device)[1]
         for view in (views[i % min(3, len(views))] for i in range(REPEATS if model.device.type == "cuda" else 1))
     ]
     return statistics.median(times)

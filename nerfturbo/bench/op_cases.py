@@ -37,22 +37,180 @@ from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
 from ..types import Aabb, PackedSamples
 
-BOX = Aabb.cube(1.0)
-RESOLUTION, N_BASIS, ROUNDS = 64, 9, 6
+BOX, LAYOUT, RULE = (
+    Aabb.cube(1.0),
+    HashLayout(log2_entries=17),
+    RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4),
+)
+RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
 WEIGHTS = dict(zip(NgpWeights._fields, ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64)), strict=True))  # their shapes
+KEY, USER = {"seed": 1, "step": 2}, {"seed": 1, "step": 2, "stream": Stream.USER}
+LIMITS = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
+
+
+class Inputs:
+    """Tensors by name, and what ops take several of them as."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def starting(self, prefix: str) -> list[Tensor]:
+        return [tensor for name, tensor in self._tensors.items() if name.startswith(prefix)]
+
+    @property
+    def samples(self) -> PackedSamples:
+        return PackedSamples(self.t_starts, self.t_ends, self.ray_indices, self.offsets)
+
+    @property
+    def ngp_weights(self) -> NgpWeights:
+        return NgpWeights(*(self._tensors[name] for name in WEIGHTS))
+
+    @property
+    def voxels(self) -> tuple[VoxelTables, VoxelIndex]:
+        return VoxelTables(self.density, self.color), VoxelIndex(self.blocks, self.rows, RESOLUTION, EMPTY)
 
 
 @dataclass(frozen=True)
 class OpCase:
-    """One call to check and to time. `inputs` are the tensors; those in `wanted` also get gradients."""
+    """One call of `CALLS` to check and to time. `inputs` are the tensors; those in `wanted` also get gradients."""
 
     op: str
     size: str  # in words
-    function: Callable[..., Any]  # called with inputs by name
     inputs: dict[str, Tensor]
     wanted: tuple[str, ...] = ()
     tolerance: float = 1e-4  # of the largest value, for values and gradients
     outliers: float = 0.0  # share of values that may differ: those that rounding moves across a border
+
+
+def _march(x: Inputs) -> tuple[Tensor, ...]:
+    grid, rule = OccupancyBits(x.bits, BOX, 128), StepRule(step_size=3.0**0.5 * 2 / 1024)
+    out = march(x.origins, x.directions, grid, rule, jitter=x.jitter)
+    return out.offsets.float(), out.t_starts.sum(), out.t_ends.sum()
+
+
+def _compact(x: Inputs) -> tuple[Tensor, ...]:
+    out = compact(x.samples, x.keep)
+    return out.t_starts, out.t_ends, out.ray_indices, out.offsets
+
+
+def _place_intervals(x: Inputs) -> tuple[Tensor, ...]:
+    space = {"spacing": "mixed", "space": Space(BOX, "cube")}
+    return place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **space)
+
+
+def _ngp_logits(x: Inputs) -> Tensor:
+    skips_unused(x.table, x.ngp_weights)
+    return ngp_logits(x.positions, x.directions, x.rays, table=x.table, layout=LAYOUT, weights=x.ngp_weights)
+
+
+def _ngp_visibility(x: Inputs) -> tuple[Tensor, ...]:
+    field, thinning = NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2]), Thinning(0.05, x.phases)
+    flags = ngp_visibility(x.origins, x.directions, x.samples, field, **LIMITS)
+    codes = ngp_visibility(x.origins, x.directions, x.samples, field, thinning=thinning, **LIMITS)
+    return flags.float(), (codes != 0).float()
+
+
+def _camera_rays(x: Inputs) -> tuple[Tensor, Tensor]:
+    return camera_rays(x.camera, width=x.pixels.shape[1], height=x.pixels.shape[0])
+
+
+def _frame(x: Inputs) -> tuple[Tensor, ...]:
+    """A few rounds through fog whose colour is the place."""
+    live = start_rays(*_camera_rays(x), OccupancyBits(x.bits, BOX, RESOLUTION), StepRule(0.01))
+    for _ in range(ROUNDS):
+        samples = next_samples(live, rows=16 * x.pixels.numel(), aabb=BOX)
+        unit = samples.positions.nan_to_num(0.0).clamp(0.0, 1.0)
+        live = absorb_samples(live, samples, 20.0 * unit[:, 0], unit, early_stop_eps=1e-4)
+    return finish_rays(live)
+
+
+def _decay_and_max(x: Inputs) -> Tensor:
+    density = x.density.clone()
+    decay_and_max(density, x.cells, x.fresh, 0.95)
+    return density
+
+
+def _threshold_bits(x: Inputs) -> tuple[Tensor, Tensor]:
+    bits = torch.empty(x.density.shape[0] // 32, dtype=torch.int32, device=x.density.device)
+    return threshold_bits(x.density, bits, 0.01), bits
+
+
+def _adam(x: Inputs) -> tuple[Tensor, ...]:
+    """On the same tensors again and again: the first call, from which the gate compares, changes them."""
+    step, lr = torch.zeros((), dtype=torch.int64, device=x.grad.device), torch.tensor(0.01, device=x.grad.device)
+    adam_update(x.params, x.grad, AdamState(x.first, x.second, step), lr)
+    return x.params, x.first, x.second
+
+
+def _check_gradients(x: Inputs) -> tuple[Tensor, Tensor]:
+    flag = torch.zeros((), device=x.grad.device)
+    return check_gradients([x.grad], flag), flag
+
+
+def _finish_step(x: Inputs) -> tuple[Tensor, ...]:
+    mine = [value.clone() for value in (x.step, x.flag, x.scale, x.good)]
+    finish_step(mine[0], mine[1], scale=mine[2], good_steps=mine[3])
+    return tuple(mine)
+
+
+def _record_step(x: Inputs) -> tuple[Tensor, ...]:
+    state = StepState.create(step=5, n_active=1000, length=8, device=x.floats.device)
+    names = ("loss", "mse", "found_inf", "loss_scale", "n_rays", "n_samples", "n_marched")
+    record_step(state, dict(zip(names, (*x.floats, *x.counts), strict=True)), RayBudget(1 << 18, 1 << 20, 1 << 16))
+    return state.ring, state.n_active, state.totals
+
+
+CALLS: dict[str, Callable[[Inputs], Any]] = {
+    "random": lambda x: random_uniform(x.like.shape[0], columns=3, device=x.like.device, **USER),
+    "random_bits": lambda x: random_bits(x.like.shape[0], device=x.like.device, **USER),
+    "aabb": lambda x: ray_aabb(x.origins, x.directions, BOX),
+    "march": _march,
+    "packed_sum": lambda x: packed_sum(x.values, x.offsets),
+    "packed_cumsum": lambda x: packed_cumsum(x.values, x.offsets),
+    "compact": _compact,
+    "composite": lambda x: composite(x.density, x.rgb, x.samples, early_stop_eps=1e-4),
+    "composite_pixels": lambda x: composite_pixels(x.density, x.rgb, x.samples, x.background),
+    "visibility": lambda x: visibility(x.density, x.samples, early_stop_eps=1e-3).float(),
+    "composite_loss": lambda x: composite_loss(x.raw, x.samples, x.background, x.target).loss,
+    "ray_losses": lambda x: ray_losses(x.raw, x.samples, RULE),
+    "merge_weak_samples": lambda x: merge_weak_samples(x.optical, x.samples, Thinning(0.05, x.phases)).float(),
+    "sample_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, aabb=BOX),
+    "contracted_positions": lambda x: sample_positions(
+        x.origins, x.directions, x.samples, aabb=BOX, contraction="cube"
+    ),
+    "importance": lambda x: importance_sample(x.edges, x.weights, 64),
+    "place_intervals": _place_intervals,
+    "interval_weights": lambda x: interval_weights(x.density, x.distances),
+    "hash_encode": lambda x: hash_encode(x.positions, x.table, LAYOUT),
+    "fade_levels": lambda x: fade_levels(x.encoding, x.footprints, LAYOUT),
+    "spherical_harmonics": lambda x: spherical_harmonics(x.directions),
+    "fused_mlp": lambda x: fused_mlp(x.inputs, x.starting("weight")),
+    "wide_mlp": lambda x: wide_mlp(x.inputs, x.starting("weight"), x.starting("bias"), skip=2, relu_last=True),
+    "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
+    "ngp_density_logits": lambda x: ngp_density_logits(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
+    "ngp_densities": lambda x: ngp_densities(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
+    "ngp_logits": _ngp_logits,
+    "ngp_query": lambda x: ngp_query(x.positions, x.directions, x.table, LAYOUT, x.ngp_weights),
+    "ngp_visibility": _ngp_visibility,
+    "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *x.voxels),
+    "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),
+    "voxel_variation": lambda x: voxel_variation(*x.voxels, x.nodes, x.chosen, n_basis=N_BASIS),
+    "draw_pixels": lambda x: draw_pixels(PixelPool(*x.starting("pool_")), x.like.shape[0], **KEY),
+    "choose_pixels": lambda x: (
+        choose_pixels(x.pool_offsets, x.pool_widths, x.like.shape[0], mask=PixelMask.of_words(x.words), **KEY).indices
+    ),
+    "camera_rays": _camera_rays,
+    "frame": _frame,
+    "decay_and_max": _decay_and_max,
+    "threshold_bits": _threshold_bits,
+    "adam": _adam,
+    "check_gradients": _check_gradients,
+    "finish_step": _finish_step,
+    "record_step": _record_step,
+}
 
 
 class Draw:
@@ -73,6 +231,15 @@ class Draw:
     def units(self, n: int) -> Tensor:
         return torch.nn.functional.normalize(self.normal(n, 3), dim=-1)
 
+    def rays(self, n_rays: int) -> dict[str, Tensor]:
+        return {"origins": self.normal(n_rays, 3), "directions": self.units(n_rays)}
+
+    def phases(self, n_rays: int) -> dict[str, Tensor]:
+        return {"phases": self.integers(-(1 << 31), 1 << 31, n_rays).int()}
+
+    def sorted_rays(self, n_rays: int, n: int) -> Tensor:
+        return torch.sort(self.integers(0, n_rays, n)).values.int()
+
     def samples(self, n_rays: int, n: int) -> tuple[dict[str, Tensor], int, int]:
         """About n samples on n_rays rays, then how many of each there are."""
         n_rays, n = n_rays // self.small, n // self.small
@@ -83,416 +250,175 @@ class Draw:
         found = {"t_starts": starts, "t_ends": starts + 0.01, "ray_indices": rays.int(), "offsets": offsets.int()}
         return found, rays.shape[0], n_rays
 
-    def ngp_weights(self) -> dict[str, Tensor]:
-        return {name: self.normal(*shape) / shape[1] ** 0.5 for name, shape in WEIGHTS.items()}
-
-
-def packed_samples(inputs: dict[str, Tensor]) -> PackedSamples:
-    return PackedSamples(inputs["t_starts"], inputs["t_ends"], inputs["ray_indices"], inputs["offsets"])
+    def ngp(self) -> dict[str, Tensor]:
+        table = {"table": self.normal(LAYOUT.n_entries, LAYOUT.n_features)}
+        return table | {name: self.normal(*shape) / shape[1] ** 0.5 for name, shape in WEIGHTS.items()}
 
 
 def op_cases(device: torch.device, *, seed: int, quick: bool) -> Iterator[OpCase]:
     """Every op at its size in a training step; a sixteenth of it for a quick look."""
     draw = Draw(seed, 16 if quick else 1)
-    for make in MAKERS:
+    for make in (_of_rays, _of_samples, _of_intervals, _of_networks, _of_ngp, _of_voxels, _of_pixels, _of_steps):
         for case in make(draw):
             yield replace(case, inputs={name: value.to(device) for name, value in case.inputs.items()})
 
 
-def _random(draw: Draw) -> Iterator[OpCase]:
-    n, like = 65536 // draw.small, {"like": torch.zeros(1)}
-    key = {"seed": 1, "stream": Stream.USER, "step": 2}
-
-    def numbers(like: Tensor) -> Tensor:
-        return random_uniform(n, columns=3, device=like.device, **key)
-
-    def words(like: Tensor) -> Tensor:
-        return random_bits(n, device=like.device, **key)
-
-    yield OpCase("random", f"{n:,} x 3", numbers, like, tolerance=0.0)
-    yield OpCase("random_bits", f"{n:,} x 4 words", words, like, tolerance=0.0)
-
-
-def _rays(draw: Draw) -> Iterator[OpCase]:
+def _of_rays(draw: Draw) -> Iterator[OpCase]:
     n, resolution = 4096 // draw.small, 128
     origins = 3.0 * draw.units(n)
     directions = torch.nn.functional.normalize(0.7 * draw.normal(n, 3) - origins, dim=-1)
     rays = {"origins": origins, "directions": directions}
-    yield OpCase("aabb", f"{n:,} rays", lambda origins, directions: ray_aabb(origins, directions, BOX), rays)
-
     axis = (torch.arange(resolution) + 0.5) / resolution * 2.0 - 1.0
     x, y, z = torch.meshgrid(axis, axis, axis, indexing="ij")
     shell = ((x**2 + y**2 + z**2).sqrt() - 0.6).abs() < 0.05
     cells = (shell | (draw.uniform(*shell.shape) < 0.002)).flatten()
-
-    def function(origins: Tensor, directions: Tensor, bits: Tensor, jitter: Tensor) -> tuple[Tensor, ...]:
-        grid, rule = OccupancyBits(bits, BOX, resolution), StepRule(step_size=3.0**0.5 * 2 / 1024)
-        out = march(origins, directions, grid, rule, jitter=jitter)
-        return out.offsets.float(), out.t_starts.sum(), out.t_ends.sum()
-
-    rays |= {"bits": pack_bits(cells), "jitter": draw.uniform(n)}
+    grid = {"bits": pack_bits(cells), "jitter": draw.uniform(n)}
     size = f"{n:,} rays, {resolution}^3 cells, {cells.float().mean().item():.1%} occupied"
-    yield OpCase("march", size, function, rays)
+    yield OpCase("aabb", f"{n:,} rays", rays)
+    yield OpCase("march", size, rays | grid)
+
+    n = 128**3 // draw.small
+    density = {"density": draw.uniform(n)}
+    fresh = {"cells": draw.integers(0, n, n // 2), "fresh": draw.uniform(n // 2)}
+    yield OpCase("decay_and_max", f"{n // 2:,} of {n:,} cells", density | fresh)
+    yield OpCase("threshold_bits", f"{n:,} cells", density)
 
 
-def _packed(draw: Draw) -> Iterator[OpCase]:
+def _of_samples(draw: Draw) -> Iterator[OpCase]:
     samples, n, n_rays = draw.samples(8192, 131072)
-    values = {"values": draw.normal(n), "offsets": samples["offsets"]}
-    size = f"{n:,} samples, {n_rays:,} rays"
-    yield OpCase("packed_sum", size, packed_sum, values, ("values",))
-    yield OpCase("packed_cumsum", size, packed_cumsum, values, ("values",))
+    size, values = f"{n:,} samples, {n_rays:,} rays", samples | {"values": draw.normal(n)}
+    yield OpCase("packed_sum", size, values, ("values",))
+    yield OpCase("packed_cumsum", size, values, ("values",))
+    yield OpCase("compact", size, samples | {"keep": draw.uniform(n) < 0.3}, tolerance=0.0)
 
-    def function(keep: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
-        out = compact(packed_samples(inputs), keep)
-        return out.t_starts, out.t_ends, out.ray_indices, out.offsets
+    field = samples | {"density": 60.0 * draw.uniform(n) ** 4, "rgb": draw.uniform(n, 3)}
+    shown, colors = field | {"background": draw.uniform(3)}, ("density", "rgb")
+    yield OpCase("composite", size, field, colors)
+    yield OpCase("composite_pixels", size, shown, colors, tolerance=1e-3)
+    yield OpCase("visibility", size, field, outliers=1e-4)
 
-    yield OpCase("compact", size, function, samples | {"keep": draw.uniform(n) < 0.3}, tolerance=0.0)
-
-
-def _compositing(draw: Draw) -> Iterator[OpCase]:
-    samples, n, n_rays = draw.samples(8192, 131072)
-    size = f"{n:,} samples, {n_rays:,} rays"
-
-    def function(density: Tensor, rgb: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
-        return composite(density, rgb, packed_samples(inputs), early_stop_eps=1e-4)
-
-    def pixels(density: Tensor, rgb: Tensor, background: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
-        return composite_pixels(density, rgb, packed_samples(inputs), background)
-
-    density = {"density": 60.0 * draw.uniform(n) ** 4}
-    field = samples | density | {"rgb": draw.uniform(n, 3)}
-    yield OpCase("composite", size, function, field, ("density", "rgb"))
-    shown = field | {"background": draw.uniform(3)}
-    yield OpCase("composite_pixels", size, pixels, shown, ("density", "rgb"), tolerance=1e-3)
-
-    def look(density: Tensor, **inputs: Tensor) -> Tensor:
-        return visibility(density, packed_samples(inputs), early_stop_eps=1e-3).float()
-
-    yield OpCase("visibility", size, look, samples | density, outliers=1e-4)
-
-    def loss(raw: Tensor, background: Tensor, target: Tensor, **inputs: Tensor) -> Tensor:
-        return composite_loss(raw, packed_samples(inputs), background, target).loss
-
-    def losses(raw: Tensor, **inputs: Tensor) -> Tensor:
-        rule = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
-        return ray_losses(raw, packed_samples(inputs), rule)
-
+    raw = samples | {"raw": draw.normal(4, n).t() * 2.0}
     pictures = {"background": draw.uniform(n_rays, 3), "target": draw.uniform(n_rays, 4)}
-    raw = {"raw": draw.normal(4, n).t() * 2.0}
-    yield OpCase("composite_loss", size, loss, samples | pictures | raw, ("raw",))
-    yield OpCase("ray_losses", size, losses, samples | raw, ("raw",), tolerance=1e-3)
+    yield OpCase("composite_loss", size, raw | pictures, ("raw",))
+    yield OpCase("ray_losses", size, raw, ("raw",), tolerance=1e-3)
 
-    def thinned(optical: Tensor, phases: Tensor, **inputs: Tensor) -> Tensor:
-        return merge_weak_samples(optical, packed_samples(inputs), Thinning(0.05, phases)).float()
+    rays = samples | draw.rays(n_rays)
+    yield OpCase("sample_positions", size, rays, ("origins", "directions"), tolerance=1e-3)
+    yield OpCase("contracted_positions", size, rays)
 
     samples, n, n_rays = draw.samples(4096, 65536)
-    fog = {"optical": draw.uniform(n) ** 8, "phases": draw.integers(-(1 << 31), 1 << 31, n_rays).int()}
-    yield OpCase("merge_weak_samples", f"{n:,} samples, {n_rays:,} rays", thinned, samples | fog, outliers=2e-3)
+    fog = samples | {"optical": draw.uniform(n) ** 8} | draw.phases(n_rays)
+    yield OpCase("merge_weak_samples", f"{n:,} samples, {n_rays:,} rays", fog, outliers=2e-3)
 
 
-def _positions(draw: Draw) -> Iterator[OpCase]:
-    samples, n, n_rays = draw.samples(8192, 131072)
-    rays = {"origins": draw.normal(n_rays, 3), "directions": draw.units(n_rays)}
-    size = f"{n:,} samples, {n_rays:,} rays"
-
-    def positions(contraction: str) -> Callable[..., Tensor]:
-        def function(origins: Tensor, directions: Tensor, **inputs: Tensor) -> Tensor:
-            space = {"aabb": BOX, "contraction": contraction}
-            return sample_positions(origins, directions, packed_samples(inputs), **space)  # type: ignore[arg-type]
-
-        return function
-
-    yield OpCase("sample_positions", size, positions("none"), samples | rays, ("origins", "directions"), 1e-3)
-    yield OpCase("sample_positions", size + ", contracted", positions("cube"), samples | rays)
-
-
-def _intervals(draw: Draw) -> Iterator[OpCase]:
+def _of_intervals(draw: Draw) -> Iterator[OpCase]:
     n_rays, bins = 4096 // draw.small, 64
-    edges, weights = draw.uniform(n_rays, bins + 1).cumsum(-1), draw.uniform(n_rays, bins) ** 3
-
-    def function(edges: Tensor, weights: Tensor) -> Tensor:
-        return importance_sample(edges, weights, 64)
-
-    histogram = {"edges": edges, "weights": weights}
-    yield OpCase("importance", f"{n_rays:,} rays, {bins} bins to 64", function, histogram, outliers=1e-4)
+    histogram = {"edges": draw.uniform(n_rays, bins + 1).cumsum(-1), "weights": draw.uniform(n_rays, bins) ** 3}
+    yield OpCase("importance", f"{n_rays:,} rays, {bins} bins to 64", histogram, outliers=1e-4)
 
     n_rays, n = 8192 // draw.small, 96
-    places = torch.sort(draw.uniform(n_rays, n + 1), dim=-1).values
-    rays = {"origins": draw.normal(n_rays, 3), "directions": draw.units(n_rays)}
-    rays |= {"near": torch.full((n_rays, 1), 0.05), "far": torch.full((n_rays, 1), 50.0)}
-    size = f"{n_rays:,} rays, {n} intervals"
-
-    def place(**inputs: Tensor) -> tuple[Tensor, ...]:
-        return place_intervals(**inputs, spacing="mixed", space=Space(BOX, "cube"))
-
+    size, places = f"{n_rays:,} rays, {n} intervals", torch.sort(draw.uniform(n_rays, n + 1), dim=-1).values
+    rays = draw.rays(n_rays) | {"near": torch.full((n_rays, 1), 0.05), "far": torch.full((n_rays, 1), 50.0)}
     # Far away the distance is the inverse of a difference: few digits are left of it.
-    yield OpCase("place_intervals", size, place, {"places": places, **rays}, tolerance=1e-3)
+    yield OpCase("place_intervals", size, rays | {"places": places}, tolerance=1e-3)
     weights = {"density": 20.0 * draw.uniform(n_rays, n) ** 4, "distances": 8.0 * places}
-    yield OpCase("interval_weights", size, interval_weights, weights, ("density",))
+    yield OpCase("interval_weights", size, weights, ("density",))
 
 
-def _encoding(draw: Draw) -> Iterator[OpCase]:
-    n, layout = 65536 // draw.small, HashLayout(log2_entries=17)
-    inputs = {"positions": draw.uniform(n, 3), "table": draw.normal(layout.n_entries, layout.n_features)}
-    size = f"{n:,} points, 16 levels, 2^17 entries"
-
-    def encode(positions: Tensor, table: Tensor) -> Tensor:
-        return hash_encode(positions, table, layout)
-
-    # At a scale of 2048 a position's rounding is 1e-4 of a cell, and a slope belongs to the cell chosen.
-    yield OpCase("hash_encode", size, encode, inputs, ("table",), tolerance=1e-3)
-    size, wanted = size + ", to positions too", ("positions", "table")
-    yield OpCase("hash_encode", size, encode, inputs, wanted, tolerance=2e-3, outliers=1e-2)
-
-    def fade(encoding: Tensor, footprints: Tensor) -> Tensor:
-        return fade_levels(encoding, footprints, layout)
-
-    encoding = {"encoding": draw.normal(32, n).t(), "footprints": draw.uniform(n) * 0.02}
-    yield OpCase("fade_levels", f"{n:,} points, 16 levels", fade, encoding, ("encoding",))
-    directions = {"directions": draw.units(n)}
-    yield OpCase("spherical_harmonics", f"{n:,} directions", spherical_harmonics, directions, ("directions",))
-
-
-def _networks(draw: Draw) -> Iterator[OpCase]:
-    n = 65536 // draw.small
-    for widths in ((32, 64, 16), (32, 64, 64, 3)):
+def _of_networks(draw: Draw) -> Iterator[OpCase]:
+    def network(op: str, n: int, widths: tuple[int, ...], skip: int | None = None) -> OpCase:
         inputs = {"inputs": draw.normal(n, widths[0])}
         for k in range(len(widths) - 1):
-            inputs[f"weight_{k}"] = draw.normal(widths[k + 1], widths[k]) / widths[k] ** 0.5
+            columns = widths[k] + (widths[0] if k == skip else 0)
+            inputs[f"weight_{k}"] = draw.normal(widths[k + 1], columns) * (2.0 / columns) ** 0.5
+            inputs |= {} if skip is None else {f"bias_{k}": torch.zeros(widths[k + 1])}
+        return OpCase(op, f"{n:,} points, {'-'.join(map(str, widths))}", inputs, tuple(inputs), tolerance=5e-3)
 
-        def narrow(inputs: Tensor, **weights: Tensor) -> Tensor:
-            return fused_mlp(inputs, list(weights.values()))
-
-        shape = "-".join(str(width) for width in widths)
-        yield OpCase("fused_mlp", f"{n:,} points, {shape}", narrow, inputs, tuple(inputs), tolerance=5e-3)
-
-    n, widths, skip = 16384 // draw.small, (63, 256, 256, 256, 256), 2
-    inputs = {"inputs": draw.normal(n, widths[0])}
-    for k in range(len(widths) - 1):
-        columns = widths[k] + (widths[0] if k == skip else 0)
-        inputs[f"weight_{k}"] = draw.normal(widths[k + 1], columns) * (2.0 / columns) ** 0.5
-        inputs[f"bias_{k}"] = torch.zeros(widths[k + 1])
-
-    def wide(inputs: Tensor, **layers: Tensor) -> Tensor:
-        weights, biases = ([layers[f"{kind}_{k}"] for k in range(len(widths) - 1)] for kind in ("weight", "bias"))
-        return wide_mlp(inputs, weights, biases, skip=skip, relu_last=True)
-
-    shape = "-".join(str(width) for width in widths)
-    yield OpCase("wide_mlp", f"{n:,} points, {shape}", wide, inputs, tuple(inputs), tolerance=5e-3)
+    n = 65536 // draw.small
+    yield network("fused_mlp", n, (32, 64, 16))
+    yield network("fused_mlp", n, (32, 64, 64, 3))
+    yield network("wide_mlp", n // 4, (63, 256, 256, 256, 256), skip=2)
 
 
-def _ngp(draw: Draw) -> Iterator[OpCase]:
-    n, n_rays, layout = 65536 // draw.small, 4096 // draw.small, HashLayout(log2_entries=17)
-    weights, table = draw.ngp_weights(), {"table": draw.normal(layout.n_entries, layout.n_features)}
-    small_table = {"table": 0.1 * table["table"]}  # densities that stay within fp32's digits of each other
-    rays = {"rays": torch.sort(draw.integers(0, n_rays, n)).values.int()}
-    directions, points = {"directions": draw.normal(n_rays, 16)}, {"positions": draw.uniform(n, 3)}
-    layers = {"first": weights["density_in"], "second": weights["density_out"]}
-    size, learned = f"{n:,} points, width 64", tuple(WEIGHTS)
+def _of_ngp(draw: Draw) -> Iterator[OpCase]:
+    n, n_rays, learned = 65536 // draw.small, 4096 // draw.small, tuple(WEIGHTS)
+    rays = {"rays": draw.sorted_rays(n_rays, n), "directions": draw.normal(n_rays, 16)}
+    points, size = {"positions": draw.uniform(n, 3)}, f"{n:,} points, 16 levels, 2^17 entries"
+    field = points | draw.ngp()
+    # At a scale of 2048 a position's rounding is 1e-4 of a cell, and a slope belongs to the cell chosen.
+    yield OpCase("hash_encode", size, field, ("table",), tolerance=1e-3)
+    both = ("positions", "table")
+    yield OpCase("hash_encode", size + ", to positions too", field, both, tolerance=2e-3, outliers=1e-2)
 
-    def network(encoding: Tensor, directions: Tensor, rays: Tensor, **weights: Tensor) -> Tensor:
-        return ngp_field(encoding, directions, rays, NgpWeights(**weights))
+    encoded = {"encoding": draw.normal(32, n).t(), "footprints": draw.uniform(n) * 0.02}
+    yield OpCase("fade_levels", f"{n:,} points, 16 levels", encoded, ("encoding",))
+    yield OpCase("spherical_harmonics", f"{n:,} directions", {"directions": draw.units(n)}, ("directions",))
+    yield OpCase("ngp_field", f"{n:,} points", encoded | rays | field, ("encoding", *learned), tolerance=5e-3)
+    yield OpCase("ngp_density_logits", size, field, tolerance=5e-3)
+    yield OpCase("ngp_logits", size, rays | field, tolerance=5e-3)
 
-    encoded = {"encoding": draw.normal(32, n).t()} | directions | rays
-    yield OpCase("ngp_field", size, network, encoded | weights, ("encoding", *learned), tolerance=5e-3)
+    flat = field | {"table": 0.1 * field["table"]}  # densities that stay within fp32's digits of each other
+    seen = flat | {"directions": draw.normal(n, 16)}
+    yield OpCase("ngp_densities", size, flat, tolerance=5e-3)
+    yield OpCase("ngp_query", size, seen, ("table", *learned), tolerance=5e-3)
 
-    def density(positions: Tensor, table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        return ngp_density_logits(positions, table, layout, (first, second))
-
-    def densities(positions: Tensor, table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        return ngp_densities(positions, table, layout, (first, second))
-
-    size += ", 2^17 entries"
-    yield OpCase("ngp_density_logits", size, density, points | table | layers, tolerance=5e-3)
-    yield OpCase("ngp_densities", size, densities, points | small_table | layers, tolerance=5e-3)
-
-    def logits(positions: Tensor, rays: Tensor, directions: Tensor, table: Tensor, **weights: Tensor) -> Tensor:
-        own = NgpWeights(**weights)
-        skips_unused(table, own)
-        return ngp_logits(positions, directions, rays, table=table, layout=layout, weights=own)
-
-    yield OpCase("ngp_logits", size, logits, points | rays | directions | table | weights, tolerance=5e-3)
-
-    def query(positions: Tensor, directions: Tensor, table: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:
-        return ngp_query(positions, directions, table, layout, NgpWeights(**weights))
-
-    seen = points | {"directions": draw.normal(n, 16)}
-    yield OpCase("ngp_query", size, query, seen | small_table | weights, ("table", *learned), tolerance=5e-3)
-
-
-def _ngp_visibility(draw: Draw) -> Iterator[OpCase]:
-    (samples, n, n_rays), layout, weights = draw.samples(4096, 65536), HashLayout(log2_entries=17), draw.ngp_weights()
-
-    def visible(
-        origins: Tensor,
-        directions: Tensor,
-        phases: Tensor,
-        table: Tensor,
-        first: Tensor,
-        second: Tensor,
-        **inputs: Tensor,
-    ) -> tuple[Tensor, ...]:
-        field, where = NgpDensity(BOX, table, layout, (first, second)), packed_samples(inputs)
-        limits = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
-        flags = ngp_visibility(origins, directions, where, field, **limits)
-        codes = ngp_visibility(origins, directions, where, field, thinning=Thinning(0.05, phases), **limits)
-        return flags.float(), (codes != 0).float()
-
-    inward = draw.units(n_rays)
-    inputs = samples | {
-        "origins": -1.4 * inward,
-        "directions": inward,
-        "phases": draw.integers(-(1 << 31), 1 << 31, n_rays).int(),
-        "table": draw.normal(layout.n_entries, layout.n_features),
-        "first": weights["density_in"],
-        "second": 2.0 * weights["density_out"],
-    }
+    samples, n, n_rays = draw.samples(4096, 65536)
+    inward, dense = draw.units(n_rays), field | {"density_out": 2.0 * field["density_out"]}
+    marched = samples | {"origins": -1.4 * inward, "directions": inward} | draw.phases(n_rays)
     size = f"{n:,} samples, {n_rays:,} rays, flags and thinning"
-    yield OpCase("ngp_visibility", size, visible, inputs, outliers=2e-3)
+    yield OpCase("ngp_visibility", size, marched | dense, outliers=2e-3)
 
 
-def _voxels(draw: Draw) -> Iterator[OpCase]:
-    n, n_rays, empty = 65536 // draw.small, 4096 // draw.small, -3.0
+def _of_voxels(draw: Draw) -> Iterator[OpCase]:
+    n, n_rays = 65536 // draw.small, 4096 // draw.small
     x, y, z = split_nodes(torch.arange((RESOLUTION + 1) ** 3), RESOLUTION)
     stored = ((torch.stack([x, y, z]) - RESOLUTION / 2).norm(dim=0) / RESOLUTION - 0.3).abs() < 0.06
     structure = build_structure(node_keys(x[stored], y[stored], z[stored], RESOLUTION), RESOLUTION)
-    index, n_nodes = structure.index(empty), structure.nodes.shape[0]
-    tables = {"density": draw.normal(n_nodes), "color": draw.normal(n_nodes, color_width(N_BASIS))}
-    where = {"blocks": index.blocks, "rows": index.rows}
-    points = {"positions": draw.uniform(n, 3)}
-    seen = {"basis": draw.normal(n_rays, N_BASIS), "rays": torch.sort(draw.integers(0, n_rays, n)).values.int()}
-    size = f"{n:,} points, {n_nodes:,} nodes"
-
-    def indexed(inputs: dict[str, Tensor]) -> VoxelIndex:
-        return VoxelIndex(inputs["blocks"], inputs["rows"], RESOLUTION, empty)
-
-    def look_up(
-        positions: Tensor, basis: Tensor, rays: Tensor, density: Tensor, color: Tensor, **own: Tensor
-    ) -> Tensor:
-        return voxel_lookup(positions, basis, rays, VoxelTables(density, color), indexed(own))
-
-    inputs, both = points | seen | tables | where, ("density", "color")
-    yield OpCase("voxel_lookup", size, look_up, inputs, both, tolerance=1e-3)
-
-    def look_ahead(positions: Tensor, density: Tensor, **own: Tensor) -> Tensor:
-        return voxel_density(positions, density, indexed(own))
-
-    yield OpCase("voxel_density", size, look_ahead, points | where | {"density": tables["density"]})
-
-    def variation(density: Tensor, color: Tensor, nodes: Tensor, chosen: Tensor, **own: Tensor) -> Tensor:
-        return voxel_variation(VoxelTables(density, color), indexed(own), nodes, chosen, n_basis=N_BASIS)
-
+    index, n_nodes = structure.index(EMPTY), structure.nodes.shape[0]
+    grid = {"density": draw.normal(n_nodes), "color": draw.normal(n_nodes, color_width(N_BASIS))}
+    grid |= {"blocks": index.blocks, "rows": index.rows}
+    points = {"positions": draw.uniform(n, 3), "basis": draw.normal(n_rays, N_BASIS)}
+    points |= {"rays": draw.sorted_rays(n_rays, n)}
+    size, both = f"{n:,} points, {n_nodes:,} nodes", ("density", "color")
+    yield OpCase("voxel_lookup", size, points | grid, both, tolerance=1e-3)
+    yield OpCase("voxel_density", size, points | grid)
     some = {"nodes": structure.nodes, "chosen": draw.integers(0, n_nodes, n_nodes // 4)}
-    size = f"{n_nodes // 4:,} of {n_nodes:,} nodes"
-    yield OpCase("voxel_variation", size, variation, tables | where | some, both, tolerance=1e-3)
+    yield OpCase("voxel_variation", f"{n_nodes // 4:,} of {n_nodes:,} nodes", grid | some, both, tolerance=1e-3)
 
 
-def _pixels(draw: Draw) -> Iterator[OpCase]:
+def _of_pixels(draw: Draw) -> Iterator[OpCase]:
     side, n_images, n = 100, 20, 65536 // draw.small
-    n_pixels = n_images * side**2
-    pool = {"offsets": torch.arange(n_images + 1) * side**2, "widths": torch.full((n_images,), side)}
-    inputs = pool | {
-        "colors": draw.integers(0, 256, n_pixels, 4).byte(),
-        "poses": draw.normal(n_images, 3, 4),
-        "intrinsics": torch.tensor([[120.0, 120.0, 50.0, 50.0]]).repeat(n_images, 1),
-    }
-
-    def drawn(colors: Tensor, offsets: Tensor, widths: Tensor, poses: Tensor, intrinsics: Tensor) -> tuple[Tensor, ...]:
-        return draw_pixels(PixelPool(colors, offsets, widths, poses, intrinsics), n, seed=1, step=2)
-
-    yield OpCase("draw_pixels", f"{n:,} of {n_pixels:,} pixels", drawn, inputs)
-
-    def chosen(offsets: Tensor, widths: Tensor, words: Tensor) -> Tensor:
-        return choose_pixels(offsets, widths, n, mask=PixelMask.of_words(words), seed=1, step=2).indices
-
+    n_pixels, like = n_images * side**2, {"like": torch.zeros(n)}
     flags = draw.uniform(n_pixels) < 0.7
-    masked = pool | {"words": pack_words(flags)}
-    yield OpCase("choose_pixels", f"{n:,} of {int(flags.sum()):,} pixels", chosen, masked, tolerance=0.0)
+    pool = like | {
+        "pool_colors": draw.integers(0, 256, n_pixels, 4).byte(),
+        "pool_offsets": torch.arange(n_images + 1) * side**2,
+        "pool_widths": torch.full((n_images,), side),
+        "pool_poses": draw.normal(n_images, 3, 4),
+        "pool_intrinsics": torch.tensor([[120.0, 120.0, 50.0, 50.0]]).repeat(n_images, 1),
+        "words": pack_words(flags),
+    }
+    yield OpCase("random", f"{n:,} x 3", like, tolerance=0.0)
+    yield OpCase("random_bits", f"{n:,} x 4 words", like, tolerance=0.0)
+    yield OpCase("draw_pixels", f"{n:,} of {n_pixels:,} pixels", pool)
+    yield OpCase("choose_pixels", f"{n:,} of {int(flags.sum()):,} pixels", pool, tolerance=0.0)
 
-
-def _frames(draw: Draw) -> Iterator[OpCase]:
-    width, height = 400, 400 // draw.small
-    camera = torch.cat([torch.eye(3, 4).flatten(), torch.tensor([500.0, 500.0, 200.0, height / 2.0])])
+    pixels = torch.zeros(400 // draw.small, 400)
+    size = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+    camera = torch.cat([torch.eye(3, 4).flatten(), torch.tensor([500.0, 500.0, 200.0, pixels.shape[0] / 2.0])])
     camera[11] = 3.0  # before the box, looking at it
-    size, bits = f"{width} x {height} pixels", pack_bits(draw.uniform(RESOLUTION**3) < 0.05)
-
-    def rays(camera: Tensor) -> tuple[Tensor, Tensor]:
-        return camera_rays(camera, width=width, height=height)
-
-    yield OpCase("camera_rays", size, rays, {"camera": camera})
-
-    def frame(camera: Tensor, bits: Tensor) -> tuple[Tensor, ...]:
-        """A few rounds through fog whose colour is the place."""
-        live = start_rays(*rays(camera), OccupancyBits(bits, BOX, RESOLUTION), StepRule(0.01))
-        for _ in range(ROUNDS):
-            samples = next_samples(live, rows=16 * width * height, aabb=BOX)
-            unit = samples.positions.nan_to_num(0.0).clamp(0.0, 1.0)
-            live = absorb_samples(live, samples, 20.0 * unit[:, 0], unit, early_stop_eps=1e-4)
-        return finish_rays(live)
-
+    frame = {"camera": camera, "pixels": pixels, "bits": pack_bits(draw.uniform(RESOLUTION**3) < 0.05)}
+    yield OpCase("camera_rays", size, frame)
     # A cell at whose border a step lies is decided by rounding.
-    yield OpCase("frame", f"{size}, {ROUNDS} rounds", frame, {"camera": camera, "bits": bits}, outliers=1e-2)
+    yield OpCase("frame", f"{size}, {ROUNDS} rounds", frame, outliers=1e-2)
 
 
-def _grid(draw: Draw) -> Iterator[OpCase]:
-    n = 128**3 // draw.small
-    density, cells = draw.uniform(n), draw.integers(0, n, n // 2)
-
-    def update(density: Tensor, cells: Tensor, fresh: Tensor) -> Tensor:
-        density = density.clone()
-        decay_and_max(density, cells, fresh, 0.95)
-        return density
-
-    inputs = {"density": density, "cells": cells, "fresh": draw.uniform(n // 2)}
-    yield OpCase("decay_and_max", f"{n // 2:,} of {n:,} cells", update, inputs)
-
-    def threshold(density: Tensor) -> tuple[Tensor, Tensor]:
-        bits = torch.empty(density.shape[0] // 32, dtype=torch.int32, device=density.device)
-        mean = threshold_bits(density, bits, 0.01)
-        return mean, bits
-
-    yield OpCase("threshold_bits", f"{n:,} cells", threshold, {"density": density})
-
-
-def _optimizer(draw: Draw) -> Iterator[OpCase]:
+def _of_steps(draw: Draw) -> Iterator[OpCase]:
     n = (1 << 22) // draw.small
-
-    def update(params: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """On the same tensors again and again: the first call, from which the gate compares, changes them."""
-        step = torch.zeros((), dtype=torch.int64, device=params.device)
-        adam_update(params, grad, AdamState(first, second, step), torch.tensor(0.01, device=params.device))
-        return params, first, second
-
-    inputs = {name: draw.normal(n) for name in ("params", "grad", "first")}
-    yield OpCase("adam", f"{n:,} parameters", update, inputs | {"second": draw.uniform(n)})
-
-    def norm(grad: Tensor) -> tuple[Tensor, Tensor]:
-        flag = torch.zeros((), device=grad.device)
-        return check_gradients([grad], flag), flag
-
-    yield OpCase("check_gradients", f"{n:,} numbers", norm, {"grad": inputs["grad"]})
-
-    def finish(step: Tensor, flag: Tensor, scale: Tensor, good: Tensor) -> tuple[Tensor, ...]:
-        mine = [value.clone() for value in (step, flag, scale, good)]
-        finish_step(mine[0], mine[1], scale=mine[2], good_steps=mine[3])
-        return tuple(mine)
-
+    moments = {name: draw.normal(n) for name in ("params", "grad", "first")} | {"second": draw.uniform(n)}
+    yield OpCase("adam", f"{n:,} parameters", moments)
+    yield OpCase("check_gradients", f"{n:,} numbers", {"grad": moments["grad"]})
     numbers = {"step": torch.tensor(7), "flag": torch.tensor(1.0), "scale": torch.tensor(1024.0)}
-    numbers["good"] = torch.tensor(3, dtype=torch.int32)
-    yield OpCase("finish_step", "four numbers", finish, numbers, tolerance=0.0)
-
-    def record(values: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-        state = StepState.create(step=5, n_active=1000, length=8, device=values.device)
-        names = ("loss", "mse", "found_inf", "loss_scale", "n_rays", "n_samples", "n_marched")
-        record_step(state, dict(zip(names, (*values, *counts), strict=True)), RayBudget(1 << 18, 1 << 20, 1 << 16))
-        return state.ring, state.n_active, state.totals
-
-    seen = {"values": torch.tensor([0.1, 0.01, 0.0, 1024.0])}
-    seen["counts"] = torch.tensor([1000, 200_000, 900_000], dtype=torch.int32)
-    yield OpCase("record_step", f"{len(COLUMNS)} numbers", record, seen, tolerance=1e-6)
-
-
-MAKERS = (
-    *(_random, _rays, _packed, _compositing, _positions, _intervals, _encoding, _networks, _ngp, _ngp_visibility),
-    *(_voxels, _pixels, _frames, _grid, _optimizer),
-)
+    yield OpCase("finish_step", "four numbers", numbers | {"good": torch.tensor(3).int()}, tolerance=0.0)
+    seen = {"floats": torch.tensor([0.1, 0.01, 0.0, 1024.0]), "counts": torch.tensor([1000, 200_000, 900_000]).int()}
+    yield OpCase("record_step", f"{len(COLUMNS)} numbers", seen, tolerance=1e-6)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..ops._dispatch import Backend, available, use_backend
-from .op_cases import OpCase, op_cases
+from .op_cases import CALLS, Inputs, OpCase, op_cases
 from .record import Record, machine, write_json
 
 PROTOCOL = (
@@ -67,23 +67,17 @@ def backends(device: torch.device) -> list[Backend]:
 
 
 def _run_case(case: OpCase, device: torch.device, quick: bool) -> list[OpTiming]:
-    names = backends(device)
-    verdicts: dict[Backend, str] = {}
-    for name in names:
-        verdicts[name] = "passed" if name == "reference" else gate(case, name)
-    passed: list[Backend] = [name for name in names if verdicts[name] == "passed"]
+    gates: dict[Backend, str] = {b: "passed" if b == "reference" else gate(case, b) for b in backends(device)}
+    passed: list[Backend] = [name for name, found in gates.items() if found == "passed"]
     forward = _time({name: _runner(case, name, ()) for name in passed}, device, quick)
     total = forward
     if case.wanted:
         total = _time({name: _runner(case, name, case.wanted) for name in passed}, device, quick)
     results = []
-    for name in names:
-        one, both = forward.get(name), total.get(name)
-        ratios = [
-            None if own is None else base / own
-            for own, base in ((one, forward["reference"]), (both, total["reference"]))
-        ]
-        results.append(OpTiming(case.op, case.size, name, one, both, *ratios, gate=verdicts[name]))
+    for name, found in gates.items():
+        own = [times.get(name) for times in (forward, total)]
+        ratios = [times["reference"] / times[name] if name in times else None for times in (forward, total)]
+        results.append(OpTiming(case.op, case.size, name, *own, *ratios, gate=found))
     return results
 
 
@@ -94,7 +88,7 @@ def _runner(case: OpCase, backend: Backend, wanted: Sequence[str]) -> Callable[[
 
     def call() -> tuple[list[Tensor], Sequence[Tensor]]:
         with use_backend(backend), torch.set_grad_enabled(bool(wanted)):
-            result = case.function(**leaves)
+            result = CALLS[case.op](Inputs(leaves))
             outputs = [result] if isinstance(result, Tensor) else list(result)
             if not wanted:
                 return outputs, []
@@ -139,24 +133,27 @@ def _time(calls: dict[Backend, Callable[[], Any]], device: torch.device, quick: 
     begun = time.perf_counter()
     while len(next(iter(times.values()))) < most:
         for name, call in calls.items():
-            times[name].append(_measure(call, device))
+            times[name].append(measure_ms(call, device)[0])
         if time.perf_counter() - begun > seconds and len(times["reference"]) >= 3:
             break
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _measure(call: Callable[[], Any], device: torch.device) -> float:
+def measure_ms(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Milliseconds of one call by CUDA events and by the wall clock; on a CPU both by the wall clock."""
     if device.type != "cuda":
         begun = time.perf_counter()
         call()
-        return (time.perf_counter() - begun) * 1e3
+        milliseconds = (time.perf_counter() - begun) * 1e3
+        return milliseconds, milliseconds
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
+    begun = time.perf_counter()
     first.record()
     call()
     last.record()
     last.synchronize()
-    return first.elapsed_time(last)
+    return first.elapsed_time(last), (time.perf_counter() - begun) * 1e3
 
 
 def render_table(timings: Sequence[OpTiming]) -> Table:

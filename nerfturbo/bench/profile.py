@@ -1,9 +1,8 @@
 """Where the time and the memory of training steps go, by stage, and a trace for the browser.
 
-The steps run eagerly, one stage after the other, each waited for: what a stage takes by itself. A recorded step
-overlaps and has no host time; it is timed as a whole beside them. There is no second list of what a step does: the
-trainer's own eager step runs, and the clock is turned where one stage ends and the next begins. Every moment belongs to
-one stage or to none, so that the stages and the rest add up.
+The trainer's own eager step runs, each stage waited for, and the clock is turned where one ends and the next begins.
+Every moment belongs to one stage or to none, so that the stages and the rest add up. A recorded step overlaps and has
+no host time; it is timed as a whole beside them.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..config import Config
 from ..data.scene import Scene
 from ..rendering.model import NerfModel
-from ..training.loss import Stages, StepResult
+from ..training.loss import Stages
 from ..training.step import TrainingStep
 from ..training.trainer import Trainer
 from .record import Record, machine
+from .scene import run_steps
 
 PREFIX = "nerfturbo: "  # of the stages' names in a trace
 MEANING = {
@@ -69,10 +68,11 @@ def profile_steps(
     """Train `warm_steps`, then profile `steps` of them; the Chrome trace goes to `trace` where given."""
     config = replace(config, train=replace(config.train, steps=warm_steps + 2 * steps + 1, time_limit=None))
     trainer = Trainer(config, scene, device=device)
-    native = _native(trainer, warm_steps, steps)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    trainer.stepper.prepare()
+    run_steps(trainer, warm_steps)
+    native = 1e3 * run_steps(trainer, steps)
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if device.type == "cuda" else [kinds.CPU]
     step_timed(trainer, StageClock(device), 1)  # eager kernels compile outside the clock
     clock = StageClock(device)
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
@@ -107,19 +107,6 @@ def _peaks_of_tensors(profiler: torch.profiler.profile) -> dict[str, int]:
         name = event.name().removeprefix(PREFIX)
         peaks[name] = max(peaks.get(name, 0), max(totals[begun : ended + 1]) - totals[begun])
     return peaks
-
-
-def _native(trainer: Trainer, warm_steps: int, steps: int) -> float:
-    """Milliseconds of a step as training runs it."""
-    trainer.stepper.prepare()
-    while trainer.step < warm_steps:
-        trainer.advance(warm_steps - trainer.step)
-    trainer.stepper.finish()
-    begun, first = time.perf_counter(), trainer.step
-    while trainer.step < warm_steps + steps:
-        trainer.advance(warm_steps + steps - trainer.step)
-    trainer.stepper.finish()
-    return 1e3 * (time.perf_counter() - begun) / (trainer.step - first)
 
 
 def _operators(profiler: torch.profiler.profile, device: torch.device) -> tuple[tuple[str, float, int], ...]:
@@ -183,30 +170,14 @@ class StageClock:
         self._range.__enter__()
 
 
-class TimedStep(TrainingStep):
-    """The eager step of a trainer, on its model, pixels and optimizer."""
-
-    def __init__(self, trainer: Trainer, clock: StageClock) -> None:
-        stages = _timed_stages(trainer.stepper.stages, clock)
-        super().__init__(trainer.model, trainer.pixels, trainer.optimizer, stages=stages)
-        self.n_rays, self.clock = max(1, trainer.stepper.n_rays), clock
-
-    def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
-        with self.clock.stage("rays"):  # until the samples are placed and the comparison begins
-            return super().loss(step, part, scale)
-
-    def differentiate(self, loss: Tensor, scale: Tensor | None) -> None:
-        with self.clock.stage("backward"):
-            super().differentiate(loss, scale)
-
-    def update(self, step: int) -> tuple[int, float]:
-        with self.clock.stage("optimizer"):
-            return super().update(step)
-
-
 def step_timed(trainer: Trainer, clock: StageClock, n_steps: int) -> None:
     """Train on for so many steps, eagerly and by this clock."""
-    trainer.stepper = TimedStep(trainer, clock)
+    stages, n_rays = _timed_stages(trainer.stepper.stages, clock), max(1, trainer.stepper.n_rays)
+    stepper: Any = TrainingStep(trainer.model, trainer.pixels, trainer.optimizer, stages=stages)
+    stepper.n_rays, stepper.loss = n_rays, clock.stage("rays")(stepper.loss)  # until the comparison begins
+    stepper.differentiate = clock.stage("backward")(stepper.differentiate)
+    stepper.update = clock.stage("optimizer")(stepper.update)
+    trainer.stepper = stepper
     with _timed_parts(trainer.model, clock):
         for _ in range(n_steps):
             trainer.advance(1)
@@ -215,18 +186,11 @@ def step_timed(trainer: Trainer, clock: StageClock, n_steps: int) -> None:
 def _timed_stages(stages: Stages, clock: StageClock) -> Stages:
     """The same functions, each turning the clock."""
 
-    def place(*given: Any, **options: Any) -> Any:
-        with clock.stage("march"):
-            return stages.place(*given, **options)
-
     def compare(*given: Any, **options: Any) -> Any:
         clock.turn("composite")  # and so to the end of the loss: what other losses there are comes after
         return stages.compare(*given, **options)
 
-    def update_grid(*given: Any, **options: Any) -> None:
-        with clock.stage("grid"):
-            stages.update_grid(*given, **options)
-
+    place, update_grid = clock.stage("march")(stages.place), clock.stage("grid")(stages.update_grid)
     return replace(stages, place=place, compare=compare, update_grid=update_grid)
 
 
@@ -249,10 +213,6 @@ def _timed_parts(model: NerfModel, clock: StageClock) -> Iterator[None]:
 
 
 def _timed(function: Callable[..., Any], stage: str, clock: StageClock) -> Callable[..., Any]:
-    def timed(*given: Any, **options: Any) -> Any:
-        if clock.now != "composite":  # the visibility pass and the grid's refreshing ask the field too
-            return function(*given, **options)
-        with clock.stage(stage):
-            return function(*given, **options)
-
-    return timed
+    """The visibility pass and the grid's refreshing ask the field too: only the comparison counts for it."""
+    counted = clock.stage(stage)(function)
+    return lambda *given, **options: (counted if clock.now == "composite" else function)(*given, **options)

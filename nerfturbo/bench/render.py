@@ -1,9 +1,7 @@
 """Frames of a trained model: first the gate, then the clock, then the memory of a frame that is too large to hold.
 
-Frames are marched in training's steps, pictures that are scored perhaps in finer ones (`render.eval_refine`). Gate: the
-recorded frame of each view must show what `render_rays` shows, and score within 0.1 dB of it and, on average, of the
-evaluation. Then frames are timed as a viewer asks for them, a new camera each time, and one 8K frame must stay within
-its budget.
+Gate: the recorded frame of each view must show what `render_rays` shows, and score within 0.1 dB of it and, on average,
+of the evaluation. Then frames are timed as a viewer asks for them, a new camera each time.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
 from ..rendering.render import render_rays
 from ..types import Rays
+from .ops import measure_ms
 from .record import Record, machine
 
 if TYPE_CHECKING:
@@ -41,9 +40,8 @@ MEMORY = 1 << 28  # bytes in which the large frame is rendered
 PROTOCOL = (
     "gate: recorded frames against render_rays on the same rays, at most {stray:.1%} of the pixels more than {near} "
     "apart and scores within {decibels} dB of theirs and, on average, of the evaluation's; what fails is not timed; "
-    "then the median over {repeats} frames of a "
-    "new camera each: the camera goes to the device, the picture of floats stays there, one count is read back; wall "
-    "clock beside CUDA events; compilation and recording outside"
+    "then the median over {repeats} frames of a new camera each: the camera goes to the device, the picture of floats "
+    "stays there, one count is read back; wall clock beside CUDA events; compilation and recording outside"
 )
 
 
@@ -115,21 +113,15 @@ def run_render_benchmark(
     return RenderBenchmark(gate, tuple(timings), whole)
 
 
-def _background(model: NerfModel) -> Tensor:
-    return torch.tensor(WHITE, device=model.device)
+def _look(model: NerfModel) -> dict[str, Any]:
+    """Marched in training's steps, over white."""
+    return {"settings": model.sampler.settings, "background": torch.tensor(WHITE, device=model.device)}
 
 
 def frames_of(model: NerfModel, width: int, height: int, max_memory: int | None = None) -> FrameRenderer:
     """The renderer of a model's frames over white."""
-    return FrameRenderer(
-        model.field,
-        model.grid,
-        width=width,
-        height=height,
-        settings=model.sampler.settings,
-        background=_background(model),
-        max_memory=max_memory,
-    )
+    size = {"width": width, "height": height, "max_memory": max_memory}
+    return FrameRenderer(model.field, model.grid, **size, **_look(model))
 
 
 def _frame(frames: FrameRenderer, cameras: Cameras, view: int = 0) -> RenderedImage:
@@ -139,11 +131,9 @@ def _frame(frames: FrameRenderer, cameras: Cameras, view: int = 0) -> RenderedIm
 @torch.no_grad()
 def plain_image(model: NerfModel, rays: Rays) -> Tensor:
     """(n_rays, 3): everything marched in training's steps, then composited, a chunk of rays at a time."""
-    options = {"settings": model.sampler.settings, "background": _background(model)}
-    parts = [
-        render_rays(model.field, rays[slice(i, i + CHUNK)], model.grid, **options) for i in range(0, len(rays), CHUNK)
-    ]
-    return torch.cat([part.rgb for part in parts]).clamp(0.0, 1.0)
+    chunks = [rays[slice(i, i + CHUNK)] for i in range(0, len(rays), CHUNK)]
+    parts = [render_rays(model.field, chunk, model.grid, **_look(model)).rgb for chunk in chunks]
+    return torch.cat(parts).clamp(0.0, 1.0)
 
 
 def check_frames(model: NerfModel, scene: Scene, views: Sequence[int], max_memory: int | None = None) -> FrameGate:
@@ -191,35 +181,16 @@ def _reshaped(cameras: Cameras, view: int, width: int, height: int) -> Cameras:
 def _time_size(model: NerfModel, cameras: Sequence[Cameras], repeats: int, max_memory: int | None) -> list[FrameTiming]:
     width, height = (int(side) for side in cameras[0].size[0])
     frames = frames_of(model, width, height, max_memory)
-    ways = {
-        "frame": lambda camera: _frame(frames, camera),
-        "image": lambda camera: model.render_image(camera, 0),
-    }
+    ways = {"frame": lambda camera: _frame(frames, camera), "image": lambda camera: model.render_image(camera, 0)}
     result = []
     for way, draw in ways.items():
         for camera in cameras[:3]:
             draw(camera)
-        pairs = [measure_ms(draw, cameras[i % len(cameras)], model.device) for i in range(repeats)]
+        turns = [cameras[i % len(cameras)] for i in range(repeats)]
+        pairs = [measure_ms(lambda camera=camera, draw=draw: draw(camera), model.device) for camera in turns]
         device, wall = (statistics.median(column) for column in zip(*pairs, strict=True))
         result.append(FrameTiming(width, height, way, device, wall, frames.rounds if way == "frame" else None))
     return result
-
-
-def measure_ms(draw: Any, camera: Cameras, device: torch.device) -> tuple[float, float]:
-    """Milliseconds of one frame by CUDA events and by the wall clock; on a CPU both by the wall clock."""
-    if device.type != "cuda":
-        begun = time.perf_counter()
-        draw(camera)
-        milliseconds = (time.perf_counter() - begun) * 1e3
-        return milliseconds, milliseconds
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize(device)
-    begun = time.perf_counter()
-    first.record()
-    draw(camera)
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last), (time.perf_counter() - begun) * 1e3
 
 
 def _render_large(model: NerfModel, cameras: Cameras) -> LargeFrame:
@@ -253,21 +224,19 @@ def render_record(result: RenderBenchmark, model: NerfModel, scene: Scene, *, re
 
 
 def render_table(result: RenderBenchmark) -> Table:
-    """A rich table: one row per size and way."""
+    """One row per size and way."""
     from rich.table import Table
 
-    gate = result.gate
-    score = (
-        f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB, {gate.stray_pixels:.3%} pixels differ"
-    )
-    table = Table(title=f"frames: gate {gate.verdict} ({score})")
+    gate, large = result.gate, result.large
+    scores = f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB"
+    table = Table(title=f"frames: gate {gate.verdict} ({scores}, {gate.stray_pixels:.3%} pixels differ)")
     for header in ("size", "way", "ms", "wall ms", "rounds", "MB besides the picture"):
         table.add_column(header, justify="left" if header in ("size", "way") else "right")
     for t in result.timings:
         numbers = [f"{value:.3f}" for value in (t.milliseconds, t.wall_milliseconds)]
         table.add_row(f"{t.width} x {t.height}", t.way, *numbers, "-" if t.rounds is None else str(t.rounds), "")
-    if result.large is not None:
-        big = result.large
-        extra = "-" if big.extra_bytes is None else f"{big.extra_bytes / 2**20:.0f} of {big.budget_bytes / 2**20:.0f}"
-        table.add_row(f"{big.width} x {big.height}", "frame, once", "-", f"{big.seconds * 1e3:.0f}", "-", extra)
+    if large is not None:
+        extra = None if large.extra_bytes is None else f"{large.extra_bytes / 2**20:.0f} of {large.budget_bytes >> 20}"
+        wall = f"{large.seconds * 1e3:.0f}"
+        table.add_row(f"{large.width} x {large.height}", "frame, once", "-", wall, "-", extra or "-")
     return table

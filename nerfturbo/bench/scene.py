@@ -55,6 +55,16 @@ def fit_whole(trainer: Trainer) -> TrainSummary:
     return summary
 
 
+def run_steps(trainer: Trainer, n_steps: int) -> float:
+    """Seconds of a step as training runs it, the mean over the next ones (a GPU may queue a few more)."""
+    trainer.stepper.finish()
+    begun, first = time.perf_counter(), trainer.step
+    while trainer.step < first + n_steps:
+        trainer.advance(first + n_steps - trainer.step)
+    trainer.stepper.finish()
+    return (time.perf_counter() - begun) / max(1, trainer.step - first)
+
+
 def run_scene_benchmark(
     config: Config,
     scenes: tuple[Scene, Scene],

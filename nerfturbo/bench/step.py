@@ -1,4 +1,4 @@
-"""A whole InstantNGP training step on each backend of a device against the reference: first the gate, then the clock.
+"""A whole training step on each backend of a device against the reference: first the gate, then the clock.
 
 Both backends continue from the same trained state, so they march the same cells and train the same samples.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..data.batches import PixelSampler
 from ..data.scene import Scene
 from ..ops._dispatch import Backend, use_backend
 from ..rendering.model import NerfModel, SceneBounds
@@ -59,26 +60,19 @@ class StepBudget:
 QUICK = StepBudget(warm_steps=64, steps=4, blocks=1)
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """A trainer's state, to begin every block from the same point."""
+def _snapshot(trainer: Trainer) -> Callable[[Trainer], None]:
+    """Puts a trainer where this one is now, to begin every block from the same point."""
+    trainer.stepper.finish()
+    model = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    optimizer = {name: value.clone() for name, value in trainer.optimizer.state_tensors().items()}
+    step, n_rays = trainer.step, trainer.stepper.n_rays
 
-    step: int
-    n_rays: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    def restore(other: Trainer) -> None:
+        other.model.load_state_dict(model)
+        other.optimizer.load_state_tensors(optimizer)
+        other.step, other.stepper.n_rays = step, n_rays
 
-    @classmethod
-    def of(cls, trainer: Trainer) -> _Snapshot:
-        trainer.stepper.finish()
-        model = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        optimizer = {name: value.clone() for name, value in trainer.optimizer.state_tensors().items()}
-        return cls(trainer.step, trainer.stepper.n_rays, model, optimizer)
-
-    def restore(self, trainer: Trainer) -> None:
-        trainer.model.load_state_dict(self.model)
-        trainer.optimizer.load_state_tensors(self.optimizer)
-        trainer.step, trainer.stepper.n_rays = self.step, self.n_rays
+    return restore
 
 
 def run_step_benchmark(
@@ -88,17 +82,28 @@ def run_step_benchmark(
     device, budget = torch.device(device), budget or StepBudget()
     names: list[Backend] = backends(device)
     config = replace(config, train=replace(config.train, steps=budget.warm_steps, time_limit=None))
-    gates = _gates(config, scene, device, names)
+    truth = _first_step(config, scene, device, "reference")
+    gates = {name: compare_steps(_first_step(config, scene, device, name), truth) for name in names[1:]}
+    gates["reference"] = "passed"
     passed: list[Backend] = [name for name in names if gates[name] == "passed"]
     trainers = {name: _trainer(config, scene, device, name) for name in passed}
-    with use_backend(passed[-1]):
-        fit_whole(trainers[passed[-1]])
-        snapshot = _Snapshot.of(trainers[passed[-1]])
-    blocks: dict[Backend, list[_Block]] = {name: [] for name in passed}
+    fast = passed[-1]
+    with use_backend(fast):
+        fit_whole(trainers[fast])
+        restore = _snapshot(trainers[fast])
+    blocks: dict[Backend, list[tuple[float, float, float]]] = {name: [] for name in passed}
     for _ in range(budget.blocks):
         for name in passed:
-            blocks[name].append(_run_block(trainers[name], snapshot, name, budget.steps))
-    return [_timing(name, gates[name], blocks) for name in names]
+            with use_backend(name):
+                restore(trainers[name])
+            blocks[name].append(_run_block(trainers[name], name, budget.steps))
+    times = {name: statistics.median(block[0] for block in own) for name, own in blocks.items()}
+    timings = []
+    for name in names:
+        own, ratio = times.get(name), times["reference"] / times[name] if name in times else None
+        rays, samples = blocks[name][0][1:] if name in blocks else (0.0, 0.0)
+        timings.append(StepTiming(name, own, ratio, rays, samples, gates[name]))
+    return timings
 
 
 def _trainer(config: Config, scene: Scene, device: torch.device, backend: Backend) -> Trainer:
@@ -108,49 +113,23 @@ def _trainer(config: Config, scene: Scene, device: torch.device, backend: Backen
         return Trainer(config, scene, device=device)
 
 
-@dataclass(frozen=True)
-class _Block:
-    milliseconds: float  # a step
-    rays: float
-    samples: float
-
-
-def _run_block(trainer: Trainer, snapshot: _Snapshot, backend: Backend, n_steps: int) -> _Block:
+def _run_block(trainer: Trainer, backend: Backend, n_steps: int) -> tuple[float, float, float]:
+    """Milliseconds, rays and samples of a step."""
+    first = step = trainer.step
+    rays = samples = 0
     with use_backend(backend):
-        snapshot.restore(trainer)
-        step, rays, samples, last = snapshot.step, 0, 0, snapshot.step + n_steps
         trainer.stepper.finish()
         begun = time.perf_counter()
-        while step < last:
-            record = trainer.stepper.advance(step, last - step)
+        while step < first + n_steps:
+            record = trainer.stepper.advance(step, first + n_steps - step)
             step, rays, samples = record.step, rays + record.total_rays, samples + record.total_samples
         trainer.stepper.finish()
-        seconds = time.perf_counter() - begun
-    done = step - snapshot.step
-    return _Block(1e3 * seconds / done, rays / done, samples / done)
-
-
-def _timing(name: Backend, gate: str, blocks: dict[Backend, list[_Block]]) -> StepTiming:
-    if not blocks.get(name):
-        return StepTiming(name, None, None, 0.0, 0.0, gate)
-    own = statistics.median(block.milliseconds for block in blocks[name])
-    base = statistics.median(block.milliseconds for block in blocks["reference"])
-    return StepTiming(name, own, base / own, blocks[name][0].rays, blocks[name][0].samples, gate)
-
-
-def _gates(config: Config, scene: Scene, device: torch.device, names: Sequence[Backend]) -> dict[Backend, str]:
-    truth = _first_step(config, scene, device, "reference")
-    verdicts: dict[Backend, str] = {"reference": "passed"}
-    for name in names:
-        if name != "reference":
-            verdicts[name] = compare_steps(_first_step(config, scene, device, name), truth)
-    return verdicts
+        milliseconds = 1e3 * (time.perf_counter() - begun)
+    return milliseconds / (step - first), rays / (step - first), samples / (step - first)
 
 
 def _first_step(config: Config, scene: Scene, device: torch.device, backend: Backend) -> dict[str, Tensor]:
     """Loss and gradients of step 0, by name, in fp32."""
-    from ..data.batches import PixelSampler
-
     with use_backend(backend):
         model = NerfModel(config, SceneBounds.of(scene)).to(device)
         sampler = PixelSampler(scene, device, config.train.seed)
@@ -186,5 +165,5 @@ def step_record(
         "batch_samples": config.train.batch_samples,
         "timings": [asdict(timing) for timing in timings],
     }
-    what = "a whole InstantNGP training step against the reference"
+    what = "a whole training step against the reference"
     return Record(what, protocol, config.train.seed, values, machine=machine(device))

@@ -45,16 +45,12 @@ class PeakBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if storage._cdata in self._seen or storage._cdata in before:
-                continue
-            self._seen.add(storage._cdata)
-            self._now += storage.nbytes()
-            self.n_bytes = max(self.n_bytes, self._now)
-            weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        for storage in (t.untyped_storage() for t in tree_leaves(result) if isinstance(t, torch.Tensor)):
+            if storage._cdata not in self._seen and storage._cdata not in before:
+                self._seen.add(storage._cdata)
+                self._now += storage.nbytes()
+                self.n_bytes = max(self.n_bytes, self._now)
+                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
         return result
 
     def _freed(self, key: int, n_bytes: int) -> None:
@@ -113,14 +109,7 @@ def with_batch(config: Config, batch_samples: int) -> Config:
     return replace(config, train=replace(config.train, batch_samples=batch_samples, max_rays=rays))
 
 
-def try_batch(
-    config: Config,
-    scene: Scene,
-    batch_samples: int,
-    *,
-    device: torch.device,
-    budget: int,
-) -> BatchTrial:
+def try_batch(config: Config, scene: Scene, batch_samples: int, *, device: torch.device, budget: int) -> BatchTrial:
     """Train a few steps with this batch; running out of memory is an answer, not an error."""
     train = replace(with_batch(config, batch_samples).train, steps=TRIAL_STEPS, time_limit=None)
     why = ""
@@ -161,11 +150,10 @@ def largest_batch(
         return trials[-1].fits
 
     low, high, refused = 0, SMALLEST_BATCH, most + 1
-    if start is not None:
-        if fits(start):
-            low, high = start, 2 * start
-        else:
-            refused = start
+    if start is not None and fits(start):
+        low, high = start, 2 * start
+    elif start is not None:
+        refused = start
     while high < refused and fits(high):
         low, high = high, high * 2
     high = min(high, refused)
@@ -283,13 +271,12 @@ def tune(
 
     trials = largest_batch(config, scene, device=device, budget=budget, most=most, report=said)
     best = best_trial(trials)
-    if best is not None:
-        config = with_batch(config, best.batch_samples)
+    config = config if best is None else with_batch(config, best.batch_samples)
     points = range_test(config, scene, device=device, steps=steps)
     suggestion = suggested_rate(points, config.optim.lr)
     say(f"range test over {len(points)} steps suggests a learning rate of {suggestion:.3g}")
     rates = sorted({*(suggestion * factor for factor in CANDIDATES), config.optim.lr})
-    candidates = []
+    candidates: list[Candidate] = []
     for rate in rates:
         candidates.append(try_rate(config, scene, rate, device=device, steps=steps))
         say(f"learning rate {rate:.3g}: error {candidates[-1].mse:.3g} after {steps} steps")

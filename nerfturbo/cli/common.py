@@ -41,7 +41,8 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
     config, said = (tyro.conf.FlagCreatePairsOff,), io.StringIO()  # --json, without a --no-json
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, prog=f"nerfturbo {prog}", args=list(argv), config=config, **given)
+            name = prog if prog.startswith("python ") else f"nerfturbo {prog}"
+            return tyro.cli(kind, prog=name, args=list(argv), config=config, **given)
     except SystemExit as end:
         cause = end.__context__
         while cause is not None and not isinstance(cause, InputError):
