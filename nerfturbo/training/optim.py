@@ -249,11 +249,13 @@ class Optimizer:
 
     @torch.no_grad()
     def update_averages(self, made: Tensor) -> None:
-        """After `made` steps. The memory grows with the updates, so that the random start is soon forgotten."""
+        """After `made` steps. The first update takes the weights as they are, and the memory grows with the updates, so
+        that the beginning is soon forgotten."""
         if not self.averages:
             return
         updates = made.float() / EMA_EVERY
         share = 1.0 - ((1.0 + updates) / (10.0 + updates)).clamp(max=self.config.ema_decay**EMA_EVERY)
+        share = torch.where(made + self.skipped <= EMA_EVERY, torch.ones_like(share), share)
         for average, buffer in zip(self.averages, self.buffers, strict=True):
             average.lerp_(buffer.values, share)
 
@@ -270,7 +272,7 @@ class Optimizer:
     @torch.no_grad()
     def _follow_while_young(self) -> None:
         """Before its first update the mean is the weights themselves, not the random start."""
-        if self.averages and int(self.step_count) < EMA_EVERY:
+        if self.averages and int(self.step_count + self.skipped) < EMA_EVERY:
             for average, buffer in zip(self.averages, self.buffers, strict=True):
                 average.copy_(buffer.values)
 

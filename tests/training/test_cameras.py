@@ -14,8 +14,9 @@ import torch
 from nerfturbo.config import (
     CameraConfig,
     Config,
-    FieldConfig,
     GridConfig,
+    GridSamplerConfig,
+    NgpConfig,
     OptimConfig,
     PhotoConfig,
     RenderConfig,
@@ -28,6 +29,7 @@ from nerfturbo.evaluation.align import CameraErrors, camera_errors
 from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops import use_backend
+from nerfturbo.rendering import photos
 from nerfturbo.rendering.photos import rotation_matrices
 from nerfturbo.training.distributed import Team
 from nerfturbo.training.step import StepRecord
@@ -58,12 +60,13 @@ def views(split: str) -> Scene:
 
 def small_config(refine: bool, focal: bool = False) -> Config:
     return Config(
-        grid=GridConfig(resolution=32, warmup_steps=64, decay=0.8),
-        field=FieldConfig(n_levels=8, n_features=4, log2_entries=13, base_resolution=16, max_resolution=128, width=16),
-        render=RenderConfig(steps_per_diagonal=128, alpha_thre=0.01),
-        optim=OptimConfig(lr=2e-2, weight_decay=0.0, skip_untouched=False),
-        train=TrainConfig(steps=320, batch_samples=1 << 13, max_rays=2048, initial_rays=128),
-        cameras=CameraConfig(refine=refine, focal=focal, lr=4e-3, fade_in=0.5, first_levels=2),
+        grid=GridConfig(resolution=32, decay=0.8),
+        field=NgpConfig(n_levels=8, n_features=4, log2_entries=13, max_resolution=128, width=16),
+        sampler=GridSamplerConfig(alpha_thre=0.01),
+        render=RenderConfig(steps_per_diagonal=128),
+        optim=OptimConfig(lr=2e-2),
+        train=TrainConfig(steps=320, batch_samples=1 << 13, max_rays=2048),
+        cameras=CameraConfig(refine=refine, focal=focal),
     )
 
 
@@ -71,15 +74,17 @@ def trained(config: Config, scene: Scene) -> tuple[Trainer, CameraErrors, float]
     """The trainer, how far its cameras are from the true ones, and dB on test views in the frame of its cameras."""
     trainer = Trainer(config, scene)
     trainer.fit()
-    photos = trainer.model.photos
-    found = scene.cameras if photos is None else photos.refined(scene.cameras)
+    learned = trainer.model.photos
+    found = scene.cameras if learned is None else learned.refined(scene.cameras)
     errors, test = camera_errors(found, views("train").cameras, AWAY), views("test")
     poses = transform_poses(test.cameras.camera_to_world.double(), torch.linalg.inv(errors.similarity)).float()
     moved = replace(test, cameras=replace(test.cameras, camera_to_world=poses))
     return trainer, errors, evaluate(trainer.model, moved, with_ssim=False).psnr
 
 
-def test_a_known_perturbation_is_recovered_and_the_scene_is_sharp_again() -> None:
+def test_a_known_perturbation_is_recovered_and_the_scene_is_sharp_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"POSE_LR": 4e-3, "FADE_IN": 0.5, "FIRST_LEVELS": 2}.items():  # for a run of 320 steps
+        monkeypatch.setattr(photos, name, value)
     wrong = replace(views("train"), cameras=perturbed(views("train").cameras, DEGREES, SHIFT))
     before = camera_errors(wrong.cameras, views("train").cameras, AWAY)
     _, _, blurred = trained(small_config(refine=False), wrong)
@@ -116,13 +121,14 @@ def test_two_ranks_learn_what_one_with_twice_the_rays_does(tmp_path: Path) -> No
     assert float(two[0]["state"]["photos.pose"].abs().max()) > 0.0
 
 
-def test_lightning_learns_what_the_native_trainer_does() -> None:
+def test_lightning_learns_what_the_native_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photos, "FIRST_LEVELS", 1)
     pl = pytest.importorskip("lightning.pytorch")
     from nerfturbo.training.lightning import NerfData, NerfModule
 
     from .workers import QUIET
 
-    cameras = CameraConfig(refine=True, focal=True, first_levels=1)
+    cameras = CameraConfig(refine=True, focal=True)
     config = replace(tiny_config(steps=8), cameras=cameras, photo=PhotoConfig(exposure=True, appearance=2))
     with use_backend("reference"):
         native = Trainer(config, ball_scene())

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.config import Config, MotionConfig
+from nerfturbo.config import Config, VanillaConfig
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import Scene
 from nerfturbo.data.scene_defaults import fitted_config, motion_notes
 from nerfturbo.evaluation.camera_path import still_path, with_times
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import constant_baseline_psnr
+from nerfturbo.fields import ngp_time, vanilla
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset
+from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.training.checkpoint import latest_checkpoint
 from nerfturbo.training.trainer import Trainer, load_model
 
@@ -28,18 +30,26 @@ def scenes() -> tuple[Scene, Scene]:
     return moving_ball_scene("train"), moving_ball_scene("test", n_views=5)
 
 
+@pytest.fixture(autouse=True)
+def _short_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ball that crosses the box needs few cells and sines of time, and its grid is soon warm."""
+    monkeypatch.setattr(ngp_time, "TIME_RESOLUTION", 6)
+    monkeypatch.setattr(vanilla, "TIME_FREQUENCIES", 2)
+    monkeypatch.setattr(OccupancyGrid, "warmup_steps", 64)
+
+
 def small(name: str, steps: int, **train: object) -> Config:
     """A preset at a size that two cores train in seconds."""
     config = preset(name)
-    deep = config.field.kind in ("tnerf", "dnerf")
+    deep = isinstance(config.field, VanillaConfig)
     field = {"width": 64, "depth": 4} if deep else {"log2_entries": 12, "max_resolution": 64, "width": 32}
+    field |= {} if deep else {"motion_log2_entries": 10, "motion_resolution": 32}
     optim = {"lr": 4e-3, "warmup_steps": 10} if deep else {"lr": 2e-2}
-    values = {"steps": steps, "batch_samples": 1 << 12, "max_rays": 1024, "initial_rays": 256, **train}
+    values = {"steps": steps, "batch_samples": 1 << 12, "max_rays": 1024, **train}
     return replace(
         config,
-        grid=replace(config.grid, resolution=16, warmup_steps=64, update_every=4, decay=0.8),
+        grid=replace(config.grid, resolution=16, update_every=4, decay=0.8),
         field=replace(config.field, **field),
-        motion=MotionConfig(time_frequencies=2, n_levels=3, log2_entries=10, max_resolution=16, time_resolution=6),
         render=replace(config.render, steps_per_diagonal=32),
         optim=replace(config.optim, **optim, ema_decay=0.0),
         train=replace(config.train, **values),
@@ -77,8 +87,9 @@ def test_half_precision_trains_too(scenes: tuple[Scene, Scene]) -> None:
         trainer = Trainer(small("dynamic-cpu", 20, precision="fp16", batch_samples=1 << 10), scenes[0])
         trainer.callbacks.append(lambda _, record: losses.append(record.mse))
         trainer.fit()
+    grids = [trainer.model.field.encoding, *trainer.model.field.motion_grids]
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4]) and trainer.skipped < 5
-    assert all(grid.half is not None and grid.half.dtype == torch.float16 for grid in trainer.model.field.hash_grids)
+    assert all(grid.half is not None and grid.half.dtype == torch.float16 for grid in grids)
 
 
 def test_save_and_resume_is_never_stopped(scenes: tuple[Scene, Scene], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nerfturbo.training import monitor as module
+from nerfturbo.training import callbacks as module
 from nerfturbo.training.callbacks import STARVING_SAMPLES, GpuMonitor, open_monitor
 
 

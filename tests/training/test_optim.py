@@ -10,8 +10,9 @@ import torch
 
 from nerfturbo.config import Config, OptimConfig
 from nerfturbo.ops import use_backend
-from nerfturbo.training import Trainer, load_model
+from nerfturbo.training import Trainer, load_model, optim
 from nerfturbo.training.optim import learning_rate
+from nerfturbo.training.step import StepRecord
 
 from ..tiny import ball_scene, tiny_config
 
@@ -22,23 +23,25 @@ def _reference() -> object:
         yield
 
 
-def trainer(steps: int = 4, **optim: object) -> Trainer:
+def trainer(steps: int = 4, **values: object) -> Trainer:
     config = tiny_config(steps=steps)
-    return Trainer(replace(config, optim=replace(config.optim, **optim)), ball_scene())
+    return Trainer(replace(config, optim=replace(config.optim, **values)), ball_scene())
 
 
 def with_train(config: Config, **values: object) -> Config:
     return replace(config, train=replace(config.train, **values))
 
 
-def rates(schedule: str, **values: object) -> list[float]:
-    config = OptimConfig(lr=1.0, warmup_steps=10, hold_fraction=0.0, final_lr_fraction=0.1, schedule=schedule, **values)
+def rates(schedule: str) -> list[float]:
+    config = OptimConfig(lr=1.0, warmup_steps=10, hold_fraction=0.0, final_lr_fraction=0.1, schedule=schedule)  # type: ignore[arg-type]
     return [round(learning_rate(config, step, step / 1000), 4) for step in (0, 9, 250, 500, 750, 1000)]
 
 
-def test_schedules_warm_up_and_end_where_they_should() -> None:
+def test_schedules_warm_up_and_end_where_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "MILESTONES", (0.5, 0.7))
+    monkeypatch.setattr(optim, "MILESTONE_FACTOR", 0.5)
     assert rates("constant") == [0.1, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert rates("multistep", milestones=(0.5, 0.7), milestone_factor=0.5) == [0.1, 1.0, 1.0, 0.5, 0.25, 0.25]
+    assert rates("multistep") == [0.1, 1.0, 1.0, 0.5, 0.25, 0.25]
     cosine, exponential = rates("cosine"), rates("exponential")
     assert cosine[0] == exponential[0] == 0.1 and cosine[-1] == exponential[-1] == 0.1
     assert cosine[3] == pytest.approx(0.55) and exponential[3] == pytest.approx(10**-0.5, abs=1e-4)
@@ -75,7 +78,7 @@ def test_clipping_shortens_the_gradient_to_the_norm_whatever_the_loss_scale() ->
     moments = []
     for precision in ("fp32", "fp16"):
         config = with_train(tiny_config(steps=1), precision=precision)
-        made = Trainer(replace(config, optim=replace(config.optim, clip_norm=1e-3, weight_decay=0.0)), ball_scene())
+        made = Trainer(replace(config, optim=replace(config.optim, clip_norm=1e-3)), ball_scene())
         made.fit()
         first = torch.cat([buffer.state.first for buffer in made.optimizer.buffers])
         assert float(first.norm()) == pytest.approx(0.1 * 1e-3, rel=0.02)  # (1 - beta1) g after one step
@@ -93,9 +96,9 @@ def test_without_reaching_the_norm_clipping_changes_nothing() -> None:
 def test_accumulated_batches_are_one_large_batch() -> None:
     """Two batches of 32 rays are one of 64: the same rays, the same gradient."""
     base = tiny_config(steps=1)
-    base = replace(base, render=replace(base.render, prune=False))
-    whole = Trainer(with_train(base, initial_rays=64, max_rays=64), ball_scene())
-    parts = Trainer(with_train(base, initial_rays=32, max_rays=32, accumulate=2), ball_scene())
+    base = replace(base, sampler=replace(base.sampler, prune=False))
+    whole = Trainer(with_train(base, max_rays=64), ball_scene())
+    parts = Trainer(with_train(base, max_rays=32, accumulate=2), ball_scene())
     records = []
     for made in (whole, parts):
         made.callbacks.append(lambda _, record: records.append(record))
@@ -108,15 +111,18 @@ def test_accumulated_batches_are_one_large_batch() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpoint(tmp_path: Path, every: int) -> None:
-    made = trainer(steps=5, ema_decay=0.5, ema_every=every)
+def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpoint(
+    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optim, "EMA_EVERY", every)
+    made = trainer(steps=5, ema_decay=0.5)
     expected = [buffer.values.clone() for buffer in made.optimizer.buffers]
 
     def follow(t: Trainer, record: object) -> None:
         if t.step % every:
             return
         updates = t.step / every
-        memory = min(0.5**every, (1 + updates) / (10 + updates))
+        memory = min(0.5**every, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
         for mean, buffer in zip(expected, t.optimizer.buffers, strict=True):
             mean.mul_(memory).add_(buffer.values, alpha=1 - memory)
 
@@ -130,10 +136,29 @@ def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpo
     assert all(torch.equal(b.values, w) for b, w in zip(made.optimizer.buffers, weights, strict=True))
     model = load_model(made.save(tmp_path))
     assert torch.equal(model.render_image(ball_scene("test").cameras, 0).rgb, averaged)
-    resumed = trainer(steps=5, ema_decay=0.5, ema_every=every)
+    resumed = trainer(steps=5, ema_decay=0.5)
     resumed.resume(tmp_path / "step_00000005")
     for one, two in zip(resumed.optimizer.averages, made.optimizer.averages, strict=True):
         assert torch.equal(one, two)
     later = trainer(steps=5, ema_decay=0.9)
     later.resume(trainer(steps=1).save(tmp_path / "without"))  # a run that kept no mean
     assert all(torch.equal(m, b.values) for m, b in zip(later.optimizer.averages, later.optimizer.buffers, strict=True))
+
+
+def test_looking_at_a_young_mean_changes_nothing_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its first update the mean is the weights; a save or a preview then is no part of what it becomes."""
+    monkeypatch.setattr(optim, "EMA_EVERY", 4)
+    looked, whole = trainer(steps=7, ema_decay=0.5), trainer(steps=7, ema_decay=0.5)
+    poison(looked, {1}), poison(whole, {1})
+
+    def look(t: Trainer, record: StepRecord) -> None:
+        t.save(tmp_path)
+        weights = t.optimizer.buffers[0].values.clone()
+        with t.optimizer.averaged():
+            assert record.step >= 4 or torch.equal(t.optimizer.buffers[0].values, weights)
+
+    looked.callbacks.append(look)
+    looked.fit(), whole.fit()
+    assert whole.skipped == 1
+    for one, two in zip(looked.optimizer.averages, whole.optimizer.averages, strict=True):
+        assert torch.equal(one, two)

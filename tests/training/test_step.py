@@ -62,7 +62,7 @@ def test_random_backgrounds_depend_on_step_and_index_alone() -> None:
 
 def test_in_an_empty_grid_the_error_is_that_of_the_background_alone() -> None:
     made = empty_grid(trainer())
-    batch = made.sampler.draw(0, 50)
+    batch = made.pixels.draw(0, 50)
     background = draw_background(made.config, 0, 50, made.device)
     result = compute_loss(made.model, batch, background, step=0)
     expected = (background - target_over(batch, background)).square().mean()

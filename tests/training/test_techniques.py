@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.config import Config, FieldConfig
+from nerfturbo.config import Config, VanillaConfig
 from nerfturbo.data.scene import downscaled
 from nerfturbo.fields import VanillaNeRF, vanilla
 from nerfturbo.fields.vanilla import SMALLEST_PIECE
@@ -55,9 +55,9 @@ def test_shrunken_pictures_are_means_of_what_is_visible() -> None:
 
 
 def test_coarse_pictures_come_first_and_resuming_finds_the_right_ones(tmp_path) -> None:
-    config = with_train(tiny_config(steps=10), coarse_fraction=0.4, coarse_downscale=4)
+    config = with_train(tiny_config(steps=10), coarse_fraction=0.4)
     sizes: list[int] = []
-    made = Trainer(config, ball_scene(), callbacks=[lambda t, _: sizes.append(int(t.sampler.scene.cameras.size[0, 0]))])
+    made = Trainer(config, ball_scene(), callbacks=[lambda t, _: sizes.append(int(t.pixels.scene.cameras.size[0, 0]))])
     made.fit()
     assert sizes == [4] * 4 + [16] * 6
     first = Trainer(config, ball_scene(), callbacks=[lambda t, record: t.stop() if record.step == 6 else None])
@@ -73,7 +73,7 @@ def test_checkpointing_changes_no_gradient_and_keeps_less() -> None:
     kept, gradients = {}, {}
     positions, directions = torch.rand(256, 3), torch.nn.functional.normalize(torch.randn(256, 3), dim=-1)
     for checkpointing in (False, True):
-        field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=32, depth=8, checkpointing=checkpointing))
+        field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=32, depth=8, checkpointing=checkpointing))
         n_bytes = 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ def test_checkpointing_holds_one_piece_of_the_layers_at_a_time() -> None:
     positions = torch.rand(8 * SMALLEST_PIECE, 3)
     directions = torch.nn.functional.normalize(torch.randn(len(positions), 3), dim=-1)
     for checkpointing in (False, True):
-        field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=64, depth=8, checkpointing=checkpointing))
+        field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=64, depth=8, checkpointing=checkpointing))
         with PeakBytes() as peak:
             rgb, density = field(positions, directions)
             (rgb.mean() + density.mean()).backward()
@@ -110,7 +110,7 @@ def test_checkpointing_holds_one_piece_of_the_layers_at_a_time() -> None:
 
 def test_the_grid_asks_the_original_field_for_few_points_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cells at once took more memory than training did, with checkpointing or without."""
-    field = VanillaNeRF(Aabb.cube(1.5), FieldConfig(kind="vanilla", width=64, depth=8))
+    field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=64, depth=8))
     positions, peaks, found = torch.rand(8000, 3), [], []
     for largest in (1 << 15, 1000):
         monkeypatch.setattr(vanilla, "LARGEST_PIECE", largest)

@@ -152,7 +152,7 @@ def test_the_log_holds_steps_and_previews_and_its_rates_add_up(tmp_path: Path) -
 
 def test_skipped_fraction_is_zero_for_a_full_grid_without_pruning() -> None:
     config = tiny_config(steps=1)
-    config = replace(config, render=replace(config.render, prune=False))
+    config = replace(config, sampler=replace(config.sampler, prune=False))
     records: list[StepRecord] = []
     trainer = Trainer(config, ball_scene(), callbacks=[lambda _, record: records.append(record)])
     trainer.model.grid.set_occupied(torch.ones(1, 8, 8, 8, dtype=torch.bool))
@@ -165,7 +165,7 @@ def test_for_scene_fits_the_config_and_the_plain_constructor_says_so(caplog: pyt
     scene = replace(ball_scene(), grid_levels=3)
     with caplog.at_level("INFO", logger="nerfturbo"):
         fitted = Trainer.for_scene(scene, tiny_config(steps=5), time_limit=9.0)
-    assert fitted.config.grid.levels == 3 and fitted.config.render.cone_angle > 0.0
+    assert fitted.config.grid.levels == 3 and fitted.config.sampler.cone_angle > 0.0
     assert fitted.config.train.time_limit == 9.0 and fitted.config.train.steps > 10**6
     assert any("grid.levels 3" in record.message for record in caplog.records)
     caplog.clear()

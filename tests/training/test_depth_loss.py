@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from exact_depth import exact_keypoints, ray_distance
-from nerfturbo.config import PhotoConfig
+from nerfturbo.config import LossConfig
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.presets import preset
+from nerfturbo.training import loss as loss_module
 from nerfturbo.training.loss import FARTHEST, depth_errors, depth_loss, place_samples
 from nerfturbo.training.trainer import Trainer
 from nerfturbo.types import PackedSamples, Rays
@@ -61,13 +62,14 @@ def test_gradients_clear_the_way_and_fill_the_place() -> None:
     assert torch.autograd.gradcheck(lambda given: depth_errors(given, few, target), (values,))
 
 
-def test_rays_that_did_not_fit_count_for_nothing() -> None:
+def test_rays_that_did_not_fit_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capacity that holds a part of the rays gives a finite loss of these alone."""
-    keypoints = ball_keypoints(ball_scene())
-    config = replace(tiny_config(), photo=PhotoConfig(depth_weight=1.0, depth_rays=64))
-    config = replace(config, train=replace(config.train, batch_samples=8, marched_per_trained=8))
-    config = replace(config, render=replace(config.render, prune=False))
-    model = Trainer(config, ball_scene(), keypoints=keypoints).model
+    monkeypatch.setattr(loss_module, "DEPTH_RAYS", 64)
+    scene = replace(ball_scene(), keypoints=ball_keypoints(ball_scene()))
+    config = replace(tiny_config(), loss=LossConfig(depth=1.0))
+    config = replace(config, train=replace(config.train, batch_samples=8))
+    config = replace(config, sampler=replace(config.sampler, prune=False))
+    model = Trainer(config, scene).model
     seen: list[Tensor] = []
 
     def place(*given: object, **options: object) -> tuple[PackedSamples, Tensor]:
@@ -89,8 +91,8 @@ def ball_keypoints(scene: Scene) -> Keypoints:
 
 def test_known_depths_of_ones_own_are_taken_and_checked() -> None:
     scene = ball_scene()
-    config = replace(tiny_config(steps=2), photo=PhotoConfig(depth_weight=0.1))
-    trainer = Trainer(config, scene, keypoints=ball_keypoints(scene))
+    config = replace(tiny_config(steps=2), loss=LossConfig(depth=0.1))
+    trainer = Trainer(config, replace(scene, keypoints=ball_keypoints(scene)))
     assert trainer.model.keypoints is not None and len(trainer.model.keypoints) == len(scene)
     trainer.fit()
     with pytest.raises(InputError, match="COLMAP reconstruction"):
@@ -114,9 +116,10 @@ def test_exact_depths_belong_to_built_in_scenes() -> None:
         exact_keypoints(ball_scene(), 3, seed=0)
 
 
-def test_few_views_with_known_depths_have_the_right_surfaces_elsewhere() -> None:
+def test_few_views_with_known_depths_have_the_right_surfaces_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five pictures of the toy box, and how far away 241 places of them are: in views that were not trained on, rays
     end nearer to the surface (half as far from it, with three seeds), and pictures get no worse (1.2 dB better)."""
+    monkeypatch.setattr(loss_module, "DEPTH_RAYS", 64)
     few = builtin_scene("toybox", "train", resolution=40, n_views=5)
     test = builtin_scene("toybox", "test", resolution=40, n_views=3)
     known, asked = exact_keypoints(few, 120, seed=0), exact_keypoints(test, 120, seed=1)
@@ -124,7 +127,7 @@ def test_few_views_with_known_depths_have_the_right_surfaces_elsewhere() -> None
     base = replace(base, train=replace(base.train, steps=120, batch_samples=1 << 12))
     error, psnr = {}, {}
     for weight in (0.0, 0.05):
-        trainer = Trainer(replace(base, photo=PhotoConfig(depth_weight=weight, depth_rays=64)), few, keypoints=known)
+        trainer = Trainer(replace(base, loss=LossConfig(depth=weight)), replace(few, keypoints=known))
         trainer.fit()
         model = trainer.model.eval()
         with torch.no_grad():
@@ -145,11 +148,12 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.gpu
 def test_it_is_captured_with_the_step(deterministic: None) -> None:
     scene = builtin_scene("toybox", "train", resolution=100, n_views=6)
+    scene = replace(scene, keypoints=exact_keypoints(scene, 100, seed=0))
     states = []
     for capture in (True, False):
-        config = replace(preset("ngp"), photo=PhotoConfig(depth_weight=0.05))
+        config = replace(preset("ngp"), loss=LossConfig(depth=0.05))
         config = replace(config, train=replace(config.train, steps=48, batch_samples=1 << 15, capture=capture))
-        trainer = Trainer(config, scene, device="cuda", keypoints=exact_keypoints(scene, 100, seed=0))
+        trainer = Trainer(config, scene, device="cuda")
         trainer.fit()
         states.append(trainer.model.state_dict())
     for name, value in states[0].items():

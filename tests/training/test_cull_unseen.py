@@ -101,8 +101,8 @@ def test_a_run_that_ends_is_emptied_and_one_that_is_interrupted_is_not() -> None
     fewer = unpack_bits(ended.model.grid.bits).bool() <= unpack_bits(bits).bool()
     assert fewer.all()
     kept = float(unpack_bits(ended.model.grid.bits).sum() / unpack_bits(bits).sum())
-    assert 0.0 < ended.hidden_fraction < 1.0
-    assert abs(ended.hidden_fraction - (1.0 - kept)) < 1e-6
+    assert 0.0 < ended.culled_fraction < 1.0
+    assert abs(ended.culled_fraction - (1.0 - kept)) < 1e-6
     with use_backend("reference"):
         ended.begin()
         assert torch.equal(ended.model.grid.bits, bits), "going on begins where training was"
@@ -121,8 +121,8 @@ def test_a_run_on_a_cpu_that_is_shorter_than_the_look_hides_nothing() -> None:
         trainer.model.field = BallAndCore()
         trainer.model.grid.update(0, trainer.model.field.density, all_cells=True)
         bits = trainer.model.grid.bits.clone()
-        assert trainer.end("steps").steps == 1 and trainer.hidden_fraction == 0.0
+        assert trainer.end("steps").steps == 1 and trainer.culled_fraction == 0.0
         assert torch.equal(trainer.model.grid.bits, bits)
         with trainer.as_finished():
             assert torch.equal(trainer.model.grid.bits, bits)
-        assert cull_unseen(trainer.model, trainer.sampler) > 0.0, "there is something to hide, if one looks"
+        assert cull_unseen(trainer.model, trainer.pixels) > 0.0, "there is something to hide, if one looks"

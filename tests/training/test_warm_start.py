@@ -43,7 +43,7 @@ def fresh(config: Config | None = None) -> Trainer:
 def test_the_whole_field_begins_where_the_other_ended(trained: Trainer, tmp_path: Path) -> None:
     trained.save(tmp_path / "checkpoints")
     other = fresh()
-    taken = other.initialise(tmp_path)
+    taken = other.warm_start(tmp_path)
     assert taken.parts == ("encoding", "density_net", "color_net", "grid") and taken.grid
     for (name, one), two in zip(trained.model.named_parameters(), other.model.parameters(), strict=True):
         assert torch.equal(one, two), name
@@ -56,7 +56,7 @@ def test_the_whole_field_begins_where_the_other_ended(trained: Trainer, tmp_path
 def test_a_part_changes_nothing_else(trained: Trainer, tmp_path: Path) -> None:
     checkpoint = trained.save(tmp_path)
     other, untouched = fresh(), fresh()
-    taken = other.initialise(checkpoint, ("encoding",))
+    taken = other.warm_start(checkpoint, ("encoding",))
     assert (taken.parts, taken.grid) == (("encoding",), False)
     assert torch.equal(other.model.field.encoding.table, trained.model.field.encoding.table)
     assert torch.equal(other.model.grid.bits, untouched.model.grid.bits)
@@ -68,14 +68,14 @@ def test_a_part_changes_nothing_else(trained: Trainer, tmp_path: Path) -> None:
 
 def test_features_are_scaled_and_nothing_else(trained: Trainer, tmp_path: Path) -> None:
     checkpoint, other, whole = trained.save(tmp_path), fresh(), fresh()
-    other.initialise(checkpoint, keep=0.5)
-    whole.initialise(checkpoint)
+    other.warm_start(checkpoint, keep=0.5)
+    whole.warm_start(checkpoint)
     for (name, one), two in zip(whole.model.state_dict().items(), other.model.state_dict().values(), strict=True):
         assert torch.equal(two, 0.5 * one if name == "field.encoding.table" else one), name
     before = other.model.field.encoding.table.clone()
     for keep in (0.0, 1.5):
         with pytest.raises(InputError, match="keep: expected a number above 0"):
-            other.initialise(checkpoint, keep=keep)
+            other.warm_start(checkpoint, keep=keep)
     assert torch.equal(other.model.field.encoding.table, before)
     assert TrainArgs.init_keep is None and f"{KEEP:g}" == "0.6"  # what its help says
 
@@ -83,7 +83,7 @@ def test_features_are_scaled_and_nothing_else(trained: Trainer, tmp_path: Path) 
 def test_one_file_holds_field_and_grid_in_half_precision(trained: Trainer, tmp_path: Path) -> None:
     path = save_field(trained.model, tmp_path / "ball.safetensors")
     other = fresh()
-    assert other.initialise(path).grid
+    assert other.warm_start(path).grid
     for one, two in zip(trained.model.parameters(), other.model.parameters(), strict=True):
         assert two.dtype == torch.float32 and torch.allclose(one, two, atol=1e-3)
 
@@ -96,7 +96,7 @@ def test_cells_this_scene_does_not_see_stay_given_up_and_new_ones_start_full(tra
     grid.thickness.copy_(kept)
     other = fresh()
     other.model.grid.thickness[32:96] = -1.0  # not seen here
-    other.initialise(checkpoint)
+    other.warm_start(checkpoint)
     occupied = unpack_bits(other.model.grid.bits)
     assert bool(occupied[:32].all()) and not bool(occupied[32:96].any())
     assert bool((other.model.grid.thickness[32:96] == -1.0).all())
@@ -108,27 +108,27 @@ def test_what_does_not_fit_is_named_and_changes_nothing(trained: Trainer, tmp_pa
     wide = fresh(replace(config, field=replace(config.field, width=32)))
     before = {name: value.clone() for name, value in wide.model.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"field\.density_net.*expected shape .*found shape.*--init-parts"):
-        wide.initialise(checkpoint)
+        wide.warm_start(checkpoint)
     assert all(torch.equal(value, before[name]) for name, value in wide.model.state_dict().items())
-    wide.initialise(checkpoint, ("encoding", "grid"))
+    wide.warm_start(checkpoint, ("encoding", "grid"))
     other_grid = fresh(replace(config, grid=replace(config.grid, resolution=16)))
-    assert not other_grid.initialise(checkpoint).grid
+    assert not other_grid.warm_start(checkpoint).grid
     with pytest.raises(CheckpointError, match="grid: expected 4096 cells, found 512 cells"):
-        other_grid.initialise(checkpoint, ("grid",))
+        other_grid.warm_start(checkpoint, ("grid",))
 
 
 def test_wrong_sources_and_parts_are_named(trained: Trainer, tmp_path: Path) -> None:
     other = fresh()
     assert part_names(other.model) == ["encoding", "density_net", "color_net", "grid"]
     with pytest.raises(InputError, match="no such file"):
-        other.initialise(tmp_path / "missing.safetensors")
+        other.warm_start(tmp_path / "missing.safetensors")
     with pytest.raises(CheckpointError, match="found none; train one first"):
-        other.initialise(tmp_path)
+        other.warm_start(tmp_path)
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="not a readable safetensors file"):
-        other.initialise(tmp_path / "broken.safetensors")
+        other.warm_start(tmp_path / "broken.safetensors")
     with pytest.raises(InputError, match=r"parts: expected some of encoding.*got 'colour'"):
-        other.initialise(trained.save(tmp_path / "saved"), ("colour",))
+        other.warm_start(trained.save(tmp_path / "saved"), ("colour",))
 
 
 def test_an_entry_of_the_zoo_fits_its_preset_and_knows_its_scene() -> None:
@@ -138,13 +138,13 @@ def test_an_entry_of_the_zoo_fits_its_preset_and_knows_its_scene() -> None:
     test = builtin_scene("toybox", "test", resolution=40, n_views=1)
     with use_backend("auto"):
         trainer = Trainer(preset("ngp-cpu"), builtin_scene("toybox", resolution=40, n_views=2))
-        taken = trainer.initialise("zoo:toybox-cpu")
+        taken = trainer.warm_start("zoo:toybox-cpu")
         assert taken.grid and set(taken.parts) == set(part_names(trainer.model))
         assert evaluate(trainer.model, test, with_ssim=False).psnr > 20.0  # a random start has 10; 40 pixels alias
 
 
 def test_the_zoo_names_its_entries_and_their_preset() -> None:
     with pytest.raises(InputError, match="an entry of the zoo: toybox-cpu"):
-        fresh().initialise("zoo:teapot")
+        fresh().warm_start("zoo:teapot")
     with pytest.raises(CheckpointError, match="train with --preset ngp-cpu"):
-        fresh().initialise("zoo:toybox-cpu")
+        fresh().warm_start("zoo:toybox-cpu")
