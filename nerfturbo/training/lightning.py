@@ -37,7 +37,7 @@ from .checkpoint import LIGHTNING_KEY, CheckpointState
 from .distributed import ProcessTeam, Team
 from .loss import Stages, StepResult
 from .optim import FieldAdam, learning_rate
-from .refine import is_due, match_shapes, refine_field
+from .refine import cull_unseen, culls, is_due, match_shapes, recall_culled, refine_field
 from .step import RayBatches, start_totals, totals_of
 from .trainer import Trainer, TrainSummary
 
@@ -258,13 +258,15 @@ class NerfModule(pl.LightningModule):
                 wrapped.require_backward_grad_sync = False  # the step reduces its gradients itself
             self.engine.begin()
 
+    def on_train_start(self) -> None:
+        if not self.captured and self.batches is not None:
+            recall_culled(self.batches.model, self.step)
+
     def on_fit_end(self) -> None:
-        if self.engine is None:
-            return
-        if self.captured:
+        if self.captured and self.engine is not None:
             self.engine.end()
-        elif not self.trainer.interrupted:
-            self.engine.cull_unseen(self.step)
+        elif self.batches is not None and not self.trainer.interrupted and culls(self.batches.model):
+            cull_unseen(self.batches.model, self.batches.pixels, self.step)
 
     def cpu(self) -> NerfModule:
         """Lightning ends with this on every module; a captured one stays where its graphs and buffers are."""

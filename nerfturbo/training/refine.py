@@ -172,6 +172,13 @@ def cull_unseen(model: NerfModel, pixels: PixelSampler, steps: int | None = None
     return 1.0 - float((occupied & shown).sum() / occupied.sum().clamp(min=1))
 
 
+def recall_culled(model: NerfModel, step: int) -> None:
+    """Training that is taken up again goes on with all that was learned, whatever an earlier end has emptied."""
+    grid = model.grid
+    if culls(model) and step > 0:
+        grid.recall(guard=step <= grid.warmup_steps + grid.config.update_every)
+
+
 @contextmanager
 def unseen_culled(model: NerfModel, pixels: PixelSampler, steps: int) -> Iterator[None]:
     """Inside, the grid is as it would be if training ended here."""

@@ -35,6 +35,7 @@ from .refine import (
     cull_unseen,
     culls,
     is_due,
+    recall_culled,
     refine_field,
     rehearse,
     rehearse_culling,
@@ -277,9 +278,7 @@ class Trainer:
         self._begin_together()
         rehearse(self.model, self.scene.cameras)
         rehearse_culling(self.model, self.pixels)
-        if culls(self.model) and self.step > 0:  # training goes on with all that was learned
-            grid = self.model.grid
-            grid.recall(guard=self.step <= grid.warmup_steps + grid.config.update_every)
+        recall_culled(self.model, self.step)
         self.stepper.prepare()
         self._started = time.perf_counter()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from nerfturbo.training import Trainer
 from nerfturbo.training.refine import cull_unseen, shown_cells
 
 from ..tiny import ball_scene, tiny_config
+from .workers import QUIET
 
 
 class BallAndCore(torch.nn.Module):
@@ -126,3 +129,36 @@ def test_a_run_on_a_cpu_that_is_shorter_than_the_look_hides_nothing() -> None:
         with trainer.as_finished():
             assert torch.equal(trainer.model.grid.bits, bits)
         assert cull_unseen(trainer.model, trainer.pixels) > 0.0, "there is something to hide, if one looks"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_under_lightning_it_happens_too_and_a_resumed_run_begins_with_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl = pytest.importorskip("lightning.pytorch")
+    from nerfturbo.training import lightning
+
+    config = tiny_config(steps=6)
+    config = replace(config, grid=replace(config.grid, cull_unseen=True))
+    begun: list[float] = []
+
+    def cull_all(model: NerfModel, pixels: PixelSampler, steps: int) -> None:
+        model.grid.bits.zero_()
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, trainer: object, module: lightning.NerfModule, *rest: object) -> None:
+            assert module.model is not None
+            begun.append(float(module.model.grid.occupied_fraction()))
+
+    monkeypatch.setattr(lightning, "cull_unseen", cull_all)
+    path = None
+    with use_backend("reference"):
+        for steps in (3, 6):
+            module = lightning.NerfModule(config)
+            trainer = pl.Trainer(max_steps=steps, accelerator="cpu", callbacks=[Look()], **QUIET)
+            data = lightning.NerfData(config, (ball_scene(), ball_scene("test", n_views=1)))
+            trainer.fit(module, data, ckpt_path=path, weights_only=False)
+            assert module.model is not None and not unpack_bits(module.model.grid.bits).any()
+            path = tmp_path / f"{steps}.ckpt"
+            trainer.save_checkpoint(path)
+    assert len(begun) == 6 and min(begun) > 0.1, begun

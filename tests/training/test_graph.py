@@ -10,13 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nerfturbo.config import CameraConfig, Config, FieldConfig, GridConfig, PhotoConfig, RenderConfig, TrainConfig
+from nerfturbo.config import (
+    CameraConfig,
+    Config,
+    GridConfig,
+    HierarchySamplerConfig,
+    NgpConfig,
+    PhotoConfig,
+    RenderConfig,
+    TrainConfig,
+    VanillaConfig,
+)
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
-from nerfturbo.errors import BackendError
 from nerfturbo.presets import preset
 from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.training.graph import DeviceStep
 from nerfturbo.training.optim import Optimizer
 from nerfturbo.training.trainer import Trainer, half_dtype
@@ -24,11 +34,17 @@ from nerfturbo.training.trainer import Trainer, half_dtype
 pytestmark = pytest.mark.gpu
 
 SMALL = Config(
-    grid=GridConfig(resolution=64, warmup_steps=32),
-    field=FieldConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512),
+    grid=GridConfig(resolution=64),
+    field=NgpConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512),
     render=RenderConfig(steps_per_diagonal=256),
-    train=TrainConfig(steps=200, batch_samples=1 << 15, max_rays=4096, initial_rays=512),
+    train=TrainConfig(steps=200, batch_samples=1 << 15, max_rays=4096),
 )
+
+
+@pytest.fixture(autouse=True)
+def soon_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of updates of the grid happen in a short run."""
+    monkeypatch.setattr(OccupancyGrid, "warmup_steps", 32)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +126,10 @@ def test_budget_stays_full(scene: Scene):
 @pytest.mark.parametrize("kind", ["ngp", "vanilla"])
 @pytest.mark.parametrize("prune", [True, False])
 def test_trains(scene: Scene, kind: str, prune: bool):
-    field = SMALL.field if kind == "ngp" else FieldConfig(kind="vanilla", width=64, depth=4)
-    config = replace(SMALL, field=field, render=replace(SMALL.render, prune=prune))
+    field = SMALL.field if kind == "ngp" else VanillaConfig(width=64, depth=4)
+    config = replace(SMALL, field=field, sampler=replace(SMALL.sampler, prune=prune))
     if kind == "vanilla":
-        config = replace(config, optim=replace(config.optim, lr=2e-3, eps=1e-8), train=replace(config.train, steps=600))
+        config = replace(config, optim=replace(config.optim, lr=2e-3), train=replace(config.train, steps=600))
     trainer = Trainer(config, scene, device="cuda")
     losses: list[float] = []
     trainer.callbacks.append(lambda _, record: losses.append(record.mse))
@@ -141,9 +157,9 @@ class ReadsBack(nn.Module):
 
 def test_the_rate_warms_up_where_no_grid_is_updated(scene: Scene):
     config = preset("hierarchy")
-    train = replace(config.train, steps=320, batch_samples=1 << 15, max_rays=512, initial_rays=512)
-    sampling = replace(config.sampling, n_samples=32, coarse_samples=(32,))
-    trainer = Trainer(replace(config, train=train, sampling=sampling), scene, device="cuda")
+    train = replace(config.train, steps=320, batch_samples=1 << 15, max_rays=512)
+    sampler = HierarchySamplerConfig(n_samples=32, coarse_samples=32)
+    trainer = Trainer(replace(config, train=train, sampler=sampler), scene, device="cuda")
     assert config.grid.update_every > 16 and config.optim.warmup_steps > 100
     seen: list[tuple[int, float]] = []
     trainer.callbacks.append(lambda _, record: seen.append((record.step, record.mse)))
@@ -154,10 +170,15 @@ def test_the_rate_warms_up_where_no_grid_is_updated(scene: Scene):
     assert sum(losses[-5:]) / 5 < 0.5 * losses[0]  # without a warm-up the deep networks die
 
 
-def test_a_field_that_reads_back_is_refused_with_a_reason(scene: Scene):
-    model = NerfModel(SMALL, SceneBounds.of(scene))
-    model.field = ReadsBack()  # type: ignore[assignment]
-    model = model.to("cuda")
-    step = DeviceStep(model, PixelSampler(scene, "cuda", 0), Optimizer(model, SMALL.optim))
-    with pytest.raises(BackendError, match=r"cannot be captured.*brightness = float.*\.item\(\)"):
-        step.advance(0, 1)
+def test_a_field_that_reads_back_trains_eagerly_with_a_reason(scene: Scene, caplog: pytest.LogCaptureFixture):
+    trainer = Trainer(SMALL, scene, field=ReadsBack(), device="cuda")
+    before = {name: value.clone() for name, value in trainer.model.field.state_dict().items()}
+    losses: list[float] = []
+    trainer.callbacks.append(lambda _, record: losses.append(record.mse))
+    trainer.fit()
+    said = [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith("the training step is not captured as a CUDA graph: ")
+    assert "brightness = float" in said[0] and ".item()" in said[0]
+    assert isinstance(trainer.stepper, DeviceStep) and not trainer.stepper.capture
+    assert trainer.step == SMALL.train.steps and sum(losses[-5:]) / 5 < losses[0]
+    assert all(not torch.equal(value, before[name]) for name, value in trainer.model.field.state_dict().items())

@@ -8,15 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nerfturbo.config import VanillaConfig
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.scene import Scene
 from nerfturbo.training import Trainer
 from nerfturbo.training.stability import first_bad_tensor
 
-from .test_graph import SMALL, deterministic, make_step, run
+from .test_graph import SMALL, deterministic, make_step, run, soon_warm
 
 pytestmark = pytest.mark.gpu
-__all__ = ["deterministic"]
+__all__ = ["deterministic", "soon_warm"]
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +68,17 @@ def test_coarse_pictures_first_record_the_step_anew(scene: Scene):
     losses: list[float] = []
     trainer = Trainer(config, scene, device="cuda", callbacks=[lambda _, record: losses.append(record.mse)])
     trainer.fit()
-    assert trainer.sampler.scene.cameras.size[0, 0] == 100 and sum(losses[-5:]) / 5 < 0.6 * losses[0]
+    assert trainer.pixels.scene.cameras.size[0, 0] == 100 and sum(losses[-5:]) / 5 < 0.6 * losses[0]
 
 
 @pytest.mark.parametrize("capture", [False, True])
 def test_checkpointing_trains_vanilla_in_less_memory(scene: Scene, capture: bool):
     """2^17 samples keep about 5 KB of layers each; a grid of 64^3 cells, weights and pictures are small beside that."""
-    from nerfturbo.config import FieldConfig
-
     peaks = []
     for checkpointing in (False, True):
-        field = FieldConfig(kind="vanilla", width=256, depth=8, checkpointing=checkpointing)
-        config = replace(SMALL, field=field, render=replace(SMALL.render, prune=False))
-        train = {"steps": 4, "capture": capture, "batch_samples": 1 << 17, "max_rays": 1 << 14, "initial_rays": 2048}
+        field = VanillaConfig(width=256, depth=8, checkpointing=checkpointing)
+        config = replace(SMALL, field=field, sampler=replace(SMALL.sampler, prune=False))
+        train = {"steps": 4, "capture": capture, "batch_samples": 1 << 17, "max_rays": 1 << 14}
         config = replace(config, train=replace(config.train, **train))
         gc.collect()  # a trainer is freed in cycles: the first one must not be counted with the second
         torch.cuda.empty_cache()

@@ -12,7 +12,14 @@ import torch
 
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
 
-from nerfturbo.config import Config, DataConfig  # noqa: E402
+from nerfturbo.config import (  # noqa: E402
+    Config,
+    DataConfig,
+    FactorConfig,
+    FieldConfig,
+    VanillaConfig,
+    VoxelConfig,
+)
 from nerfturbo.errors import CheckpointError, InputError  # noqa: E402
 from nerfturbo.ops import use_backend  # noqa: E402
 from nerfturbo.training.checkpoint import native_from_lightning, read_state  # noqa: E402
@@ -98,8 +105,12 @@ def test_the_loss_curve_is_that_of_the_native_trainer() -> None:
     assert same(module.model, trainer.model)
 
 
-@pytest.mark.parametrize("kind", ["ngp", "vanilla", "factor", "voxels"])
-def test_a_default_device_of_lightning_s_moves_nothing(kind: str) -> None:
+@pytest.mark.parametrize(
+    "field",
+    [tiny_config().field, VanillaConfig(width=16), FactorConfig(), VoxelConfig((16,), ())],
+    ids=lambda field: field.kind,
+)
+def test_a_default_device_of_lightning_s_moves_nothing(field: FieldConfig) -> None:
     """It makes its own device the default while the model is built; "meta" stands for a GPU here."""
 
     class Elsewhere(NerfModule):
@@ -107,9 +118,7 @@ def test_a_default_device_of_lightning_s_moves_nothing(kind: str) -> None:
             with torch.device("meta"):
                 super().configure_model()
 
-    config = tiny_config(steps=2)
-    config = replace(config, field=replace(config.field, kind=kind))
-    config = replace(config, voxels=replace(config.voxels, resolutions=(16,), subdivide_at=()))
+    config = replace(tiny_config(steps=2), field=field)
     module = Elsewhere(config)
     fit(module, max_steps=2)
     assert module.model is not None and module.step == 2

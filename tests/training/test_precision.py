@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfturbo import MixedPrecision
-from nerfturbo.config import Config, FieldConfig
+from nerfturbo.config import Config, VanillaConfig, VoxelConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.adam import ScaleRule
@@ -219,9 +219,8 @@ def test_a_state_of_another_precision_brings_no_scale_along(saved: str, loaded: 
 def training(precision: str, kind: str = "ngp", **train: object) -> Trainer:
     config = tiny_config(steps=40)
     if kind == "vanilla":
-        config = replace(
-            config, field=FieldConfig(kind="vanilla", width=32, depth=2), render=replace(config.render, prune=False)
-        )
+        unpruned = replace(config.sampler, prune=False)
+        config = replace(config, field=VanillaConfig(width=32, depth=2), sampler=unpruned)
     config = replace(config, train=replace(config.train, precision=precision, **train))
     return Trainer(config, ball_scene())
 
@@ -332,9 +331,9 @@ def test_a_config_with_a_precision_comes_back_from_json() -> None:
     from nerfturbo.config import from_dict, to_dict
 
     config = Config()
-    config = replace(
-        config, train=replace(config.train, precision="bf16"), optim=replace(config.optim, milestones=(0.5,))
-    )
+    config = replace(config, train=replace(config.train, precision="bf16"), field=VoxelConfig((8, 16), (0.5,)))
     assert from_dict(Config, to_dict(config)) == config
-    with pytest.raises(InputError, match="milestones"):
-        from_dict(Config, {"optim": {"milestones": ["half"]}})
+    with pytest.raises(InputError, match=r"field\.subdivide_at"):
+        from_dict(Config, {"field": {"kind": "voxels", "resolutions": [8, 16], "subdivide_at": ["half"]}})
+    with pytest.raises(InputError, match=r"train\.precision"):
+        from_dict(Config, {"train": {"precision": "fp8"}})

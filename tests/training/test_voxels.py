@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.config import Config, FactorConfig, FieldConfig, VoxelConfig
+from nerfturbo.config import Config, FactorConfig, VoxelConfig
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import constant_baseline_psnr
-from nerfturbo.fields import VoxelGrid
+from nerfturbo.fields import VoxelGrid, factor, voxels
 from nerfturbo.ops import use_backend
-from nerfturbo.training import Trainer, load_model
+from nerfturbo.training import Trainer, load_model, refine
 from nerfturbo.training.refine import refine_field
 
 from ..tiny import ball_scene, tiny_config
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_stages() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(voxels, "MIN_STEPS", 1)
+        patch.setattr(factor, "MIN_STEPS", 1)
+        patch.setitem(refine.MARKED, "cpu", 2048)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +43,18 @@ def voxel_config(steps: int = 90, **train: Any) -> Config:
     config = tiny_config(steps=steps)
     return replace(
         config,
-        field=FieldConfig(kind="voxels", sh_degree=2),
-        voxels=VoxelConfig(resolutions=(8, 16), subdivide_at=(0.5,), prune_rays=2048, min_steps=1),
+        field=VoxelConfig(resolutions=(8, 16), subdivide_at=(0.5,), sh_degree=2),
         optim=replace(config.optim, lr=5e-2),
         train=replace(config.train, **train),
     )
 
 
 def factor_config(steps: int = 90) -> Config:
-    factor = FactorConfig((6, 12), (0.4,), min_steps=1, density_components=3, color_components=3)
-    return replace(voxel_config(steps), field=FieldConfig(kind="factor", width=16, sh_degree=2), factor=factor)
+    return replace(voxel_config(steps), field=FactorConfig((6, 12), (0.4,), components=(3, 3), width=16))
 
 
 @pytest.fixture(scope="module")
-def trained() -> Trainer:
+def trained(_short_stages: None) -> Trainer:
     with use_backend("reference"):
         trainer = Trainer(voxel_config(), ball_scene())
         trainer.fit()
@@ -87,10 +95,11 @@ def test_mixed_precision_learns_it_too() -> None:
     assert_good(trainer)
 
 
-def test_pruning_never_removes_what_is_visible(trained: Trainer) -> None:
+def test_pruning_never_removes_what_is_visible(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of training and test views are the same before and after voxels were pruned and divided by two."""
-    voxels = VoxelConfig(resolutions=(16, 32), subdivide_at=(0.5,), prune_rays=8192)
-    trainer = Trainer(replace(trained.config, voxels=voxels), ball_scene())
+    monkeypatch.setitem(refine.MARKED, "cpu", 8192)
+    finer = replace(trained.config.field, resolutions=(16, 32), subdivide_at=(0.5,))
+    trainer = Trainer(replace(trained.config, field=finer), ball_scene())
     model = trainer.model
     model.load_state_dict(trained.model.state_dict())
     scenes = ball_scene(), ball_scene("test")
