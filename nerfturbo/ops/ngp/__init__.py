@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb, PackedSamples
-from .._checks import check_device, check_dtype, check_shape, check_tensor
+from .._checks import check_device, check_shape, check_tensor
 from .._dispatch import implementation
 from .._sink import GradientSink, check_count
 from ..composite import Thinning
@@ -65,18 +65,11 @@ def ngp_field(
     [[56.0, 56.0, 56.0, 6.0]]
     """
     check_tensor("encoding", encoding, ("n", "encoding"))
-    check_dtype("directions", directions)
-    if ray_indices is None:
-        check_shape("directions", directions, (encoding.shape[0], "directions"))
-    else:
-        check_shape("directions", directions, ("n_rays", "directions"))
-        check_tensor("ray_indices", ray_indices, (encoding.shape[0],), torch.int32)
-    check_count(n_used, encoding.device)
     weights = NgpWeights(*weights)
+    _check_directions(directions, ray_indices, encoding.shape[0])
+    check_count(n_used, encoding.device)
     check_weights(weights, encoding.shape[1], directions.shape[1])
     check_device(encoding=encoding, directions=directions, ray_indices=ray_indices, **weights._asdict())
-    if directions.shape[0] == 0 and encoding.shape[0] > 0:
-        raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
     if sink is not None:
         sink.check(NgpWeights._fields, weights)
     field = implementation("ngp", "ngp_field", encoding)
@@ -102,7 +95,8 @@ def ngp_density_logits(
     >>> ngp_density_logits(torch.rand(1, 3), table, layout, (torch.ones(3, 4), torch.ones(2, 3))).round().tolist()
     [12.0]
     """
-    _check_look_up(positions, table, layout, weights)
+    check_tensor("positions", positions, ("n", 3))
+    _check_density(positions, table, layout, weights)
     check_count(n_used, positions.device)
     with torch.no_grad():
         return implementation("ngp", "ngp_density_logits", positions)(positions, table, layout, weights, n_used=n_used)
@@ -110,20 +104,31 @@ def ngp_density_logits(
 
 def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
     """(n,) fp32 densities, exp(min(logit, 15)) of `ngp_density_logits`; no gradient."""
-    _check_look_up(positions, table, layout, weights)
+    check_tensor("positions", positions, ("n", 3))
+    _check_density(positions, table, layout, weights)
     with torch.no_grad():
         return implementation("ngp", "ngp_density_logits", positions)(
             positions, table, layout, weights, n_used=None, exponential=True
         )
 
 
-def _check_look_up(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> None:
-    check_tensor("positions", positions, ("n", 3))
-    check_tensor("table", table, (layout.n_entries, layout.n_features))
+def _check_density(
+    points: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor], owner: str = ""
+) -> None:
+    check_tensor(f"{owner}table", table, (layout.n_entries, layout.n_features))
     density_in, density_out = weights
-    check_shape("weights[0]", density_in, ("hidden", layout.n_outputs))
-    check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
-    check_device(positions=positions, table=table, density_in=density_in, density_out=density_out)
+    check_shape(f"{owner}weights[0]", density_in, ("hidden", layout.n_outputs))
+    check_shape(f"{owner}weights[1]", density_out, ("features", density_in.shape[0]))
+    check_device(positions=points, table=table, density_in=density_in, density_out=density_out)
+
+
+def _check_directions(directions: Tensor, ray_indices: Tensor | None, n: int) -> None:
+    """One row per ray, of which each of n samples points at one; without `ray_indices` one per sample."""
+    check_tensor("directions", directions, ("n_rays", "directions") if ray_indices is not None else (n, "directions"))
+    if ray_indices is not None:
+        check_tensor("ray_indices", ray_indices, (n,), torch.int32)
+        if directions.shape[0] == 0 and n > 0:
+            raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
 
 
 def check_weights(weights: NgpWeights, encoding: int, directions: int) -> None:
@@ -178,17 +183,13 @@ def ngp_logits(
     >>> ngp_logits(torch.rand(1, 3), torch.ones(1, 2), rays, table=table, layout=layout, weights=weights).round()
     tensor([[72., 72., 72.,  8.]])
     """
-    n = positions.shape[0]
     check_tensor("positions", positions, ("n", 3))
-    check_tensor("directions", directions, ("n_rays", "directions"))
-    check_tensor("ray_indices", ray_indices, (n,), torch.int32)
     check_tensor("table", table, (layout.n_entries, layout.n_features))
-    check_count(n_used, positions.device)
     weights = NgpWeights(*weights)
+    _check_directions(directions, ray_indices, positions.shape[0])
+    check_count(n_used, positions.device)
     check_weights(weights, layout.n_outputs, directions.shape[1])
     check_device(positions=positions, directions=directions, ray_indices=ray_indices, table=table, **weights._asdict())
-    if directions.shape[0] == 0 and n > 0:
-        raise InputError("directions", "at least one row for the samples to point at", "(0, ...)")
     logits = implementation("ngp", "ngp_logits", positions)
     with torch.no_grad():
         return logits(positions, directions, ray_indices, table=table, layout=layout, weights=weights, n_used=n_used)
@@ -245,8 +246,8 @@ def ngp_query(
     (0.5, [1.0, 1.0, 1.0, 1.0, 1.0])
     """
     check_tensor("positions", positions, ("n", 3))
-    check_tensor("directions", directions, (positions.shape[0], "directions"))
     check_tensor("table", table, (layout.n_entries, layout.n_features))
+    _check_directions(directions, None, positions.shape[0])
     if half is not None:
         check_tensor("half", half, (layout.n_entries, layout.n_features))
     check_weights(weights, layout.n_outputs, directions.shape[1])
@@ -290,14 +291,8 @@ def ngp_visibility(
     """
     check_tensor("origins", origins, (samples.n_rays, 3))
     check_tensor("directions", directions, (samples.n_rays, 3))
-    layout, (density_in, density_out) = field.layout, field.weights
-    check_tensor("field.table", field.table, (layout.n_entries, layout.n_features))
-    check_shape("field.weights[0]", density_in, ("hidden", layout.n_outputs))
-    check_shape("field.weights[1]", density_out, ("features", density_in.shape[0]))
-    check_device(
-        origins=origins, directions=directions, t_starts=samples.t_starts, table=field.table,
-        density_in=density_in, density_out=density_out,
-    )  # fmt: skip
+    _check_density(origins, field.table, field.layout, field.weights, "field.")
+    check_device(origins=origins, directions=directions, t_starts=samples.t_starts)
     if thinning is not None:
         check_shape("thinning.phases", thinning.phases, (samples.n_rays,))
         check_device(origins=origins, phases=thinning.phases)

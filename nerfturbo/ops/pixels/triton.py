@@ -270,17 +270,8 @@ def _rays_kernel(p_camera, p_origins, p_directions, n_rays, width, BLOCK: tl.con
     row = i_ray // width
     x = ((i_ray - row * width).to(tl.float32) + 0.5 - tl.load(p_camera + 14)) / tl.load(p_camera + 12)
     y = (row.to(tl.float32) + 0.5 - tl.load(p_camera + 15)) / tl.load(p_camera + 13)
-    d0 = tl.load(p_camera) * x - tl.load(p_camera + 1) * y - tl.load(p_camera + 2)
-    d1 = tl.load(p_camera + 4) * x - tl.load(p_camera + 5) * y - tl.load(p_camera + 6)
-    d2 = tl.load(p_camera + 8) * x - tl.load(p_camera + 9) * y - tl.load(p_camera + 10)
-    length = 1.0 / tl.sqrt(d0 * d0 + d1 * d1 + d2 * d2)
     i_first = i_ray.to(tl.int64) * 3
-    tl.store(p_directions + i_first, d0 * length, mask=m_ray)
-    tl.store(p_directions + i_first + 1, d1 * length, mask=m_ray)
-    tl.store(p_directions + i_first + 2, d2 * length, mask=m_ray)
-    for axis in tl.static_range(3):
-        origin = tl.load(p_camera + 4 * axis + 3) + tl.zeros([BLOCK], tl.float32)
-        tl.store(p_origins + i_first + axis, origin, mask=m_ray)
+    _store_rays(p_camera + i_ray * 0, x, y, p_origins + i_first, p_directions + i_first, m_ray)
 
 
 def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...types import Aabb
 from ..packed import take_rows
-from . import fold
+from . import Contraction, fold
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
     return torch.where(hit, t_min, outside), torch.where(hit, t_max, outside)
 
 
-def sample_positions(origins, directions, samples, *, aabb, contraction="none") -> Tensor:
+def sample_positions(origins, directions, samples, *, aabb, contraction: Contraction = "none") -> Tensor:
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
     index = samples.ray_indices.long()
