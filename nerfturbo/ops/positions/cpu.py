@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ...types import Aabb
 from .._cpu import array, as_float32, jit, launch
-from . import reference
+from . import Contraction, reference
 
 FOLDS = ("none", "sphere", "cube")
 QUARTER, HALF, ONE, TWO = np.float32(0.25), np.float32(0.5), np.float32(1.0), np.float32(2.0)
@@ -108,7 +108,7 @@ class _SamplePositions(torch.autograd.Function):
         return to_origins, to_directions, None, None, None  # origins, directions, samples, aabb, contraction
 
 
-def sample_positions(origins, directions, samples, *, aabb, contraction="none") -> Tensor:
+def sample_positions(origins, directions, samples, *, aabb, contraction: Contraction = "none") -> Tensor:
     types = {origins.dtype, directions.dtype, samples.t_starts.dtype}
     if types != {torch.float32} or samples.n_rays == 0:
         return reference.sample_positions(origins, directions, samples, aabb=aabb, contraction=contraction)
