@@ -401,10 +401,7 @@ class _Decoding:
         return MappedPool(path, n_bytes, self.channels)
 
     def _run(self, store: Callable[[int, np.ndarray], object]) -> None:
-        sizes, report = (
-            self.sizes.tolist(),
-            self.options.on_progress,
-        )  # not in threads: torch costs memory in each
+        sizes, report = self.sizes.tolist(), self.options.on_progress  # not in threads: torch costs memory in each
 
         def decode(index: int) -> None:
             image, (width, height) = open_upright(self.paths[index], turn=self.upright[index]), sizes[index]

@@ -153,12 +153,7 @@ class _Similarity:
 
 
 def place(
-    cameras: Cameras,
-    poses: Tensor,
-    points: Tensor | None = None,
-    *,
-    is_object: bool = False,
-    bounds: Bounds = "auto",
+    cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_object: bool = False, bounds: Bounds = "auto"
 ) -> Placement:
     """Choose a place for all cameras of a scene; `placed_poses` then moves them.
 

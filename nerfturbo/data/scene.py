@@ -110,11 +110,7 @@ def farthest_distance(positions: Tensor, aabb: Aabb) -> float:
 
 
 def load_scene(
-    source: str | Path,
-    split: Split = "train",
-    *,
-    downscale: int | None = None,
-    options: LoadOptions = DEFAULTS,
+    source: str | Path, split: Split = "train", *, downscale: int | None = None, options: LoadOptions = DEFAULTS
 ) -> Scene:
     """Open a folder in any of `scene_formats`, or a built-in scene by its name ("toybox" or "builtin:toybox").
 
