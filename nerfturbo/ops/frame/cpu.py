@@ -79,7 +79,7 @@ def _find_all(
     """Places start ... end - 1 of the queue; limits (3,) are least, most and growth."""
     for place in range(start, end):
         ray = queue[place]
-        t_min, t_max = box_interval(origins[ray], directions[ray], box, near, far)
+        t_min, t_max = box_interval(origins, directions, ray, box, near, far)
         counts[place], steps[place] = 0, -ONE
         if t_max > t_min:
             limit = min(max(np.float32(math.floor(state[ray, TAKEN] * limits[2])), limits[0]), limits[1])

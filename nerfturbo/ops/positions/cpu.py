@@ -38,25 +38,25 @@ BOX_CHUNK = 8192
 _TINY = np.finfo(np.float32).tiny
 
 
-@jit(exact=True, inner=True)
-def box_interval(origin, direction, box, near, far):
-    """t_min and t_max inside the box, both near for rays that miss."""
-    start, end = near, far
+@jit(exact=True, inline=True)
+def box_interval(origins, directions, i, box, near, far):
+    """t_min and t_max of ray i inside the box, both near for rays that miss."""
+    start, end, valid = near, far, True
     for axis in range(3):
-        d = direction[axis]
+        d = directions[i, axis]
         if abs(d) < _TINY:
             d = _TINY
-        a, b = (box[0, axis] - origin[axis]) / d, (box[1, axis] - origin[axis]) / d
-        if not (a == a and b == b):
-            return near, near
+        a, b = (box[0, axis] - origins[i, axis]) / d, (box[1, axis] - origins[i, axis]) / d
+        valid = valid and a == a and b == b
         start, end = max(start, min(a, b)), min(end, max(a, b))
-    return (start, end) if end > start else (near, near)
+    hit = valid and end > start
+    return start if hit else near, end if hit else near
 
 
 @jit(exact=True)
 def _intersect(first, last, origins, directions, box, near, far, t_min, t_max):
     for i in range(first, last):
-        t_min[i], t_max[i] = box_interval(origins[i], directions[i], box, near, far)
+        t_min[i], t_max[i] = box_interval(origins, directions, i, box, near, far)
 
 
 @torch.no_grad()
