@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from nerfturbo.bench.profile import StageClock, step_timed
-from nerfturbo.config import Config, GridConfig, SamplingConfig
+from nerfturbo.config import (
+    Config,
+    GridConfig,
+    HierarchySamplerConfig,
+    ProposalSamplerConfig,
+    UniformSamplerConfig,
+    VanillaConfig,
+)
 from nerfturbo.data.scene_defaults import UNBOUNDED_PRESETS, fitted_config
 from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
@@ -20,9 +27,10 @@ from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset
 from nerfturbo.rendering.losses import near_weights, scale_near_gradients
+from nerfturbo.rendering import model as model_module
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.rendering.render import volume_rendering
-from nerfturbo.sampling import ContractedGrid, ProposedSamples, RayEstimator
+from nerfturbo.sampling import ContractedGrid, OccupancyGrid, ProposedSamples, UniformEstimator
 from nerfturbo.training.loss import Stages, place_samples, render_and_compare
 from nerfturbo.training.trainer import Trainer, load_model
 from nerfturbo.types import Aabb, PackedSamples
@@ -33,34 +41,35 @@ from .workers import QUIET, together
 NAMES = ["proposal", "proposal-cpu", "hierarchy", "uniform", "contracted"]
 
 
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "LATTICE", 48)
+    monkeypatch.setattr(OccupancyGrid, "warmup_steps", 16)
+
+
 def tiny(name: str, steps: int = 60, **train: Any) -> Config:
     """A preset with everything but its methods made small; "uniform" and "contracted" are kinds without a preset."""
     config = preset(name if name in ("proposal", "proposal-cpu", "hierarchy") else "ngp-cpu")
-    sampling = {"n_samples": 12, "coarse_samples": (16,) * len(config.sampling.coarse_samples), "anneal_steps": 10}
-    sampling |= {"proposal_levels": 3, "proposal_log2_entries": 10, "proposal_resolutions": (8, 16), "steps": 48}
-    if name == "uniform":
-        sampling |= {"kind": "uniform", "n_samples": 32}
-    if name == "contracted":
-        sampling |= {"contraction": "cube"}
-    field = {
-        "n_levels": 4,
-        "n_features": 2,
-        "log2_entries": 11,
-        "base_resolution": 4,
-        "max_resolution": 32,
-        "width": 16,
-    }
+    sampler = config.sampler
+    if isinstance(sampler, ProposalSamplerConfig):
+        sizes = {"n_samples": 12, "coarse_samples": (16,) * len(sampler.coarse_samples), "anneal_steps": 10}
+        sampler = replace(sampler, **sizes, levels=3, log2_entries=10, resolutions=(8, 16))
+    elif name == "hierarchy":
+        sampler = HierarchySamplerConfig(n_samples=12, coarse_samples=16)
+    elif name == "uniform":
+        sampler = UniformSamplerConfig(n_samples=32)
+    field: dict[str, Any] = {"n_levels": 4, "n_features": 2, "log2_entries": 11, "max_resolution": 32, "width": 16}
     optim: dict[str, Any] = {"warmup_steps": 2, "lr": 3e-2}
-    if config.field.kind == "vanilla":
+    if isinstance(config.field, VanillaConfig):
         field, optim = {"width": 32, "depth": 2}, optim | {"lr": 1e-2}
     return replace(
         config,
-        grid=GridConfig(resolution=8, warmup_steps=16),
+        grid=GridConfig(resolution=8, contraction="cube" if name == "contracted" else "none"),
         field=replace(config.field, **field),
         render=replace(config.render, steps_per_diagonal=32),
-        sampling=replace(config.sampling, **sampling),
+        sampler=sampler,
         optim=replace(config.optim, **optim),
-        train=replace(config.train, steps=steps, batch_samples=128 * 12, max_rays=128, initial_rays=128, **train),
+        train=replace(config.train, steps=steps, batch_samples=128 * 12, max_rays=128, **train),
     )
 
 
@@ -74,8 +83,8 @@ def trained(config: Config, scene: Any = None) -> Trainer:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_learns_a_scene_without_an_end(name):
     trainer, test = trained(tiny(name, steps=150 if name == "hierarchy" else 100)), open_scene("test", n_views=2)
-    assert trainer.model.config.sampling.contraction != "none"
-    assert isinstance(trainer.model.estimator, RayEstimator)
+    assert trainer.model.config.grid.contraction != "none"
+    assert isinstance(trainer.model.estimator, UniformEstimator)
     score = evaluate(trainer.model, test, with_ssim=False).psnr
     assert score > constant_baseline_psnr(test) + 6.0
 
@@ -83,8 +92,8 @@ def test_every_way_learns_a_scene_without_an_end(name):
 @pytest.mark.parametrize("name", ["proposal", "hierarchy"])
 def test_a_bounded_scene_is_not_folded(name):
     trainer = trained(tiny(name, steps=4), ball_scene())
-    assert trainer.model.config.sampling.contraction == "none"
-    assert trainer.model.proposer is not None and trainer.model.proposer.span.aabb == ball_scene().aabb
+    assert trainer.model.config.grid.contraction == "none"
+    assert trainer.model.sampler.span.aabb == ball_scene().aabb
 
 
 def test_all_parameters_get_gradients_in_half_precision_too():
@@ -96,7 +105,7 @@ def test_all_parameters_get_gradients_in_half_precision_too():
             for buffer in trainer.optimizer.buffers
             for name, view in zip(buffer.names, buffer.views(buffer.state.first), strict=True)
         }
-        assert any(name.startswith("proposer.fields.1") for name in moments)
+        assert any(name.startswith("sampler.fields.1") for name in moments)
         assert all(value > 0.0 for value in moments.values()), moments
         assert trainer.skipped == 0
 
@@ -120,9 +129,9 @@ def test_a_run_goes_on_where_it_stopped_and_renders_the_same(tmp_path: Path):
         expected = again.model.render_image(test.cameras, 0).rgb
     torch.testing.assert_close(loaded.render_image(test.cameras, 0).rgb, expected)
     other = Trainer(whole.config, open_scene())
-    other.initialise(tmp_path / folder.name)  # the field with its proposals
-    for name, value in half.model.proposer.named_parameters():
-        assert torch.equal(dict(other.model.proposer.named_parameters())[name], value)
+    other.warm_start(tmp_path / folder.name)  # the field with its proposals
+    for name, value in half.model.sampler.named_parameters():
+        assert torch.equal(dict(other.model.sampler.named_parameters())[name], value)
     tight = loaded.render_image(test.cameras, 0, max_memory=1)  # part by part
     torch.testing.assert_close(tight.rgb, expected)
     rays = test.cameras.image_rays(0)
@@ -157,12 +166,13 @@ def test_auto_takes_proposals_for_scenes_without_an_end():
     assert config.preset == UNBOUNDED_PRESETS["ngp"] == "proposal" and "no end" in notes[0]
     assert (config.train.steps, config.optim.lr) == (77, 1e-3)  # chosen by hand
     assert config.train.batch_samples == preset("proposal").train.batch_samples
-    assert config.sampling.contraction == "cube" and config.grid.levels == scene.grid_levels
+    assert config.grid.contraction == "cube" and config.grid.levels == scene.grid_levels
     assert fitted_config(config, scene, auto=auto) == (config, ())  # fitted already
     assert fitted_config(given, ball_scene(), auto=auto) == (given, ())  # one box will do
-    assert fitted_config(given, scene)[0].sampling.kind == "grid"  # a preset that was named stays
-    chosen = replace(given, sampling=SamplingConfig(contraction="sphere"))
-    assert fitted_config(chosen, scene, auto=auto)[0].sampling == chosen.sampling
+    assert fitted_config(given, scene)[0].sampler.kind == "grid"  # a preset that was named stays
+    chosen = replace(given, grid=replace(given.grid, contraction="sphere"))
+    kept = fitted_config(chosen, scene, auto=auto)[0]
+    assert kept.grid.contraction == "sphere" and kept.sampler == chosen.sampler
 
 
 def test_near_gradients_shrink_and_values_stay():
@@ -212,7 +222,7 @@ def test_a_stage_of_ones_own_sees_the_proposals():
 def _losses(team: Any, folder: str) -> list[float]:
     losses: list[float] = []
     config = tiny("proposal", steps=10)
-    share = replace(config.train, batch_samples=128 * 12 // team.world, max_rays=128 // team.world, initial_rays=128)
+    share = replace(config.train, batch_samples=128 * 12 // team.world, max_rays=128 // team.world)
     config = fitted_config(replace(config, train=share), open_scene())[0]
     trainer = Trainer(config, open_scene(), team=team, callbacks=[lambda _, record: losses.append(record.loss)])
     trainer.fit()
@@ -246,8 +256,8 @@ def test_lightning_has_the_same_curve(name):
     pl.Trainer(**QUIET, accelerator="cpu", max_steps=6, callbacks=[Losses()]).fit(module, NerfData(config, scenes))
     assert found == pytest.approx(losses, rel=1e-4)
     assert isinstance(module.model, NerfModel)
-    assert isinstance(module.model.proposer, RayEstimator)
-    assert isinstance(module.model.proposer, ContractedGrid) == (name == "contracted")
+    assert isinstance(module.model.sampler, UniformEstimator)
+    assert isinstance(module.model.sampler, ContractedGrid) == (name == "contracted")
 
 
 @pytest.fixture
@@ -312,6 +322,6 @@ def test_a_profiled_step_is_the_step_of_training(name: str):
         states.append({name: value.clone() for name, value in trainer.model.named_parameters()})
     before = dict(Trainer(config, ball_scene()).model.named_parameters())
     moved = [name for name, value in before.items() if not torch.equal(value, states[0][name])]
-    assert any(name.startswith("proposer.") for name in moved) and any(name.startswith("field.") for name in moved)
+    assert any(name.startswith("sampler.") for name in moved) and any(name.startswith("field.") for name in moved)
     for name in moved:
         torch.testing.assert_close(states[1][name], states[0][name], msg=name)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ablation import QUALITY, ablation_cases
-from nerfturbo.config import Config, FieldConfig, LossConfig
+from nerfturbo.config import Config, LossConfig, VanillaConfig
+from nerfturbo.data.batches import PixelSampler
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.fields import AntiAliasedNGP
@@ -16,8 +17,10 @@ from nerfturbo.ops import composite, use_backend, visibility
 from nerfturbo.ops.composite_loss import RayLossRule, ray_losses
 from nerfturbo.presets import preset
 from nerfturbo.rendering.frame import FrameRenderer
-from nerfturbo.rendering.render import field_functions, volume_rendering
-from nerfturbo.training import Trainer, stages
+from nerfturbo.rendering.model import NerfModel
+from nerfturbo.rendering.render import field_functions, ray_marching, volume_rendering
+from nerfturbo.training import Trainer
+from nerfturbo.training import loss as chain
 from nerfturbo.training.loss import pixel_offsets
 from nerfturbo.training.optim import level_decays
 
@@ -34,20 +37,20 @@ def changed(config: Config, stage: str, **values: object) -> Config:
     return replace(config, **{stage: replace(getattr(config, stage), **values)})
 
 
-def one_loss(config: Config) -> tuple[Trainer, stages.StepResult]:
+def one_loss(config: Config) -> tuple[Trainer, chain.StepResult]:
     made = Trainer(config, ball_scene())
     made.model.grid.update(0, made.model.field.density, all_cells=True)
-    batch = made.sampler.draw(0, 64)
-    background = stages.draw_background(config, 0, 64, made.device)
-    return made, stages.compute_loss(made.model, batch, background, step=0)
+    batch = made.pixels.draw(0, 64)
+    background = chain.draw_background(config, 0, 64, made.device)
+    return made, chain.compute_loss(made.model, batch, background, step=0)
 
 
 def test_without_weights_no_regulariser_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a regulariser without weight was computed")
 
-    monkeypatch.setattr(stages, "ray_losses", never)
-    monkeypatch.setattr(stages, "weights_loss", never)
+    monkeypatch.setattr(chain, "ray_losses", never)
+    monkeypatch.setattr(chain, "weights_loss", never)
     one_loss(tiny_config())
     with pytest.raises(AssertionError, match="without weight"):
         one_loss(replace(tiny_config(), loss=LossConfig(distortion=1.0)))
@@ -63,7 +66,7 @@ def test_regularisers_add_their_own_value(draw: str, monkeypatch: pytest.MonkeyP
         rules.append((rule, float(value.detach())))
         return value
 
-    monkeypatch.setattr(stages, "ray_losses", watched)
+    monkeypatch.setattr(chain, "ray_losses", watched)
     _, plain = one_loss(config)
     made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.2, sparsity=0.3)))
     rule, value = rules[0]
@@ -73,10 +76,10 @@ def test_regularisers_add_their_own_value(draw: str, monkeypatch: pytest.MonkeyP
 
 
 def test_any_field_is_regularised() -> None:
-    field = FieldConfig(kind="vanilla", width=16, depth=2, color_depth=1)
+    field = VanillaConfig(width=16, depth=2)
     config = replace(tiny_config(steps=2), field=field)
     _, plain = one_loss(config)
-    made, more = one_loss(replace(config, loss=LossConfig(0.1, 0.1, 0.1)))
+    made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.1, sparsity=0.1)))
     assert more.loss > plain.loss
     more.loss.backward()
     assert all(parameter.grad is not None for parameter in made.model.parameters())
@@ -88,7 +91,7 @@ def test_opacity_entropy_makes_rays_decide() -> None:
     for weight in (0.0, 1.0):
         made = Trainer(replace(tiny_config(steps=25), loss=LossConfig(opacity=weight)), ball_scene())
         made.fit()
-        opacity = made.model.render_rays(made.sampler.draw(0, 256).rays).opacity
+        opacity = made.model.render_rays(made.pixels.draw(0, 256).rays).opacity
         doubt.append((opacity * (1.0 - opacity)).mean().item())
     assert doubt[1] < 0.7 * doubt[0]
 
@@ -112,7 +115,7 @@ def test_table_decay_is_the_gradient_of_the_mean_square_of_levels() -> None:
 
 def test_levels_of_one_size_share_a_launch() -> None:
     config = tiny_config()
-    config = replace(config, field=replace(config.field, n_levels=6, max_resolution=64, log2_entries=9))
+    config = replace(config, field=replace(config.field, n_levels=6, max_resolution=64, log2_entries=13))
     made = Trainer(changed(config, "optim", table_decay=1.0), ball_scene())
     decays = made.optimizer.buffers[1].decays
     sizes = [level.size * config.field.n_features for level in made.model.field.encoding.layout.levels]
@@ -122,8 +125,8 @@ def test_levels_of_one_size_share_a_launch() -> None:
 
 def test_table_decay_leaves_a_thin_start_alone() -> None:
     """Where no ray passes, the feature that makes the field thin would decay to zero, and its fog come back."""
-    config = changed(tiny_config(steps=20), "optim", table_decay=0.1, skip_untouched=False)
-    config = changed(config, "field", initial_density=0.25)
+    config = changed(tiny_config(steps=20), "optim", table_decay=0.1)
+    config = changed(config, "field", initial_density=0.25, log2_entries=13)  # the coarsest level is dense
     made = Trainer(config, ball_scene())
     coarsest, *finer = made.optimizer.buffers[1].decays
     assert coarsest == (0, made.model.field.encoding.layout.levels[0].size * config.field.n_features, 0.0)
@@ -140,16 +143,16 @@ def test_table_decay_leaves_a_thin_start_alone() -> None:
 def test_thinning_trains_fewer_samples_of_the_same_rays() -> None:
     config = tiny_config()
     _, plain = one_loss(config)
-    _, thinned = one_loss(changed(config, "render", thin=0.3))
+    _, thinned = one_loss(changed(config, "sampler", merge_weak_samples=0.3))
     assert int(thinned.n_marched) == int(plain.n_marched)
     assert int(thinned.n_rays) == int(plain.n_rays)
     assert 0 < int(thinned.n_samples) < 0.6 * int(plain.n_samples)
-    vanilla = replace(config, field=FieldConfig(kind="vanilla", width=16, depth=2, color_depth=1))
-    assert int(one_loss(changed(vanilla, "render", thin=0.3))[1].n_samples) < 0.6 * int(plain.n_samples)
+    vanilla = replace(config, field=VanillaConfig(width=16, depth=2))
+    assert int(one_loss(changed(vanilla, "sampler", merge_weak_samples=0.3))[1].n_samples) < 0.6 * int(plain.n_samples)
 
 
 def test_thinned_training_still_learns() -> None:
-    made = Trainer(changed(tiny_config(steps=50), "render", thin=0.05), ball_scene())
+    made = Trainer(changed(tiny_config(steps=50), "sampler", merge_weak_samples=0.05), ball_scene())
     losses: list[float] = []
     made.callbacks.append(lambda _, record: losses.append(record.mse))
     made.fit()
@@ -157,9 +160,7 @@ def test_thinned_training_still_learns() -> None:
 
 
 def test_pixel_spread_moves_the_rays_of_both_kinds_of_cameras() -> None:
-    centre, spread = (
-        Trainer(changed(tiny_config(), "train", pixel_spread=width), ball_scene()).sampler for width in (0.0, 1.0)
-    )
+    centre, spread = (PixelSampler(ball_scene(), "cpu", 0, spread=width) for width in (0.0, 1.0))
     one, other = centre.draw(3, 64), spread.draw(3, 64)
     assert torch.equal(one.rgba, other.rgba)
     assert not torch.equal(one.rays.directions, other.rays.directions)
@@ -174,10 +175,11 @@ def test_pictures_in_finer_steps_and_with_more_rays() -> None:
     made.fit()
     model = made.model.eval()
     plain = model.render_image(scene.cameras, 0)
-    model.config = changed(changed(config, "render", eval_refine=4), "render", cone_angle=0.1)
-    assert model.settings.render_step_size == pytest.approx(model.grid.step_size / 4)
-    assert model.settings.cone_angle == pytest.approx(0.1 / 4)
-    assert model.training_settings.cone_angle == 0.1 and model.training_settings.render_step_size is None
+    growing = changed(changed(config, "render", eval_refine=4), "sampler", cone_angle=0.1)
+    other = NerfModel(growing, model.bounds)
+    assert other.settings.render_step_size == pytest.approx(other.grid.step_size / 4)
+    assert other.settings.cone_angle == pytest.approx(0.1 / 4)
+    assert other.sampler.settings.cone_angle == 0.1 and other.sampler.settings.render_step_size is None
     model.config = changed(config, "render", eval_refine=4)
     fine = model.render_image(scene.cameras, 0)
     finer = model.config = changed(config, "render", eval_refine=16)
@@ -192,9 +194,8 @@ def test_pictures_in_finer_steps_and_with_more_rays() -> None:
     image = model.render_image(scene.cameras, 0)
     assert torch.allclose(image.rgb.view(-1, 3), sum(part.rgb for part in parts) / 4, atol=1e-4)
     assert torch.allclose(image.opacity.view(-1), sum(part.opacity for part in parts) / 4, atol=1e-4)
-    model.config = changed(config, "render", eval_rays=0)
-    with pytest.raises(InputError, match=r"render.eval_rays: expected at least 1"):
-        model.render_image(scene.cameras, 0)
+    with pytest.raises(InputError, match=r"render.eval_rays: expected a whole number from 1"):
+        changed(config, "render", eval_rays=0)
 
 
 def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
@@ -202,7 +203,7 @@ def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
     made = Trainer(config, ball_scene())
     field = made.model.field
     assert isinstance(field, AntiAliasedNGP)
-    batch = made.sampler.draw(0, 64)
+    batch = made.pixels.draw(0, 64)
     plain = made.scene.cameras.rays(batch.rays.camera_indices, *torch.full((2, 64), 8.0))  # through the middle
     assert batch.rays.pixel_radii is not None and plain.pixel_radii is not None
     ratio = batch.rays.pixel_radii / plain.pixel_radii
@@ -214,7 +215,7 @@ def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
     made.fit()
     assert evaluate(made.model.eval(), ball_scene("test"), with_ssim=False).psnr > before + 1.0
     wide = replace(batch.rays, pixel_radii=batch.rays.pixel_radii * 1e6)
-    samples = stages.place_samples(made.model, batch.rays, step=0)[0]
+    samples = chain.place_samples(made.model, batch.rays, step=0)[0]
     spread = [field.sample_logits(rays, samples)[:, 3].std().item() for rays in (batch.rays, wide)]
     assert spread[1] < 0.05 * spread[0]  # all levels gone: the same everywhere
 
@@ -224,7 +225,7 @@ def test_anti_aliased_pictures_are_those_of_its_samples() -> None:
     made.fit()
     model, cameras = made.model.eval(), ball_scene("test").cameras
     settings, rays = model.settings, cameras.image_rays(0)
-    samples = stages.ray_marching(rays, model.grid, near_plane=settings.near_plane, far_plane=settings.far_plane)
+    samples = ray_marching(rays, model.grid, near_plane=settings.near_plane, far_plane=settings.far_plane)
     keep = model.field.sample_visibility(rays, samples, early_stop_eps=settings.early_stop_eps, alpha_thre=0.0)
     assert torch.equal(keep, visibility(model.field.sample_density(rays, samples), samples, early_stop_eps=1e-4))
     logits = model.field.sample_logits(rays, samples)
@@ -245,34 +246,34 @@ def test_anti_aliased_pictures_are_those_of_its_samples() -> None:
 
 def test_several_rays_share_a_pixel_whatever_their_split() -> None:
     config = changed(tiny_config(), "train", rays_per_pixel=4)
-    sampler = Trainer(config, ball_scene()).sampler
-    whole = sampler.draw(5, 24)
-    pixels = whole.rgba.view(6, 4, 4)
-    assert torch.equal(pixels, pixels[:, :1].expand(-1, 4, -1))
+    pixels = Trainer(config, ball_scene()).pixels
+    whole = pixels.draw(5, 24)
+    colors = whole.rgba.view(6, 4, 4)
+    assert torch.equal(colors, colors[:, :1].expand(-1, 4, -1))
     assert (whole.rays.directions.view(6, 4, 3).std(1).amax(-1) > 0.0).all()
-    parts = [sampler.draw(5, 11), sampler.draw(5, 13, first=11)]
+    parts = [pixels.draw(5, 11), pixels.draw(5, 13, first=11)]
     assert torch.equal(whole.rays.directions, torch.cat([part.rays.directions for part in parts]))
     assert [pixel_offsets(part).tolist() for part in parts] == [[0, 4, 8, 11], [0, 1, 5, 9, 13]]
 
 
 @pytest.mark.parametrize("kind", ["ngp", "vanilla"])
 def test_the_loss_of_pixels_is_that_of_their_mean_colours(kind: str) -> None:
-    config = changed(tiny_config(), "train", rays_per_pixel=4, loss="mse")
+    config = changed(changed(tiny_config(), "train", rays_per_pixel=4), "loss", kind="mse")
     if kind == "vanilla":
-        config = replace(config, field=FieldConfig(kind="vanilla", width=16, depth=2, color_depth=1))
+        config = replace(config, field=VanillaConfig(width=16, depth=2))
     made = Trainer(config, ball_scene())
-    batch, background = made.sampler.draw(0, 64), torch.rand(64, 3)
+    batch, background = made.pixels.draw(0, 64), torch.rand(64, 3)
     samples = replace(
-        stages.place_samples(made.model, batch.rays, step=0)[0], n_rays_kept=torch.tensor(42, dtype=torch.int32)
+        chain.place_samples(made.model, batch.rays, step=0)[0], n_rays_kept=torch.tensor(42, dtype=torch.int32)
     )
-    loss, mse = stages.render_and_compare(made.model, batch, samples, background, None)
+    loss, mse = chain.render_and_compare(made.model, batch, samples, background, None)
     rgb = volume_rendering(field_functions(made.model.field, batch.rays)[1], samples, background=background).rgb
-    target = stages.target_over(batch, background)
+    target = chain.target_over(batch, background)
     error = (rgb - target).view(16, 4, 3).mean(1)[:10]  # ray 42 is in the middle of pixel 10
     assert float(loss) == pytest.approx(float(error.square().mean()), rel=1e-4)
     assert float(mse) == pytest.approx(float(loss), rel=1e-6)
     weighed = replace(batch, weights=torch.arange(16.0).repeat_interleave(4))
-    loss, _ = stages.render_and_compare(made.model, weighed, samples, background, None)
+    loss, _ = chain.render_and_compare(made.model, weighed, samples, background, None)
     assert float(loss) == pytest.approx(float((error.square().mean(-1) * torch.arange(10.0)).mean()), rel=1e-4)
     loss.backward()
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in made.model.parameters())
@@ -305,5 +306,6 @@ def test_every_switch_has_its_row() -> None:
 
 
 def test_switches_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match=r"field.anti_alias: expected a field of kind ngp, got vanilla"):
-        Trainer(replace(tiny_config(), field=FieldConfig(kind="vanilla", anti_alias=True)), ball_scene())
+    config = changed(changed(tiny_config(), "field", anti_alias=True), "grid", contraction="cube")
+    with pytest.raises(InputError, match=r"grid.contraction: expected none for this field \(AntiAliasedNGP\), got cube"):
+        Trainer(config, ball_scene())
