@@ -30,9 +30,11 @@ from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.align import aligned_to, camera_changes, camera_errors
 from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
+from nerfturbo.fields.field import read_halves
 from nerfturbo.presets import preset
 from nerfturbo.rendering import photos as photos_module
 from nerfturbo.rendering.photos import rotation_matrices
+from nerfturbo.training.precision import half_dtype
 from nerfturbo.training.trainer import Trainer
 
 PIXELS = 3  # of a picture for one of the render
@@ -79,10 +81,8 @@ def score(trainer: Trainer, test: Scene, args: argparse.Namespace) -> dict[str, 
     test = test.select(choose_views(len(test), args.views))
     with trainer.optimizer.averaged():
         model = trainer.model.eval()
-        for module in model.modules():  # the trainer's gradient buffers take no part in what follows
-            for name in ("table_sink", "weight_sink"):
-                if getattr(module, name, None) is not None:
-                    setattr(module, name, None)
+        # As trained, but without the trainer's gradient buffers, which take no part in what follows.
+        read_halves(model, half_dtype(trainer.config, trainer.device))
         result = {"psnr": evaluate(model, test, with_ssim=False).psnr}
         if args.align:
             result["psnr_aligned"] = evaluate(model, aligned_to(model, test, steps=args.align), with_ssim=False).psnr

@@ -48,7 +48,7 @@ class Ours(nn.Module):
 
     def after_step(self) -> None:
         if self.half:
-            self.field.half_table = self.field.encoding.table.detach().half()
+            self.field.encoding.half = self.field.encoding.table.detach().half()
 
     def query_density(self, x: Tensor) -> Tensor:
         return self.field.density(x)
