@@ -30,6 +30,7 @@ import torch
 import tyro
 
 import trainer_loops
+from nerfturbo.bench.plot import Bars, bar_chart
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
 from nerfturbo.cli.progress import showing
@@ -39,6 +40,7 @@ from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.evaluation.run_folder import check_result
+from nerfturbo.files import write_atomically
 from nerfturbo.rendering.model import NerfModel
 
 Loop = Callable[[Config, Scene, torch.device, trainer_loops.Tick], NerfModel]
@@ -215,25 +217,11 @@ def trainers_record(
 
 
 def draw_bars(path: Path, timings: Sequence[TrainerTiming], title: str) -> Path:
-    """The times as bars in an SVG file that follows the reader's light or dark theme."""
+    """The times as bars in an SVG file."""
     known = [timing for timing in timings if timing.step_ms is not None]
-    longest = max((timing.step_ms or 0.0 for timing in known), default=1.0)
-    rows, height = [], 58 + 34 * len(known)
-    for index, timing in enumerate(known):
-        y, length = 48 + 34 * index, 330.0 * (timing.step_ms or 0.0) / longest
-        change = "" if index == 0 else f" ({100.0 * ((timing.ratio or 1.0) - 1.0):+.1f}%)"
-        rows.append(f'<text class="t" x="232" y="{y + 15}" text-anchor="end">{LABELS[timing.loop]}</text>')
-        rows.append(f'<rect class="b" x="242" y="{y}" width="{length:.1f}" height="22" rx="3"/>')
-        rows.append(f'<text class="t" x="{250 + length:.1f}" y="{y + 15}">{timing.step_ms:.2f} ms{change}</text>')
-    style = (
-        ".t{font:13px system-ui,sans-serif;fill:#1f2328}.h{font:600 15px system-ui,sans-serif;fill:#1f2328}"
-        ".b{fill:#3b6fb6}"
-        "@media(prefers-color-scheme:dark){.t,.h{fill:#e6edf3}.b{fill:#6ea8ff}}"
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" width="720" height="{height}">'
-    text = f'{head}<style>{style}</style><text class="h" x="12" y="26">{title}</text>{"".join(rows)}</svg>\n'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    times = Bars("milliseconds a step", [timing.step_ms for timing in known])
+    ratios = Bars("times as long as the first", [timing.ratio for timing in known])
+    write_atomically(path, bar_chart(title, [LABELS[timing.loop] for timing in known], [times, ratios]))
     return path
 
 
@@ -269,7 +257,7 @@ def main(argv: Sequence[str]) -> int:
         options = {"device": device, "rounds": args.rounds, "eval_views": args.eval_views}
         timings = run_trainers_benchmark(config, scenes, loops=loops, report=display.note, **options)
     write_json(args.output, trainers_record(timings, config, scenes[0], **options))
-    draw_bars(args.output.with_suffix(".svg"), timings, f"{scenes[0].name} on {device}: milliseconds a step")
+    draw_bars(args.output.with_suffix(".svg"), timings, f"{scenes[0].name} on {device}")
     headers = ("loop", "ms a step", f"to {timings[0].loop}", "PSNR", "seconds", "lines", "gate")
     table = make_table(f"one training, {len(timings)} loops", *headers)
     for timing in timings:

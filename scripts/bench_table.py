@@ -5,11 +5,13 @@ python scripts/bench_table.py benchmarks/results/h200/ablation.json
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from records import read_record
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -81,7 +83,7 @@ def trainers(values: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    values = json.loads(Path(sys.argv[1]).read_text())["values"]
+    values = read_record(sys.argv[1])["values"]
     kinds = {"rows": ablation, "same_batch": precision, "loops": trainers}
     made = next((make for key, make in kinds.items() if key in values), None)
     if made is None:

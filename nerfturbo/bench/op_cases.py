@@ -44,8 +44,9 @@ BOX, LAYOUT, RULE = (
 )
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
 WEIGHTS = dict(zip(NgpWeights._fields, ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64)), strict=True))  # their shapes
-KEY, USER = {"seed": 1, "step": 2}, {"seed": 1, "step": 2, "stream": Stream.USER}
-LIMITS = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
+KEY: dict[str, Any] = {"seed": 1, "step": 2}
+USER: dict[str, Any] = KEY | {"stream": Stream.USER}
+LIMITS: dict[str, Any] = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
 
 
 class Inputs:
