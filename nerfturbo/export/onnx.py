@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
+from ..fields.field import connect, offers
 from ..files import replacing
 from ..ops import use_backend
 from ..rendering.model import NerfModel
@@ -49,7 +50,7 @@ def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
 
     Inputs `positions` (n, 3), in the coordinates of training, and `directions` (n, 3) of unit length; outputs `rgb`
     (n, 3) and `density` (n,). n is free. Any field can be exported whose operations ONNX knows. One whose own do not
-    suit tracing offers `for_export()`: a module of plain torch that computes the same.
+    suit tracing, or a part of it, offers `for_export()`: a module of plain torch that computes the same.
     """
     with replacing(path) as temporary:
         try:
@@ -69,9 +70,9 @@ def _export(path: Path, field: nn.Module) -> None:
     directions = torch.tensor([0.0, 0.0, 1.0]).expand(64, 3).contiguous()
     rows = torch.export.Dim("n", min=1)
     with _quiet(), use_backend("reference"), torch.no_grad():
-        make = getattr(field, "for_export", None)
-        twin = copy.deepcopy(field).float().cpu() if make is None else make()
-        twin.eval()(positions, directions)  # what a field itself refuses is said as it says it
+        own = getattr(field, "module", field)  # a field of somebody else's, without what adapts it to rendering
+        twin = _plain_copy(own).eval()
+        twin(positions, directions)  # what a field itself refuses is said as it says it
         try:
             torch.onnx.export(
                 twin,
@@ -87,8 +88,21 @@ def _export(path: Path, field: nn.Module) -> None:
             )
         except Exception as error:  # of torch's exporter, which raises what its parts do
             hint = "its method for_export may give a module of plain torch that computes the same"
-            expected, name = "operations that ONNX knows", type(field).__name__
+            expected, name = "operations that ONNX knows", type(own).__name__
             raise InputError(f"field {name}", expected, _unknown_operation(error), hint) from error
+
+
+def _plain_copy(field: nn.Module) -> nn.Module:
+    """In fp32 on the CPU, without half copies, and with what the field or its parts offer for tracing."""
+    twin = copy.deepcopy(field)
+    for name, part in field.named_modules():  # the field itself comes first
+        if offers(part, "for_export"):
+            plain = part.for_export()  # type: ignore[operator]
+            if name == "":
+                return plain
+            twin.set_submodule(name, plain)
+    connect(twin, None)
+    return twin.float().cpu()
 
 
 def _unknown_operation(error: BaseException) -> str:

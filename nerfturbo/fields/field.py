@@ -12,7 +12,7 @@
 | `learning_rates` | peak learning rates of some parameters, by name |
 | `level_weights`, `read_rays` | fading of levels and vectors per photo, for `cameras.refine` and `photo.appearance` |
 | `set_footprint(radius)` | a pixel's typical radius, told before training |
-| `for_export()` | a module of plain torch operations that computes the same, for ONNX |
+| `for_export()` | a module of plain torch operations that computes the same, for ONNX; of a part of the field, too |
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ..config import NgpConfig
 from ..ops import GradientSink
 from ..ops.composite import Thinning, visible_codes
 from ..ops.frame import NextSamples
-from ..ops.hash_encode import PRIMES, HashLayout, fade_levels, hash_encode, level_weights
+from ..ops.hash_encode import HashLayout, fade_levels, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import (
     NgpDensity,
@@ -350,54 +350,26 @@ def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
 
 
 class _PlainNgp(nn.Module):
-    """Instant-NGP without kernels, for tracing: all levels and corners of the hash grid at once, so that the graph
-    stays small."""
+    """Instant-NGP without kernels, for tracing."""
 
     def __init__(self, field: InstantNGP) -> None:
         super().__init__()
+        self.encoding, self.contraction = field.encoding.for_export(), field.contraction
         low, high = field.aabb.tensor("cpu")
-        self.contraction: Contraction = field.contraction
-        levels, self.degree = field.encoding.layout.levels, SH_DEGREE
-        corners = torch.tensor([[c & 1, (c >> 1) & 1, c >> 2] for c in range(8)])
-        constants = {
-            "low": low.clone(),
-            "size": (high - low).clone(),
-            "table": field.encoding.table.detach().float().cpu().clone(),
-            "corners": corners,  # (8, 3)
-            "scales": torch.tensor([level.scale for level in levels])[:, None],  # (levels, 1)
-            "nodes": torch.tensor([level.nodes for level in levels])[:, None],
-            "offsets": torch.tensor([level.offset for level in levels])[:, None],
-            "masks": torch.tensor([level.size - 1 for level in levels])[:, None],
-            "hashed": torch.tensor([level.hashed for level in levels])[:, None],
-        }
+        look = torch.zeros(1, 0)
         if field.ray_vectors is not None:  # the look of new views
             with torch.no_grad():
-                constants["look"] = field.ray_vectors(None, 1).float().cpu().clone()
-        for name, value in constants.items():
+                look = field.ray_vectors(None, 1).float().cpu().clone()
+        for name, value in (("low", low.clone()), ("size", high - low), ("look", look)):
             self.register_buffer(name, value)
         self.weights = nn.ParameterList(weight.detach().float().cpu().clone() for weight in field.faded_weights)
 
     def forward(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        named = dict(self.named_buffers())
-        unit = fold((positions - named["low"]) / named["size"], self.contraction).clamp(0.0, 1.0)
+        low, size, look = (self.get_buffer(name) for name in ("low", "size", "look"))
+        unit = fold((positions - low) / size, self.contraction).clamp(0.0, 1.0)
         density_in, density_out, color_in, color_mid, color_out = self.weights
-        features = torch.relu(self._encode(unit, named) @ density_in.T) @ density_out.T
-        rays = [spherical_harmonics(directions, self.degree)]
-        if "look" in named:
-            rays.append(named["look"].expand(positions.shape[0], -1))
-        inputs = torch.cat([*rays, features], dim=-1)
+        features = torch.relu(self.encoding(unit) @ density_in.T) @ density_out.T
+        angular = spherical_harmonics(directions, SH_DEGREE)
+        inputs = torch.cat([angular, look.expand(positions.shape[0], -1), features], dim=-1)
         hidden = torch.relu(torch.relu(inputs @ color_in.T) @ color_mid.T)
         return torch.sigmoid(hidden @ color_out.T), torch.exp(features[:, 0].clamp(max=MAX_EXPONENT))
-
-    def _encode(self, unit: Tensor, named: dict[str, Tensor]) -> Tensor:
-        """What `ops.hash_encode` computes; (n, levels * features)."""
-        place = unit[:, None, :] * named["scales"] + 0.5  # (n, levels, 3)
-        cell = place.floor()
-        fraction = (place - cell)[:, :, None, :]
-        nodes = cell.long()[:, :, None, :] + named["corners"]  # (n, levels, 8, 3)
-        x, y, z = nodes.unbind(-1)
-        mixed = (x * PRIMES[0]) ^ (y * PRIMES[1]) ^ (z * PRIMES[2])
-        dense = x + named["nodes"] * (y + named["nodes"] * z)
-        rows = named["offsets"] + torch.where(named["hashed"], mixed & named["masks"], dense)
-        weight = torch.where(named["corners"].bool(), fraction, 1.0 - fraction).prod(-1)  # (n, levels, 8)
-        return (weight[..., None] * named["table"][rows]).sum(2).flatten(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
-from ..ops.hash_encode import HashLayout, hash_encode
+from ..ops.hash_encode import PRIMES, HashLayout, hash_encode
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import MAX_LOGIT as MAX_EXPONENT
 from ..ops.ngp import activate
@@ -153,3 +153,40 @@ class HashGrid(nn.Module):
     def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3."""
         return hash_encode(positions, self.table, self.layout, half=self.half, sink=self.sink, n_used=n_used)
+
+    def for_export(self) -> nn.Module:
+        """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
+        return _PlainHashGrid(self)
+
+
+class _PlainHashGrid(nn.Module):
+    """A hash grid without kernels: all levels and corners at once, so that traced graphs stay small."""
+
+    scales: Tensor  # (levels, 1), as the other columns
+    nodes: Tensor
+    offsets: Tensor
+    masks: Tensor
+    hashed: Tensor
+    corners: Tensor  # (8, 3)
+    table: Tensor
+
+    def __init__(self, grid: HashGrid) -> None:
+        super().__init__()
+        rows = [(level.scale, level.nodes, level.offset, level.size - 1, level.hashed) for level in grid.layout.levels]
+        for name, column in zip(
+            ("scales", "nodes", "offsets", "masks", "hashed"), zip(*rows, strict=True), strict=True
+        ):
+            self.register_buffer(name, torch.tensor(column)[:, None])
+        self.register_buffer("corners", torch.tensor([[k & 1, (k >> 1) & 1, k >> 2] for k in range(8)]))
+        self.register_buffer("table", grid.table.detach().float().cpu().clone())
+
+    def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
+        place = positions[:, None, :] * self.scales + 0.5  # (n, levels, 3)
+        cell = place.floor()
+        fraction = (place - cell)[:, :, None, :]
+        x, y, z = (cell.long()[:, :, None, :] + self.corners).unbind(-1)  # (n, levels, 8) each
+        mixed = (x * PRIMES[0]) ^ (y * PRIMES[1]) ^ (z * PRIMES[2])
+        dense = x + self.nodes * (y + self.nodes * z)
+        entries = self.offsets + torch.where(self.hashed, mixed & self.masks, dense)
+        weight = torch.where(self.corners.bool(), fraction, 1.0 - fraction).prod(-1)
+        return (weight[..., None] * self.table[entries]).sum(2).flatten(1)

@@ -3,7 +3,6 @@ one more input (T-NeRF), or with a deformation before it (D-NeRF)."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -133,12 +132,6 @@ class VanillaNeRF(nn.Module):
         features = self._layers(hidden, [self.feature_head])
         encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
         return self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
-
-    def for_export(self) -> nn.Module:
-        """A copy in fp32 on the CPU that computes the same: for tracing."""
-        twin = copy.deepcopy(self).float().cpu()
-        twin.compute_dtype = None
-        return twin
 
 
 def _pieces(n_pieces: int, *tensors: Tensor | None) -> list[tuple[Any, ...]]:

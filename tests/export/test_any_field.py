@@ -64,8 +64,7 @@ class WithTwin(Untraceable):
 
 
 def model_of(field: nn.Module) -> NerfModel:
-    made = NerfModel(tiny_config(), SceneBounds(Aabb.cube(1.5), 0.0, 8.0))
-    made.field = field
+    made = NerfModel(tiny_config(), SceneBounds(Aabb.cube(1.5), 0.0, 8.0), field=field)
     made.grid.step_size = 0.03
     centers = made.grid.cell_positions(torch.arange(made.grid.n_cells))
     made.grid.bits.copy_(pack_bits(centers.norm(dim=-1) < BALL + 0.4))
