@@ -262,7 +262,7 @@ class Session:
             summary = _fit(trainer, args)
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
                 raise KeyboardInterrupt
-            if self._saved_step() != trainer.step:
+            if self._saved_step() != trainer.step or trainer.culled_fraction > 0.0:  # saved before cells were culled
                 self._save_last()
         return summary
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from nerfturbo.bench.op_cases import CALLS, Inputs
 from nerfturbo.cli import doctor
 from nerfturbo.cli.doctor import Cache, Facts, Finding, Gpu, Probes, diagnose, gather, writing_problem
 
@@ -176,13 +177,14 @@ def test_this_machine(nerfturbo: Nerfturbo) -> None:
 
 def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in doctor.self_test_cases("cpu") if case.op == "spherical_harmonics")
-    calls: list[int] = []
+    calls, right = list[int](), CALLS[case.op]
 
-    def wrong(**inputs: torch.Tensor) -> torch.Tensor:
+    def wrong(inputs: Inputs) -> torch.Tensor:
         calls.append(1)
-        return case.function(**inputs) * (1.0 if len(calls) % 2 else 1.1)
+        return right(inputs) * (1.0 if len(calls) % 2 else 1.1)
 
-    monkeypatch.setattr(doctor, "self_test_cases", lambda device: [replace(case, function=wrong)])
+    monkeypatch.setitem(CALLS, case.op, wrong)
+    monkeypatch.setattr(doctor, "self_test_cases", lambda device: [case])
     result = nerfturbo("doctor", "--json")
     assert result.code == 1 and result.json["usable"] is False
     causes = {finding["cause"] for finding in result.json["findings"] if finding["level"] == "broken"}
@@ -190,10 +192,11 @@ def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.Monke
 
 
 def test_a_kernel_that_raises_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(**inputs: torch.Tensor) -> torch.Tensor:
+    def raises(inputs: Inputs) -> torch.Tensor:
         raise RuntimeError("device kernel image is invalid")
 
-    case = replace(doctor.self_test_cases("cpu")[0], function=raises)
+    case = doctor.self_test_cases("cpu")[0]
+    monkeypatch.setitem(CALLS, case.op, raises)
     monkeypatch.setattr(doctor, "self_test_cases", lambda device: [case])
     result = nerfturbo("doctor", "--json")
     broken = [finding["detail"] for finding in result.json["findings"] if finding["level"] == "broken"]

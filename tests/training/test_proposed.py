@@ -26,8 +26,8 @@ from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset
-from nerfturbo.rendering.losses import near_weights, scale_near_gradients
 from nerfturbo.rendering import model as model_module
+from nerfturbo.rendering.losses import near_weights, scale_near_gradients
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.rendering.render import volume_rendering
 from nerfturbo.sampling import ContractedGrid, OccupancyGrid, ProposedSamples, UniformEstimator

@@ -307,5 +307,7 @@ def test_every_switch_has_its_row() -> None:
 
 def test_switches_that_cannot_be_are_refused() -> None:
     config = changed(changed(tiny_config(), "field", anti_alias=True), "grid", contraction="cube")
-    with pytest.raises(InputError, match=r"grid.contraction: expected none for this field \(AntiAliasedNGP\), got cube"):
+    with pytest.raises(
+        InputError, match=r"grid.contraction: expected none for this field \(AntiAliasedNGP\), got cube"
+    ):
         Trainer(config, ball_scene())
