@@ -7,8 +7,10 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
 
-from nerfturbo.training.checkpoint import best_checkpoint, list_checkpoints, read_state
+from nerfturbo.training.checkpoint import best_checkpoint, latest_checkpoint, list_checkpoints, read_state
+from nerfturbo.training.trainer import load_model
 
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
@@ -26,6 +28,19 @@ def test_saves_by_steps_keep_the_newest_and_the_best(nerfturbo: Nerfturbo, scene
     }
     assert best is not None and read_state(best).score == pytest.approx(max(saved.values()), abs=1e-3)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_the_last_checkpoint_has_what_was_culled_at_the_end(nerfturbo: Nerfturbo, scene: Path) -> None:
+    """A save that falls on the last step comes before it: the checkpoint is written once more."""
+    grids = []
+    for due in ("60steps", "1000s"):
+        flags = ["--steps", 60, "--eval-views", 1, "--save-every", due, "--output", due]
+        assert nerfturbo("train", scene, *TINY_FLAGS, *flags).code == 0
+        grids.append(load_model(latest_checkpoint(Path(due))).grid)
+    assert torch.equal(grids[0].bits, grids[1].bits)
+    learned = grids[0].occupied_fraction()
+    grids[0].recall()
+    assert learned < grids[0].occupied_fraction()
 
 
 @pytest.mark.parametrize("text", ["0", "-3s", "2.5steps", "soon", "steps", "nan"])
