@@ -128,10 +128,10 @@ _PRESETS |= {
         name: replace(
             _PRESETS["vanilla"],
             grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
-            field=VanillaConfig(motion=motion),
+            field=field,
             optim=replace(_VANILLA, lr=5e-4, beta2=0.99),
         )
-        for name, motion in (("tnerf", "time"), ("dnerf", "deform"))
+        for name, field in (("tnerf", VanillaConfig(motion="time")), ("dnerf", VanillaConfig(motion="deform")))
     },
 }
 

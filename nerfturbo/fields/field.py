@@ -159,5 +159,7 @@ def table_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def read_halves(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Let a model that is not trained compute in this precision, as it was trained."""
-    halves = {} if dtype is None else {table: table.detach().to(dtype) for table in table_parameters(model)}
+    halves: dict[Tensor, Tensor] = (
+        {} if dtype is None else {table: table.detach().to(dtype) for table in table_parameters(model)}
+    )
     connect(model, Buffers(dtype, halves))

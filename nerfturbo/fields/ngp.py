@@ -354,7 +354,8 @@ class _PlainNgp(nn.Module):
 
     def __init__(self, field: InstantNGP) -> None:
         super().__init__()
-        self.encoding, self.contraction = field.encoding.for_export(), field.contraction
+        self.encoding = field.encoding.for_export()
+        self.contraction: Contraction = field.contraction
         low, high = field.aabb.tensor("cpu")
         look = torch.zeros(1, 0)
         if field.ray_vectors is not None:  # the look of new views

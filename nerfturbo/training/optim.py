@@ -74,7 +74,8 @@ def level_decays(model: nn.Module, tables: Sequence[nn.Parameter], weight: float
     field's beginning (`kept_levels`)."""
     if weight == 0.0:
         return ()
-    grids = {module.tables[0]: module for module in model.modules() if hasattr(module, "level_sizes")}
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "level_sizes")]
+    grids = {module.tables[0]: module for module in modules}
     runs: list[tuple[int, float]] = []  # values of a run of levels, and the decay of each
     for table in tables:
         grid: Any = grids.get(table)

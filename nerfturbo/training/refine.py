@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, f
 
 def match_shapes(model: torch.nn.Module, tensors: Mapping[str, Tensor], prefix: str = "model.") -> bool:
     """Give an adaptive field the shapes of a saved state; whether anything changed."""
-    field = getattr(model, "field", None)
+    field: Any = getattr(model, "field", None)
     if not is_adaptive(field):
         return False
     return field.match_shapes(field_part(tensors, f"{prefix}field."))

@@ -85,7 +85,7 @@ def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS
             if other == split:
                 raise
             continue  # a split that was never copied here does not stand in the way of the others
-        views += _by_name(file.view(frame, other) for frame in frames)
+        views += _by_name(file.view(frame, other) for frame in frames)  # pyright: ignore[reportArgumentType]
         notes += found
     return files[0][1].scene(views, split, notes)
 
