@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..config import KINDS, Config, CustomFieldConfig, CustomSamplerConfig
 from ..errors import InputError
@@ -49,12 +49,12 @@ def asks_help(argv: Sequence[str]) -> bool:
     return any(word in ("-h", "--help", "--help-all") for word in argv)
 
 
-def parse_settings(kind: Callable[..., T], argv: Sequence[str], prog: str, start: Config) -> T:
+def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config) -> T:
     """`parse` for a verb whose `settings` are the values of a config: nested flags, which `--help` leaves out and
     `--help-all` lists."""
     if "--help-all" in argv or not asks_help(argv):
         words = ["--help"] if asks_help(argv) else argv
-        return parse(kind, words, prog, default=kind(settings=Settings.of(start)))
+        return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
     try:
         return parse(kind, ["--help"], prog)
     finally:
