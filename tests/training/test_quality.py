@@ -12,7 +12,7 @@ from nerfturbo.config import Config, LossConfig, VanillaConfig
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
-from nerfturbo.fields import AntiAliasedNGP
+from nerfturbo.fields import AntiAliasedNGP, ngp
 from nerfturbo.ops import composite, use_backend, visibility
 from nerfturbo.ops.composite_loss import RayLossRule, ray_losses
 from nerfturbo.presets import preset
@@ -35,6 +35,12 @@ def _reference() -> object:
 
 def changed(config: Config, stage: str, **values: object) -> Config:
     return replace(config, **{stage: replace(getattr(config, stage), **values)})
+
+
+def coarse(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """With a field that so few rays teach in 50 steps."""
+    monkeypatch.setattr(ngp, "BASE_RESOLUTION", 4)
+    return changed(config, "field", max_resolution=16)
 
 
 def one_loss(config: Config) -> tuple[Trainer, chain.StepResult]:
@@ -151,8 +157,9 @@ def test_thinning_trains_fewer_samples_of_the_same_rays() -> None:
     assert int(one_loss(changed(vanilla, "sampler", merge_weak_samples=0.3))[1].n_samples) < 0.6 * int(plain.n_samples)
 
 
-def test_thinned_training_still_learns() -> None:
-    made = Trainer(changed(tiny_config(steps=50), "sampler", merge_weak_samples=0.05), ball_scene())
+def test_thinned_training_still_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = coarse(tiny_config(steps=50), monkeypatch)
+    made = Trainer(changed(config, "sampler", merge_weak_samples=0.05), ball_scene())
     losses: list[float] = []
     made.callbacks.append(lambda _, record: losses.append(record.mse))
     made.fit()
@@ -279,8 +286,9 @@ def test_the_loss_of_pixels_is_that_of_their_mean_colours(kind: str) -> None:
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in made.model.parameters())
 
 
-def test_training_pixels_still_learns() -> None:
-    made = Trainer(changed(tiny_config(steps=50), "train", rays_per_pixel=4, draw="error"), ball_scene())
+def test_training_pixels_still_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = coarse(tiny_config(steps=50), monkeypatch)
+    made = Trainer(changed(config, "train", rays_per_pixel=4, draw="error"), ball_scene())
     losses: list[float] = []
     made.callbacks.append(lambda _, record: losses.append(record.mse))
     made.fit()
@@ -307,7 +315,5 @@ def test_every_switch_has_its_row() -> None:
 
 def test_switches_that_cannot_be_are_refused() -> None:
     config = changed(changed(tiny_config(), "field", anti_alias=True), "grid", contraction="cube")
-    with pytest.raises(
-        InputError, match=r"grid.contraction: expected none for this field \(AntiAliasedNGP\), got cube"
-    ):
+    with pytest.raises(InputError, match=r"grid.contraction: expected none for this field \(AntiAliasedNGP\)"):
         Trainer(config, ball_scene())
