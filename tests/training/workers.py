@@ -76,7 +76,8 @@ def alone(work: Work, folder: Path) -> Any:
 def config_for(team_size: int, *, of: int = 2, steps: int = 50) -> Config:
     """The same training for any size of team: together `of` times the rays of `tiny_config`."""
     config, factor = tiny_config(steps=steps), of // team_size
-    config = replace(config, field=replace(config.field, log2_entries=13, max_resolution=64))  # few collisions
+    field = replace(config.field, n_levels=3, log2_entries=14, max_resolution=48)  # few collisions: 50 steps teach it
+    config = replace(config, field=field)
     train = config.train
     grown = {name: getattr(train, name) * factor for name in ("batch_samples", "max_rays")}
     return replace(config, train=replace(train, **grown))
