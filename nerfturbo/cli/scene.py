@@ -254,7 +254,7 @@ def write(argv: Sequence[str]) -> int:
     """Render the splits and write them."""
     args = parse(WriteArgs, argv, "scene write")
     from ..data.builtin import builtin_scene, check_name
-    from ..data.formats.blender import write_blender
+    from ..data.formats.transforms import write_blender
     from ..evaluation.run_folder import check_writable
 
     name = check_name(args.name)

@@ -72,10 +72,8 @@ class Cameras:
     @classmethod
     def pinhole(cls, camera_to_world: Tensor, *, width: int, height: int, field_of_view_x: float) -> Cameras:
         """Cameras of one size with a centred principal point and square pixels; the angle is in radians."""
-        if not 0.0 < field_of_view_x < math.pi:
-            raise InputError("field_of_view_x", "an angle between 0 and pi radians", str(field_of_view_x))
         n = camera_to_world.shape[0]
-        focal = 0.5 * width / math.tan(0.5 * field_of_view_x)
+        focal = 0.5 * width / half_tangent(field_of_view_x, "field_of_view_x")
         return cls(
             camera_to_world=camera_to_world.float(),
             focal=torch.full((n, 2), focal),
@@ -248,6 +246,13 @@ def opengl_to_opencv(camera_to_world: Tensor) -> Tensor:
 def opencv_to_opengl(camera_to_world: Tensor) -> Tensor:
     """The inverse of `opengl_to_opencv`, which is its own inverse; two names so that callers say what they mean."""
     return opengl_to_opencv(camera_to_world)
+
+
+def half_tangent(angle: float, what: str) -> float:
+    """Half the width of the image plane at depth 1, of a field of view in radians that errors call `what`."""
+    if not 0.0 < angle < math.pi:
+        raise InputError(what, "an angle between 0 and pi radians", str(angle))
+    return math.tan(0.5 * angle)
 
 
 def look_at(eye: Tensor, target: Tensor, up: Tensor | None = None) -> Tensor:

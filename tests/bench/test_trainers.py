@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("lightning", reason="lightning is an extra and not installed")
 
 from common import run_study
-from nerfturbo.data.formats.blender import write_blender
+from nerfturbo.data.formats.transforms import write_blender
 from nerfturbo.ops import use_backend
 from trainers import LABELS, compare_losses, draw_bars, main
 

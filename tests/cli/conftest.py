@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nerfturbo.cli.main import main
-from nerfturbo.data.formats.blender import write_blender
+from nerfturbo.data.formats.transforms import write_blender
 
 from ..tiny import TINY_FLAGS, ball_scene
 

@@ -10,7 +10,7 @@ import pytest
 
 from nerfturbo.cli.main import main
 from nerfturbo.data.builtin import builtin_scene
-from nerfturbo.data.formats.blender import write_blender
+from nerfturbo.data.formats.transforms import write_blender
 
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.data.formats.blender import load_blender, write_blender
+from nerfturbo.data.formats.transforms import load_blender, write_blender
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nerfturbo.data.formats.blender import write_blender
+from nerfturbo.data.formats.transforms import write_blender
 
 from ..tiny import TINY_FLAGS, ball_scene
 

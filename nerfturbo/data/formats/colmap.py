@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.lib.recfunctions import structured_to_unstructured
 from torch import Tensor
 
 from ...errors import InputError
@@ -200,13 +201,9 @@ def _binary_images(source: _Bytes) -> Iterator[tuple[ColmapImage, _Features]]:
         number, *pose, camera = source.take(_IMAGE)
         name = source.text()
         rows = source.rows(_FEATURE, f"points of image {number}")
-        features = functools.partial(_feature_rows, rows)
+        features = functools.partial(structured_to_unstructured, rows, np.float64)
         yield ColmapImage(number, name, camera, tuple(pose[:4]), tuple(pose[4:])), features
     source.finish()
-
-
-def _feature_rows(rows: np.ndarray) -> np.ndarray:
-    return np.stack([rows["x"], rows["y"], rows["point"].astype(np.float64)], axis=-1)
 
 
 def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
@@ -243,8 +240,7 @@ def _text_cameras(file: Path) -> Iterator[tuple[int, ColmapCamera]]:
         if not words:
             continue
         if len(words) < 4 or words[1] not in N_PARAMETERS:
-            expected = "CAMERA_ID MODEL WIDTH HEIGHT PARAMS, with one of COLMAP's models"
-            raise InputError(where, expected, shown(line))
+            raise InputError(where, "CAMERA_ID MODEL WIDTH HEIGHT PARAMS, with one of COLMAP's models", shown(line))
         parameters = _values(words[4:], float, where)
         if len(parameters) != N_PARAMETERS[words[1]]:
             raise InputError(where, f"{N_PARAMETERS[words[1]]} parameters of {words[1]}", str(len(parameters)))
@@ -262,8 +258,7 @@ def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
             continue
         words = line.split(None, 9)
         if len(words) != 10:
-            expected = "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"
-            raise InputError(where, expected, shown(line))
+            raise InputError(where, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME", shown(line))
         pose = _values(words[1:8], float, where)
         number, camera = _values([words[0], words[8]], int, where)
         last, (below, points) = where, next(lines, (where, None))
@@ -330,14 +325,12 @@ def points_file(model: Path) -> Path | None:
 
 def check_whole(folder: Path) -> None:
     """Refuse a reconstruction of which one of the two files is missing: its pictures would pass for mere photos."""
-    for name in _FOLDERS:
-        for ending in (".bin", ".txt"):
-            files = [folder / name / f"{file}{ending}" for file in ("cameras", "images")]
-            there = [file for file in files if file.is_file()]
-            if len(there) != 1 or (not name and not _is_colmap_file(there[0])):
-                continue
+    hint = "copy it from where the scene was reconstructed, or remove the other to have the photos' poses found"
+    for name, ending in itertools.product(_FOLDERS, _ENDINGS):
+        files = [folder / name / f"{file}{ending}" for file in ("cameras", "images")]
+        there = [file for file in files if file.is_file()]
+        if len(there) == 1 and (name or _is_colmap_file(there[0])):
             (missing,) = set(files) - set(there)
-            hint = "copy it from where the scene was reconstructed, or remove the other to have the photos' poses found"
             raise InputError(str(missing), f"a file beside {there[0].name}, which needs it", "no such file", hint)
 
 
@@ -413,9 +406,8 @@ def pose_of(image: ColmapImage, what: str) -> Tensor:
     translation = torch.tensor(image.translation, dtype=torch.float64)
     length = float(quaternion.norm())
     if not 0.5 < length < 2.0 or not bool((translation.abs() < 1e12).all()):
-        raise InputError(
-            what, "a unit quaternion and a finite translation", shown((*image.quaternion, *image.translation))
-        )
+        got = shown((*image.quaternion, *image.translation))
+        raise InputError(what, "a unit quaternion and a finite translation", got)
     w, x, y, z = (quaternion / length).tolist()
     rotation = torch.tensor(
         [
@@ -445,8 +437,8 @@ def _find_images(
         if None not in paths:
             break
     if not any(most):
-        expected = f"the pictures it names in {folder / 'images'}"
-        raise InputError(str(file), expected, f"no such file {shown(images[0].name)}")
+        got = f"no such file {shown(images[0].name)}"
+        raise InputError(str(file), f"the pictures it names in {folder / 'images'}", got)
     return best, most
 
 

@@ -1,4 +1,10 @@
-"""`transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
+"""Transforms files. Blender scenes: transforms_{train,val,test}.json beside folders of RGBA pictures, read and written.
+
+The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Its near = 2 and far = 6 were the bounds of
+a sampler that knew no box; here rays are clipped to the box, so `near` is 0 (a viewer may fly inside) and `far` is the
+farthest corner any of the cameras can see.
+
+`transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
 
 A file with `aabb_scale` follows instant-ngp: its box is the unit cube after `scale` and `offset`, and the scene reaches
 `aabb_scale` times as far. Without it the scene is placed by its cameras, as nerfstudio does. `train_filenames` and its
@@ -8,10 +14,14 @@ its kin, as Blender scenes have them, may hold the same lenses: each is then a f
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import math
+import os
 import posixpath
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,33 +30,141 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..cameras import CameraModel
-from ..images import image_size
+from ...files import replacing
+from ...types import Aabb
+from ..cameras import CameraModel, Cameras, half_tangent
+from ..images import find_mask, image_size, load_images, mask_notes, save_image
 from ..json_checks import find_image, image_path, number, pose, read_frames, read_json, shown
 from ..options import DEFAULTS, LoadOptions
 from ..placement import MAX_LEVELS, Placement, bounded_levels, given_place
-from ..scene import SPLITS, Scene, SceneFormat, Split
-from .posed import Lens, View, held_out, posed_scene
+from ..scene import SPLITS, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
+from .colmap import MODELS
+from .posed import Lens, View, held_out, posed_scene, unit_times
 
 FILE = "transforms.json"
+BLENDER_AABB = Aabb.cube(1.5)
 NGP_SCALE, NGP_OFFSET = 0.33, 0.5
 NGP_NEAR = 0.1  # in the unit cube
-_MODELS: dict[str, CameraModel] = {
-    "PINHOLE": "pinhole",
-    "SIMPLE_PINHOLE": "pinhole",
-    "SIMPLE_RADIAL": "opencv",
-    "RADIAL": "opencv",
-    "OPENCV": "opencv",
-    "FULL_OPENCV": "opencv",
-    "OPENCV_FISHEYE": "fisheye",
-    "EQUIRECTANGULAR": "equirectangular",
-}
+_PLAIN = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
+_MODELS: dict[str, CameraModel] = {name: MODELS[name][0] for name in (*_PLAIN, "EQUIRECTANGULAR")}
 _COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
     "pinhole": (),
     "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
     "fisheye": ("k1", "k2", "k3", "k4"),
 }
 _LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is_fisheye", *_COEFFICIENTS["opencv"])
+
+
+def load_blender(
+    folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS, *, aabb: Aabb = BLENDER_AABB
+) -> Scene:
+    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times.
+
+    A file with focal lengths, a principal point or distortion is read as `transforms.json` is, and placed like it.
+    """
+    file = folder / f"transforms_{split}.json"
+    if not file.is_file():
+        found = ", ".join(sorted(path.name for path in folder.glob("transforms*.json"))) or "none"
+        raise MissingSplitError(str(file), "a Blender transforms file", "no such file", f"found here: {found}")
+    document = read_json(file)
+    if has_lenses(document):
+        return load_split_files(folder, split, options)
+    what = f"{file}: camera_angle_x"
+    tangent = half_tangent(number(document.get("camera_angle_x"), what), what)
+    placed = read_frames(document, file)
+    poses = torch.stack([pose(frame.get("transform_matrix"), place) for frame, place in placed])
+    find = functools.partial(image_path, folder, allow_outside=options.allow_outside)
+    paths = [find(frame.get("file_path"), f"{place}: file_path") for frame, place in placed]
+    masks = [find_mask(folder, path) for path in paths]
+    images = load_images(paths, options, masks=masks)
+    width = images.sizes[:, :1].float()
+    times, moments = _times(placed, folder)
+    cameras = Cameras(
+        camera_to_world=poses,
+        focal=(0.5 * width / tangent).expand(-1, 2).contiguous(),
+        center=images.sizes.float() * 0.5,
+        size=images.sizes,
+        times=times,
+    )
+    levels, asked = bounded_levels(1, options.bounds)
+    note = asked or f"bounded: Blender scenes stand in a box of {aabb.high[0] - aabb.low[0]:.3g} about the origin"
+    return Scene(
+        name=folder.resolve().name,
+        cameras=cameras,
+        images=images,
+        aabb=aabb,
+        near=0.0,
+        far=farthest_distance(cameras.positions, aabb.scaled(2.0 ** (levels - 1))),
+        grid_levels=levels,
+        split=split,
+        source=str(folder),
+        notes=(note, *moments, *mask_notes(images, masks)),
+        files=tuple(map(str, paths)),
+    )
+
+
+def write_blender(scenes: Sequence[Scene], folder: str | Path) -> Path:
+    """Write the splits of a scene as a Blender-format folder that other tools read too, and return it.
+
+    All or nothing: it is written beside its place and renamed at the end. An existing folder must be empty.
+    """
+    folder = Path(folder).expanduser()
+    if not scenes or len({scene.split for scene in scenes}) != len(scenes):
+        raise InputError("scenes", "one scene per split", ", ".join(scene.split for scene in scenes) or "none")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(str(folder), "a new or empty folder", "one that holds something", "choose another name")
+    angles = [_shared_angle(scene) for scene in scenes]
+    try:
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            for scene, angle in zip(scenes, angles, strict=True):
+                _write_split(scene, angle, temporary)
+    except OSError as error:
+        raise InputError(str(folder), "a place that can be written", error.strerror or str(error)) from None
+    return folder
+
+
+def _write_split(scene: Scene, angle: float, folder: Path) -> None:
+    (folder / scene.split).mkdir()
+    names = [f"./{scene.split}/r_{index}" for index in range(len(scene))]
+    bottom = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    frames: list[dict[str, Any]] = []
+    for index, name in enumerate(names):
+        matrix = torch.cat([scene.cameras.camera_to_world[index].cpu(), bottom]).tolist()
+        frame = {"file_path": name, "transform_matrix": matrix}
+        frames.append(frame if scene.cameras.times is None else frame | {"time": scene.cameras.times[index].item()})
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
+        files = [folder / f"{name}.png" for name in names]
+        list(threads.map(save_image, files, map(scene.images.image_bytes, range(len(scene)))))
+    document = {"camera_angle_x": angle, "frames": frames}
+    (folder / f"transforms_{scene.split}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _shared_angle(scene: Scene) -> float:
+    """The one horizontal field of view the format has room for."""
+    cameras = scene.cameras.to("cpu")
+    half = 0.5 * cameras.size.double() / cameras.focal.double()  # (n, 2) tangents
+    square = torch.allclose(cameras.focal[:, 0], cameras.focal[:, 1], rtol=1e-5)
+    centred = torch.allclose(cameras.center, cameras.size.float() * 0.5, atol=1e-3)
+    shared = torch.allclose(half[:, 0], half[:1, 0], rtol=1e-5)
+    if cameras.model != "pinhole" or not (square and centred and shared):
+        expected = "centred pinhole cameras with square pixels and one field of view"
+        raise InputError("scenes", expected, "others", "the Blender format cannot say more")
+    return 2.0 * math.atan(float(half[0, 0]))
+
+
+def _times(placed: list[tuple[dict[str, Any], str]], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Of one split; the span of time is that of all of them."""
+    if not any("time" in frame for frame, _ in placed):
+        return None, ()
+    times = [number(frame.get("time"), f"{place}: time") for frame, place in placed]
+    of_all = list(times)
+    for split in SPLITS:
+        file = folder / f"transforms_{split}.json"
+        with contextlib.suppress(InputError):  # said when that split is opened
+            frames = read_frames(read_json(file), file)
+            of_all += [number(frame.get("time"), f"{place}: time") for frame, place in frames]
+    return unit_times(times, of_all)
 
 
 def load_transforms(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
@@ -171,9 +289,7 @@ class _File:
 
         def focal(name: str, side: float) -> float | None:
             angle = value(name)
-            if angle is not None and not 0.0 < angle < math.pi:
-                raise InputError(f"{where}: {name}", "an angle between 0 and pi radians", str(angle))
-            return None if angle is None else 0.5 * side / math.tan(0.5 * angle)
+            return None if angle is None else 0.5 * side / half_tangent(angle, f"{where}: {name}")
 
         width, height = value("w"), value("h")
         if width is None or height is None:
@@ -279,6 +395,12 @@ def _before_export(document: dict[str, Any], file: Path) -> Tensor | None:
     return torch.linalg.inv(matrix)
 
 
+BLENDER = SceneFormat(
+    name="Blender",
+    looked_for="transforms_train.json",
+    recognise=lambda folder: any((folder / f"transforms_{split}.json").is_file() for split in SPLITS),
+    load=load_blender,
+)
 FORMAT = SceneFormat(
     name="instant-ngp / nerfstudio",
     looked_for=FILE,
