@@ -17,7 +17,7 @@ from ..data.capture.process import ProcessConfig
 from .common import parse, print_json
 
 if TYPE_CHECKING:
-    from ..data.capture.sfm_report import Verdict
+    from ..data.capture.sfm import Verdict
     from .progress import Display
 
 
@@ -58,7 +58,7 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
 
     `wait`: another process of the same training finds them.
     """
-    from ..data.capture.unposed import has_poses, poses_folder
+    from ..data.capture.process import has_poses, poses_folder
     from ..data.scene import UNPOSED, is_builtin, recognise
 
     path = Path(source).expanduser()

@@ -128,7 +128,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
 
-    from ..data.capture.unposed import poses_folder
+    from ..data.capture.process import poses_folder
     from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
     from ..evaluation.scene_plot import PlotPoints, plot_scene
@@ -176,7 +176,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     if found is None or found.name != UNPOSED:
         return None
     from ..data.capture.photos import find_photos, is_video
-    from ..data.capture.unposed import poses_folder
+    from ..data.capture.process import poses_folder
     from ..data.capture.video import frame_count, open_decoder
     from ..data.images import image_size
     from ..data.scene_defaults import UNBOUNDED_PRESETS

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,10 +38,8 @@ PIXEL_RADIUS = 1.0 / math.sqrt(3.0)
 
 @dataclass(frozen=True)
 class Cameras:
-    """n cameras, possibly of different sizes and focal lengths, of one model.
-
-    Values are checked on construction when they are on the CPU; on a GPU the check would wait for the device, and
-    every camera starts on the CPU. Indexing with an int, a slice or an index tensor gives Cameras again.
+    """n cameras, possibly of different sizes and focal lengths, of one model. Values are checked on construction when
+    they are on the CPU; on a GPU the check would wait for the device. Indexing gives Cameras again.
 
     >>> pose = torch.eye(4)[None, :3]  # at the origin, looking along -z
     >>> camera = Cameras.pinhole(pose, width=4, height=4, field_of_view_x=1.0)
@@ -90,8 +89,7 @@ class Cameras:
             if not 0 <= position < len(self):
                 raise IndexError(f"camera {index} of {len(self)}")
             index = slice(position, position + 1)
-        selection = index
-        return self._map(lambda value: value[selection])
+        return self._map(operator.itemgetter(index))
 
     @property
     def device(self) -> torch.device:
@@ -112,11 +110,8 @@ class Cameras:
         return moved if self.ndc is None else replace(moved, ndc=self.ndc.to(device))
 
     def rays(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Rays:
-        """Rays through continuous pixel positions: the centre of pixel (column, row) is (column + 0.5, row + 0.5).
-
-        Only gathers and arithmetic: it never waits for the device, so that a CUDA graph can hold it.
-        Differentiable to the poses and the intrinsics.
-        """
+        """Rays through continuous pixel positions: the centre of pixel (column, row) is (column + 0.5, row + 0.5). It
+        never waits for the device, so that a CUDA graph can hold it. Differentiable to the poses and the intrinsics."""
         return self.rays_along(camera_indices, self.local_directions(camera_indices, x, y))
 
     def looking_past(self, shift: tuple[float, float]) -> Cameras:
@@ -172,20 +167,13 @@ class Cameras:
         if not 0 <= index < len(self):
             raise IndexError(f"camera {index} of {len(self)}")
         width, height = self.size[index].tolist()
-        y, x = torch.meshgrid(
-            torch.arange(height, device=self.device) + PIXEL_CENTER,
-            torch.arange(width, device=self.device) + PIXEL_CENTER,
-            indexing="ij",
-        )
-        camera_indices = torch.full((width * height,), index, dtype=torch.int64, device=self.device)
-        return self.rays(camera_indices, x.reshape(-1), y.reshape(-1))
+        pixel = torch.arange(width * height, device=self.device)
+        row = torch.div(pixel, width, rounding_mode="floor")
+        return self.rays(torch.full_like(pixel, index), pixel - row * width + PIXEL_CENTER, row + PIXEL_CENTER)
 
     def project(self, camera_indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """World points (m, 3), in the box where there is one, to pixel positions (m, 2) and depths (m,) ahead.
-
-        Depths <= 0 are behind the camera and their pixel positions mean nothing, but for fisheye lenses, which may
-        look behind.
-        """
+        """World points (m, 3), in the box where there is one, to pixel positions (m, 2) and depths (m,) ahead. Depths
+        <= 0 are behind the camera, where pixel positions mean nothing but for fisheye lenses, which may look behind."""
         points = points if self.ndc is None else self.ndc.unbend(points)
         poses = world_to_camera(self.camera_to_world[camera_indices])
         local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
@@ -231,16 +219,18 @@ class Cameras:
             raise InputError("factor", "a finite number > 0", str(factor))
         return self.resized((self.size.double() * factor).round().long().clamp_min(1))
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Cameras:
+    def _tensors(self) -> dict[str, Tensor]:
+        """One row per camera each; those that are None are left out."""
         names = ("camera_to_world", "focal", "center", "size", "times", "distortion")
-        values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Cameras:
+        return replace(self, **{name: function(value) for name, value in self._tensors().items()})
 
 
 def opengl_to_opencv(camera_to_world: Tensor) -> Tensor:
     """Poses (..., 3 or 4, 4) with OpenGL camera axes to OpenCV ones (+x right, +y down, +z forward)."""
-    flip = camera_to_world.new_tensor([1.0, -1.0, -1.0, 1.0])
-    return camera_to_world * flip
+    return camera_to_world * camera_to_world.new_tensor([1.0, -1.0, -1.0, 1.0])
 
 
 def opencv_to_opengl(camera_to_world: Tensor) -> Tensor:
@@ -281,14 +271,13 @@ def _check_shapes(cameras: Cameras) -> None:
     n = cameras.camera_to_world.shape[0]
     expected = {"camera_to_world": (n, 3, 4), "focal": (n, 2), "center": (n, 2), "size": (n, 2)}
     expected |= {"times": (n,), "distortion": (n, LENS_MODELS[cameras.model].n_coefficients)}
-    for name, shape in expected.items():
-        value: Tensor | None = getattr(cameras, name)
-        if value is not None and tuple(value.shape) != shape:
-            raise InputError(name, f"shape {shape}", str(tuple(value.shape)))
-        if value is not None and value.is_floating_point() == (name == "size"):
+    for name, value in cameras._tensors().items():
+        if tuple(value.shape) != expected[name]:
+            raise InputError(name, f"shape {expected[name]}", str(tuple(value.shape)))
+        if value.is_floating_point() == (name == "size"):
             raise InputError(name, "integers" if name == "size" else "a floating dtype", str(value.dtype))
-        if value is not None and value.device != cameras.camera_to_world.device:
-            raise InputError(name, f"device {cameras.camera_to_world.device}", str(value.device))
+        if value.device != cameras.device:
+            raise InputError(name, f"device {cameras.device}", str(value.device))
 
 
 def _check_values(cameras: Cameras) -> None:
@@ -308,7 +297,6 @@ def _check_values(cameras: Cameras) -> None:
         raise InputError("focal", "finite numbers > 0", str(focal.min().item()))
     if not bool((cameras.size > 0).all()):
         raise InputError("size", "at least one pixel", str(int(cameras.size.min())))
-    for name in ("center", "distortion", "times"):
-        value: Tensor | None = getattr(cameras, name)
-        if value is not None and not bool(torch.isfinite(value.detach()).all()):
+    for name, value in cameras._tensors().items():
+        if not bool(torch.isfinite(value.detach()).all()):
             raise InputError(name, "finite numbers", "NaN or infinity")

@@ -1,9 +1,5 @@
-"""Images of any size in one uint8 pool: decoded in parallel, straight into place, never held twice. And their masks.
-
-Pillow reads the files, HEIC through pillow-heif where it is installed. Pillow refuses more than 179 million pixels,
-because a small hostile file can claim any size; here an image may be as large as its file makes believable.
-
-The pool lies in memory, or in a memory-mapped file where memory would not hold it (`pool_file.py`).
+"""Images of any size in one uint8 pool, in memory or in a file (`pool_file.py`): decoded in parallel, straight into
+place, never held twice. Pillow reads the files, HEIC through pillow-heif where it is installed. And their masks.
 
 Masks say which pixels count: the others are neither trained on nor scored. The first file found for an image wins:
 
@@ -50,9 +46,10 @@ _READABLE = "a picture that can be read here"
 CONVERT_RAW = "convert them to JPEG, in the highest quality, at full size"
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 _AVIF_BRANDS = {b"avif", b"avis"}
-_LARGE = 178_956_970  # pixels: Pillow's limit
+_LARGE = 178_956_970  # pixels: Pillow's limit, because a small hostile file can claim any size
 _LARGEST = 1 << 30  # of any image: 3 GiB of colours
 _PIXELS_PER_BYTE = 32  # at most, of a file above Pillow's limit: photographs have 2 to 20
+_THREADS = min(16, 2 * (os.cpu_count() or 1))
 _lock = threading.Lock()  # Pillow's limit and its list of formats belong to the whole process
 
 
@@ -174,9 +171,7 @@ def pack_flags(parts: Iterable[np.ndarray]) -> Tensor:
         whole = rest.shape[0] // WORD * WORD
         packed.append(np.packbits(rest[:whole], bitorder="little"))
         rest = rest[whole:].copy()
-    tail = np.zeros(-(-rest.shape[0] // WORD) * WORD, bool)
-    tail[: rest.shape[0]] = rest
-    packed.append(np.packbits(tail, bitorder="little"))
+    packed.append(np.packbits(np.pad(rest, (0, -rest.shape[0] % WORD)), bitorder="little"))
     return torch.from_numpy(np.concatenate(packed).view("<i8").astype(np.int64))
 
 
@@ -190,10 +185,9 @@ def _flags(mask: MaskFile | None, width: int, height: int) -> np.ndarray:
     counts = marked == 0 if mask.marks_ignored else marked >= _WHITE
     if image.size == (width, height):
         return counts
-    ratio, wanted = image.size[0] / image.size[1], width / height
-    if not 0.95 < ratio / wanted < 1.05:
-        expected = f"a mask of its picture's shape, {width} x {height}"
-        raise InputError(str(mask.path), expected, f"{image.size[0]} x {image.size[1]}")
+    if not 0.95 < image.size[0] / image.size[1] / (width / height) < 1.05:
+        got = f"{image.size[0]} x {image.size[1]}"
+        raise InputError(str(mask.path), f"a mask of its picture's shape, {width} x {height}", got)
     shrunk = Image.fromarray(counts.astype(np.uint8) * 255).resize((width, height), Image.Resampling.BOX)
     return np.asarray(shrunk) == 255
 
@@ -209,11 +203,8 @@ _DECODING_BYTES = 96 << 20  # this much in any case
 
 @dataclass(frozen=True)
 class ImagePool:
-    """Pictures one after the other, each row by row. Picture i owns pixels offsets[i]:offsets[i + 1].
-
-    Colours are sRGB as in the file; a fourth channel is straight alpha. Pixels outside `mask` are neither trained on
-    nor scored.
-    """
+    """Pictures one after the other, each row by row. Picture i owns pixels offsets[i]:offsets[i + 1]. Colours are sRGB
+    as in the file; a fourth channel is straight alpha. Pixels outside `mask` are neither trained on nor scored."""
 
     pixels: Tensor  # (total_pixels, 3 or 4) uint8
     offsets: Tensor  # (n + 1,) int64
@@ -318,10 +309,8 @@ def composite_over(rgba: Tensor, background: Tensor | float) -> Tensor:
 
 
 def decode_image(path: str | Path, downscale: int = 1) -> Tensor:
-    """One image as (H, W, 3 or 4) uint8: upright by its EXIF tag, each pixel the mean of downscale^2 of the file's.
-
-    With alpha the mean is taken of premultiplied colours, so that what is invisible does not bleed into edges.
-    """
+    """One image as (H, W, 3 or 4) uint8: upright by its EXIF tag, each pixel the mean of downscale^2 of the file's;
+    with alpha, of premultiplied colours, so that what is invisible does not bleed into edges."""
     image = open_upright(Path(path))
     return torch.from_numpy(_to_array(image, downscale, _has_alpha(image)).copy())
 
@@ -345,14 +334,12 @@ def load_images(
     masks: Sequence[MaskFile | None] | None = None,
     shapes: Sequence[tuple[int, int]] | None = None,
 ) -> ImagePool:
-    """Decode files in parallel into one pool; it has four channels if any of them has alpha.
-
-    Pictures are turned upright by their EXIF tags. COLMAP and its kin do not do that: where `shapes` are what cameras
-    say of their images, those whose stored rows and columns fit are left as they are stored.
-    """
+    """Decode files in parallel into one pool; it has four channels if any of them has alpha. They are turned upright by
+    their EXIF tags. COLMAP and its kin do not do that: where `shapes` are what cameras say of their images, those
+    whose stored rows and columns fit are left as they are stored."""
     if not paths:
         raise InputError("paths", "at least one image", "none")
-    with ThreadPoolExecutor(max_workers=_threads()) as threads:
+    with ThreadPoolExecutor(max_workers=_THREADS) as threads:
         probes = list(threads.map(_probe, paths))
     upright = [shapes is None or not same_shape(probe.stored, shapes[i]) for i, probe in enumerate(probes)]
     full = [probe.size(turn) for probe, turn in zip(probes, upright, strict=True)]
@@ -363,7 +350,7 @@ def load_images(
     n_bytes = int(offsets[-1]) * channels
     largest = max(width * height for width, height in full) * _DECODED_BYTES
     workers = int(max(_DECODING_BYTES, _DECODING_SHARE * n_bytes) // largest)
-    job = _Decoding(paths, options, upright, offsets, sizes, channels, max(1, min(_threads(), workers)))
+    job = _Decoding(paths, options, upright, offsets, sizes, channels, max(1, min(_THREADS, workers)))
     if options.cache == "memory" or (options.cache == "auto" and fits_memory(n_bytes)):
         return ImagePool(job.into_memory(), offsets, sizes, mask)
     file = job.into_file(n_bytes)
@@ -383,7 +370,12 @@ class _Decoding:
     workers: int  # few where images are large, so that what they hold besides the pool stays small
 
     def into_memory(self) -> Tensor:
-        pixels = _allocate(int(self.offsets[-1]), self.channels)
+        shape = (int(self.offsets[-1]), self.channels)
+        try:
+            pixels = torch.empty(shape, dtype=torch.uint8)
+        except (RuntimeError, MemoryError):
+            got = f"{math.prod(shape) / 2**30:.1f} GiB of pixels"
+            raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
         pool = ImagePool(pixels, self.offsets, self.sizes)
         self._run(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
         return pixels
@@ -392,8 +384,7 @@ class _Decoding:
         """The file of an earlier run, where nothing has changed; else a new one."""
         stored = () if all(self.upright) else map(int, self.upright)
         path = pool_path(self.paths, (self.options.downscale, self.channels, *stored))
-        found = open_pool(path, n_bytes, self.channels)
-        if found is not None:
+        if (found := open_pool(path, n_bytes, self.channels)) is not None:
             return found
         firsts = (self.offsets * self.channels).tolist()
         with writing_pool(path, n_bytes) as write:
@@ -420,10 +411,6 @@ class _Decoding:
             threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
 
 
-def _threads() -> int:
-    return min(16, 2 * (os.cpu_count() or 1))
-
-
 def save_image(path: Path, image: Tensor) -> None:
     """Write (H, W, 3 or 4), uint8 or floats in [0, 1], in the format of the path's extension."""
     from PIL import Image
@@ -438,14 +425,6 @@ def to_bytes(image: Tensor) -> Tensor:
 
 def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)])
-
-
-def _allocate(n_pixels: int, channels: int) -> Tensor:
-    try:
-        return torch.empty((n_pixels, channels), dtype=torch.uint8)
-    except (RuntimeError, MemoryError):
-        got = f"{n_pixels * channels / 2**30:.1f} GiB of pixels"
-        raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
 
 
 def _downscaled(size: tuple[int, int], divisor: int) -> tuple[int, int]:

@@ -13,21 +13,8 @@ from torch import Tensor
 
 from ..errors import InputError
 
-_EXTENSIONS = (
-    "",
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".webp",
-    ".JPG",
-    ".PNG",
-    ".JPEG",
-    ".tif",
-    ".tiff",
-    ".avif",
-    ".heic",
-    ".HEIC",
-)
+_EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".webp", ".JPG", ".PNG", ".JPEG")
+_EXTENSIONS += (".tif", ".tiff", ".avif", ".heic", ".HEIC")
 _MAX_TAILS = 8  # folders in front of a picture that may be missing
 
 
@@ -109,10 +96,8 @@ def image_path(folder: Path, value: object, what: str, *, allow_outside: bool = 
 def find_image(
     folder: Path, value: object, what: str, *, allow_outside: bool = False, shorten: bool = True
 ) -> Path | None:
-    """As `image_path`, but None where there is no such picture.
-
-    Some exporters write paths from where they were called: `shorten` takes folders off the front that are not there.
-    """
+    """As `image_path`, but None where there is no such picture. Some exporters write paths from where they were called:
+    `shorten` takes folders off the front that are not there."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise InputError(what, "a path", shown(value))
     relative = posixpath.normpath(value.replace("\\", "/"))

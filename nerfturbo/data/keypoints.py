@@ -125,7 +125,7 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
 
 def _model_folder(source: str) -> tuple[Path, Path]:
     """The scene's folder and that of its reconstruction."""
-    from .capture.unposed import is_unposed, poses_folder
+    from .capture.process import is_unposed, poses_folder
     from .formats.colmap import find_model
 
     folder = Path(source).expanduser()

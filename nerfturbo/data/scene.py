@@ -189,10 +189,10 @@ class SceneFormat:
 
 def scene_formats() -> tuple[SceneFormat, ...]:
     """All of them. The first that recognises a folder loads it, so the more telling ones come first."""
-    from .capture import unposed  # imported here: the loaders import this file
+    from .capture import process  # imported here: the loaders import this file
     from .formats import colmap, llff, transforms
 
-    return transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT, unposed.FORMAT
+    return transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT, process.FORMAT
 
 
 def is_builtin(source: str) -> bool:

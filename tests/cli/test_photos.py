@@ -17,7 +17,7 @@ from PIL import Image
 
 from nerfturbo.data.capture import video
 from nerfturbo.data.capture.photos import copy_photos, find_photos
-from nerfturbo.data.capture.unposed import MissingPosesError, has_poses, poses_folder
+from nerfturbo.data.capture.process import MissingPosesError, has_poses, poses_folder
 from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
 from nerfturbo.evaluation.run_folder import open_run

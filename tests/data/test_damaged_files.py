@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nerfturbo.data.capture.unposed import MissingPosesError
+from nerfturbo.data.capture.process import MissingPosesError
 from nerfturbo.data.formats.colmap import load_colmap, read_cloud, read_images
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfturbo.data.capture.pose_jumps import camera_jumps, jump_notes
 from nerfturbo.data.capture.process import ProcessConfig, _Process, _Work, keep_neighbours
-from nerfturbo.data.capture.sfm import OVERLAP, PAIRS, Tool
-from nerfturbo.data.capture.sfm_report import judge
+from nerfturbo.data.capture.sfm import OVERLAP, PAIRS, Tool, judge
+from nerfturbo.data.formats.posed import camera_jumps, jump_notes
 from nerfturbo.data.scene import load_scene
 
 N = 30

@@ -15,8 +15,7 @@ import pytest
 
 from nerfturbo.data.capture import sfm
 from nerfturbo.data.capture.process import ProcessConfig, is_current, process
-from nerfturbo.data.capture.sfm import SfmError, _share, run
-from nerfturbo.data.capture.sfm_report import judge, largest_model
+from nerfturbo.data.capture.sfm import SfmError, _share, judge, largest_model, run
 from nerfturbo.data.formats.colmap import read_cloud, read_images
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -16,7 +17,6 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,36 +42,25 @@ def cached_pictures(key: str, shape: tuple[int, ...], render: Callable[[], np.nd
         path = cache_folder() / "scenes" / f"{key}.npz"
     except RuntimeError:  # no home folder
         return render()
-    pictures = _read(path, shape)
-    if pictures is None:
-        pictures = render()
-        _write(path, pictures)
-    return pictures
-
-
-def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError):
         with np.load(path, allow_pickle=False) as archive:  # a zip file: reading checks a checksum
             pictures = archive["pictures"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError):
-        return None
-    return pictures if pictures.shape == shape and pictures.dtype == np.uint8 else None
-
-
-def _write(path: Path, pictures: np.ndarray) -> None:
+        if pictures.shape == shape and pictures.dtype == np.uint8:
+            return pictures
+    pictures = render()
     try:
         with replacing(path) as temporary:
             np.savez(temporary, pictures=pictures)
     except OSError as error:
         _warn_once(str(path.parent), error.strerror or str(error))
+    return pictures
 
 
 @functools.cache
 def _warn_once(folder: str, reason: str) -> None:
-    message = (
-        f"cannot keep rendered pictures in {folder} ({reason}); set NERFTURBO_CACHE to a folder that can be written"
-    )
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    message = f"cannot keep rendered pictures in {folder} ({reason})"
+    hint = "set NERFTURBO_CACHE to a folder that can be written"
+    warnings.warn(f"{message}; {hint}", RuntimeWarning, stacklevel=2)
 
 
 DEFAULT_SCENE = "toybox"
@@ -99,9 +88,8 @@ def builtin_scene(
     seed: int = 0,
     all_around: bool = False,
 ) -> Scene:
-    """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, the same ones every time.
-
-    With `all_around` cameras look from below too: then nothing that can be seen from outside is hidden.
+    """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, the same ones every time. With
+    `all_around` they look from below too: then nothing that can be seen from outside is hidden.
 
     Pictures are kept in the cache folder (NERFTURBO_CACHE), so that only the first call renders.
     """
@@ -130,11 +118,8 @@ def builtin_scene(
 
 
 def view_poses(split: Split, n_views: int, *, seed: int = 0, all_around: bool = False) -> Tensor:
-    """(n, 3, 4): cameras on a golden-angle spiral over the upper hemisphere, or all around, looking at the middle.
-
-    Each split turns its spiral by another angle: the one of several candidates that stays farthest from the training
-    views, so that no view is ever seen in two splits.
-    """
+    """(n, 3, 4): cameras on a golden-angle spiral over the upper hemisphere, or all around, looking at the middle. Each
+    split turns its spiral by the one of several angles that stays farthest from the training views."""
     phase, lowest = _phase("train", seed, 0), -_HIGHEST if all_around else _LOWEST
     directions = _spiral(n_views, phase, lowest)
     if split != "train":
@@ -157,10 +142,8 @@ def view_times(split: Split, n_views: int) -> Tensor:
 
 
 def render_poses(name: str, cameras: Cameras) -> Tensor:
-    """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached.
-
-    A scene that moves is shown at the cameras' times, or at time 0.
-    """
+    """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached; one that
+    moves is shown at the cameras' times, or at time 0."""
     size, focal = cameras.size[0, 0], cameras.focal[0, 0]
     centred = torch.allclose(cameras.center, cameras.size * 0.5)
     if cameras.model != "pinhole" or not (centred and (cameras.size == size).all() and (cameras.focal == focal).all()):
@@ -186,8 +169,7 @@ def _pictures(name: str, cameras: Cameras) -> np.ndarray:
     tables = [array for one in _tables(name, cameras) for array in one]
     for array in (*tables, cameras.camera_to_world.numpy(), cameras.focal.numpy(), cameras.size.numpy()):
         key.update(np.ascontiguousarray(array).tobytes())
-    size = int(cameras.size[0, 0])
-    shape = (len(cameras), size, size, 4)
+    shape = (len(cameras), *cameras.size[0].tolist(), 4)
     return cached_pictures(f"{name}-{key.hexdigest()[:24]}", shape, lambda: _render(name, cameras))
 
 

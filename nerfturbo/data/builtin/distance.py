@@ -11,7 +11,6 @@ from .scenes import BOX, CAPSULE, SPHERE, TORUS, Solid, check_name, scene_at
 
 def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
     """(n,) distances from points (n, 3), negative inside. Exact outside; inside, where solids overlap, a lower bound.
-
     `time` from 0 to 1 matters for scenes that move.
 
     >>> signed_distance("toybox", torch.tensor([[0.0, 0.0, 5.0]])) > 3.0
@@ -27,9 +26,8 @@ def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
 
 
 def _solid_distance(solid: Solid, points: Tensor) -> Tensor:
-    """The formulas of builtin_geometry.distance, for many points at once."""
-    rotation = points.new_tensor(solid.rotation)
-    local = (points - points.new_tensor(solid.center)) @ rotation
+    """The formulas of `render.distance`, for many points at once."""
+    local = (points - points.new_tensor(solid.center)) @ points.new_tensor(solid.rotation)
     a, b, c, rounding = solid.parameters
     if solid.kind == SPHERE:
         return local.norm(dim=-1) - a
@@ -48,8 +46,7 @@ def _frustum(radial: Tensor, z: Tensor, bottom: float, top: float, half: float) 
     cap_r = (radial - torch.where(z < 0.0, bottom, top)).clamp_min(0.0)
     cap_z = z.abs() - half
     side_r, side_z = top - bottom, 2.0 * half
-    back = ((top - radial) * side_r + (half - z) * side_z) / (side_r**2 + side_z**2)
-    back = back.clamp(0.0, 1.0)
+    back = (((top - radial) * side_r + (half - z) * side_z) / (side_r**2 + side_z**2)).clamp(0.0, 1.0)
     slant_r, slant_z = radial - top + side_r * back, z - half + side_z * back
     nearest = torch.minimum(torch.hypot(cap_r, cap_z), torch.hypot(slant_r, slant_z))
     return torch.where((slant_r < 0.0) & (cap_z < 0.0), -nearest, nearest)

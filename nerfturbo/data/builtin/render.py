@@ -2,8 +2,7 @@
 
 A solid is one row of a float64 table (see `scenes.pack`):
     0 kind, 1:4 centre, 4:13 rotation (local to world, row-major), 13:17 parameters, 17 bounding radius, 18 material.
-Kinds and parameters, in local coordinates; each is a core grown by a radius, so that its surface has a normal
-everywhere:
+Kinds and parameters, in local coordinates; each is a core grown by a radius, so that it has a normal everywhere:
     SPHERE   radius                                                    a point
     CAPSULE  radius, half length along z                               a segment
     BOX      half extents x, y, z, edge rounding                       a smaller box
@@ -216,9 +215,7 @@ def first_hit(solids, active, ray):
 @jit
 def _narrowest(solids, i, ray, start, stop):
     """Smallest distance / t over the interval: how far, as a tangent, the ray passes the solid (negative: inside).
-
-    distance - c t is convex for a convex solid, so distance / t has one valley and golden-section search finds it.
-    """
+    distance - c t is convex for a convex solid, so distance / t has one valley and golden-section search finds it."""
     ox, oy, oz, dx, dy, dz = ray
     coarse = 12 if int(solids[i, 0]) == TORUS else 0  # two valleys, one on each side of the hole: find the deeper
     t1 = t2 = v1 = v2 = 0.0
@@ -252,11 +249,9 @@ def _narrowest(solids, i, ray, start, stop):
 
 @jit
 def light_visibility(solids, skip, ray, spread):
-    """How much of a round light of angular radius atan(spread) a point sees along `ray`, in [0, 1].
-
-    Each solid covers the part of the disc that a straight edge at its angular distance cuts off; parts add up.
-    The point's own solid is skipped: its shading already turns away from the light.
-    """
+    """How much of a round light of angular radius atan(spread) a point sees along `ray`, in [0, 1]. Each solid covers
+    the part of the disc that a straight edge at its angular distance cuts off; parts add up. The point's own solid is
+    skipped: its shading already turns away from the light."""
     ox, oy, oz, dx, dy, dz = ray
     visible = 1.0
     for i in range(solids.shape[0]):
@@ -289,10 +284,8 @@ def light_visibility(solids, skip, ray, spread):
 
 @jit
 def openness(solids, skip, point, direction, free):
-    """How open the surroundings are, 0 (in a crevice) to 1: the free height above a surface, at growing steps.
-
-    `free` is scratch space for _TAPS numbers. The point's own solid is skipped: it never rises above its own normal.
-    """
+    """How open the surroundings are, 0 (in a crevice) to 1: the free height above a surface, at growing steps. `free`
+    is scratch space for _TAPS numbers. The point's own solid is skipped: it never rises above its own normal."""
     height, reach = 0.02, 0.02 * 2.4 ** (_TAPS - 1)
     for k in range(_TAPS):
         free[k] = 1.0
@@ -448,10 +441,8 @@ _HARD_SHADOW = 0.3  # light that changes more than this across a pixel is sample
 
 @jit
 def _display(value):
-    """Linear light to display values: a soft shoulder, so that highlights roll off instead of clipping, then gamma 2.
-
-    Gamma 2 is close to sRGB's curve and several times cheaper.
-    """
+    """Linear light to display values: a soft shoulder, so that highlights roll off instead of clipping, then gamma 2,
+    which is close to sRGB's curve and several times cheaper."""
     value = max(value, 0.0)
     return min(math.sqrt(value * (1.0 + 0.12 * value) / (1.0 + 0.42 * value)), 1.0)
 
@@ -460,16 +451,6 @@ def _display(value):
 def _smoothstep(low, high, value):
     t = min(max((value - low) / (high - low), 0.0), 1.0)
     return t * t * (3.0 - 2.0 * t)
-
-
-@jit
-def _lighting(solids, light, i, point, direction, free):
-    """(part of the key light seen, openness) at a surface point with normal `direction`."""
-    x, y, z = point
-    seen = 0.0
-    if direction[0] * light[0] + direction[1] * light[1] + direction[2] * light[2] > 0.0:
-        seen = light_visibility(solids, i, (x, y, z, light[0], light[1], light[2]), light[3])
-    return seen, openness(solids, i, point, direction, free)
 
 
 @jit
@@ -526,8 +507,9 @@ def _sample(world, scratch, active, eye, stamp):
     local = to_local(solids, i, point[0] - solids[i, 1], point[1] - solids[i, 2], point[2] - solids[i, 3])
     facing = normal(solids, i, local[0], local[1], local[2])
     if stamps[i] != stamp:
-        kept[i, 0], kept[i, 1] = _lighting(solids, light, i, point, facing, free)
-        stamps[i] = stamp
+        stamps[i], kept[i, 0], kept[i, 1] = stamp, 0.0, openness(solids, i, point, facing, free)
+        if facing[0] * light[0] + facing[1] * light[1] + facing[2] * light[2] > 0.0:
+            kept[i, 0] = light_visibility(solids, i, (*point, light[0], light[1], light[2]), light[3])
     r, g, b = _shade(solids, materials[int(solids[i, 18])], light, i, eye, local, facing, (kept[i, 0], kept[i, 1]))
     return r, g, b, i
 

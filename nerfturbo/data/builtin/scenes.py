@@ -11,8 +11,8 @@ import numpy as np
 from ...errors import InputError
 from ..scene import BUILTIN_PREFIX
 
-SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see builtin_geometry
-SOLID, CHECKER, GORES, STRIPES, GLYPHS, WOOD, GLOBE = range(7)  # patterns, see builtin_patterns
+SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see render.py
+SOLID, CHECKER, GORES, STRIPES, GLYPHS, WOOD, GLOBE = range(7)  # patterns, see render.py
 
 Vector = tuple[float, float, float]
 Matrix = tuple[Vector, Vector, Vector]

@@ -8,6 +8,12 @@
 A stage writes beside its place and is renamed at its end, so that what exists is whole. Each has a key made of what
 went into it: a stage whose key has not changed is not repeated. Matching alone, the longest, goes on inside: its pairs
 are kept as they are found.
+
+Photos and videos as scenes are loaded from such a folder, which lies beside them:
+
+    photos/       -> photos/nerfturbo_colmap/
+    walk.mp4      -> walk_nerfturbo_colmap/
+    read-only     -> the cache folder (NERFTURBO_CACHE, else the platform's), under colmap/
 """
 
 from __future__ import annotations
@@ -16,22 +22,25 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ...errors import InputError
-from ...files import remove, write_atomically
+from ...files import cache_folder, remove, write_atomically
+from ..formats.colmap import load_colmap
 from ..images import image_size
 from ..json_checks import read_json
+from ..options import DEFAULTS, LoadOptions
+from ..scene import UNPOSED, Scene, SceneFormat, Split
 from . import video
-from .photos import Photo, copy_photos, is_video, require_photos, share_one_camera
-from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, open_tool
-from .sfm_report import Verdict, judge, largest_model, model_jumps
+from .photos import Photo, copy_photos, find_photos, is_video, require_photos, share_one_camera
+from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, Verdict, judge, largest_model, model_jumps, open_tool, query
 
 CameraChoice = Literal[
     "auto", "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"
@@ -56,7 +65,7 @@ class ProcessConfig:
     """The program colmap or the package pycolmap; auto takes the first that is installed."""
 
 
-STATE_FILE = "process.json"
+NAME, STATE_FILE = "nerfturbo_colmap", "process.json"
 EXHAUSTIVE_PHOTOS = 120  # 7,140 pairs; beyond, the order of names says who is near whom
 EXHAUSTIVE_FRAMES = 40
 RICH_LENS_PICTURES = 20  # of one camera: enough to find eight numbers of a lens instead of four
@@ -262,7 +271,7 @@ class _Process:
         part = self.work.folder / "features.part.db"
         _remove_database(part)
         self.tool.extract(part, extraction, self.work.log, self.report.update)
-        counts = _query(part, "SELECT rows FROM keypoints")
+        counts = query(part, "SELECT rows FROM keypoints")
         os.replace(part, self.work.folder / "features.db")
         return {"said": f"{sum(row[0] for row in counts) / max(1, len(counts)):.0f} a picture"}
 
@@ -270,7 +279,7 @@ class _Process:
         """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
         database, mark = self.work.folder / "matches.db", self.work.folder / "matches.of"
         same = mark.is_file() and mark.read_text(encoding="utf-8") == features
-        kept = _query(database, "SELECT COUNT(*) FROM two_view_geometries") if same and _is_whole(database) else []
+        kept = query(database, "SELECT COUNT(*) FROM two_view_geometries") if same and _is_whole(database) else []
         if not kept:
             mark.unlink(missing_ok=True)
             _remove_database(database)
@@ -279,7 +288,7 @@ class _Process:
         elif kept[0][0]:
             self.report.note(f"3/4 matches: going on after {kept[0][0]} pairs that were compared before")
         self.tool.match(database, matcher, n, self.work.log, self.report.update)
-        pairs = _query(database, "SELECT rows FROM two_view_geometries")
+        pairs = query(database, "SELECT rows FROM two_view_geometries")
         return {"said": f"{sum(row[0] >= 15 for row in pairs)} of {len(pairs)} pairs see the same things"}
 
     def _poses(self) -> dict[str, Any]:
@@ -364,11 +373,54 @@ def _is_whole(database: Path) -> bool:
     if not database.is_file():
         return False
     try:
-        return _query(database, "PRAGMA quick_check")[:1] == [("ok",)]
+        return query(database, "PRAGMA quick_check")[:1] == [("ok",)]
     except sqlite3.DatabaseError:
         return False
 
 
-def _query(database: Path, query: str) -> list[tuple[Any, ...]]:
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        return connection.execute(query).fetchall()
+class MissingPosesError(InputError):
+    """Photos or a video that no one has found the poses of yet."""
+
+
+def is_unposed(source: Path) -> bool:
+    """Whether this is a video file or a folder with photos in it; formats with poses must have been ruled out."""
+    return is_video(source) or bool(find_photos(source))
+
+
+def poses_folder(source: Path) -> Path:
+    """Where the scene made of these photos is, or will be."""
+    source = source.resolve()
+    beside = source / NAME if source.is_dir() else source.with_name(f"{source.stem}_{NAME}")
+    if (beside / STATE_FILE).is_file():
+        return beside
+    key = hashlib.sha256(os.fsencode(source)).hexdigest()[:12]
+    try:
+        cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
+    except RuntimeError:  # no home folder
+        return beside
+    place = beside if beside.exists() else beside.parent  # an administrator could write where nobody has the right to
+    writable = os.access(place, os.W_OK) and bool(place.stat().st_mode & 0o222)
+    return beside if writable and not (cached / STATE_FILE).is_file() else cached
+
+
+def has_poses(source: Path) -> bool:
+    """Whether the poses of what the source holds now are known."""
+    return is_current(source, poses_folder(source))
+
+
+def load_unposed(source: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
+    """One split of photos or a video whose poses were found before; `Scene.source` stays the photos themselves."""
+    folder = poses_folder(source)
+    command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
+    if not (folder / "sparse" / "0").is_dir():
+        hint = f"`nerfturbo train` finds them, and so does: {command}"
+        raise MissingPosesError(str(source), "pictures with poses", "pictures without", hint)
+    scene = load_colmap(folder, split, options)
+    notes = (f"poses found by COLMAP, kept in {folder}",)
+    if not is_current(source, folder):
+        notes += (f"warning: the pictures have changed since; renew it with: {command}",)
+    name = source.resolve().stem if is_video(source) else source.resolve().name
+    return replace(scene, name=name, source=str(source), notes=notes + scene.notes)
+
+
+FORMAT = SceneFormat(name=UNPOSED, looked_for="JPEG, PNG or WebP files", recognise=is_unposed, load=load_unposed)
