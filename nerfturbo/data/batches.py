@@ -5,11 +5,10 @@ times their pixels:
 
     share_t = n_t / n  *  (1/2 + 1/2 * e_t / mean e)        n_t of the n drawable pixels lie in tile t
 
-so that every pixel is drawn at least half as often as without a guide, and no weight exceeds 2. e_t is the mean
-absolute colour error of the rays that fell into the tile, a running mean over refreshes; a tile that no ray has met
-yet counts as the mean tile. The gradient of a loss is largest in expectation where its error is, which is where more
-rays lower the variance most; the weights (`ops/pixels`) keep the expectation itself. Sums are integers: they
-do not depend on the order in which rays add to them.
+so that no weight exceeds 2. e_t is the mean absolute colour error of the rays that fell into the tile, a running mean
+over refreshes; a tile that no ray has met yet counts as the mean tile. More rays lower the variance of a gradient most
+where the error is; the weights (`ops/pixels`) keep its expectation. Sums are integers: they do not depend on the order
+in which rays add to them.
 
 Images that the device cannot hold (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so a thread
 reads the colours of the next step ahead of time; only those travel, 3 or 4 bytes a ray. On a GPU two pinned buffers
@@ -37,7 +36,6 @@ from ..ops.pixels import (
     draw_pixels,
     drawn_offsets,
     pack_words,
-    unpack_words,
 )
 from ..types import Rays
 from .cameras import PIXEL_RADIUS
@@ -59,9 +57,8 @@ class ErrorMap:
     def __init__(self, images: ImagePool, mask: PixelMask | None) -> None:
         device, widths, heights = images.device, *images.sizes.cpu().unbind(-1)
         self.tile = SMALLEST_TILE
-        while int((_parts(widths, self.tile) * _parts(heights, self.tile)).sum()) > MAX_TILES:
+        while int((counts := _parts(widths, self.tile) * _parts(heights, self.tile)).sum()) > MAX_TILES:
             self.tile *= 2
-        counts = _parts(widths, self.tile) * _parts(heights, self.tile)
         first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         n_tiles = int(first[-1])
         self._pixels = _drawable_pixels(images, mask, first, self.tile).to(device)  # (n_tiles,) float64
@@ -105,16 +102,12 @@ def _parts(sides: Tensor, tile: int) -> Tensor:
 
 def _drawable_pixels(images: ImagePool, mask: PixelMask | None, first: Tensor, tile: int) -> Tensor:
     """(n_tiles,) float64 on the CPU: how many pixels of each tile may be drawn."""
-    counts = torch.zeros(int(first[-1]), dtype=torch.float64)
-    offsets = images.offsets.tolist()
+    counts, masked = torch.zeros(int(first[-1]), dtype=torch.float64), replace(images, mask=mask)
     for index, (width, height) in enumerate(images.sizes.tolist()):
         across, down = -(-width // tile), -(-height // tile)
         flags = torch.zeros(down * tile, across * tile)
-        if mask is None:
-            flags[:height, :width] = 1.0
-        else:
-            chosen = unpack_words(mask.words, offsets[index], offsets[index + 1])
-            flags[:height, :width] = chosen.view(height, width).float().cpu()
+        chosen = masked.image_mask(index)
+        flags[:height, :width] = 1.0 if chosen is None else chosen.float().cpu()
         sums = flags.view(down, tile, across, tile).sum((1, 3), dtype=torch.float64)
         counts[int(first[index]) : int(first[index + 1])] = sums.reshape(-1)
     return counts
@@ -164,11 +157,9 @@ class Prefetcher:
 
 
 class DeviceFeed:
-    """A buffer on the device that holds the colours of one step: what a recorded step reads. `load` renews it.
-
-    `shares` are the first ray and the number of rays of each batch of a step. Copies are queued on the current stream,
-    in line with the steps; a pinned buffer is filled again only when its copy is over.
-    """
+    """A buffer on the device that holds the colours of one step: what a recorded step reads. `load` renews it. `shares`
+    are the first ray and the number of rays of each batch of a step. Copies are queued on the current stream, in line
+    with the steps; a pinned buffer is filled again only when its copy is over."""
 
     def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], device: torch.device) -> None:
         self.shares, self._pixels, pinned = shares, pixels, device.type == "cuda"
@@ -216,10 +207,8 @@ DEVICE_SHARE = 0.5  # of a device's free memory: the largest pool that `auto` mo
 
 @dataclass(frozen=True)
 class PixelBatch:
-    """Rays and what the pictures show along them; four channels where the pictures have alpha (straight).
-
-    `weights` say how much each ray counts in a mean, where hard pixels are drawn more often; None: all the same.
-    """
+    """Rays and what the pictures show along them; four channels where the pictures have alpha (straight). `weights` say
+    how much each ray counts in a mean, where hard pixels are drawn more often; None: all the same."""
 
     rays: Rays
     rgba: Tensor  # (n_rays, 3 or 4) float32 in [0, 1]
@@ -249,10 +238,8 @@ class PixelSampler:
     where they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs.
     With `guided`, pixels are drawn more often where the error has been large, and batches have weights; their
     `add_errors` says how large it was. Rays pass through the pixels' centres, or with a `spread` through a random point
-    of a square that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels.
-
-    Pinhole cameras draw by one fused op. Other lenses have no formula from pixel to ray: directions come from a table
-    where one fits (`lenses.py`), else by Newton's method, and pixels that no ray leads to are never drawn.
+    of a square that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole
+    cameras draw by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method.
     """
 
     def __init__(
@@ -329,9 +316,7 @@ class PixelSampler:
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
         """Before a step whose number only the device knows: bring its colours, where the pictures are on the host.
-
-        `shares` are the first ray and the number of rays of each batch that the step draws.
-        """
+        `shares` are the first ray and the number of rays of each batch that the step draws."""
         if self._host is not None:
             if self._feed is None or self._feed.shares != tuple(shares):
                 self._feed = DeviceFeed(self._host, tuple(shares), self.device)

@@ -349,66 +349,47 @@ def load_images(
     offsets = _offsets(sizes)
     n_bytes = int(offsets[-1]) * channels
     largest = max(width * height for width, height in full) * _DECODED_BYTES
-    workers = int(max(_DECODING_BYTES, _DECODING_SHARE * n_bytes) // largest)
-    job = _Decoding(paths, options, upright, offsets, sizes, channels, max(1, min(_THREADS, workers)))
+    workers = int(max(_DECODING_BYTES, _DECODING_SHARE * n_bytes) // largest)  # few where images are large
+    expected = sizes.tolist()  # not in threads: torch costs memory in each
+
+    def decode(index: int) -> np.ndarray:
+        (width, height), image = expected[index], open_upright(paths[index], turn=upright[index])
+        array = _to_array(image, options.downscale, channels == 4)
+        if array.shape[:2] != (height, width):
+            got, hint = f"{array.shape[1]} x {array.shape[0]}", "the file is damaged"
+            raise InputError(str(paths[index]), f"the {width} x {height} pixels its header says", got, hint)
+        return array
+
+    def store_all(store: Callable[[int, np.ndarray], object]) -> None:
+        threads = ThreadPoolExecutor(max_workers=max(1, min(_THREADS, workers)))
+        try:
+            stored = threads.map(lambda index: store(index, decode(index)), range(len(paths)))
+            for done, _ in enumerate(stored, start=1):
+                if options.on_progress is not None:
+                    options.on_progress(done, len(paths))
+        finally:
+            threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
+
     if options.cache == "memory" or (options.cache == "auto" and fits_memory(n_bytes)):
-        return ImagePool(job.into_memory(), offsets, sizes, mask)
-    file = job.into_file(n_bytes)
+        pool = ImagePool(_allocate(int(offsets[-1]), channels), offsets, sizes, mask)
+        store_all(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
+        return pool
+    path = pool_path(paths, (options.downscale, channels, *(() if all(upright) else map(int, upright))))
+    file = open_pool(path, n_bytes, channels)  # of an earlier run, where nothing has changed
+    if file is None:
+        with writing_pool(path, n_bytes) as write:
+            firsts = (offsets * channels).tolist()
+            store_all(lambda index, array: write(firsts[index], array))
+        file = MappedPool(path, n_bytes, channels)
     return ImagePool(file.pixels, offsets, sizes, mask, file)
 
 
-@dataclass(frozen=True)
-class _Decoding:
-    """Images on their way to the pool."""
-
-    paths: Sequence[Path]
-    options: LoadOptions
-    upright: Sequence[bool]
-    offsets: Tensor
-    sizes: Tensor
-    channels: int
-    workers: int  # few where images are large, so that what they hold besides the pool stays small
-
-    def into_memory(self) -> Tensor:
-        shape = (int(self.offsets[-1]), self.channels)
-        try:
-            pixels = torch.empty(shape, dtype=torch.uint8)
-        except (RuntimeError, MemoryError):
-            got = f"{math.prod(shape) / 2**30:.1f} GiB of pixels"
-            raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
-        pool = ImagePool(pixels, self.offsets, self.sizes)
-        self._run(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
-        return pixels
-
-    def into_file(self, n_bytes: int) -> MappedPool:
-        """The file of an earlier run, where nothing has changed; else a new one."""
-        stored = () if all(self.upright) else map(int, self.upright)
-        path = pool_path(self.paths, (self.options.downscale, self.channels, *stored))
-        if (found := open_pool(path, n_bytes, self.channels)) is not None:
-            return found
-        firsts = (self.offsets * self.channels).tolist()
-        with writing_pool(path, n_bytes) as write:
-            self._run(lambda index, array: write(firsts[index], array))
-        return MappedPool(path, n_bytes, self.channels)
-
-    def _run(self, store: Callable[[int, np.ndarray], object]) -> None:
-        sizes, report = self.sizes.tolist(), self.options.on_progress  # not in threads: torch costs memory in each
-
-        def decode(index: int) -> None:
-            image, (width, height) = open_upright(self.paths[index], turn=self.upright[index]), sizes[index]
-            array = _to_array(image, self.options.downscale, self.channels == 4)
-            if array.shape[:2] != (height, width):
-                got, hint = f"{array.shape[1]} x {array.shape[0]}", "the file is damaged"
-                raise InputError(str(self.paths[index]), f"the {width} x {height} pixels its header says", got, hint)
-            store(index, array)
-
-        threads = ThreadPoolExecutor(max_workers=self.workers)
-        try:
-            for done, _ in enumerate(threads.map(decode, range(len(self.paths))), start=1):
-                if report is not None:
-                    report(done, len(self.paths))
-        finally:
-            threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
+def _allocate(n_pixels: int, channels: int) -> Tensor:
+    try:
+        return torch.empty((n_pixels, channels), dtype=torch.uint8)
+    except (RuntimeError, MemoryError):
+        got = f"{n_pixels * channels / 2**30:.1f} GiB of pixels"
+        raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
 
 
 def save_image(path: Path, image: Tensor) -> None:

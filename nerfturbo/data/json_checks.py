@@ -65,11 +65,15 @@ def shown(value: object) -> str:
 def pose(value: object, where: str) -> Tensor:
     """(3, 4) float32 from the rows of a 4x4 matrix; a scale is divided out of the rotation."""
     what = f"{where}: transform_matrix"
+    return rigid(three_rows(value, what, "a 4x4 matrix"), what).float()
+
+
+def three_rows(value: object, what: str, expected: str) -> Tensor:
+    """(3, 4) float64: the rows of a matrix that may have a fourth."""
     rows = value if isinstance(value, list) else []
     if len(rows) not in (3, 4) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
-        raise InputError(what, "a 4x4 matrix", shown(value))
-    matrix = torch.tensor([[number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
-    return rigid(matrix, what).float()
+        raise InputError(what, expected, shown(value))
+    return torch.tensor([[number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
 
 
 def rigid(matrix: Tensor, what: str) -> Tensor:

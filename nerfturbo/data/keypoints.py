@@ -26,10 +26,8 @@ TRAINED_PHOTOS = 2  # that must show a point which training is to know of
 
 @dataclass(frozen=True)
 class Keypoints:
-    """Rays of the training cameras through features, with the distance of what they show.
-
-    Whoever knows depths from elsewhere, a depth camera, say, makes these and gives them to the scene.
-    """
+    """Rays of the training cameras through features, with the distance of what they show. Whoever knows depths from
+    elsewhere, a depth camera, say, makes these and gives them to the scene."""
 
     rays: Rays  # (n,) with camera_indices
     distances: Tensor  # (n,) along the rays, in the scene's units
@@ -109,12 +107,11 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     cloud = colmap.read_cloud(points)
     row = {number: position for position, number in enumerate(cloud.numbers.tolist())}
     parts = [torch.zeros(0, 4, dtype=torch.float64)]
-    for features in colmap.read_features(images_file):
-        index = numbers.get(features.image)
-        if index is not None:
-            rows = torch.tensor([row.get(number, -1) for number in features.points.tolist()], dtype=torch.int64)
-            index = torch.full_like(rows, index)
-            part = torch.cat([index[:, None].double(), features.pixels, rows[:, None].double()], dim=-1)
+    for image, pixels, numbered in colmap.read_features(images_file):
+        if image in numbers:
+            rows = torch.tensor([row.get(number, -1) for number in numbered.tolist()], dtype=torch.int64)
+            index = torch.full_like(rows, numbers[image])
+            part = torch.cat([index[:, None].double(), pixels, rows[:, None].double()], dim=-1)
             parts.append(part[rows >= 0])
     found = torch.cat(parts)
     shown = torch.bincount(found[:, 3].long(), minlength=len(cloud.positions))

@@ -88,10 +88,12 @@ def _to_angles(directions: Tensor) -> Tensor:
     return _along_azimuth(directions, across, torch.atan2(across, directions[:, 2]))
 
 
-def _from_angles(plane: Tensor) -> Tensor:
-    angle = torch.linalg.vector_norm(plane, dim=-1)
-    across = torch.where(angle < _TINY, torch.ones_like(angle), torch.sin(angle) / angle.clamp_min(_TINY))
-    return torch.cat([plane * across[:, None], torch.cos(angle)[:, None]], dim=-1)
+def _from_angles(points: Tensor, angle: Tensor | None = None) -> Tensor:
+    """(m, 3): `angle` (m,) away from the axis, along the azimuth of points (m, 2); their own radius unless given."""
+    radius = torch.linalg.vector_norm(points, dim=-1)
+    angle = radius if angle is None else angle
+    across = torch.where(radius < _TINY, torch.ones_like(radius), torch.sin(angle) / radius.clamp_min(_TINY))
+    return torch.cat([points * across[:, None], torch.cos(angle)[:, None]], dim=-1)
 
 
 def _away_from_zero(values: Tensor, least: float) -> Tensor:
@@ -127,19 +129,15 @@ def _first_fold(values: Tensor, growing: Tensor, dtype: torch.dtype) -> Tensor:
     return values[first.clamp(max=len(values) - 1)].to(dtype)
 
 
-def _angle_limit(radial: Sequence[int]) -> Callable[[Tensor], Tensor]:
+def _angle_limit(coefficients: Tensor, radial: Sequence[int]) -> Tensor:
     """The angle at which the radial part of lenses stops growing; pi where it never does. `radial`: where its k stand.
     A search for each row: meant for cameras, not for rays."""
-
-    def limit(coefficients: Tensor) -> Tensor:
-        angle = torch.linspace(0.0, math.pi, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
-        rows = coefficients.detach().double()
-        t2, slope = (angle * angle)[None, :], torch.zeros_like(angle)[None, :]
-        for power, column in reversed(list(enumerate(radial, 1))):
-            slope = t2 * (slope + (2.0 * power + 1.0) * rows[:, column : column + 1])
-        return _first_fold(angle, 1.0 + slope > 0.0, coefficients.dtype)  # d (t R(t^2)) / dt
-
-    return limit
+    angle = torch.linspace(0.0, math.pi, _SEARCH_STEPS + 1, dtype=torch.float64, device=coefficients.device)
+    rows = coefficients.detach().double()
+    t2, slope = (angle * angle)[None, :], torch.zeros_like(angle)[None, :]
+    for power, column in reversed(list(enumerate(radial, 1))):
+        slope = t2 * (slope + (2.0 * power + 1.0) * rows[:, column : column + 1])
+    return _first_fold(angle, 1.0 + slope > 0.0, coefficients.dtype)  # d (t R(t^2)) / dt
 
 
 def _by_newton(
@@ -260,10 +258,7 @@ def _project_fisheye(directions: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def _unproject_fisheye(points: Tensor, coefficients: Tensor) -> Tensor:
-    radius = torch.linalg.vector_norm(points, dim=-1)
-    angle = _fisheye_angle(radius, coefficients)
-    across = torch.where(radius < _TINY, torch.ones_like(radius), torch.sin(angle) / radius.clamp_min(_TINY))
-    return torch.cat([points * across[:, None], torch.cos(angle)[:, None]], dim=-1)
+    return _from_angles(points, _fisheye_angle(torch.linalg.vector_norm(points, dim=-1), coefficients))
 
 
 def _is_valid_fisheye(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
@@ -356,19 +351,20 @@ LENS_MODELS: dict[CameraModel, LensModel] = {
         is_valid=lambda points, _, limits: torch.ones_like(points[:, 0], dtype=torch.bool),
     ),
     "opencv": _by_newton(_opencv, _opencv_limit, angles=False),
-    "fisheye": LensModel(_project_fisheye, _unproject_fisheye, _is_valid_fisheye, _angle_limit(range(4))),
+    "fisheye": LensModel(
+        _project_fisheye, _unproject_fisheye, _is_valid_fisheye, functools.partial(_angle_limit, radial=range(4))
+    ),
     "fov": LensModel(_project_fov, _unproject_fov, _is_valid_fov),
-    "thin_prism": _by_newton(_thin_prism, _angle_limit((0, 1, 4, 5))),
-    "rad_tan_prism": _by_newton(_rad_tan_prism, _angle_limit(range(6)), n_coefficients=12),
+    "thin_prism": _by_newton(_thin_prism, functools.partial(_angle_limit, radial=(0, 1, 4, 5))),
+    "rad_tan_prism": _by_newton(_rad_tan_prism, functools.partial(_angle_limit, radial=range(6)), n_coefficients=12),
     "division": LensModel(_project_division, _unproject_division, _is_valid_division),
     "eucm": LensModel(_project_eucm, _unproject_eucm, _is_valid_eucm),
     "equirectangular": LensModel(_project_sphere, _unproject_sphere, _is_valid_sphere),
 }
 
 
-# Tables. A lens without a formula for its inverse costs twelve Newton steps a ray, some hundred small kernels in a step
-# on a GPU. Images by one camera share a table; where each has a lens of its own, and they are many or large, there is
-# none and the lens is inverted for the drawn pixels alone.
+# Tables. A lens without a formula for its inverse costs twelve Newton steps a ray. Images by one camera share a table;
+# where each has a lens of its own, and they are many or large, the lens is inverted for the drawn pixels alone.
 
 CPU_BYTES = 64 << 20  # of a table: small beside what a run takes anyway
 CUDA_BYTES, CUDA_SHARE = 2 << 30, 0.125  # at most, and of the free memory
@@ -395,19 +391,15 @@ def make_lens_table(cameras: Cameras, offsets: Tensor, *, limit: int | None = No
     where it would take more than `limit` bytes."""
     if cameras.model == "pinhole":
         return None
+    if limit is None and cameras.device.type == "cuda":
+        limit = min(CUDA_BYTES, int(CUDA_SHARE * torch.cuda.mem_get_info(cameras.device)[0]))
     images, lens_of = _lenses(cameras)
     sizes = cameras.size.cpu()[images].prod(-1)
-    if int(sizes.sum()) * _BYTES_PER_PIXEL > (_room(cameras.device) if limit is None else limit):
+    if int(sizes.sum()) * _BYTES_PER_PIXEL > (CPU_BYTES if limit is None else limit):
         return None
     starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
     directions = _directions_of(cameras[images.to(cameras.device)])
     return LensTable(directions, (starts[lens_of] - offsets[:-1].cpu()).to(cameras.device))
-
-
-def _room(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CPU_BYTES
-    return min(CUDA_BYTES, int(CUDA_SHARE * torch.cuda.mem_get_info(device)[0]))
 
 
 def _lenses(cameras: Cameras) -> tuple[Tensor, Tensor]:
@@ -440,7 +432,7 @@ def pixel_centers(offsets: Tensor, widths: Tensor, pixel: Tensor) -> tuple[Tenso
 def _directions_of(cameras: Cameras) -> Tensor:
     """(n, 3) on the cameras' device: what every pixel of every image looks along, image after image."""
     directions = torch.empty((int(cameras.size.prod(-1).sum()), 3), dtype=torch.float32, device=cameras.device)
-    first = 0
+    first = 0  # into one table, part by part: never held twice
     for image, x, y in pixel_parts(cameras):
         directions[first : first + len(x)] = cameras.local_directions(image, x, y)
         first += len(x)
@@ -462,11 +454,9 @@ def valid_pixels(cameras: Cameras, index: int, device: torch.device) -> Tensor |
 
 
 def picture_directions(cameras: Cameras, index: int, device: torch.device) -> Tensor | None:
-    """(height * width, 3) on a device: what the pixels of image `index` look along in the camera's own axes.
-
-    The lenses of the last few images are remembered, so that frame after frame through one lens inverts it once.
-    None for pinholes, which need no table, and for images too large to keep one.
-    """
+    """(height * width, 3) on a device: what the pixels of image `index` look along in the camera's own axes. The lenses
+    of the last few images are remembered, so that frame after frame through one lens inverts it once. None for
+    pinholes, which need no table, and for images too large to keep one."""
     if cameras.model == "pinhole" or int(cameras.size[index].prod()) > _REMEMBERED_PIXELS:
         return None
     return _directions(_key(cameras, index), device)

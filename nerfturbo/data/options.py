@@ -18,17 +18,13 @@ Progress = Callable[[int, int], None]  # (images read, images in all)
 class LoadOptions:
     """What `load_scene` can be told; the command line's `data.*` values and a few flags."""
 
-    downscale: int = 1
-    """Divide width and height of the images by this; each new pixel is the mean of the old ones."""
+    downscale: int = 1  # divides width and height of the images; each new pixel is the mean of the old ones
     bounds: Bounds = "auto"
     """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
     decides from alpha, the file's own box, or its points."""
-    allow_outside: bool = False
-    """Whether a scene's files may name images outside its folder: for files whose author you trust."""
-    cache: Cache = "auto"
-    """Pixels in memory, or in a memory-mapped file that later loads find again; auto: a file where memory is short."""
-    on_progress: Progress | None = None
-    """Hears how many images have been read."""
+    allow_outside: bool = False  # whether files may name images outside the folder: where you trust their author
+    cache: Cache = "auto"  # pixels in memory, or in a file that later loads find again; auto: where memory is short
+    on_progress: Progress | None = None  # hears how many images have been read
 
     def __post_init__(self) -> None:
         if isinstance(self.downscale, bool) or not isinstance(self.downscale, int) or self.downscale < 1:

@@ -1,9 +1,8 @@
 """Where a real scene is put: upright, about the origin, with its cameras at distance 1 or less, in a box that fits.
 
-A scene from photos has any origin, any unit and any direction for up. Cameras say most of what is needed: their mean up
-axis is up, and what they look at is the middle. Points of a reconstruction, where there are some, say how far the
-surroundings reach: `grid_levels` nested boxes, each twice as large as the one before, cover them. The way back to the
-file's own coordinates is kept exactly.
+The cameras' mean up axis is up, and what they look at is the middle. Points of a reconstruction, where there are some,
+say how far the surroundings reach: `grid_levels` nested boxes, each twice as large as the one before, cover them. The
+way back to the file's own coordinates is kept exactly.
 
 Normalised device coordinates (NDC), for captures whose cameras all look one way, as the NeRF paper has them: seen from
 the mean camera (x right, y up, -z forward), with the near plane at distance n and focal lengths a and b in halves of
@@ -70,9 +69,7 @@ class Ndc:
         starts, ends = self.ends(rays)
         way = ends - starts
         lengths = torch.linalg.vector_norm(way, dim=-1)
-        radii = None
-        if rays.pixel_radii is not None:
-            radii = rays.pixel_radii * self.scale.prod().sqrt() / lengths
+        radii = None if rays.pixel_radii is None else rays.pixel_radii * self.scale.prod().sqrt() / lengths
         return replace(rays, origins=starts, directions=way / lengths[:, None], pixel_radii=radii)
 
     def ends(self, rays: Rays) -> tuple[Tensor, Tensor]:
@@ -93,11 +90,10 @@ class Ndc:
 def mean_camera(poses: Tensor, near: float, scale: tuple[float, float]) -> Ndc:
     """The box before the mean of placed poses (n, 3, 4), with the near plane at a distance in their unit."""
     poses = poses.double()
-    backward = poses[:, :, 2].mean(0)
-    if poses.shape[0] < 2 or float((poses[:, :, 2] @ torch.nn.functional.normalize(backward, dim=0)).min()) < 0.5:
+    backward = torch.nn.functional.normalize(poses[:, :, 2].mean(0), dim=0)
+    if poses.shape[0] < 2 or float((poses[:, :, 2] @ backward).min()) < 0.5:
         hint = "leave it out: scenes seen from around are placed without it"
         raise InputError("ndc", "cameras that look one way, within 60 degrees of their mean", "others", hint)
-    backward = torch.nn.functional.normalize(backward, dim=0)
     right = torch.nn.functional.normalize(torch.linalg.cross(poses[:, :, 1].mean(0), backward), dim=0)
     axes = torch.stack([right, torch.linalg.cross(backward, right), backward])  # (3, 3): world to camera
     middle = poses[:, :, 3].mean(0)
@@ -134,32 +130,12 @@ class Placement:
     ndc: Ndc | None = None
 
 
-@dataclass(frozen=True)
-class _Similarity:
-    """placed = scale * rotation @ (original - center)"""
-
-    rotation: Tensor  # (3, 3) float64
-    center: Tensor  # (3,) float64
-    scale: float
-
-    def points(self, points: Tensor) -> Tensor:
-        return (points.double() - self.center) @ self.rotation.T * self.scale
-
-    def inverse(self) -> Tensor:
-        matrix = torch.eye(4, dtype=torch.float64)
-        matrix[:3, :3] = self.rotation.T / self.scale
-        matrix[:3, 3] = self.center
-        return matrix
-
-
 def place(
     cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_object: bool = False, bounds: Bounds = "auto"
 ) -> Placement:
-    """Choose a place for all cameras of a scene; `placed_poses` then moves them.
-
-    `poses` (n, 3, 4) are the cameras' poses in float64, `points` (m, 3) lie on surfaces. `is_object`: the pictures show
-    one thing on nothing, so that one box holds it.
-    """
+    """Choose a place for all cameras of a scene; `placed_poses` then moves them. `poses` (n, 3, 4) are the cameras'
+    poses in float64, `points` (m, 3) lie on surfaces. `is_object`: the pictures show one thing on nothing, so that one
+    box holds it."""
     upright, up_note = _upright(poses)
     if points is not None and points.shape[0] < _ENOUGH_POINTS:
         points = None
@@ -169,14 +145,19 @@ def place(
     scale = 1.0 / max(float(distances.max()), 1e-9)
     if float(distances.max()) < 1e-6:  # one camera, or all in one place: what they see gives the unit
         scale = 1.0 if points is None else 1.0 / max(float((points - center).norm(dim=-1).median()), 1e-9)
-    similarity = _Similarity(upright, center, scale)
+
+    def placed(points: Tensor) -> Tensor:
+        return (points.double() - center) @ upright.T * scale
+
+    to_original = torch.eye(4, dtype=torch.float64)
+    to_original[:3] = torch.cat([upright.T / scale, center[:, None]], dim=1)
     notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
-    positions = similarity.points(poses[:, :, 3])
+    positions = placed(poses[:, :, 3])
     if bounds == "bounded" or (bounds == "auto" and is_object):
         aabb, levels, near = _object_box(cameras, positions), 1, 0.0
         why = "because the pictures can be seen through" if is_object else "as asked"
         if points is not None and not is_object:
-            aabb = Aabb.cube(max(1e-3, _reach(similarity.points(points))))
+            aabb = Aabb.cube(max(1e-3, _reach(placed(points))))
             near = _NEAR if nearest is None else 0.5 * nearest * scale
         notes += (f"bounded, {why}: one box of {2.0 * aabb.high[0]:.3g}",)
     elif points is None:
@@ -184,16 +165,15 @@ def place(
         notes += (f"unbounded, without points to measure: {levels} grid levels, {2 ** (levels - 1)} times the box",)
     else:
         near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
-        reach = _reach(similarity.points(points))
+        reach = _reach(placed(points))
         aabb, one_sided = Aabb.cube(1.0), _on_one_side(positions)
         levels = max(levels_for(reach), 2 if bounds == "unbounded" or one_sided else 1)
         kind = "bounded" if levels == 1 else "unbounded"
         notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
         if levels_for(reach) == 1 and one_sided:
             notes += ("at least 2: all cameras stand on one side, and what lies behind may have no points (a sky)",)
-    outer = aabb.scaled(2.0 ** (levels - 1))
-    far = farthest_distance(positions.float(), outer)
-    return Placement(similarity.inverse(), aabb, near, far, levels, notes)
+    far = farthest_distance(positions.float(), aabb.scaled(2.0 ** (levels - 1)))
+    return Placement(to_original, aabb, near, far, levels, notes)
 
 
 def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Placement:
@@ -214,16 +194,13 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Plac
     rays = replace(cameras, camera_to_world=placed).rays(index, corners[:, 0], corners[:, 1])
     half = max(float(end[:, :2].abs().max()) for end in ndc.ends(rays)) * 1.001
     if half > WIDEST:
-        hint = "leave it out: some cameras look too far aside"
-        raise InputError(
-            "ndc", f"pictures that show at most {WIDEST:g} times what the mean camera does", f"{half:.3g}", hint
-        )
+        expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
+        raise InputError("ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
     aabb = Aabb.cube(max(1.0, half))
-    note = (
-        f"NDC: the near plane is {near:.3g} ahead of the mean camera, and a box of {2 * aabb.high[0]:.3g} holds it all"
-    )
+    side = 2.0 * aabb.high[0]
+    note = f"NDC: the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"
     notes = (*plain.notes[:3], note)
-    return replace(plain, aabb=aabb, near=0.0, far=2.0 * aabb.high[0] * 3.0**0.5, grid_levels=1, notes=notes, ndc=ndc)
+    return replace(plain, aabb=aabb, near=0.0, far=side * 3.0**0.5, grid_levels=1, notes=notes, ndc=ndc)
 
 
 def given_place(poses: Tensor, to_original: Tensor, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:
@@ -281,8 +258,7 @@ def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:
         focus = torch.linalg.solve(system, (across @ positions[:, :, None]).sum(0)).squeeze(-1)
         ahead = ((focus - positions) * forward).sum(-1)
         spread = float((positions - middle).norm(dim=-1).max())
-        inward = float((ahead > 0.0).double().mean()) > 0.9 and float(ahead.median()) < 3.0 * spread
-        if inward:
+        if float((ahead > 0.0).double().mean()) > 0.9 and float(ahead.median()) < 3.0 * spread:
             return focus, "centred on the point the cameras look at"
     ahead = forward.mean(0)
     if nearest is not None and float(ahead.norm()) > 0.8:

@@ -113,9 +113,7 @@ def load_scene(
     source: str | Path, split: Split = "train", *, downscale: int | None = None, options: LoadOptions = DEFAULTS
 ) -> Scene:
     """Open a folder in any of `scene_formats`, or a built-in scene by its name ("toybox" or "builtin:toybox").
-
-    `downscale` is short for that of the options: divide width and height of the images by this.
-    """
+    `downscale` is short for that of the options: divide width and height of the images by this."""
     if split not in SPLITS:
         raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
     options = options if downscale is None else replace(options, downscale=downscale)

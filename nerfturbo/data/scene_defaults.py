@@ -22,10 +22,8 @@ _LEVELS_AT_FULL_RESOLUTION = 3  # of a grid, before it costs more than it saves 
 
 def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -> tuple[Config, tuple[str, ...]]:
     """The config with what the scene asks for, and what was changed. Values chosen by hand (other than the plain
-    defaults) stay, and a config that was fitted before stays as it is.
-
-    `auto` is the preset that the config began as, where nobody chose one: a scene may then take another in its place.
-    """
+    defaults) stay, and a config that was fitted before stays as it is. `auto` is the preset that the config began as,
+    where nobody chose one: a scene may then take another in its place."""
     chosen: tuple[str, ...] = ()
     if auto is not None and scene.cameras.times is not None and auto.preset in MOVING_PRESETS:
         why = "the pictures have times: this field follows what moves"

@@ -14,6 +14,7 @@ from ..scene import BUILTIN_PREFIX
 SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see render.py
 SOLID, CHECKER, GORES, STRIPES, GLYPHS, WOOD, GLOBE = range(7)  # patterns, see render.py
 
+Pair = tuple[float, float]
 Vector = tuple[float, float, float]
 Matrix = tuple[Vector, Vector, Vector]
 Tables = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -28,7 +29,7 @@ class Material:
     b: str = "#000000"
     c: str = "#000000"
     pattern: int = SOLID
-    parameters: tuple[float, float] = (0.0, 0.0)
+    parameters: Pair = (0.0, 0.0)
     highlight: float = 0.15
     shininess: float = 24.0
     reflection: float = 0.25
@@ -92,13 +93,7 @@ def box(
 
 
 def frustum(
-    center: Vector,
-    radii: tuple[float, float],
-    half: float,
-    material: Material,
-    *,
-    rounding: float = 0.02,
-    rotation: Matrix = IDENTITY,
+    center: Vector, radii: Pair, half: float, material: Material, *, rounding: float = 0.02, rotation: Matrix = IDENTITY
 ) -> Solid:
     """A cone cut off on top: radius at the bottom, radius at the top, half its height."""
     return Solid(FRUSTUM, center, (*radii, half, rounding), math.hypot(max(radii), half), material, rotation)
@@ -272,9 +267,8 @@ def _pieces(look: Material) -> dict[str, list[Solid]]:
 def armillary() -> Content:
     """The hard one: a finely drawn globe inside thin brass rings, over a floor of small tiles."""
     center: Vector = (0.0, 0.0, 0.33)
-    globe = Material(
-        "#2f5d7c", "#c9b27c", "#efe6d0", GLOBE, (15.0, 0.0), highlight=0.35, shininess=50.0, reflection=0.5
-    )
+    colors = ("#2f5d7c", "#c9b27c", "#efe6d0")
+    globe = Material(*colors, GLOBE, (15.0, 0.0), highlight=0.35, shininess=50.0, reflection=0.5)
     tiles = Material("#e8dcc4", "#33415c", "#6d4326", CHECKER, (0.075, 0.015), highlight=0.08)
     plinth = Material("#7a4a2b", "#4f2d19", pattern=WOOD, parameters=(0.09, 0.0), highlight=0.15)
     tilt = math.radians(23.4)

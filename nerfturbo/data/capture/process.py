@@ -86,10 +86,8 @@ class Report(Protocol):
 
 
 def process(source: Path, output: Path, settings: ProcessConfig | None = None, *, report: Report) -> Verdict:
-    """Find the poses of photos or of a video's frames and write a scene folder; what is done already is kept.
-
-    Interrupt it at any time and call it again. Raises InputError where the images do not fit together at all.
-    """
+    """Find the poses of photos or of a video's frames and write a scene folder; what is done already is kept. Interrupt
+    it at any time and call it again. Raises InputError where the images do not fit together at all."""
     settings = settings or ProcessConfig()
     for name, smallest in {"frames": 2, "max_size": 100, "max_features": 100}.items():
         value = getattr(settings, name)
@@ -317,10 +315,8 @@ class _Process:
         return largest_model(part, str(self.source))
 
     def _without_jumps(self, best: Path, sizes: list[int], jumps: tuple[str, ...]) -> tuple[Path, list[int]]:
-        """Frames placed once more by what neighbours share alone; that model, if it has as many frames and no jump.
-
-        A thing that looks the same from two sides matches between frames that are far apart, and only between those.
-        """
+        """Frames placed once more by what neighbours share alone; that model, if it has as many frames and no jump. A
+        thing that looks the same from two sides matches between frames that are far apart, and only between those."""
         for jump in jumps:
             self.report.note(jump)
         self.report.phase("4/4 poses, from neighbouring frames alone")

@@ -156,11 +156,9 @@ def block_size(n_images: int) -> int:
 
 
 def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 0, forgive: str = "") -> None:
-    """Run a stage, with its words in a log file. A failure that says `forgive` is left to the caller to notice.
-
-    The process stands in a group of its own: a Ctrl-C reaches us alone, and we end it. Should we be killed, it ends at
-    its next word, which nobody reads any more.
-    """
+    """Run a stage, with its words in a log file. A failure that says `forgive` is left to the caller to notice. The
+    process stands in a group of its own: a Ctrl-C reaches us alone, and we end it. Should we be killed, it ends at its
+    next word, which nobody reads any more."""
     text, last = "", None
     with log.open("ab") as kept:
         kept.write(f"$ {' '.join(command)}\n".encode(errors="surrogateescape"))
@@ -172,8 +170,8 @@ def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 
             start_new_session=True,
             env=os.environ | {"QT_QPA_PLATFORM": "offscreen", "PYTHONUNBUFFERED": "1"},
         )
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
             while chunk := os.read(process.stdout.fileno(), 1 << 16):
                 kept.write(chunk)
@@ -183,7 +181,14 @@ def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 
                     advance(done)
             code = process.wait()
         finally:
-            _end(process)
+            process.stdout.close()
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(_PATIENCE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
     if code != 0 and not (forgive and forgive in text):
         _fail(command, code, text, log)
     advance(1.0)
@@ -200,19 +205,6 @@ def _share(text: str, n_images: int) -> float | None:
     if n_images and (found := _REGISTERED.findall(text)):
         return min(1.0, int(found[-1]) / n_images)
     return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
-        process.stdout.close()
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _fail(command: Sequence[str], code: int, text: str, log: Path) -> None:
@@ -264,8 +256,8 @@ class Verdict:
 
 def largest_model(models: Path, source: str) -> tuple[Path, list[int]]:
     """The model with the most pictures, and how many each has, the largest first."""
-    found = [folder for folder in sorted(models.iterdir()) if (folder / "images.bin").is_file()]
-    counted = sorted(((len(read_images(folder / "images.bin")), folder) for folder in found), key=lambda pair: -pair[0])
+    found = sorted(models.glob("*/images.bin"))
+    counted = sorted(((len(read_images(file)), file.parent) for file in found), key=lambda pair: -pair[0])
     if not counted or counted[0][0] < 2:
         raise InputError(source, "pictures that show the same things", "no two that fit together", _MORE_PHOTOS)
     return counted[0][1], [count for count, _ in counted]

@@ -24,20 +24,16 @@ def extract(pycolmap: Any, *words: str) -> None:
     """Find features. Versions before 3.13 take SIFT's options by themselves, later ones inside others."""
     database, images, camera, one_camera, max_size, max_features = words
     mode = pycolmap.CameraMode.SINGLE if one_camera == "1" else pycolmap.CameraMode.AUTO
-    common = {"camera_mode": mode, "device": pycolmap.Device.cpu}
-    if hasattr(pycolmap, "FeatureExtractionOptions"):
-        options = pycolmap.FeatureExtractionOptions()
-        options.max_image_size = int(max_size)
-        options.sift.max_num_features = int(max_features)
-        common["extraction_options"] = options
-    else:
-        options = pycolmap.SiftExtractionOptions()
-        options.max_image_size = int(max_size)
-        options.max_num_features = int(max_features)
-        common["sift_options"] = options
+    later = hasattr(pycolmap, "FeatureExtractionOptions")
+    options = pycolmap.FeatureExtractionOptions() if later else pycolmap.SiftExtractionOptions()
+    options.max_image_size = int(max_size)
+    (options.sift if later else options).max_num_features = int(max_features)
     reader = pycolmap.ImageReaderOptions()
     reader.camera_model = camera
-    pycolmap.extract_features(database, images, reader_options=reader, **common)
+    common = {"camera_mode": mode, "reader_options": reader, "device": pycolmap.Device.cpu}
+    pycolmap.extract_features(
+        database, images, **{"extraction_options" if later else "sift_options": options}, **common
+    )
 
 
 def match(pycolmap: Any, *words: str) -> None:

@@ -92,15 +92,6 @@ class ColmapPoints:
     numbers: Tensor  # (n,) int64, COLMAP's own
 
 
-@dataclass(frozen=True)
-class ColmapFeatures:
-    """The features of one picture that show points of the reconstruction."""
-
-    image: int  # COLMAP's number
-    pixels: Tensor  # (n, 2) float64, x and y
-    points: Tensor  # (n,) int64, COLMAP's numbers
-
-
 def read_cameras(file: Path) -> dict[int, ColmapCamera]:
     """By camera id; `file` is cameras.bin or cameras.txt."""
     return dict(_binary_cameras(_Bytes(file)) if file.suffix == ".bin" else _text_cameras(file))
@@ -120,14 +111,13 @@ def read_cloud(file: Path) -> ColmapPoints:
     return ColmapPoints(values[:, 1:4].contiguous(), colors, values[:, 7], values[:, 0].long())
 
 
-def read_features(file: Path) -> list[ColmapFeatures]:
-    """Where the pictures show the points; `file` is images.bin or images.txt."""
-    result = []
+def read_features(file: Path) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Of each image in images.bin or images.txt: its number, the pixels (n, 2) float64 that show points, and the
+    numbers of these points (n,) int64."""
     for image, features in _images(file):
         rows = features()
         kept = torch.from_numpy(rows[(rows[:, 2] >= 0.0) & np.isfinite(rows).all(-1)])
-        result.append(ColmapFeatures(image.number, kept[:, :2].contiguous(), kept[:, 2].long()))
-    return result
+        yield image.number, kept[:, :2].contiguous(), kept[:, 2].long()
 
 
 def _images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:

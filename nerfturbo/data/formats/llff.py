@@ -25,11 +25,9 @@ _MAX_VIEWS = 100_000
 
 
 def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
-    """One split; `held_out` chooses the test views, in the order of names.
-
-    Pictures come from images_N for a downscale of N where that folder is there, else from images, else from the largest
-    images_N, whose own shrinking then does not count.
-    """
+    """One split; `held_out` chooses the test views, in the order of names. Pictures come from images_N for a downscale
+    of N where that folder is there, else from images, else from the largest images_N, whose own shrinking then does not
+    count."""
     file = folder / FILE
     rows = _read_rows(file)
     pictures, shrink = _picture_folder(folder, options.downscale)

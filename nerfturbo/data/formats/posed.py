@@ -98,17 +98,13 @@ def held_out(views: Sequence[View]) -> tuple[list[View], str]:
     if len(views) < 2:
         chosen, note = set(), "one picture: none is left to score"
     elif len(views) < FEW_VIEWS:
-        central = _most_central(torch.stack([view.pose for view in views]))
+        poses = torch.stack([view.pose for view in views])
+        positions, forward = poses[:, :, 3], -poses[:, :, 2]
+        apart = torch.cdist(positions, positions)
+        central = int((apart / apart.max().clamp_min(1e-12) + 1.0 - forward @ forward.T).sum(1).argmin())
         chosen = {central}
         note = f"{len(views)} pictures: only the most central one, {views[central].image.name}, is a test view"
     return [replace(view, split="test" if i in chosen else "train") for i, view in enumerate(views)], note
-
-
-def _most_central(poses: Tensor) -> int:
-    positions, forward = poses[:, :, 3], -poses[:, :, 2]
-    apart = torch.cdist(positions, positions)
-    apart = apart / apart.max().clamp_min(1e-12) + 1.0 - forward @ forward.T
-    return int(apart.sum(1).argmin())
 
 
 def posed_scene(
@@ -121,10 +117,8 @@ def posed_scene(
     placing: Callable[[Tensor], Placement] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Scene:
-    """One split of the views. All of them decide about the place, so that every split stands in the same one.
-
-    `placing` overrides the automatic placement; it gets the poses (n, 3, 4).
-    """
+    """One split of the views. All of them decide about the place, so that every split stands in the same one. `placing`
+    overrides the automatic placement; it gets the poses (n, 3, 4)."""
     chosen = [index for index, view in enumerate(views) if view.split == split]
     if not chosen:
         found = ", ".join(sorted({view.split for view in views})) or "none"
@@ -151,6 +145,7 @@ def posed_scene(
     placed = moved[torch.tensor(chosen)]
     for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
         _check_shape(views[index].image, size, expected)
+    jumps = jump_notes(poses, [view.image for view in views])
     return Scene(
         name=folder.resolve().name,
         cameras=placed.resized(images.sizes),
@@ -162,11 +157,7 @@ def posed_scene(
         source=str(folder),
         grid_levels=placement.grid_levels,
         to_original=placement.to_original,
-        notes=(
-            *(notes + placement.notes + moments),
-            *jump_notes(poses, [view.image for view in views]),
-            *mask_notes(images, masks),
-        ),
+        notes=notes + placement.notes + moments + jumps + mask_notes(images, masks),
         files=tuple(str(views[index].image) for index in chosen),
     )
 
@@ -242,9 +233,8 @@ def camera_jumps(poses: Tensor) -> tuple[list[Jump], float]:
     forward = torch.nn.functional.normalize(poses[:, :3, 2].double(), dim=-1)
     steps = (forward[1:] * forward[:-1]).sum(-1).clamp(-1.0, 1.0).arccos().rad2deg()
     median = float(steps.median())
-    found = [
-        Jump(index, float(steps[index])) for index in (steps > max(LARGE, TIMES * median)).nonzero()[:, 0].tolist()
-    ]
+    large = (steps > max(LARGE, TIMES * median)).nonzero()[:, 0].tolist()
+    found = [Jump(index, float(steps[index])) for index in large]
     return ([] if median > SMOOTH or len(found) > MOST * steps.shape[0] else found), median
 
 
@@ -252,9 +242,8 @@ def jump_notes(poses: Tensor, files: Sequence[Path]) -> tuple[str, ...]:
     """What to say about pictures whose cameras jump, each folder in the order of its names."""
     found: list[tuple[Jump, list[int], float]] = []
     for folder in sorted({file.parent for file in files}):
-        order = sorted(
-            (index for index, file in enumerate(files) if file.parent == folder), key=lambda i: files[i].name
-        )
+        inside = [index for index, file in enumerate(files) if file.parent == folder]
+        order = sorted(inside, key=lambda index: files[index].name)
         jumps, median = camera_jumps(poses[order])
         found += [(jump, order, median) for jump in jumps]
     if not found:

@@ -34,7 +34,7 @@ from ...files import replacing
 from ...types import Aabb
 from ..cameras import CameraModel, Cameras, half_tangent
 from ..images import find_mask, image_size, load_images, mask_notes, save_image
-from ..json_checks import find_image, image_path, number, pose, read_frames, read_json, shown
+from ..json_checks import find_image, image_path, number, pose, read_frames, read_json, shown, three_rows
 from ..options import DEFAULTS, LoadOptions
 from ..placement import MAX_LEVELS, Placement, bounded_levels, given_place
 from ..scene import SPLITS, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
@@ -58,10 +58,8 @@ _LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is
 def load_blender(
     folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS, *, aabb: Aabb = BLENDER_AABB
 ) -> Scene:
-    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times.
-
-    A file with focal lengths, a principal point or distortion is read as `transforms.json` is, and placed like it.
-    """
+    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times. A file with focal
+    lengths, a principal point or distortion is read as `transforms.json` is, and placed like it."""
     file = folder / f"transforms_{split}.json"
     if not file.is_file():
         found = ", ".join(sorted(path.name for path in folder.glob("transforms*.json"))) or "none"
@@ -104,10 +102,8 @@ def load_blender(
 
 
 def write_blender(scenes: Sequence[Scene], folder: str | Path) -> Path:
-    """Write the splits of a scene as a Blender-format folder that other tools read too, and return it.
-
-    All or nothing: it is written beside its place and renamed at the end. An existing folder must be empty.
-    """
+    """Write the splits of a scene as a Blender-format folder that other tools read too, and return it. All or nothing:
+    it is written beside its place and renamed at the end. An existing folder must be empty."""
     folder = Path(folder).expanduser()
     if not scenes or len({scene.split for scene in scenes}) != len(scenes):
         raise InputError("scenes", "one scene per split", ", ".join(scene.split for scene in scenes) or "none")
@@ -188,10 +184,8 @@ def has_lenses(document: dict[str, Any]) -> bool:
 
 
 def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS) -> Scene:
-    """One split of a scene with a `transforms_SPLIT.json` for each split, whose cameras have lenses of their own.
-
-    All of them decide about the place, so that every split stands in the same one.
-    """
+    """One split of a scene with a `transforms_SPLIT.json` for each split, whose cameras have lenses of their own. All
+    of them decide about the place, so that every split stands in the same one."""
     names = [(other, f"transforms_{other}.json") for other in SPLITS]
     files = [(other, _File(folder, name, options)) for other, name in names if (folder / name).is_file()]
     views: list[View] = []
@@ -326,9 +320,7 @@ class _File:
 
     def listed_splits(self, frames: list[_Frame]) -> tuple[list[Split | None] | None, tuple[str, ...]]:
         """The split of each frame by `train_filenames` and its kin, and warnings; None where the file has none of them.
-
-        A frame that no list names is trained on only if there is no list of those to train on, as in nerfstudio.
-        """
+        A frame that no list names is trained on only if there is no list of those to train on, as in nerfstudio."""
         chosen: dict[str, Split] = {}
         for split in SPLITS:
             names = self.document.get(f"{split}_filenames", [])
@@ -358,11 +350,9 @@ class _File:
 
 
 def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
-    """(4, 4) float64 from the unit cube about the origin to the file's coordinates, and grid levels, by its rules.
-
-    Its unit matters: at the start a field is fog of density 1, and in the file's unit, three times as small, hardly
-    any light would reach what the cameras look at.
-    """
+    """(4, 4) float64 from the unit cube about the origin to the file's coordinates, and grid levels, by its rules. Its
+    unit matters: at the start a field is fog of density 1, and in the file's unit, three times as small, hardly any
+    light would reach what the cameras look at."""
     reach = number(document["aabb_scale"], f"{file}: aabb_scale")
     if not 1.0 <= reach <= 128.0:
         raise InputError(f"{file}: aabb_scale", "a power of two from 1 to 128", f"{reach:g}")
@@ -382,13 +372,9 @@ def _before_export(document: dict[str, Any], file: Path) -> Tensor | None:
     """(4, 4): from the file's coordinates to those before `applied_transform` and `applied_scale`."""
     if "applied_transform" not in document and "applied_scale" not in document:
         return None
-    rows = document.get("applied_transform", torch.eye(4).tolist())
-    what = f"{file}: applied_transform"
-    good = isinstance(rows, list) and len(rows) in (3, 4) and all(isinstance(r, list) and len(r) == 4 for r in rows)
-    if not good:
-        raise InputError(what, "a 3x4 or 4x4 matrix", shown(rows))
+    rows, what = document.get("applied_transform", torch.eye(4).tolist()), f"{file}: applied_transform"
     matrix = torch.eye(4, dtype=torch.float64)
-    matrix[:3] = torch.tensor([[number(entry, what) for entry in row] for row in rows[:3]], dtype=torch.float64)
+    matrix[:3] = three_rows(rows, what, "a 3x4 or 4x4 matrix")
     matrix[:3] *= number(document.get("applied_scale", 1.0), f"{file}: applied_scale")
     if not abs(float(torch.linalg.det(matrix))) > 1e-12:
         raise InputError(what, "a transform that can be undone", "one that cannot")
