@@ -157,9 +157,8 @@ class Prefetcher:
 
 
 class DeviceFeed:
-    """A buffer on the device that holds the colours of one step: what a recorded step reads. `load` renews it. `shares`
-    are the first ray and the number of rays of each batch of a step. Copies are queued on the current stream, in line
-    with the steps; a pinned buffer is filled again only when its copy is over."""
+    """A buffer on the device with the colours of one step, which a recorded step reads and `load` renews; `shares` are
+    the first ray and the number of rays of each batch. A pinned buffer is filled again when its copy is over."""
 
     def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], device: torch.device) -> None:
         self.shares, self._pixels, pinned = shares, pixels, device.type == "cuda"
@@ -229,10 +228,8 @@ class PixelBatch:
 
 
 class PixelSampler:
-    """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never.
-
-    What is drawn depends on (seed, step, index of the ray) alone: ranks that draw rays `first`, `first + 1`, ... of one
-    batch, resumed runs and other devices see the same pixels.
+    """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never. What is drawn
+    depends on (seed, step, index of the ray) alone: ranks, resumed runs and other devices see the same pixels.
 
     The scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and
     where they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs.

@@ -6,7 +6,6 @@ Camera     OpenGL axes, as in Blender files: +x right, +y up, -z forward.
 Pose       camera_to_world, (3, 4): columns are the camera's right, up, backward axes in the world, then its position.
 Pixels     (x, y) with x to the right and y down; pixel (column, row) covers [column, column + 1) x [row, row + 1),
            so that its centre is at (column + 0.5, row + 0.5) and a principal point in the middle is (w / 2, h / 2).
-           Halving an image halves focal length, principal point and size: no half-pixel shifts anywhere.
 Colour     sRGB values as stored in the file, mapped to [0, 1]; never linearised for training or for scores.
 Alpha      straight (not premultiplied), coverage in [0, 1]; `composite_over` puts an image on a background.
 Time       in [0, 1] over a recording.
@@ -73,12 +72,8 @@ class Cameras:
         """Cameras of one size with a centred principal point and square pixels; the angle is in radians."""
         n = camera_to_world.shape[0]
         focal = 0.5 * width / half_tangent(field_of_view_x, "field_of_view_x")
-        return cls(
-            camera_to_world=camera_to_world.float(),
-            focal=torch.full((n, 2), focal),
-            center=torch.tensor([[width * 0.5, height * 0.5]]).expand(n, 2).contiguous(),
-            size=torch.tensor([[width, height]]).expand(n, 2).contiguous(),
-        )
+        size = torch.tensor([[width, height]]).expand(n, 2).contiguous()
+        return cls(camera_to_world.float(), torch.full((n, 2), focal), size.float() * 0.5, size)
 
     def __len__(self) -> int:
         return self.camera_to_world.shape[0]
@@ -140,8 +135,7 @@ class Cameras:
         return rays if self.ndc is None else self.ndc.bend_rays(rays)
 
     def is_valid(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(m,) bool: whether a ray leads to the pixel position. A lens model ends where it folds over; a pinhole's
-        never does."""
+        """(m,) bool: whether a ray leads to the pixel position. Most lens models end where they fold over."""
         limits = None if self._limits is None else self._limits[camera_indices]
         return self._lens.is_valid(*self._plane(camera_indices, x, y), limits)
 
@@ -265,6 +259,17 @@ def world_to_camera(camera_to_world: Tensor) -> Tensor:
     """The inverse of rigid poses (n, 3, 4)."""
     rotation = camera_to_world[..., :3].transpose(-1, -2)
     return torch.cat([rotation, -rotation @ camera_to_world[..., 3:]], dim=-1)
+
+
+def rotations(quaternion: Tensor) -> Tensor:
+    """(..., 3, 3) from unit quaternions (..., 4), w x y z."""
+    w, x, y, z = quaternion.unbind(-1)
+    rows = [
+        [1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)],
+        [2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x)],
+        [2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)],
+    ]
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 
 def _check_shapes(cameras: Cameras) -> None:

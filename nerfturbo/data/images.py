@@ -334,9 +334,8 @@ def load_images(
     masks: Sequence[MaskFile | None] | None = None,
     shapes: Sequence[tuple[int, int]] | None = None,
 ) -> ImagePool:
-    """Decode files in parallel into one pool; it has four channels if any of them has alpha. They are turned upright by
-    their EXIF tags. COLMAP and its kin do not do that: where `shapes` are what cameras say of their images, those
-    whose stored rows and columns fit are left as they are stored."""
+    """Decode files in parallel into one pool, of four channels if any has alpha, turned upright by their EXIF tags.
+    COLMAP does not turn them: where cameras say `shapes`, images whose stored rows and columns fit stay as stored."""
     if not paths:
         raise InputError("paths", "at least one image", "none")
     with ThreadPoolExecutor(max_workers=_THREADS) as threads:

@@ -1,5 +1,4 @@
-"""What a COLMAP reconstruction knows about depth: rays through the features of its pictures, and how far their points
-are.
+"""What a COLMAP reconstruction knows about depth: rays through the features of pictures, and how far their points are.
 
 A feature's weight falls with the reprojection error of its point, exp(-(error / mean error)^2): points that COLMAP is
 sure of count most. Training takes points that at least two of its photos show: what a held-out photo alone vouches for
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from ..ops.random import Stream, random_uniform
 from ..types import Rays
 from .placement import require_plain
 from .scene import Scene
+
+if TYPE_CHECKING:
+    from .formats.colmap import ColmapPoints
 
 HINT = "leave loss.depth at 0"
 TRAINED_PHOTOS = 2  # that must show a point which training is to know of
@@ -115,9 +118,7 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
             parts.append(part[rows >= 0])
     found = torch.cat(parts)
     shown = torch.bincount(found[:, 3].long(), minlength=len(cloud.positions))
-    found = found[shown[found[:, 3].long()] >= min_photos]
-    rows = found[:, 3].long()
-    return _keypoints(scene, sizes, found, cloud.positions[rows], cloud.errors[rows])
+    return _keypoints(scene, sizes, found[shown[found[:, 3].long()] >= min_photos], cloud)
 
 
 def _model_folder(source: str) -> tuple[Path, Path]:
@@ -134,9 +135,10 @@ def _model_folder(source: str) -> tuple[Path, Path]:
     return folder, model
 
 
-def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, points: Tensor, errors: Tensor) -> Keypoints:
-    """`found` (n, 4): photo, x and y in a picture of `sizes` (photos, 2), row of the point."""
-    cameras, index = scene.cameras.to("cpu"), found[:, 0].long()
+def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, cloud: ColmapPoints) -> Keypoints:
+    """`found` (n, 4): photo, x and y in a picture of `sizes` (photos, 2), row of the point in the cloud."""
+    cameras, index, rows = scene.cameras.to("cpu"), found[:, 0].long(), found[:, 3].long()
+    points, known = cloud.positions[rows], cloud.errors[rows].clamp(min=0.0)
     if scene.to_original is not None:
         forward = torch.linalg.inv(scene.to_original)
         points = points @ forward[:3, :3].T + forward[:3, 3]
@@ -146,6 +148,5 @@ def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, points: Tensor, error
     distances = ((points - rays.origins.double()) * rays.directions.double()).sum(-1).float()
     kept = cameras.is_valid(index, x, y) & (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
     kept = kept & (distances > scene.near) & (distances < scene.far)
-    known = errors.clamp(min=0.0)
     weights = torch.exp(-((known / known.mean().clamp(min=1e-6)) ** 2)).float()
-    return Keypoints(rays[kept], distances[kept], weights[kept], found[kept, 3].long())
+    return Keypoints(rays[kept], distances[kept], weights[kept], rows[kept])

@@ -58,8 +58,7 @@ _Formula = Callable[[Tensor, Tensor], tuple[Tensor, _Jacobian]]  # undistorted (
 
 @dataclass(frozen=True)
 class LensModel:
-    """Both ways of a lens, for m points with coefficients (m, n). Where `is_valid` says no, `unproject` is meaningless,
-    but finite."""
+    """Both ways of a lens, for m points with coefficients (m, n). Where not `is_valid`, `unproject` is only finite."""
 
     project: Callable[[Tensor, Any], Tensor]  # directions (m, 3) -> image-plane points (m, 2)
     unproject: Callable[[Tensor, Any], Tensor]  # image-plane points (m, 2) -> directions (m, 3)
@@ -101,9 +100,8 @@ def _away_from_zero(values: Tensor, least: float) -> Tensor:
 
 
 def _has_arrived(step: Tensor) -> bool:
-    """Whether no further Newton step would move any point: each is about the square of the one before. Never asked of
-    a GPU, which would have to be waited for."""
-    if step.device.type != "cpu":
+    """Whether no further Newton step would move any point: each is about the square of the one before."""
+    if step.device.type != "cpu":  # a GPU would have to be waited for
         return False
     return step.numel() == 0 or float(step.detach().abs().amax()) < 0.1 * torch.finfo(step.dtype).eps ** 0.5
 
@@ -440,8 +438,7 @@ def _directions_of(cameras: Cameras) -> Tensor:
 
 
 def all_valid(cameras: Cameras) -> bool:
-    """Whether a ray leads to every pixel of every image. A lens is valid from its centre outwards, so the borders of
-    its images decide."""
+    """Whether a ray leads to every pixel of every image. Lenses are valid from the centre outwards: borders decide."""
     if cameras.model == "pinhole":
         return True
     cameras = cameras[_lenses(cameras)[0].to(cameras.device)]
@@ -454,9 +451,8 @@ def valid_pixels(cameras: Cameras, index: int, device: torch.device) -> Tensor |
 
 
 def picture_directions(cameras: Cameras, index: int, device: torch.device) -> Tensor | None:
-    """(height * width, 3) on a device: what the pixels of image `index` look along in the camera's own axes. The lenses
-    of the last few images are remembered, so that frame after frame through one lens inverts it once. None for
-    pinholes, which need no table, and for images too large to keep one."""
+    """(height * width, 3) on a device: what the pixels of image `index` look along in the camera's own axes; those of
+    the last few lenses are remembered. None for pinholes, which need no table, and for images too large to keep one."""
     if cameras.model == "pinhole" or int(cameras.size[index].prod()) > _REMEMBERED_PIXELS:
         return None
     return _directions(_key(cameras, index), device)

@@ -133,9 +133,8 @@ class Placement:
 def place(
     cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_object: bool = False, bounds: Bounds = "auto"
 ) -> Placement:
-    """Choose a place for all cameras of a scene; `placed_poses` then moves them. `poses` (n, 3, 4) are the cameras'
-    poses in float64, `points` (m, 3) lie on surfaces. `is_object`: the pictures show one thing on nothing, so that one
-    box holds it."""
+    """Choose a place for all cameras of a scene; `placed_poses` then moves them. `poses` (n, 3, 4) are float64, and
+    `points` (m, 3) lie on surfaces. `is_object`: the pictures show one thing on nothing, so that one box holds it."""
     upright, up_note = _upright(poses)
     if points is not None and points.shape[0] < _ENOUGH_POINTS:
         points = None
@@ -267,8 +266,7 @@ def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:
 
 
 def _on_one_side(positions: Tensor) -> bool:
-    """Whether no camera looks back at the others across the centre: what lies behind the thing is then in the pictures,
-    and few points may say so (a sky has none)."""
+    """Whether no camera looks back at the others across the centre: then pictures show what lies behind the thing."""
     around = torch.nn.functional.normalize(positions[:, :2], dim=-1)
     return float(around.mean(0).norm()) > _ONE_SIDE
 

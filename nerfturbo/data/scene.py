@@ -35,12 +35,9 @@ class MissingSplitError(InputError):
 
 @dataclass(frozen=True)
 class Scene:
-    """One split of a scene. Picture i was taken by camera i; everything of interest lies inside `aabb`.
-
-    `near` and `far` bound the distance along every ray, on top of the box. A scene without an end has `grid_levels`
-    > 1: everything lies inside the box scaled by 2^(grid_levels - 1). `to_original` leads back to the file's
-    coordinates, and `notes` say what was recognised and chosen.
-    """
+    """One split of a scene. Picture i was taken by camera i; everything of interest lies inside `aabb`, or, where there
+    is no end and `grid_levels` > 1, in the box scaled by 2^(grid_levels - 1). `near` and `far` bound the distance along
+    every ray, on top of the box. `to_original` leads back to the file's coordinates; `notes` say what was chosen."""
 
     name: str
     cameras: Cameras
@@ -119,10 +116,10 @@ def load_scene(
     options = options if downscale is None else replace(options, downscale=downscale)
     text = str(source)
     if is_builtin(text):
-        expected = {"ndc": "whose cameras all look one way", "unbounded": "without an end"}.get(options.bounds)
-        if expected is not None:
-            what = "ndc" if options.bounds == "ndc" else "bounds"
-            raise InputError(what, f"a capture {expected}", "a built-in scene")
+        if options.bounds == "ndc":
+            raise InputError("ndc", "a capture whose cameras all look one way", "a built-in scene")
+        if options.bounds == "unbounded":
+            raise InputError("bounds", "a capture without an end", "a built-in scene")
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -162,8 +159,7 @@ def find_split(source: str | Path, split: Split, options: LoadOptions = DEFAULTS
 
 
 def recognise(folder: Path) -> SceneFormat | None:
-    """The first format that knows this folder, or this video file; one that holds nothing, or half of a reconstruction,
-    is an error."""
+    """The first format that knows this folder or video file; one that is empty or half a reconstruction is an error."""
     from .capture.photos import is_video  # imported here: the loaders import this file
     from .formats.colmap import check_whole
 
@@ -203,17 +199,16 @@ def is_builtin(source: str) -> bool:
 def _check_folder(folder: Path) -> None:
     from .builtin import builtin_names
 
-    got = None
-    if not folder.is_dir():
-        got = "a file" if folder.exists() else "no such folder"
-    else:
-        try:
-            got = "an empty folder" if next(folder.iterdir(), None) is None else None
-        except OSError as error:
+    got = "an empty folder"
+    try:
+        if next(folder.iterdir(), None) is not None:
+            return
+    except OSError as error:
+        if folder.is_dir():
             raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
-    if got is not None:
-        hint = "give a scene folder, a folder of photos, a video, or one of the built-in scenes: "
-        raise InputError(str(folder), "a folder with a scene", got, hint + ", ".join(builtin_names()))
+        got = "a file" if folder.exists() else "no such folder"
+    hint = "give a scene folder, a folder of photos, a video, or one of the built-in scenes: "
+    raise InputError(str(folder), "a folder with a scene", got, hint + ", ".join(builtin_names()))
 
 
 def downscaled(scene: Scene, divisor: int) -> Scene:

@@ -1,6 +1,5 @@
 """A config made to fit a scene: one that moves needs a field that sees time; one without an end is folded (proposals,
-contracted grids), or needs nested grids, growing steps and a finer hash grid; and the preset that `auto` stands for,
-once the scene is known."""
+contracted grids), or needs nested grids, growing steps and a finer hash grid. And the preset that `auto` stands for."""
 
 from __future__ import annotations
 
@@ -21,9 +20,8 @@ _LEVELS_AT_FULL_RESOLUTION = 3  # of a grid, before it costs more than it saves 
 
 
 def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -> tuple[Config, tuple[str, ...]]:
-    """The config with what the scene asks for, and what was changed. Values chosen by hand (other than the plain
-    defaults) stay, and a config that was fitted before stays as it is. `auto` is the preset that the config began as,
-    where nobody chose one: a scene may then take another in its place."""
+    """The config with what the scene asks for, and what was changed. Values chosen by hand stay, and so does a config
+    that was fitted before. `auto` is the preset it began as where nobody chose one: a scene may then take another."""
     chosen: tuple[str, ...] = ()
     if auto is not None and scene.cameras.times is not None and auto.preset in MOVING_PRESETS:
         why = "the pictures have times: this field follows what moves"
@@ -58,9 +56,8 @@ def _in_its_place(
     config: Config, auto: Config, name: str, why: str, otherwise: str = "keeps the other"
 ) -> tuple[Config, tuple[str, ...]]:
     """The preset `name` in place of `auto`; what differs from `auto` was chosen and stays."""
-    if config.sampler != auto.sampler or config.grid.contraction != auto.grid.contraction:
-        return config, ()
-    if config.field.kind != auto.field.kind:
+    chosen = config.sampler != auto.sampler or config.grid.contraction != auto.grid.contraction
+    if chosen or config.field.kind != auto.field.kind:
         return config, ()
     made = replace(preset(name), data=config.data)
     if config.field.kind == "custom":  # keeps its place in the other preset
@@ -76,39 +73,37 @@ def _in_its_place(
 
 def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
     """All of space in one field: the box of the cameras' surroundings inside, everything else around it."""
-    grid, notes = config.grid, []
+    grid, note = replace(config.grid, levels=levels), f"grid.levels {levels}"
     if grid.contraction == "none":
-        fold = "sphere" if config.field.kind == "vanilla" else "cube"
-        grid = replace(grid, contraction=fold)
-        notes.append(f"grid.contraction {fold}")
-    notes.append(f"grid.levels {levels}")
-    return replace(config, grid=replace(grid, levels=levels)), ("unbounded: " + ", ".join(notes),)
+        grid = replace(grid, contraction="sphere" if config.field.kind == "vanilla" else "cube")
+        note = f"grid.contraction {grid.contraction}, {note}"
+    return replace(config, grid=grid), (f"unbounded: {note}",)
 
 
 def _nested(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:
     """Boxes in boxes, each twice as large as the one before, with steps that grow as they do."""
-    grid, render, field, loss, sampler = config.grid, config.render, config.field, config.loss, config.sampler
+    render, field, sampler = config.render, config.field, config.sampler
     assert isinstance(sampler, GridSamplerConfig)
-    notes = [f"unbounded: grid.levels {levels}"]
-    grid = replace(grid, levels=levels)
+    notes: list[str] = []
+
+    def change(stage: str, leaf: str, value: float, form: str = "") -> None:
+        nonlocal config
+        config = replace(config, **{stage: replace(getattr(config, stage), **{leaf: value})})
+        notes.append(f"{stage}.{leaf} {value:{form}}")
+
+    change("grid", "levels", levels)
     if render.steps_per_diagonal == _COARSE_STEPS:
-        render = replace(render, steps_per_diagonal=_COARSE_STEPS // 2)
-        notes.append(f"render.steps_per_diagonal {render.steps_per_diagonal}")
+        change("render", "steps_per_diagonal", _COARSE_STEPS // 2)
     if sampler.cone_angle == 0.0:
-        sampler = replace(sampler, cone_angle=UNBOUNDED_CONE_STEPS / render.steps_per_diagonal)
-        notes.append(f"sampler.cone_angle {sampler.cone_angle:.4f}")
+        change("sampler", "cone_angle", UNBOUNDED_CONE_STEPS / config.render.steps_per_diagonal, ".4f")
     if sampler.alpha_thre == 0.0:
-        sampler = replace(sampler, alpha_thre=UNBOUNDED_ALPHA_THRE)
-        notes.append(f"sampler.alpha_thre {UNBOUNDED_ALPHA_THRE:g}")
+        change("sampler", "alpha_thre", UNBOUNDED_ALPHA_THRE, "g")
     if isinstance(field, NgpConfig | DynamicNgpConfig):
         finest = min(_MAX_RESOLUTION, field.max_resolution << (levels - 1))  # cells of the inner box stay as small
         if finest > field.max_resolution:
-            field = replace(field, max_resolution=finest)
-            notes.append(f"field.max_resolution {finest}")
-    if levels > _LEVELS_AT_FULL_RESOLUTION and 32 < grid.resolution <= 64:
-        grid = replace(grid, resolution=32)
-        notes.append("grid.resolution 32")
-    if loss.near_gradient == 0.0:
-        loss = replace(loss, near_gradient=UNBOUNDED_NEAR_GRADIENT)
-        notes.append(f"loss.near_gradient {UNBOUNDED_NEAR_GRADIENT:g}")
-    return replace(config, grid=grid, render=render, field=field, sampler=sampler, loss=loss), (", ".join(notes),)
+            change("field", "max_resolution", finest)
+    if levels > _LEVELS_AT_FULL_RESOLUTION and 32 < config.grid.resolution <= 64:
+        change("grid", "resolution", 32)
+    if config.loss.near_gradient == 0.0:
+        change("loss", "near_gradient", UNBOUNDED_NEAR_GRADIENT, "g")
+    return config, ("unbounded: " + ", ".join(notes),)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.cameras import WORLD_UP, Cameras, look_at
+from ..data.cameras import WORLD_UP, Cameras, look_at, rotations
 from ..data.json_checks import number, read_json, rigid, shown
 from ..errors import InputError
 from ..types import Aabb
@@ -131,17 +131,6 @@ def quaternions(rotations: Tensor) -> Tensor:
     rows += [c + g, f + h, i - a - e, d - b], [h - f, c - g, d - b, a + e + i]
     matrix = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2) / 3.0
     return torch.linalg.eigh(matrix).eigenvectors[..., [3, 0, 1, 2], -1]  # of x, y, z, w
-
-
-def rotations(quaternion: Tensor) -> Tensor:
-    """(n, 3, 3) from unit quaternions (n, 4)."""
-    w, x, y, z = quaternion.unbind(-1)
-    rows = [
-        [1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)],
-        [2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x)],
-        [2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)],
-    ]
-    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 
 def pose_distances(poses: Tensor, others: Tensor, scale: float) -> Tensor:

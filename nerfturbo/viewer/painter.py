@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cameras import Cameras
+from ..data.cameras import Cameras, rotations
 from ..data.images import to_bytes
 from ..data.placement import Ndc
 from ..errors import InputError
-from ..evaluation.camera_path import rotations
 from ..evaluation.images import Channel, channel_image
 from ..rendering.image import render_view
 from ..rendering.model import NerfModel

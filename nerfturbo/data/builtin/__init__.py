@@ -88,9 +88,8 @@ def builtin_scene(
     seed: int = 0,
     all_around: bool = False,
 ) -> Scene:
-    """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, the same ones every time. With
-    `all_around` they look from below too: then nothing that can be seen from outside is hidden. Pictures are kept in
-    the cache folder (NERFTURBO_CACHE), so that only the first call renders."""
+    """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, or `all_around`, the same ones
+    every time. They are kept in the cache folder (NERFTURBO_CACHE), so that only the first call renders."""
     name = check_name(name)
     if split not in SPLITS:
         raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))

@@ -1,12 +1,12 @@
 """Plain photographs, before they have poses: which files they are, and upright copies that COLMAP reads.
 
-COLMAP and our loader must see the same pixels. COLMAP's program does not turn pictures by their EXIF tag and does not
-read every format, so what is turned or unusual is written again; all other files are linked as they are, and keep the
-focal length that their camera wrote into them.
+COLMAP's program does not turn pictures by their EXIF tag and does not read every format, so what is turned or unusual
+is written again; all other files are linked as they are, and keep the focal length that their camera wrote.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -47,13 +47,10 @@ def is_video(path: Path) -> bool:
 def find_photos(folder: Path) -> list[Path]:
     """The photographs of a folder, or of its subfolder `images`, in the order of names; none is an empty list."""
     for place in (folder, *(folder / name for name in _SUBFOLDERS)):
-        try:
+        with contextlib.suppress(OSError):
             files = (path for path in place.iterdir() if path.is_file() and not path.name.startswith("."))
-            found = sorted(path for path in files if path.suffix.lower() in PHOTO_ENDINGS)
-        except OSError:
-            found = []
-        if found:
-            return found
+            if found := sorted(path for path in files if path.suffix.lower() in PHOTO_ENDINGS):
+                return found
     return []
 
 
@@ -97,11 +94,6 @@ def copy_photos(
     return taken
 
 
-def share_one_camera(photos: Sequence[Photo]) -> bool:
-    """Whether one lens took them all, as far as sizes and EXIF say."""
-    return len({(photo.size, photo.camera) for photo in photos}) == 1
-
-
 def _what_else(folder: Path) -> tuple[str, str]:
     """(what was found, hint) of a folder without photos."""
     endings = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file()} - {""})
@@ -137,8 +129,8 @@ def _copy_or_refuse(path: Path, folder: Path) -> Photo | str:
     if turned is None:
         _link(path, folder / name)
         return Photo(name, size, camera)
-    is_named = path.suffix.lower() in ((".jpg", ".jpeg") if is_jpeg else ())
-    name = name if is_named else f"{name}{'.jpg' if is_jpeg else '.png'}"
+    if not is_jpeg or path.suffix.lower() not in (".jpg", ".jpeg"):
+        name += ".jpg" if is_jpeg else ".png"
     exif.pop(_ORIENTATION, None)  # done already; the rest goes along, for the focal length in it
     if is_jpeg:
         turned.save(folder / name, "JPEG", quality=97, subsampling=0, exif=exif)

@@ -39,7 +39,7 @@ from ..json_checks import read_json
 from ..options import DEFAULTS, LoadOptions
 from ..scene import UNPOSED, Scene, SceneFormat, Split
 from . import video
-from .photos import Photo, copy_photos, find_photos, is_video, require_photos, share_one_camera
+from .photos import Photo, copy_photos, find_photos, is_video, require_photos
 from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, Verdict, judge, largest_model, model_jumps, open_tool, query
 
 CameraChoice = Literal[
@@ -225,7 +225,7 @@ class _Process:
     def _choices(self, photos: list[Photo]) -> tuple[Extraction, Matcher]:
         """Camera, matcher and sizes, each with the reason it was chosen for."""
         settings, n = self.settings, len(photos)
-        one_camera = self.from_video or share_one_camera(photos)
+        one_camera = self.from_video or len({(photo.size, photo.camera) for photo in photos}) == 1
         model, why = settings.camera_model, "chosen by hand"
         if model == "auto":
             model = "OPENCV" if one_camera and n >= RICH_LENS_PICTURES else "SIMPLE_RADIAL"
@@ -352,8 +352,7 @@ def _inputs(source: Path) -> list[Path]:
 
 
 def _fingerprint(inputs: list[Path]) -> str:
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in inputs]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    return _key(*((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in inputs))
 
 
 def _key(*parts: object) -> str:

@@ -1,7 +1,7 @@
 """Structure from motion by COLMAP, the program where it is installed, else its Python package; and what came of it.
 
-Both run as a process of their own, so that Ctrl-C ends them at once, a crash of theirs is an error message of ours, and
-what they print says how far they are. Names of options moved between versions of COLMAP: the program is asked for them.
+Both run as a process of their own: Ctrl-C ends them at once, a crash of theirs is an error message of ours, and what
+they print says how far they are. Names of options moved between versions of COLMAP: the program is asked for them.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def open_tool(name: ToolName = "auto") -> Tool:
 
 
 class ColmapProgram:
-    """The program `colmap`, any version from 3.6 on. A method runs one stage; `advance` hears how much of it is
-    done, from 0 to 1."""
+    """The program `colmap`, from 3.6 on. A method runs one stage; `advance` hears how much is done, from 0 to 1."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -157,8 +156,7 @@ def block_size(n_images: int) -> int:
 
 def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 0, forgive: str = "") -> None:
     """Run a stage, with its words in a log file. A failure that says `forgive` is left to the caller to notice. The
-    process stands in a group of its own: a Ctrl-C reaches us alone, and we end it. Should we be killed, it ends at its
-    next word, which nobody reads any more."""
+    process stands in a group of its own: a Ctrl-C reaches us alone, and we end it."""
     text, last = "", None
     with log.open("ab") as kept:
         kept.write(f"$ {' '.join(command)}\n".encode(errors="surrogateescape"))

@@ -1,8 +1,6 @@
-"""One stage of structure from motion by the package `pycolmap`, as a program: `python sfm_pycolmap.py extract ...`.
-
-A process of its own, because pycolmap holds the interpreter while it works, and prints its progress. It imports nothing
-of nerfturbo, so that it starts at once.
-"""
+"""One stage of structure from motion by the package `pycolmap`, as a program: `python sfm_pycolmap.py extract ...`. A
+process of its own, because pycolmap holds the interpreter while it works. It imports nothing of nerfturbo, so that it
+starts at once."""
 
 from __future__ import annotations
 
@@ -39,16 +37,14 @@ def extract(pycolmap: Any, *words: str) -> None:
 def match(pycolmap: Any, *words: str) -> None:
     """Match features; later versions call the options of the order of pairs by another name."""
     database, how, block, overlap = words
-    later = hasattr(pycolmap, "ExhaustivePairingOptions")
+    kind = "Pairing" if hasattr(pycolmap, "ExhaustivePairingOptions") else "Matching"
+    options = getattr(pycolmap, f"{how.title()}{kind}Options")()
     if how == "exhaustive":
-        options = pycolmap.ExhaustivePairingOptions() if later else pycolmap.ExhaustiveMatchingOptions()
         options.block_size = int(block)
-        run = pycolmap.match_exhaustive
     else:
-        options = pycolmap.SequentialPairingOptions() if later else pycolmap.SequentialMatchingOptions()
         options.overlap, options.quadratic_overlap = int(overlap), True
-        run = pycolmap.match_sequential
-    run(database, **{"pairing_options" if later else "matching_options": options}, device=pycolmap.Device.cpu)
+    run = pycolmap.match_exhaustive if how == "exhaustive" else pycolmap.match_sequential
+    run(database, **{f"{kind.lower()}_options": options}, device=pycolmap.Device.cpu)
 
 
 def map_images(pycolmap: Any, database: str, images: str, models: str) -> None:

@@ -1,11 +1,9 @@
-"""Frames of a video, spread evenly and picked for sharpness.
-
-The video is decoded twice: once small and grey, to see how sharp each frame is, and once in full for the frames that
-were chosen. Sharpness is the variance of the Laplacian, which blur by motion or focus takes away first.
-"""
+"""Frames of a video, spread evenly and picked for sharpness. It is decoded twice: once small and grey, to see how sharp
+each frame is, and once in full for the frames that were chosen."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import os
@@ -44,8 +42,7 @@ def frame_count(n_frames: int, seconds: float) -> int:
     >>> frame_count(706, 23.5), frame_count(90, 3.0), frame_count(20, 0.7), frame_count(18000, 600.0)
     (70, 30, 20, 200)
     """
-    wanted = round(FRAMES_PER_SECOND * seconds)
-    return min(n_frames, max(FEWEST, min(MOST, wanted)))
+    return min(n_frames, max(FEWEST, min(MOST, round(FRAMES_PER_SECOND * seconds))))
 
 
 def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
@@ -66,7 +63,7 @@ def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
 
 
 def sharpness_of(grey: np.ndarray) -> float:
-    """Variance of the Laplacian of a grey picture (H, W)."""
+    """Variance of the Laplacian of a grey picture (H, W), which blur by motion or focus takes away first."""
     values = grey.astype(np.float32)
     inner = values[1:-1, 1:-1]
     laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4.0 * inner
@@ -112,8 +109,7 @@ def open_decoder() -> FfmpegDecoder | OpenCvDecoder:
 
 
 class FfmpegDecoder:
-    """The program ffmpeg, which also turns frames upright by the video's own tag; `complaint` is what it said last of
-    a file it could not read."""
+    """The program ffmpeg, which also turns frames upright by the video's tag; `complaint` is what it said last."""
 
     def __init__(self, program: str) -> None:
         self.program, self.complaint = program, ""
@@ -123,12 +119,12 @@ class FfmpegDecoder:
         self._every_frame = ["-vsync", "0"] if old else ["-fps_mode", "passthrough"]
 
     def _header(self, video: Path) -> str:
-        """What ffmpeg says about the file."""
-        run = subprocess.run([self.program, "-hide_banner", "-i", _plain(video)], capture_output=True)
+        """What ffmpeg says about the file; `file:`, because its name may begin like a flag or a protocol."""
+        run = subprocess.run([self.program, "-hide_banner", "-i", f"file:{video}"], capture_output=True)
         return run.stderr.decode("utf-8", errors="replace")
 
     def _command(self, video: Path, *output: str) -> list[str]:
-        return [self.program, "-v", "error", "-nostdin", "-i", _plain(video), "-map", "0:v:0", *output]
+        return [self.program, "-v", "error", "-nostdin", "-i", f"file:{video}", "-map", "0:v:0", *output]
 
     def facts(self, video: Path) -> VideoFacts:
         seconds, text = self.duration(video), self._header(video)
@@ -175,9 +171,8 @@ class FfmpegDecoder:
         run = subprocess.run(self._command(video, *output), capture_output=True)
         self.complaint = _last_line(run.stderr.decode("utf-8", errors="replace"))
         for number, file in enumerate(files, 1):
-            written = folder / f".{number:06d}.jpg"
-            if written.is_file():
-                os.replace(written, file)
+            with contextlib.suppress(FileNotFoundError):  # said by whoever misses the file
+                os.replace(folder / f".{number:06d}.jpg", file)
 
 
 class OpenCvDecoder:
@@ -244,11 +239,6 @@ def _read_pgm(stream: IO[bytes]) -> Iterator[np.ndarray]:
         if len(content) < width * height:
             return
         yield np.frombuffer(content, dtype=np.uint8).reshape(height, width)
-
-
-def _plain(video: Path) -> str:
-    """As a file even if its name begins like a flag or a protocol."""
-    return f"file:{video}"
 
 
 def _last_line(text: str) -> str:

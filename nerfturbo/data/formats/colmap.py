@@ -20,7 +20,7 @@ from numpy.lib.recfunctions import structured_to_unstructured
 from torch import Tensor
 
 from ...errors import InputError
-from ..cameras import CameraModel, opencv_to_opengl, world_to_camera
+from ..cameras import CameraModel, opencv_to_opengl, rotations, world_to_camera
 from ..json_checks import find_image, shown
 from ..lenses import LENS_MODELS
 from ..options import DEFAULTS, LoadOptions
@@ -398,23 +398,14 @@ def pose_of(image: ColmapImage, what: str) -> Tensor:
     if not 0.5 < length < 2.0 or not bool((translation.abs() < 1e12).all()):
         got = shown((*image.quaternion, *image.translation))
         raise InputError(what, "a unit quaternion and a finite translation", got)
-    w, x, y, z = (quaternion / length).tolist()
-    rotation = torch.tensor(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ],
-        dtype=torch.float64,
-    )
-    return opencv_to_opengl(world_to_camera(torch.cat([rotation, translation[:, None]], dim=1)))
+    pose = torch.cat([rotations(quaternion / length), translation[:, None]], dim=1)
+    return opencv_to_opengl(world_to_camera(pose))
 
 
 def _find_images(
     folder: Path, images: list[ColmapImage], file: Path, allow_outside: bool
 ) -> tuple[Path, list[Path | None]]:
-    """Where the images are, and the file of each: all of them, or more than anywhere else, for some may have been
-    sorted out."""
+    """Where the images are, and the file of each: all of them, or more than anywhere else."""
     best: Path = folder
     most: list[Path | None] = [None] * len(images)
     for place in (folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()):
@@ -433,8 +424,5 @@ def _find_images(
 
 
 FORMAT = SceneFormat(
-    name="COLMAP",
-    looked_for="sparse/0/cameras.bin or .txt",
-    recognise=lambda folder: find_model(folder) is not None,
-    load=load_colmap,
+    "COLMAP", "sparse/0/cameras.bin or .txt", lambda folder: find_model(folder) is not None, load_colmap
 )

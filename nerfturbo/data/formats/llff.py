@@ -1,7 +1,7 @@
 """LLFF folders: poses_bounds.npy beside images or images_N, as in the forward-facing scenes of the NeRF paper.
 
 Each row holds a 3x5 matrix (down, right and backward axes, position, then height, width and focal length) and the
-smallest and largest depth the camera sees. Those depths place the scene: rays are marched in plain space, without NDC.
+smallest and largest depth the camera sees, which place the scene.
 """
 
 from __future__ import annotations
@@ -26,19 +26,15 @@ _MAX_VIEWS = 100_000
 
 def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split; `held_out` chooses the test views, in the order of names. Pictures come from images_N for a downscale
-    of N where that folder is there, else from images, else from the largest images_N, whose own shrinking then does not
-    count."""
+    of N where that is there, else from images, else from the largest images_N, whose own shrinking does not count."""
     file = folder / FILE
     rows = _read_rows(file)
     pictures, shrink = _picture_folder(folder, options.downscale)
     paths = sorted(path for path in pictures.iterdir() if path.suffix.lower() in PHOTO_ENDINGS)
     if len(paths) != rows.shape[0]:
         raise InputError(str(pictures), f"{rows.shape[0]} pictures, one per row of {FILE}", str(len(paths)))
-    views = [
-        View(path, *_camera(row, f"{file}: row {index}"))
-        for index, (row, path) in enumerate(zip(rows, paths, strict=True))
-    ]
-    views, split_note = held_out(views)
+    placed = enumerate(zip(rows, paths, strict=True))
+    views, split_note = held_out([View(path, *_camera(row, f"{file}: row {index}")) for index, (row, path) in placed])
     depths = rows[:, 15:]
     if not bool(((depths[:, 0] > 0.0) & (depths[:, 0] < depths[:, 1])).all()):
         raise InputError(f"{file}: bounds", "0 < near < far in every row", "others")
@@ -59,13 +55,12 @@ def _read_rows(file: Path) -> Tensor:
         raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
     except Exception as error:  # numpy's parser of headers fails in as many ways as there are damaged headers
         raise InputError(str(file), "a numpy array", str(error)[:120], "the file is damaged") from None
-    n_rows = shape[0] if len(shape) == 2 else 0
-    if len(shape) != 2 or shape[1] != 17 or not 1 <= n_rows <= _MAX_VIEWS or dtype.kind != "f":
+    if len(shape) != 2 or shape[1] != 17 or not 1 <= shape[0] <= _MAX_VIEWS or dtype.kind != "f":
         raise InputError(str(file), "an (n, 17) array of floats", f"{shape} of {dtype}")
-    if len(raw) != n_rows * 17 * dtype.itemsize:
-        got = f"{len(raw)}"
-        raise InputError(str(file), f"{n_rows * 17 * dtype.itemsize} bytes of numbers", got, "the file is damaged")
-    values = np.frombuffer(raw, dtype=dtype).reshape((n_rows, 17), order="F" if fortran else "C")
+    n_bytes = shape[0] * 17 * dtype.itemsize
+    if len(raw) != n_bytes:
+        raise InputError(str(file), f"{n_bytes} bytes of numbers", f"{len(raw)}", "the file is damaged")
+    values = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if fortran else "C")
     rows = torch.from_numpy(values.astype(np.float64))
     good = (rows.abs() < 1e12).all(-1)
     if not bool(good.all()):
@@ -91,13 +86,11 @@ def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:
         return exact, 1
     if (folder / "images").is_dir():
         return folder / "images", downscale
-    shrunk = {
-        int(path.name[7:]): path for path in folder.glob("images_*") if path.name[7:].isdecimal() and path.is_dir()
-    }
-    if not shrunk:
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
-        raise InputError(str(folder), "a folder images or images_N", shown(found))
-    return shrunk[min(shrunk)], downscale
+    found = [path for path in folder.glob("images_*") if path.name[7:].isdecimal() and path.is_dir()]
+    if not found:
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
+        raise InputError(str(folder), "a folder images or images_N", shown(names))
+    return min(found, key=lambda path: int(path.name[7:])), downscale
 
 
 def _seen_points(views: list[View], depths: Tensor, folder: Path) -> Tensor:

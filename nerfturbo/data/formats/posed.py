@@ -88,12 +88,9 @@ class View:
 
 
 def held_out(views: Sequence[View]) -> tuple[list[View], str]:
-    """The views with their splits, where a format knows none, and the words that say which were held out.
-
-    Views 0, 8, 16, ... in the order given are the test views, as the published scores have it. Of fewer than 16 that
-    would take too many, and the first is often at the rim of what was photographed: then it is the most central one
-    alone, whose place and direction are nearest to those of all others.
-    """
+    """The views with their splits, where a format knows none, and the words that say which were held out: views 0, 8,
+    16, ... in the order given, as the published scores have it. Of fewer than 16 it is the most central one alone,
+    whose place and direction are nearest to those of all others: the first is often at the rim."""
     chosen, note = set(range(0, len(views), TEST_EVERY)), "every 8th picture is a test view"
     if len(views) < 2:
         chosen, note = set(), "one picture: none is left to score"
@@ -163,8 +160,7 @@ def posed_scene(
 
 
 def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:
-    """One batch of cameras, at the poses of the file and at `times` (n,) from 0 to 1. Pinholes among distorted cameras
-    get zeros as coefficients."""
+    """One batch of cameras, at `times` (n,) from 0 to 1. Pinholes among distorted cameras get zeros as coefficients."""
     models: set[CameraModel] = {view.lens.model for view in views}
     bent: set[CameraModel] = {model for model in models if model != "pinhole"}
     if len(bent) > 1 or (len(models) > 1 and not bent <= set(_PLAIN_AT_ZERO)):
@@ -199,10 +195,9 @@ def _check_shape(image: Path, size: list[int], expected: list[int]) -> None:
         raise InputError(str(image), f"a picture of its camera's shape, {shape}", got, hint)
 
 
-# Jumps of the cameras. Frames of a video turn by a few degrees from one to the next. Where a thing looks the same from
-# several sides (a label that is printed twice, a chair), structure from motion may take one side for the other: every
-# feature of the thing fits, what lies behind it does not, and no error of reprojection tells. But the walk does: at the
-# seam it jumps.
+# Jumps of the cameras. Where a thing looks the same from several sides (a label that is printed twice, a chair),
+# structure from motion may take one side for the other: every feature of the thing fits, what lies behind it does not,
+# and no error of reprojection tells. But the walk of a video does, which turns by a few degrees elsewhere: it jumps.
 
 LEAST_PICTURES = 20
 SMOOTH = 15.0  # degrees between neighbours, in the median: otherwise there is no walk to speak of

@@ -1,8 +1,7 @@
 """Transforms files. Blender scenes: transforms_{train,val,test}.json beside folders of RGBA pictures, read and written.
 
-The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Its near = 2 and far = 6 were the bounds of
-a sampler that knew no box; here rays are clipped to the box, so `near` is 0 (a viewer may fly inside) and `far` is the
-farthest corner any of the cameras can see.
+The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Rays are clipped to that box, so `near` is 0
+(a viewer may fly inside) and `far` is the farthest corner any of the cameras can see.
 
 `transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
 
@@ -55,9 +54,7 @@ _COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
 _LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is_fisheye", *_COEFFICIENTS["opencv"])
 
 
-def load_blender(
-    folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS, *, aabb: Aabb = BLENDER_AABB
-) -> Scene:
+def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times. A file with focal
     lengths, a principal point or distortion is read as `transforms.json` is, and placed like it."""
     file = folder / f"transforms_{split}.json"
@@ -75,24 +72,18 @@ def load_blender(
     paths = [find(frame.get("file_path"), f"{place}: file_path") for frame, place in placed]
     masks = [find_mask(folder, path) for path in paths]
     images = load_images(paths, options, masks=masks)
-    width = images.sizes[:, :1].float()
     times, moments = _times(placed, folder)
-    cameras = Cameras(
-        camera_to_world=poses,
-        focal=(0.5 * width / tangent).expand(-1, 2).contiguous(),
-        center=images.sizes.float() * 0.5,
-        size=images.sizes,
-        times=times,
-    )
+    half = images.sizes.float() * 0.5
+    cameras = Cameras(poses, (half[:, :1] / tangent).expand(-1, 2).contiguous(), half, images.sizes, times)
     levels, asked = bounded_levels(1, options.bounds)
-    note = asked or f"bounded: Blender scenes stand in a box of {aabb.high[0] - aabb.low[0]:.3g} about the origin"
+    note = asked or "bounded: Blender scenes stand in a box of 3 about the origin"
     return Scene(
         name=folder.resolve().name,
         cameras=cameras,
         images=images,
-        aabb=aabb,
+        aabb=BLENDER_AABB,
         near=0.0,
-        far=farthest_distance(cameras.positions, aabb.scaled(2.0 ** (levels - 1))),
+        far=farthest_distance(cameras.positions, BLENDER_AABB.scaled(2.0 ** (levels - 1))),
         grid_levels=levels,
         split=split,
         source=str(folder),
@@ -124,11 +115,11 @@ def _write_split(scene: Scene, angle: float, folder: Path) -> None:
     (folder / scene.split).mkdir()
     names = [f"./{scene.split}/r_{index}" for index in range(len(scene))]
     bottom = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
-    frames: list[dict[str, Any]] = []
-    for index, name in enumerate(names):
-        matrix = torch.cat([scene.cameras.camera_to_world[index].cpu(), bottom]).tolist()
-        frame = {"file_path": name, "transform_matrix": matrix}
-        frames.append(frame if scene.cameras.times is None else frame | {"time": scene.cameras.times[index].item()})
+    poses = (torch.cat([pose, bottom]).tolist() for pose in scene.cameras.camera_to_world.cpu())
+    frames = [{"file_path": name, "transform_matrix": matrix} for name, matrix in zip(names, poses, strict=True)]
+    if scene.cameras.times is not None:
+        moments = zip(frames, scene.cameras.times.tolist(), strict=True)
+        frames = [frame | {"time": time} for frame, time in moments]
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
         files = [folder / f"{name}.png" for name in names]
         list(threads.map(save_image, files, map(scene.images.image_bytes, range(len(scene)))))
@@ -155,8 +146,7 @@ def _times(placed: list[tuple[dict[str, Any], str]], folder: Path) -> tuple[Tens
         return None, ()
     times = [number(frame.get("time"), f"{place}: time") for frame, place in placed]
     of_all = list(times)
-    for split in SPLITS:
-        file = folder / f"transforms_{split}.json"
+    for file in (folder / f"transforms_{split}.json" for split in SPLITS):
         with contextlib.suppress(InputError):  # said when that split is opened
             frames = read_frames(read_json(file), file)
             of_all += [number(frame.get("time"), f"{place}: time") for frame, place in frames]
@@ -262,9 +252,8 @@ class _File:
             levels, asked = bounded_levels(levels, self.options.bounds)
             box = f"aabb_scale {document['aabb_scale']}: instant-ngp's unit cube about the origin, {levels} grid levels"
             notes += (asked,) if asked else ()
-            placing = functools.partial(
-                given_place, to_original=to_original, levels=levels, near=NGP_NEAR, notes=(box,)
-            )
+            options = {"to_original": to_original, "levels": levels, "near": NGP_NEAR, "notes": (box,)}
+            placing = functools.partial(given_place, **options)
         scene = posed_scene(self.folder, views, split, self.options, placing=placing, notes=notes)
         if back is None:
             return scene
@@ -351,8 +340,7 @@ class _File:
 
 def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
     """(4, 4) float64 from the unit cube about the origin to the file's coordinates, and grid levels, by its rules. Its
-    unit matters: at the start a field is fog of density 1, and in the file's unit, three times as small, hardly any
-    light would reach what the cameras look at."""
+    unit matters: in the file's, three times as small, the fog of a new field would hide what the cameras look at."""
     reach = number(document["aabb_scale"], f"{file}: aabb_scale")
     if not 1.0 <= reach <= 128.0:
         raise InputError(f"{file}: aabb_scale", "a power of two from 1 to 128", f"{reach:g}")
@@ -381,15 +369,9 @@ def _before_export(document: dict[str, Any], file: Path) -> Tensor | None:
     return torch.linalg.inv(matrix)
 
 
-BLENDER = SceneFormat(
-    name="Blender",
-    looked_for="transforms_train.json",
-    recognise=lambda folder: any((folder / f"transforms_{split}.json").is_file() for split in SPLITS),
-    load=load_blender,
-)
-FORMAT = SceneFormat(
-    name="instant-ngp / nerfstudio",
-    looked_for=FILE,
-    recognise=lambda folder: (folder / FILE).is_file(),
-    load=load_transforms,
-)
+def _has_split_file(folder: Path) -> bool:
+    return any((folder / f"transforms_{split}.json").is_file() for split in SPLITS)
+
+
+BLENDER = SceneFormat("Blender", "transforms_train.json", _has_split_file, load_blender)
+FORMAT = SceneFormat("instant-ngp / nerfstudio", FILE, lambda folder: (folder / FILE).is_file(), load_transforms)
