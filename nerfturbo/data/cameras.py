@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -164,6 +164,12 @@ class Cameras:
         pixel = torch.arange(width * height, device=self.device)
         row = torch.div(pixel, width, rounding_mode="floor")
         return self.rays(torch.full_like(pixel, index), pixel - row * width + PIXEL_CENTER, row + PIXEL_CENTER)
+
+    def rays_through(self, places: Sequence[tuple[float, float]]) -> Rays:
+        """Of each camera the rays through `places`, as shares of width and height."""
+        index = torch.arange(len(self), device=self.device).repeat_interleave(len(places))
+        x, y = (torch.tensor(places, device=self.device).repeat(len(self), 1) * self.size[index]).unbind(-1)
+        return self.rays(index, x, y)
 
     def project(self, camera_indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         """World points (m, 3), in the box where there is one, to pixel positions (m, 2) and depths (m,) ahead. Depths

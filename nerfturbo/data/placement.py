@@ -87,18 +87,16 @@ class Ndc:
         return points @ self.to_mean[:, :3].T + self.to_mean[:, 3]
 
 
-def mean_camera(poses: Tensor, near: float, scale: tuple[float, float]) -> Ndc:
-    """The box before the mean of placed poses (n, 3, 4), with the near plane at a distance in their unit."""
+def _mean_camera(poses: Tensor) -> Tensor:
+    """(3, 4) float64: from the world to the mean of poses (n, 3, 4), which must look one way."""
     poses = poses.double()
     backward = torch.nn.functional.normalize(poses[:, :, 2].mean(0), dim=0)
     if poses.shape[0] < 2 or float((poses[:, :, 2] @ backward).min()) < 0.5:
         hint = "leave it out: scenes seen from around are placed without it"
         raise InputError("ndc", "cameras that look one way, within 60 degrees of their mean", "others", hint)
     right = torch.nn.functional.normalize(torch.linalg.cross(poses[:, :, 1].mean(0), backward), dim=0)
-    axes = torch.stack([right, torch.linalg.cross(backward, right), backward])  # (3, 3): world to camera
-    middle = poses[:, :, 3].mean(0)
-    to_mean = torch.cat([axes, -(axes @ middle)[:, None]], dim=1) / near
-    return Ndc(to_mean.float(), torch.tensor(scale))
+    axes = torch.stack([right, torch.linalg.cross(backward, right), backward])
+    return torch.cat([axes, -(axes @ poses[:, :, 3].mean(0))[:, None]], dim=1)
 
 
 MAX_LEVELS = 6
@@ -153,8 +151,11 @@ def place(
     notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
     positions = placed(poses[:, :, 3])
     if bounds == "bounded" or (bounds == "auto" and is_object):
-        aabb, levels, near = _object_box(cameras, positions), 1, 0.0
-        why = "because the pictures can be seen through" if is_object else "as asked"
+        half = (
+            0.5 * cameras.size.double().amax(-1) / cameras.focal.double().amin(-1)
+        )  # what views hold about the centre
+        aabb = Aabb.cube(float((positions.norm(dim=-1) * half).max().clamp(1e-3, 1.0)))
+        levels, near, why = 1, 0.0, "because the pictures can be seen through" if is_object else "as asked"
         if points is not None and not is_object:
             aabb = Aabb.cube(max(1e-3, _reach(placed(points))))
             near = _NEAR if nearest is None else 0.5 * nearest * scale
@@ -165,7 +166,8 @@ def place(
     else:
         near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
         reach = _reach(placed(points))
-        aabb, one_sided = Aabb.cube(1.0), _on_one_side(positions)
+        around = torch.nn.functional.normalize(positions[:, :2], dim=-1)
+        aabb, one_sided = Aabb.cube(1.0), float(around.mean(0).norm()) > _ONE_SIDE  # no camera looks back at the others
         levels = max(levels_for(reach), 2 if bounds == "unbounded" or one_sided else 1)
         kind = "bounded" if levels == 1 else "unbounded"
         notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
@@ -186,11 +188,8 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Plac
     near = NEAR_SHARE * nearest / unit
     halves = (2.0 * cameras.focal.double() / cameras.size.double()).mean(0)
     placed = placed_poses(poses, plain)
-    ndc = mean_camera(placed, near, (float(halves[0]), float(halves[1])))
-    index = torch.arange(len(cameras)).repeat_interleave(4)
-    sides = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).repeat(len(cameras), 1)
-    corners = sides * cameras.size[index]
-    rays = replace(cameras, camera_to_world=placed).rays(index, corners[:, 0], corners[:, 1])
+    ndc = Ndc((_mean_camera(placed) / near).float(), halves.float())
+    rays = replace(cameras, camera_to_world=placed).rays_through([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
     half = max(float(end[:, :2].abs().max()) for end in ndc.ends(rays)) * 1.001
     if half > WIDEST:
         expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
@@ -263,18 +262,6 @@ def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:
     if nearest is not None and float(ahead.norm()) > 0.8:
         return middle + ahead / ahead.norm() * (2.0 * nearest), "centred ahead of the cameras, which look the same way"
     return middle, "centred on the cameras, which look at no common point nearby"
-
-
-def _on_one_side(positions: Tensor) -> bool:
-    """Whether no camera looks back at the others across the centre: then pictures show what lies behind the thing."""
-    around = torch.nn.functional.normalize(positions[:, :2], dim=-1)
-    return float(around.mean(0).norm()) > _ONE_SIDE
-
-
-def _object_box(cameras: Cameras, positions: Tensor) -> Aabb:
-    """What the cameras' views can hold about the centre."""
-    half = 0.5 * cameras.size.double().amax(-1) / cameras.focal.double().amin(-1)
-    return Aabb.cube(float((positions.norm(dim=-1) * half).max().clamp(1e-3, 1.0)))
 
 
 def _reach(points: Tensor) -> float:

@@ -163,7 +163,9 @@ class _Bytes:
         except UnicodeDecodeError:
             raise self.error("the name of an image in UTF-8", shown(raw)) from None
 
-    def finish(self) -> None:
+    def records(self, smallest: int, what: str) -> Iterator[int]:
+        """As many numbers as the file says it has records; behind them it must end."""
+        yield from range(self.count(smallest, what))
         if self.position != len(self.content):
             raise self.error("the end of the file", f"{len(self.content) - self.position} more bytes")
 
@@ -177,38 +179,35 @@ class _Bytes:
 
 
 def _binary_cameras(source: _Bytes) -> Iterator[tuple[int, ColmapCamera]]:
-    for _ in range(source.count(_CAMERA.size + 16, "cameras")):
+    for _ in source.records(_CAMERA.size + 16, "cameras"):
         number, model, width, height = source.take(_CAMERA)
         if not 0 <= model < len(MODELS):
             raise source.error(f"a camera model from 0 to {len(MODELS) - 1}", str(model))
         name = list(MODELS)[model]
         yield number, ColmapCamera(name, width, height, source.take(struct.Struct(f"<{N_PARAMETERS[name]}d")))
-    source.finish()
 
 
 def _binary_images(source: _Bytes) -> Iterator[tuple[ColmapImage, _Features]]:
-    for _ in range(source.count(_IMAGE.size + 9, "images")):
+    for _ in source.records(_IMAGE.size + 9, "images"):
         number, *pose, camera = source.take(_IMAGE)
         name = source.text()
         rows = source.rows(_FEATURE, f"points of image {number}")
         features = functools.partial(structured_to_unstructured, rows, np.float64)
         yield ColmapImage(number, name, camera, tuple(pose[:4]), tuple(pose[4:])), features
-    source.finish()
 
 
 def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
-    for _ in range(source.count(_POINT.size + 8, "points")):
+    for _ in source.records(_POINT.size + 8, "points"):
         yield source.take(_POINT)
         source.rows(_TRACK, "track entries")
-    source.finish()
 
 
-def _lines(file: Path) -> Iterator[tuple[str, str]]:
-    """(where it stands, line) of all that is not a comment."""
+def _lines(file: Path, *, empty: bool = False) -> Iterator[tuple[str, str]]:
+    """(where it stands, line) of all that is not a comment; empty ones only if asked for."""
     try:
         with file.open(encoding="utf-8-sig") as lines:
             for index, line in enumerate(lines, 1):
-                if not line.startswith("#"):
+                if not line.startswith("#") and (empty or line.strip()):
                     yield f"{file}: line {index}", line.strip()
     except OSError as error:
         raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
@@ -227,8 +226,6 @@ def _values(words: list[str], kind: Callable[[str], float], where: str) -> list:
 def _text_cameras(file: Path) -> Iterator[tuple[int, ColmapCamera]]:
     for where, line in _lines(file):
         words = line.split()
-        if not words:
-            continue
         if len(words) < 4 or words[1] not in N_PARAMETERS:
             raise InputError(where, "CAMERA_ID MODEL WIDTH HEIGHT PARAMS, with one of COLMAP's models", shown(line))
         parameters = _values(words[4:], float, where)
@@ -241,8 +238,7 @@ def _text_cameras(file: Path) -> Iterator[tuple[int, ColmapCamera]]:
 def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
     """Two lines each: the image, then its points, which may be an empty line. One that is cut short is an error: COLMAP
     states the number of images before them, and the last one's points end with it."""
-    lines, count, pointed = _lines(file), 0, False
-    last, points = "", None
+    lines, count, pointed, last, points = _lines(file, empty=True), 0, False, "", None
     for where, line in lines:
         if not line:
             continue
@@ -256,8 +252,7 @@ def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
         features = functools.partial(_parse_features, points or "", below)
         yield ColmapImage(number, words[9], camera, tuple(pose[:4]), tuple(pose[4:])), features
     hint = "the file is cut short: copy or export it again"
-    stated = _stated_images(file)
-    if stated is not None and count < stated:
+    if (stated := _stated_images(file)) is not None and count < stated:
         hint += "; if you took images out of it yourself, correct that number"
         raise InputError(str(file), f"{stated} images, as its header says", str(count), hint)
     if points is None and pointed:  # a file without any points may have lost the last empty line in an editor
@@ -279,8 +274,6 @@ def _stated_images(file: Path) -> int | None:
 def _text_points(file: Path) -> Iterator[Sequence[float]]:
     for where, line in _lines(file):
         words = line.split(None, 8)
-        if not words:
-            continue
         if len(words) < 8:
             raise InputError(where, "POINT3D_ID X Y Z R G B ERROR TRACK", shown(line))
         yield _values(words[:8], float, where)

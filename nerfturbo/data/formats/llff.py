@@ -95,11 +95,8 @@ def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:
 
 def _seen_points(views: list[View], depths: Tensor, folder: Path) -> Tensor:
     """Corners and middle of every picture at both ends of its depths: what stands in for points on surfaces."""
-    cameras = cameras_of(views, folder)
-    index = torch.arange(len(views)).repeat_interleave(5)
-    sides = torch.tensor([[0.02, 0.02], [0.02, 0.98], [0.98, 0.02], [0.98, 0.98], [0.5, 0.5]]).repeat(len(views), 1)
-    x, y = (sides * cameras.size[index]).unbind(-1)
-    rays = cameras.rays(index, x, y)
+    cameras, index = cameras_of(views, folder), torch.arange(len(views)).repeat_interleave(5)
+    rays = cameras.rays_through([(0.02, 0.02), (0.02, 0.98), (0.98, 0.02), (0.98, 0.98), (0.5, 0.5)])
     cosines = (rays.directions * cameras.forward[index]).sum(-1)
     ends = [rays.origins + rays.directions * (depths[index, end].float() / cosines)[:, None] for end in (0, 1)]
     return torch.cat(ends).double()
