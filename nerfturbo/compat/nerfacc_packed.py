@@ -19,7 +19,7 @@ from ..ops.march import decay_and_max
 from ..ops.positions import fold
 from ..types import PackedSamples
 from .nerfacc._rays import indices_of, offsets_of_counts, offsets_of_packed_info, packed_info_of
-from .nerfacc.estimators.occ_grid import SampleFn, cells_of, cells_to_refresh, check_training, prune
+from .nerfacc.estimators.occ_grid import LearningGrid, SampleFn, cells_of, cells_to_refresh, prune
 from .nerfacc.grid import Grids, Planes, cell_values, lattice_samples, traverse
 from .nerfacc.grid import ray_aabb_intersect as _boxes_intersect
 from .nerfacc.volrend import accumulate_along_rays as _accumulate
@@ -110,7 +110,7 @@ class Grid(nn.Module):
         return self._contraction_type
 
 
-class OccupancyGrid(Grid):
+class OccupancyGrid(Grid, LearningGrid):
     """A grid of decaying maxima `occs`, occupied where they exceed min(occ_thre, their mean)."""
 
     NUM_DIM: int = 3
@@ -137,20 +137,7 @@ class OccupancyGrid(Grid):
         self.register_buffer("grid_coords", coords)
         self.register_buffer("grid_indices", torch.arange(self.num_cells))
 
-    @torch.no_grad()
-    def every_n_step(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 1e-2,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
-        n: int = 16,
-    ) -> None:
-        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> occupancy (m, 1)."""
-        check_training(self)
-        if step % n == 0:
-            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
+    every_n_step = LearningGrid.update_every_n_steps
 
     @torch.no_grad()
     def _update(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...types import PackedSamples
 
 
 @dataclass
@@ -141,6 +142,14 @@ def indices_of(offsets: Tensor, n_samples: int) -> Tensor:
     """(n_samples,) int64 ray of each sample."""
     samples = torch.arange(n_samples, dtype=torch.int32, device=offsets.device)
     return torch.searchsorted(offsets[1:].contiguous(), samples, right=True)
+
+
+def ray_indices_of(samples: PackedSamples) -> Tensor:
+    """(n_samples,) int64 ray of each sample, with all that `rendering` would make of it."""
+    indices = samples.ray_indices.long()
+    remember(indices, "offsets", samples.offsets)
+    remember(indices, "narrow", samples.ray_indices)
+    return indices
 
 
 def packed_info_of(offsets: Tensor) -> Tensor:

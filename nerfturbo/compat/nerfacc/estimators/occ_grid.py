@@ -12,7 +12,7 @@ from ....errors import InputError
 from ....ops import compact, march, visibility
 from ....ops.march import StepRule, decay_and_max
 from ....types import PackedSamples
-from .._rays import packed_info_of, remember, remembered
+from .._rays import packed_info_of, ray_indices_of, remember, remembered
 from ..grid import Grids, Planes, _enlarge_aabb, occupancy_bits, traverse
 from ..volrend import render_visibility_from_alpha
 from .base import AbstractEstimator
@@ -68,12 +68,32 @@ def prune(
     return compact(samples, keep)
 
 
-def check_training(grid: nn.Module) -> None:
-    if not grid.training:
-        raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
+class LearningGrid(nn.Module):
+    """A grid whose `_update` refreshes it from a field."""
+
+    _update: Callable[..., None]
+
+    def update_every_n_steps(
+        self,
+        step: int,
+        occ_eval_fn: Callable[[Tensor], Tensor],
+        occ_thre: float = 1e-2,
+        ema_decay: float = 0.95,
+        warmup_steps: int = 256,
+        n: int = 16,
+    ) -> None:
+        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> optical thickness (m,) or (m, 1).
+
+        All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
+        occupied above min(occ_thre, mean of the visible cells).
+        """
+        if not self.training:
+            raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
+        if step % n == 0:
+            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
 
 
-class OccGridEstimator(AbstractEstimator):
+class OccGridEstimator(LearningGrid, AbstractEstimator):
     """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l about its centre.
 
     `occs` is a decaying maximum of what `occ_eval_fn` said of each cell, -1 where no camera looks; `binaries` says
@@ -153,28 +173,7 @@ class OccGridEstimator(AbstractEstimator):
         if alpha_thre > 0.0:  # kept on the device: reading the mean would wait for it
             threshold = remembered(self.occs, "mean", self._mean).to(device).clamp(max=alpha_thre)
         samples = prune(samples, sigma_fn, alpha_fn, early_stop_eps, threshold)
-        indices = samples.ray_indices.long()
-        remember(indices, "offsets", samples.offsets)
-        remember(indices, "narrow", samples.ray_indices)
-        return indices, samples.t_starts, samples.t_ends
-
-    def update_every_n_steps(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 1e-2,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
-        n: int = 16,
-    ) -> None:
-        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> optical thickness (m,) or (m, 1).
-
-        All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
-        occupied above min(occ_thre, mean of the visible cells).
-        """
-        check_training(self)
-        if step % n == 0:
-            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
+        return ray_indices_of(samples), samples.t_starts, samples.t_ends
 
     @torch.no_grad()
     def mark_invisible_cells(
