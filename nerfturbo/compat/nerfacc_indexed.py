@@ -1,9 +1,4 @@
-"""The interface of nerfacc 0.3: `ray_marching` returns `ray_indices`, and samples have shape (n_samples, 1).
-
-    import nerfturbo.compat.nerfacc_indexed as nerfacc
-
-or, for code that cannot be edited, `nerfturbo.compat.install("nerfacc", package="nerfacc_indexed")`.
-"""
+"""The interface of nerfacc 0.3: `ray_marching` returns `ray_indices`, and samples have shape (n_samples, 1)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -58,7 +59,6 @@ class FrameMaker:
         self.model, self.cameras, self.look = model, cameras, look
         self.estimator = cropped(model.estimator, look.crop, what="--crop")
         self._background = torch.tensor(look.background, device=model.device)
-        self._depths = look.depths
         self._fast: FrameRenderer | None = None
         size = recorded_size(cameras)
         if size is not None and hasattr(self.estimator, "grid") and model.device.type == "cuda":
@@ -93,17 +93,14 @@ class FrameMaker:
             shown[channel] = to_bytes(channel_image(channel, image, self._background, **options)).cpu()
         return shown
 
-    @property
-    def depths(self) -> tuple[float, float]:
-        """The range of depths of the whole path, so that colours mean the same in every frame."""
-        if self._depths is None:
-            self._depths = self._measure_depths()
-        return self._depths
-
     def _render(self, cameras: Cameras, index: int) -> RenderedImage:
         return render_view(self.model.field, self.estimator, cameras, index, background=self._background)
 
-    def _measure_depths(self) -> tuple[float, float]:
+    @functools.cached_property
+    def depths(self) -> tuple[float, float]:
+        """The range of depths of the whole path, so that colours mean the same in every frame."""
+        if self.look.depths is not None:
+            return self.look.depths
         found = []
         for index in choose_views(len(self.cameras), 8):
             camera = self.cameras[index]

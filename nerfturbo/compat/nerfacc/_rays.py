@@ -1,8 +1,7 @@
 """Which samples belong to which ray, in the three forms that nerfacc's callers use.
 
-Inside, everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What a function here has made
-of a caller's tensor is remembered with that tensor (and forgotten with it, or when it is written to), so that the ray
-indices which `sampling` returns need not be counted again by `rendering`.
+Inside, everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What is made of a caller's tensor
+is remembered until it dies or is written to: `rendering` need not count again the rays which `sampling` returned.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class RaySamples(_Segments):
 
 @dataclass
 class RayIntervals(_Segments):
-    """Edges of intervals along rays. Touching intervals share an edge, which is then a left and a right one; flattened
-    edges need to know."""
+    """Edges of intervals along rays. Touching intervals share an edge, which is then a left and a right one."""
 
     is_left: Tensor | None = None  # (all,) bool
     is_right: Tensor | None = None  # (all,) bool

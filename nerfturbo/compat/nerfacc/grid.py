@@ -1,8 +1,5 @@
-"""Boxes and grids met by rays. Nothing here is differentiable.
-
-Nested cubes of cells, each box twice as large as the one before, are what `nerfturbo.ops.march` walks, by kernels.
-Other grids (any boxes, any resolution per axis) and the walk from cell to cell are done in plain torch here.
-"""
+"""Boxes and grids met by rays; nothing here is differentiable. Nested cubes of cells, each box twice as large as the
+one before, are marched by kernels; other boxes, other resolutions and the walk from cell to cell in plain torch."""
 
 from __future__ import annotations
 
@@ -63,14 +60,10 @@ def ray_aabb_intersect(
     enter, leave = torch.minimum(first, second), torch.maximum(first, second)
     # A ray along a face is inside that slab for ever, or never; the division gives no number for one on the face.
     along, inside = directions == 0.0, (origins >= low) & (origins <= high)
-    infinity = torch.full_like(enter, float("inf"))
-    enter = torch.where(along, torch.where(inside, -infinity, infinity), enter)
-    leave = torch.where(along, torch.where(inside, infinity, -infinity), leave)
-    t_mins, t_maxs = enter.amax(-1), leave.amin(-1)
+    forever = torch.where(inside, torch.inf, -torch.inf).to(enter.dtype)
+    t_mins, t_maxs = torch.where(along, -forever, enter).amax(-1), torch.where(along, forever, leave).amin(-1)
     hits = (t_maxs > t_mins) & (t_maxs > 0.0)
-    missed = torch.full_like(t_mins, miss_value)
-    t_mins = torch.where(hits, t_mins.clamp(near_plane, far_plane), missed)
-    t_maxs = torch.where(hits, t_maxs.clamp(near_plane, far_plane), missed)
+    t_mins, t_maxs = (torch.where(hits, t.clamp(near_plane, far_plane), miss_value) for t in (t_mins, t_maxs))
     return t_mins, t_maxs, hits
 
 
@@ -106,7 +99,7 @@ def traverse_grids(
     if binaries.dim() != 4 or aabbs.dim() != 2 or aabbs.shape != (binaries.shape[0], 6):
         got = f"{tuple(binaries.shape)} and {tuple(aabbs.shape)}"
         raise InputError("binaries and aabbs", "shapes (m, x, y, z) and (m, 6)", got)
-    limit = traverse_steps_limit if traverse_steps_limit is not None else -1
+    limit = traverse_steps_limit or -1
     if over_allocate and limit <= 0:
         raise InputError("traverse_steps_limit", "a positive number with over_allocate", str(traverse_steps_limit))
     near = rays_o.new_zeros(n_rays) if near_planes is None else near_planes
@@ -241,8 +234,8 @@ def _nested_box(aabbs: Tensor) -> Aabb | None:
     wrong = (center - center[0]).abs() + (half - half[0] * scale).abs()
     if bool((wrong > NESTED_TOLERANCE * half).any()):
         return None
-    low, high = boxes[0, :3].tolist(), boxes[0, 3:].tolist()
-    return Aabb((low[0], low[1], low[2]), (high[0], high[1], high[2]))
+    low, high = boxes[0].view(2, 3).tolist()
+    return Aabb(tuple(low), tuple(high))
 
 
 def is_occupied(grids: Grids, points: Tensor) -> Tensor:

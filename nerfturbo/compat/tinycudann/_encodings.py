@@ -1,10 +1,9 @@
 """The encodings by name. Each maps (n, inputs) to (n, outputs); all but the grids have no parameters.
 
 Grids of trainable features are hashed, dense or tiled, in one to seven dimensions. Level l has the scale
-s_l = base_resolution * per_level_scale^l - 1 and the nodes of tiny-cuda-nn. Three dimensions with linear blending,
-hashed or dense, are what `nerfturbo.ops.hash_encode` computes, by kernels; the rest is plain torch. The kernels' table
-has one more node per axis of a dense level than tiny-cuda-nn's, which lets the last nodes wrap around to the first ones
-instead; `from_original` copies its parameters to where they belong.
+s_l = base_resolution * per_level_scale^l - 1. Three dimensions with linear blending, hashed or dense, are computed by
+kernels; the rest is plain torch. The kernels' table has one more node per axis of a dense level than tiny-cuda-nn's,
+whose last nodes wrap around to the first ones; `from_original` copies its parameters to where they belong.
 """
 
 from __future__ import annotations
@@ -332,7 +331,8 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
         degree = config.integer("degree", 4)
         if n_inputs != 3 or degree > 8:
             raise InputError(config.where, "three inputs and a degree of at most 8", f"{n_inputs} and {degree}")
-        return Fixed(3, degree * degree, lambda x: _harmonics(x, degree))
+        basis = spherical_harmonics if degree <= 4 else harmonics_by_recurrence
+        return Fixed(3, degree * degree, lambda x: basis((x * 2.0 - 1.0).contiguous(), degree))
     known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, SphericalHarmonics"
     raise InputError(f"{config.where}.otype", f"one of {known}", repr(config.values.get("otype")))
 
@@ -357,14 +357,6 @@ def _blobs(x: Tensor, bins: int) -> Tensor:
     u = u * bins
     bump = 15.0 / 16.0 * u * (1.0 - 2.0 / 3.0 * u.square() + u.square().square() / 5.0) + 0.5
     return bump.clamp(0.0, 1.0).sum(-1).diff(dim=-1).flatten(1)
-
-
-def _harmonics(x: Tensor, degree: int) -> Tensor:
-    """Spherical harmonics of the directions 2 x - 1."""
-    directions = x * 2.0 - 1.0
-    if degree <= 4:
-        return spherical_harmonics(directions.contiguous(), degree)
-    return harmonics_by_recurrence(directions, degree)
 
 
 def harmonics_by_recurrence(directions: Tensor, degree: int) -> Tensor:

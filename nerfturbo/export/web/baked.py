@@ -73,10 +73,6 @@ class Baked:
         rows = torch.cat([self.values, self.values.new_zeros(1, self.values.shape[1])])
         return rows[self.blocks.texels.long()].view(-1, BLOCK, BLOCK, BLOCK, rows.shape[1])
 
-    @cached_property
-    def skips(self) -> Tensor:
-        return self.blocks.skips()
-
 
 def decode_density(code: Tensor, voxel: float | Tensor) -> Tensor:
     """Density per unit of length of codes in [0, 1], after filtering.
@@ -104,9 +100,10 @@ class DeferredNetwork(nn.Module):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         wide = math.sqrt(6.0 / WIDTH)
-        layers = [torch.rand(rows, WIDTH, generator=generator) * 2.0 - 1.0 for rows in (WIDTH, WIDTH, 3)]
-        scaled = [layer * bound for layer, bound in zip(layers, (wide, wide, 1e-2), strict=True)]
-        self.weights = nn.ParameterList(nn.Parameter(layer) for layer in scaled)
+        self.weights = nn.ParameterList(
+            nn.Parameter((torch.rand(rows, WIDTH, generator=generator) * 2.0 - 1.0) * bound)
+            for rows, bound in ((WIDTH, wide), (WIDTH, wide), (3, 1e-2))
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(n, 3) for inputs (n, 16)."""

@@ -1,8 +1,5 @@
-"""Fine-tuning: the baked values and the deferred network learn to give what the field gives, ray by ray.
-
-Samples lie as dense as a page's; values are rounded to bytes on the way (straight through in the backward), so that
-what is learned is what is stored.
-"""
+"""Fine-tuning: the baked values and the deferred network learn to give what the field gives, ray by ray. Values are
+rounded to bytes on the way (straight through in the backward), so that what is learned is what is stored."""
 
 from __future__ import annotations
 
@@ -41,15 +38,6 @@ class TuneSettings:
     network_lr: float = 5e-3
     final_lr_fraction: float = 0.05
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What came of it, beside the values."""
-
-    network: DeferredNetwork | None
-    steps: int
-    losses: tuple[float, ...]  # at even distances
 
 
 def _kernels(tensor: Tensor) -> Any:
@@ -120,8 +108,9 @@ def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
 
 def tune(
     blocks: SparseBlocks, values: Tensor, pool: RayPool, settings: TuneSettings, *, progress: Progress = quiet
-) -> Tuned:
-    """Improve `values` in place; the network that goes with them is None without features."""
+) -> tuple[DeferredNetwork | None, int, tuple[float, ...]]:
+    """Improve `values` in place. Returns the network that goes with them, None without features; the number of steps;
+    and some of their losses, at even distances."""
     generator = torch.Generator().manual_seed(settings.seed)
     network = DeferredNetwork(generator).to(values.device) if values.shape[1] > N_BASE else None
     learner = _Learner(blocks, values, network, pool)
@@ -137,7 +126,7 @@ def tune(
             progress(share)
         step += 1
     values.clamp_(0.0, 1.0)
-    return Tuned(network, step, tuple(losses))
+    return network, step, tuple(losses)
 
 
 class _Learner:

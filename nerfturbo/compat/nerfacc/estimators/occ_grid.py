@@ -42,6 +42,13 @@ def cells_to_refresh(occs: Tensor, binary: Tensor, n: int) -> Tensor:
     return torch.cat([anywhere[occs[anywhere] >= 0.0], occupied])
 
 
+def one_of(sigma_fn: SampleFn | None, alpha_fn: SampleFn | None) -> SampleFn | None:
+    """The function that was given, if any."""
+    if sigma_fn is not None and alpha_fn is not None:
+        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
+    return alpha_fn if sigma_fn is None else sigma_fn
+
+
 def prune(
     samples: PackedSamples,
     sigma_fn: SampleFn | None,
@@ -50,9 +57,7 @@ def prune(
     alpha_thre: float | Tensor,
 ) -> PackedSamples:
     """The samples that light reaches and that are thick enough, as one of the functions says."""
-    if sigma_fn is not None and alpha_fn is not None:
-        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
-    function = alpha_fn if sigma_fn is None else sigma_fn
+    function = one_of(sigma_fn, alpha_fn)
     thick = isinstance(alpha_thre, Tensor) or alpha_thre > 0.0
     if function is None or samples.capacity == 0 or not (early_stop_eps > 0.0 or thick):
         return samples
@@ -162,8 +167,7 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
             rule = StepRule(render_step_size, near_plane, far_plane, cone_angle)
             samples = march(rays_o.float().contiguous(), rays_d.float().contiguous(), occupancy, rule, jitter=jitter)
         else:
-            near = torch.full((n_rays,), near_plane, device=device)
-            far = torch.full((n_rays,), far_plane, device=device)
+            near, far = (torch.full((n_rays,), plane, device=device) for plane in (near_plane, far_plane))
             near = near if t_min is None else torch.maximum(near, t_min)
             far = far if t_max is None else torch.minimum(far, t_max)
             near = near if jitter is None else near + jitter * render_step_size
@@ -190,16 +194,14 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
         to_camera = c2w[:, :3, :3].transpose(1, 2)
         shift = -to_camera @ c2w[:, :3, 3:]
         for level, indices in enumerate(self._get_all_cells()):
-            low, high = self.aabbs[level, :3], self.aabbs[level, 3:]
+            low, high = self.aabbs[level].split(3)
             for part in indices.split(chunk):
                 points = low + self.grid_coords[part] / (self.resolution - 1) * (high - low)
                 image = K.to(points) @ (to_camera @ points.T + shift)  # (n, 3, cells)
                 depth, pixel = image[:, 2], image[:, :2] / image[:, 2:]
                 inside = (depth >= 0.0) & (pixel >= 0.0).all(1) & (pixel[:, 0] < width) & (pixel[:, 1] < height)
-                seen = ((depth >= near_plane) & inside).any(0)
-                too_near = ((depth < near_plane) & inside).any(0)
-                marks = torch.where(seen & ~too_near, 0.0, -1.0)
-                self.occs[level * self.cells_per_lvl + part] = marks
+                seen, too_near = ((where & inside).any(0) for where in (depth >= near_plane, depth < near_plane))
+                self.occs[level * self.cells_per_lvl + part] = torch.where(seen & ~too_near, 0.0, -1.0)
 
     @torch.no_grad()
     def _get_all_cells(self) -> list[Tensor]:
@@ -227,13 +229,12 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
         else:
             cells = self._sample_uniform_and_occupied_cells(self.cells_per_lvl // 4)
         for level, indices in enumerate(cells):
-            if indices.shape[0] == 0:
-                continue
-            low, high = self.aabbs[level, :3], self.aabbs[level, 3:]
-            inside = torch.rand(indices.shape[0], self.DIM, device=self.device)
-            unit = (self.grid_coords[indices] + inside) / self.resolution
-            fresh = occ_eval_fn(low + unit * (high - low)).reshape(-1)
-            decay_and_max(self.occs, level * self.cells_per_lvl + indices, fresh.float(), ema_decay)
+            if indices.shape[0]:
+                low, high = self.aabbs[level].split(3)
+                inside = torch.rand(indices.shape[0], self.DIM, device=self.device)
+                unit = (self.grid_coords[indices] + inside) / self.resolution
+                fresh = occ_eval_fn(low + unit * (high - low)).reshape(-1)
+                decay_and_max(self.occs, level * self.cells_per_lvl + indices, fresh.float(), ema_decay)
         mean = self._mean()
         self.binaries = (self.occs > mean.clamp(max=occ_thre)).view(self.binaries.shape)
         self.occs.add_(0.0)  # a kernel's write does not count for torch; this one ends what was remembered of it

@@ -127,7 +127,7 @@ def _transform_stot(transform_type: str, s_vals: Tensor, t_min: Any, t_max: Any)
     """Normalised distances in [0, 1] to t, evenly in t or in 1 / t."""
     if transform_type not in _SPACINGS:
         raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
-    # Numbers stay with the host, as tensors without dimensions may: to copy them to a device would wait for it.
+    # Numbers stay with the host, as tensors without dimensions may: copying them to a device would wait for it.
     near, far = (
         limit.to(s_vals) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=s_vals.dtype)
         for limit in (t_min, t_max)
