@@ -78,9 +78,7 @@ def remembered(tensor: Tensor, kind: str, make: Callable[[], Any]) -> Any:
 
 def offsets_of_counts(counts: Tensor) -> Tensor:
     """(n_rays + 1,) int32."""
-    offsets = torch.zeros(counts.shape[0] + 1, dtype=torch.int32, device=counts.device)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=offsets[1:])
-    return offsets
+    return torch.nn.functional.pad(torch.cumsum(counts, 0, dtype=torch.int32), (1, 0))
 
 
 def offsets_of_packed_info(packed_info: Tensor, n_samples: int) -> Tensor:

@@ -118,17 +118,16 @@ def traverse_grids(
         if rays_mask is not None:
             planes = planes._replace(far=torch.where(rays_mask, far, near))
         samples, exits = traverse(rays_o, rays_d, grids, planes)
-    return *_as_segments(samples.t_starts, samples.t_ends, samples.offsets), exits
+    return *_as_segments(samples), exits
 
 
-def _as_segments(t_starts: Tensor, t_ends: Tensor, offsets: Tensor) -> tuple[RayIntervals, RaySamples]:
+def _as_segments(samples: PackedSamples) -> tuple[RayIntervals, RaySamples]:
     """Touching samples share an edge; so there are as many edges as samples and runs of touching samples."""
+    t_starts, t_ends, offsets = samples.t_starts, samples.t_ends, samples.offsets
     n, device = t_starts.shape[0], t_starts.device
-    rays = indices_of(offsets, n)
-    rows = torch.arange(n, device=device)
-    middle = (t_starts + t_ends) * 0.5
+    rays, rows = indices_of(offsets, n), torch.arange(n, device=device)
     gap = (t_starts - t_ends.roll(1)).abs() > 0.25 * (t_ends - t_starts)
-    opens = gap | (rows == offsets[rays]) if n else torch.zeros(0, dtype=torch.bool, device=device)
+    opens = gap | (rows == offsets[rays])
     runs = torch.cumsum(opens, 0)
     right = rows + runs  # where the right edge of each sample stands
     n_edges = n + (int(runs[-1]) if n else 0)
@@ -136,12 +135,11 @@ def _as_segments(t_starts: Tensor, t_ends: Tensor, offsets: Tensor) -> tuple[Ray
     vals = vals.index_copy(0, right[opens] - 1, t_starts[opens])
     is_right = torch.zeros(n_edges, dtype=torch.bool, device=device).index_fill(0, right, True)
     is_left = torch.zeros_like(is_right).index_fill(0, right - 1, True)
-    owners = torch.zeros(n_edges, dtype=torch.long, device=device).index_copy(0, right, rays)
-    owners = owners.index_copy(0, right - 1, rays)
-    before = torch.cat([runs.new_zeros(1), runs])
-    edge_offsets = offsets + before[offsets.long()].int()
+    edge_offsets = offsets + torch.nn.functional.pad(runs, (1, 0))[offsets.long()].int()
+    owners = indices_of(edge_offsets, n_edges)
     intervals = RayIntervals(vals, packed_info_of(edge_offsets), owners, is_left, is_right)
-    return intervals, RaySamples(middle, packed_info_of(offsets), rays, torch.ones_like(rays, dtype=torch.bool))
+    valid = torch.ones_like(rays, dtype=torch.bool)
+    return intervals, RaySamples(samples.midpoints(), packed_info_of(offsets), rays, valid)
 
 
 def _enlarge_aabb(aabb: Tensor, factor: float) -> Tensor:
@@ -209,9 +207,6 @@ def traverse(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes) 
 def occupancy_bits(grids: Grids) -> OccupancyBits | None:
     """The grids as the marching kernel takes them, made again when they have changed; None if they do not fit."""
     binaries, aabbs = grids
-    known = recall(binaries, "occupancy")
-    if known is not None and known[0] is aabbs and known[1] == version_of(aabbs):
-        return known[2]
     resolution, levels = binaries.shape[1], binaries.shape[0]
     if set(binaries.shape[1:]) != {resolution} or resolution % 4 or levels > 16:
         return None
@@ -219,9 +214,7 @@ def occupancy_bits(grids: Grids) -> OccupancyBits | None:
     if box is None:
         return None
     bits = remembered(binaries, "bits", lambda: pack_bits(binaries.reshape(-1).bool()))
-    found = OccupancyBits(bits, box, resolution, levels)
-    remember(binaries, "occupancy", (aabbs, version_of(aabbs), found))
-    return found
+    return OccupancyBits(bits, box, resolution, levels)
 
 
 def _nested_box(aabbs: Tensor) -> Aabb | None:
@@ -313,8 +306,7 @@ def _collect(like: Tensor, per_ray: int, pieces: Callable[[Tensor], tuple[Tensor
         starts.append(t0[keep])
         ends.append(t1[keep])
         counts.append(keep.sum(-1))
-    offsets, t_starts = offsets_of_counts(torch.cat(counts)), torch.cat(starts)
-    return PackedSamples(t_starts, torch.cat(ends), indices_of(offsets, t_starts.shape[0]).int(), offsets)
+    return PackedSamples.from_counts(torch.cat(counts), torch.cat(starts), torch.cat(ends))
 
 
 class Walk(NamedTuple):
@@ -343,8 +335,7 @@ class Walk(NamedTuple):
     def next_steps(self, near: Tensor, mask: Tensor | None, limit: int) -> tuple[PackedSamples, Tensor, Walk]:
         """The next `limit` samples of each ray in the mask, where each ray stops then, and the walk from there on."""
         counts = (self.samples.offsets[1:] - self.cursor).clamp_max(limit)
-        if mask is not None:
-            counts = torch.where(mask, counts, torch.zeros_like(counts))
+        counts = counts if mask is None else torch.where(mask, counts, 0)
         offsets = offsets_of_counts(counts)
         total = int(offsets[-1]) if counts.numel() else 0
         rays = indices_of(offsets, total)

@@ -96,8 +96,12 @@ def _resample_ragged(
     rays, n_edges = torch.repeat_interleave(each, counts), (counts + 1) * (counts > 0)
     order = torch.arange(rays.shape[0], device=cdfs.device) - offsets_of_counts(counts)[rays]
     share = (order + _bias(cdfs, first.shape[0], stratified)[rays, 0]) / counts[rays]
-    centres = _invert(edges, cdfs, first, count, rays, share)
-    low, high = edges[first[rays]], edges[(first + count - 1)[rays]]
+    flat, base, last = cdfs.reshape(-1), first[rays], (first + count - 1)[rays]
+    wanted = flat[base] + share * (flat[last] - flat[base])
+    above = _upper_bound(flat, base, last, wanted)
+    below = torch.maximum(above - 1, base)
+    centres = _between(flat[below], flat[above], edges[below], edges[above], wanted)
+    low, high = edges[base], edges[last]
     alone, is_first, is_last = counts[rays] == 1, order == 0, order == counts[rays] - 1
     before, after = centres.roll(1), centres.roll(-1)
     start = torch.where(is_first, torch.maximum(centres - (after - centres) * 0.5, low), (centres + before) * 0.5)
@@ -113,19 +117,8 @@ def _resample_ragged(
     )
 
 
-def _invert(vals: Tensor, cdfs: Tensor, first: Tensor, count: Tensor, rays: Tensor, share: Tensor) -> Tensor:
-    """Where each ray's cumulative distribution reaches `share` of its range."""
-    flat, edges = cdfs.reshape(-1), vals.reshape(-1)
-    base, last = first[rays], (first + count - 1)[rays]
-    low = flat[base]
-    wanted = low + share * (flat[last] - low)
-    above = _upper_bound(flat, base, last, wanted)
-    below = torch.maximum(above - 1, base)
-    return _between(flat[below], flat[above], edges[below], edges[above], wanted)
-
-
 def _invert_rows(edges: Tensor, cdfs: Tensor, share: Tensor) -> Tensor:
-    """`_invert` where every ray has as many edges: (n_rays, n) for edges and cdfs (n_rays, e), by one search."""
+    """(n_rays, n): where each ray's distribution, edges and cdfs (n_rays, e), reaches `share` of its range."""
     low = cdfs[:, :1]
     wanted = low + share * (cdfs[:, -1:] - low)
     above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp_max(cdfs.shape[1] - 1)

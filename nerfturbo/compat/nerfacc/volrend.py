@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import InputError
 from ...ops import packed_sum
 from ...ops.composite import composite_pixels
+from ...rendering.losses import distortion_loss
 from ...types import PackedSamples
 from ._rays import offsets_of, offsets_of_indices, recall, remembered
 from .scan import prod_along, sum_along
@@ -303,10 +304,5 @@ def distortion(weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_indices: T
     shapes = {tuple(value.shape) for value in (weights, t_starts, t_ends, ray_indices)}
     if len(shapes) != 1 or weights.dim() != 1:
         raise InputError("weights, t_starts, t_ends and ray_indices", "one shape (n_samples,)", str(sorted(shapes)))
-    offsets = offsets_of_indices(ray_indices, n_rays)
-    middle = 0.5 * (t_starts + t_ends)
-    before = sum_along(weights, offsets, exclusive=True)
-    moment = sum_along(weights * middle, offsets, exclusive=True)
-    pairs = 2.0 * weights * (middle * before - moment)
-    alone = weights.square() * (t_ends - t_starts) / 3.0
-    return accumulate_along_rays(pairs + alone, None, ray_indices, n_rays)
+    samples = PackedSamples(t_starts, t_ends, ray_indices, offsets_of_indices(ray_indices, n_rays))
+    return distortion_loss(weights, samples)[:, None]

@@ -117,14 +117,15 @@ class _Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():  # the gradient itself will be differentiated: build it from what can be
-            sources = [value for value, want in zip(ctx.saved_tensors, wanted, strict=True) if want]
+        twice = torch.is_grad_enabled()  # the gradient itself will be differentiated: build it from what can be
+        values = ctx.saved_tensors if twice else ctx.inner
+        sources = [value for value, want in zip(values, wanted, strict=True) if want]
+        if twice:
             result = ctx.plain(*ctx.saved_tensors)
             found = torch.autograd.grad(
                 result, sources, grad.to(result.dtype), create_graph=True, allow_unused=True, materialize_grads=True
             )
         else:
-            sources = [value for value, want in zip(ctx.inner, wanted, strict=True) if want]
             scaled = grad if ctx.scale == 1.0 else grad * ctx.scale  # out of half precision's smallest numbers
             found = torch.autograd.grad(ctx.result, sources, scaled, retain_graph=True, allow_unused=True)
             if ctx.scale != 1.0:
