@@ -1,7 +1,5 @@
-"""The interface of nerfacc 0.2: `ray_marching` returns `packed_info`, and samples have shape (n_samples, 1).
-
-One grid with a contraction stands where 0.5 has estimators; 0.3 (`nerfacc_indexed`) shares all that here.
-"""
+"""The interface of nerfacc 0.2: `ray_marching` returns `packed_info`, and samples have shape (n_samples, 1). One grid
+with a contraction stands where 0.5 has estimators; 0.3 (`nerfacc_indexed`) shares all that here."""
 
 from __future__ import annotations
 

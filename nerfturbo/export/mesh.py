@@ -112,10 +112,8 @@ def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | No
 
 @torch.no_grad()
 def _colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
-    """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU.
-
-    A short ray is rendered, because the colour of a single point of a soft surface was never trained alone.
-    """
+    """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU. A
+    short ray is rendered, because the colour of a single point of a soft surface was never trained alone."""
     settings = replace(model.settings, near_plane=0.0, far_plane=2.0 * reach, cone_angle=0.0, alpha_thre=0.0)
     colors = torch.zeros(positions.shape[0], 3)
     for start in range(0, positions.shape[0], COLOR_CHUNK):
@@ -171,10 +169,8 @@ def _unlit(tree: dict[str, Any]) -> None:
 
 
 def export_box(model: NerfModel, box: Aabb | None) -> Aabb:
-    """What there is to export: the occupied part of the scene, of `box` where one is given.
-
-    Fails at once, before anything is evaluated, where that is empty, and names the occupied box.
-    """
+    """What there is to export: the occupied part of the scene, of `box` where one is given. Fails at once, before
+    anything is evaluated, where that is empty, and names the occupied box."""
     occupied = occupied_box(model.grid)
     if occupied is None:
         hint = "train it longer"

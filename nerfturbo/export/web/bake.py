@@ -39,9 +39,7 @@ SAME_TIME = 0.01
 @dataclass(frozen=True)
 class BakeSettings:
     """What a page may cost, in bytes of its file and in seconds or steps of fine-tuning; None: what suits the device.
-
-    With `tune_steps` alone no clock decides anything: the same run gives the same page, on a busy machine too.
-    """
+    With `tune_steps` alone no clock decides anything: the same run gives the same page, on a busy machine too."""
 
     budget_bytes: float
     bytes_per_byte: float = 1.0  # of the file, for one of data: 4 / 3 in base64

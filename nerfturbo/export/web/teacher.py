@@ -168,10 +168,8 @@ def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleC
 
 
 def close_holes(cells: VisibleCells, lattice: Lattice) -> VisibleCells:
-    """With the cells that no ray happened to meet although most of their neighbours were met.
-
-    A cell on top of a flat sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others.
-    """
+    """With the cells that no ray happened to meet although most of their neighbours were met. A cell on top of a flat
+    sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others."""
     nx, ny, nz = lattice.cells
     keys, light, even, device = cells.keys, cells.light, cells.even, cells.keys.device
     slab = max(1, SLAB // (nx * ny))
@@ -220,10 +218,8 @@ def pixel_size(cameras: Cameras, positions: Tensor) -> float:
 def first_values(
     field: Field, cameras: Cameras, blocks: SparseBlocks, *, time: float | None = None, features: bool = True
 ) -> Tensor:
-    """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty.
-
-    The base colour is the mean over the directions; features are the main components of how it differs from that.
-    """
+    """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty. The base
+    colour is the mean over the directions; features are the main components of how it differs from that."""
     eyes = cameras.positions.to(blocks.vertices.device)[torch.tensor(choose_views(len(cameras), N_DIRECTIONS))]
     lattice = blocks.lattice
     n_channels, residuals = N_BASE + (N_FEATURES if features else 0), []

@@ -64,10 +64,8 @@ def density_codes(values: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 
 
 class Trilinear(torch.autograd.Function):
-    """sum_k weights[i, k] * byte(values[ids[i, k]]) for i of many: (n, channels).
-
-    The gradient, that of values which are not rounded, is added to `sink`, a tensor like the values.
-    """
+    """sum_k weights[i, k] * byte(values[ids[i, k]]) for i of many: (n, channels). The gradient, that of values which
+    are not rounded, is added to `sink`, a tensor like the values."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, weights: Tensor, sink: Tensor) -> Tensor:  # type: ignore[override]
@@ -95,10 +93,8 @@ class Trilinear(torch.autograd.Function):
 
 
 def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
-    """An occupancy grid over the vertices, finer than blocks, so that samples fall only where something is.
-
-    Its cells are no smaller than the lattice's, so that one more all around covers every cell with a kept vertex.
-    """
+    """An occupancy grid over the vertices, finer than blocks, so that samples fall only where something is. Its cells
+    are no smaller than the lattice's, so that one more all around covers every cell with a kept vertex."""
     lattice = blocks.lattice
     resolution = max(4, min(FINEST_GRID, *lattice.cells) // 4 * 4)
     config = GridConfig(resolution=resolution, levels=lattice.levels)
