@@ -3,7 +3,7 @@ with a contraction stands where 0.5 has estimators; 0.3 (`nerfacc_indexed`) shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -14,7 +14,7 @@ from ..ops.march import decay_and_max
 from ..ops.positions import fold
 from ..types import PackedSamples
 from .nerfacc._rays import indices_of, offsets_of_counts, offsets_of_packed_info, packed_info_of
-from .nerfacc.estimators.occ_grid import LearningGrid, SampleFn, cells_of, cells_to_refresh, one_of, prune
+from .nerfacc.estimators.occ_grid import LearningGrid, Numbers, OccFn, SampleFn, cells_of, cells_to_ask, one_of, prune
 from .nerfacc.grid import Grids, Planes, cell_values, lattice_samples, traverse
 from .nerfacc.grid import ray_aabb_intersect as _boxes_intersect
 from .nerfacc.volrend import accumulate_along_rays as _accumulate
@@ -116,8 +116,8 @@ class OccupancyGrid(Grid, LearningGrid):
 
     def __init__(
         self,
-        roi_aabb: Sequence[float] | Tensor,
-        resolution: int | Sequence[int] | Tensor = 128,
+        roi_aabb: Numbers,
+        resolution: int | Numbers = 128,
         contraction_type: ContractionType = ContractionType.AABB,
     ) -> None:
         super().__init__()
@@ -135,16 +135,11 @@ class OccupancyGrid(Grid, LearningGrid):
 
     @torch.no_grad()
     def _update(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 0.01,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
+        self, step: int, occ_eval_fn: OccFn, occ_thre: float = 0.01, ema_decay: float = 0.95, warmup_steps: int = 256
     ) -> None:
         cells = self.grid_indices
         if step >= warmup_steps:
-            cells = cells_to_refresh(self.occs, self._binary, self.num_cells // 4)
+            cells = cells_to_ask(self.occs, self._binary, self.num_cells // 4)
         unit = (self.grid_coords[cells] + torch.rand(cells.shape[0], 3, device=self.device)) / self.resolution
         if self._contraction_type == ContractionType.UN_BOUNDED_SPHERE:
             inside = torch.linalg.vector_norm(unit - 0.5, dim=-1) < 0.5

@@ -42,7 +42,6 @@ class Look:
     channels: tuple[Channel, ...] = ("color",)
     background: tuple[float, float, float] = (1.0, 1.0, 1.0)
     crop: Aabb | None = None
-    depths: tuple[float, float] | None = None  # shown as light and as dark; None: those of the path
 
 
 def recorded_size(cameras: Cameras) -> tuple[int, int] | None:
@@ -64,9 +63,6 @@ class FrameMaker:
         if size is not None and hasattr(self.estimator, "grid") and model.device.type == "cuda":
             shape = {"width": size[0], "height": size[1], "background": self._background}
             self._fast = FrameRenderer(model.field, self.estimator, **shape)
-
-    def __len__(self) -> int:
-        return len(self.cameras)
 
     def image(self, index: int) -> RenderedImage:
         """Colours, opacity and depth of one frame, in floats."""
@@ -99,8 +95,6 @@ class FrameMaker:
     @functools.cached_property
     def depths(self) -> tuple[float, float]:
         """The range of depths of the whole path, so that colours mean the same in every frame."""
-        if self.look.depths is not None:
-            return self.look.depths
         found = []
         for index in choose_views(len(self.cameras), 8):
             camera = self.cameras[index]
@@ -111,14 +105,6 @@ class FrameMaker:
             return 0.0, self.model.bounds.far
         low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
         return low, max(high, low + 1e-3)
-
-
-def frame_name(channel: Channel, index: int) -> str:
-    """
-    >>> frame_name("color", 7), frame_name("depth", 7)
-    ('frame_0007.png', 'depth_0007.png')
-    """
-    return f"{'frame' if channel == 'color' else channel}_{index:04d}.png"
 
 
 def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:
@@ -171,7 +157,8 @@ class FrameSequence:
             self._writers.close(drop=False)
 
     def path(self, channel: Channel, index: int) -> Path:
-        return self.folder / frame_name(channel, index)
+        """frame_0007.png, depth_0007.png and so on."""
+        return self.folder / f"{'frame' if channel == 'color' else channel}_{index:04d}.png"
 
     def has(self, channels: tuple[Channel, ...], index: int) -> bool:
         """Whether all files of a frame are there."""

@@ -213,16 +213,10 @@ def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
     if config.values.get("stochastic_interpolation", False):
         raise InputError(f"{config.where}.stochastic_interpolation", "false", "true", "blending here is exact")
     kind = config.choice("type", kind, ("hash", "dense", "tiled", "tile"))
-    spec = GridSpec(
-        "tiled" if kind == "tile" else kind,
-        dims,
-        n_levels,
-        features,
-        config.integer("log2_hashmap_size", 19),
-        config.integer("base_resolution", 16),
-        float(config.values.get("per_level_scale", 2.0)),
-        config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest")),
-    )
+    log2_size, base = config.integer("log2_hashmap_size", 19), config.integer("base_resolution", 16)
+    growth = float(config.values.get("per_level_scale", 2.0))
+    blend = config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest"))
+    spec = GridSpec("tiled" if kind == "tile" else kind, dims, n_levels, features, log2_size, base, growth, blend)
     if spec.growth <= 0.0 or spec.original_rows > MOST_ROWS:
         got = f"{spec.original_rows} rows" if spec.growth > 0.0 else f"per_level_scale = {spec.growth}"
         raise InputError(config.where, f"a table of at most {MOST_ROWS} rows", got, "make the grid coarser")
@@ -257,18 +251,15 @@ class Grid(EncodingPart):
         return result if half is None else result.to(half.dtype)
 
     def _encode(self, x: Tensor, table: Tensor) -> Tensor:
-        parts, offset = [], 0
+        parts, offset, nearest = [], 0, self.spec.blend == "nearest"
         for level in range(self.spec.n_levels):
             p = x.clamp(0.0, 1.0) * self.spec.scale(level) + 0.5
             cell = p.detach().floor()
-            fraction = p - cell
+            fraction = torch.zeros_like(p) if nearest else p - cell
             if self.spec.blend == "smoothstep":
                 fraction = fraction * fraction * (3.0 - 2.0 * fraction)
-            elif self.spec.blend == "nearest":
-                fraction = torch.zeros_like(fraction)
             value = torch.zeros(x.shape[0], self.spec.features, dtype=x.dtype, device=x.device)
-            corners = itertools.product((0, 1), repeat=self.spec.dims)
-            for corner in corners if self.spec.blend != "nearest" else [(0,) * self.spec.dims]:
+            for corner in itertools.product((0,) if nearest else (0, 1), repeat=self.spec.dims):
                 shift = torch.tensor(corner, device=x.device)
                 weight = torch.where(shift.bool(), fraction, 1.0 - fraction).prod(-1)
                 value = value + weight[:, None] * table[offset + self._row(level, cell.long() + shift)].to(x.dtype)

@@ -21,6 +21,7 @@ from ...ops import fused_mlp, use_backend
 from ._encodings import Config, EncodingPart, encoding_part
 
 Function = Callable[[Tensor, Tensor], Tensor]
+Options = Mapping[str, Any]
 FUSED_LAYERS, FUSED_WIDTH = 4, 128  # what the fused kernels take
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -209,12 +210,7 @@ class NetworkWithInputEncoding(Module):
     """An encoding followed by a network: (n, n_input_dims) -> (n, n_output_dims)."""
 
     def __init__(
-        self,
-        n_input_dims: int,
-        n_output_dims: int,
-        encoding_config: Mapping[str, Any],
-        network_config: Mapping[str, Any],
-        seed: int = 1337,
+        self, n_input_dims: int, n_output_dims: int, encoding_config: Options, network_config: Options, seed: int = 1337
     ) -> None:
         encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
         network = Mlp(Config(network_config, "network_config"), encoding.n_outputs, n_output_dims)
@@ -225,9 +221,7 @@ class NetworkWithInputEncoding(Module):
 class Network(Module):
     """A network alone: (n, n_input_dims) -> (n, n_output_dims). Inputs are padded with ones, which act as a bias."""
 
-    def __init__(
-        self, n_input_dims: int, n_output_dims: int, network_config: Mapping[str, Any], seed: int = 1337
-    ) -> None:
+    def __init__(self, n_input_dims: int, n_output_dims: int, network_config: Options, seed: int = 1337) -> None:
         encoding = encoding_part(Config({"otype": "Identity"}, "encoding_config"), n_input_dims)
         network = Mlp(Config(network_config, "network_config"), n_input_dims, n_output_dims)
         super().__init__(encoding, network, seed)
@@ -238,7 +232,7 @@ class Encoding(Module):
     """An encoding alone: (n, n_input_dims) -> (n, n_output_dims), whose width follows from the configuration."""
 
     def __init__(
-        self, n_input_dims: int, encoding_config: Mapping[str, Any], seed: int = 1337, dtype: torch.dtype | None = None
+        self, n_input_dims: int, encoding_config: Options, seed: int = 1337, dtype: torch.dtype | None = None
     ) -> None:
         if dtype not in (None, torch.float32, torch.float16):
             raise InputError("dtype", "torch.float32 or torch.float16", str(dtype))

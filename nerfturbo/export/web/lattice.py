@@ -125,8 +125,7 @@ class SparseBlocks:
     """The blocks that exist, in the order in which a page loads them, and the vertices they hold.
 
     A vertex is stored once, by the first block that holds it, and vertices are numbered in the order of that block and
-    of their texel in it: what a page needs for its first blocks comes first. Vertex `n_vertices` stands for all that
-    are not kept: empty.
+    of their texel in it. Vertex `n_vertices` stands for all that are not kept: empty.
     """
 
     lattice: Lattice

@@ -1,8 +1,7 @@
 """What the page's shader computes, in torch, step by step: `page/shader.glsl.js` with rows for pixels.
 
-A ray walks from the near plane through the levels. Where it comes into a block it reads what is there: of one that
-exists it takes a filtered sample every half cell until its border; else it leaps over the cube of blocks that are known
-to be empty, but not into another level.
+A ray takes a filtered sample every half cell of a block that exists; else it leaps over the cube of blocks that are
+known to be empty, but not into another level.
 """
 
 from __future__ import annotations

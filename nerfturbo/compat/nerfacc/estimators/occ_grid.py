@@ -17,12 +17,12 @@ from ..grid import Grids, Planes, _enlarge_aabb, occupancy_bits, traverse
 from ..volrend import render_visibility_from_alpha
 from .base import AbstractEstimator
 
-SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]  # t_starts, t_ends, ray_indices -> densities or opacities
+OccFn = Callable[[Tensor], Tensor]  # positions (m, 3) -> optical thickness (m,) or (m, 1)
+Numbers = Sequence[float] | Tensor
 
 
-def cells_of(
-    roi_aabb: Sequence[float] | Tensor, resolution: int | Sequence[int] | Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def cells_of(roi_aabb: Numbers, resolution: int | Numbers) -> tuple[Tensor, Tensor, Tensor]:
     """The box (6,), the cells per axis (3,) int32, and every cell's coordinates (x * y * z, 3) int64, x slowest."""
     cells = torch.as_tensor([resolution] * 3 if isinstance(resolution, int) else resolution, dtype=torch.int32)
     box = torch.as_tensor(roi_aabb, dtype=torch.float32)
@@ -33,7 +33,7 @@ def cells_of(
     return box, cells, torch.cartesian_prod(*(torch.arange(int(n)) for n in cells))
 
 
-def cells_to_refresh(occs: Tensor, binary: Tensor, n: int) -> Tensor:
+def cells_to_ask(occs: Tensor, binary: Tensor, n: int) -> Tensor:
     """Of one grid's cells: n anywhere, of which cells that were given up drop out, and at most n occupied ones."""
     anywhere = torch.randint(occs.shape[0], (n,), device=occs.device)
     occupied = torch.nonzero(binary.flatten())[:, 0]
@@ -81,13 +81,13 @@ class LearningGrid(nn.Module):
     def update_every_n_steps(
         self,
         step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
+        occ_eval_fn: OccFn,
         occ_thre: float = 1e-2,
         ema_decay: float = 0.95,
         warmup_steps: int = 256,
         n: int = 16,
     ) -> None:
-        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> optical thickness (m,) or (m, 1).
+        """Every n-th step, refresh cells from what `occ_eval_fn` says of positions (m, 3).
 
         All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
         occupied above min(occ_thre, mean of the visible cells).
@@ -114,13 +114,7 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
     grid_coords: Tensor  # (cells_per_lvl, 3) int64
     grid_indices: Tensor  # (cells_per_lvl,) int64
 
-    def __init__(
-        self,
-        roi_aabb: Sequence[float] | Tensor,
-        resolution: int | Sequence[int] | Tensor = 128,
-        levels: int = 1,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, roi_aabb: Numbers, resolution: int | Numbers = 128, levels: int = 1, **kwargs: Any) -> None:
         super().__init__()
         if kwargs:
             hint = "contraction ended with nerfacc 0.4: use levels" if "contraction_type" in kwargs else ""
@@ -153,9 +147,9 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """ray_indices, t_starts, t_ends (n_samples,) in occupied cells, ray after ray. Not differentiable.
 
-        With `sigma_fn` or `alpha_fn`, of (t_starts, t_ends, ray_indices), samples that hardly any light reaches
-        (transmittance below `early_stop_eps`) and thin ones (alpha below `alpha_thre`, but at most the mean of
-        the visible `occs`) are left out. `t_min` and `t_max` (n_rays,) narrow the planes for each ray.
+        With `sigma_fn` or `alpha_fn`, samples that hardly any light reaches (transmittance below `early_stop_eps`) and
+        thin ones (alpha below `alpha_thre`, but at most the mean of the visible `occs`) are left out. `t_min` and
+        `t_max` (n_rays,) narrow the planes for each ray.
         """
         if rays_o.requires_grad or rays_d.requires_grad:
             rays_o, rays_d = rays_o.detach(), rays_d.detach()
@@ -211,16 +205,11 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
     def _sample_uniform_and_occupied_cells(self, n: int) -> list[Tensor]:
         """n visible cells anywhere and at most n occupied ones, for each level."""
         occs = self.occs.view(self.levels, -1)
-        return [cells_to_refresh(occs[level], self.binaries[level], n) for level in range(self.levels)]
+        return [cells_to_ask(occs[level], self.binaries[level], n) for level in range(self.levels)]
 
     @torch.no_grad()
     def _update(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 0.01,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
+        self, step: int, occ_eval_fn: OccFn, occ_thre: float = 0.01, ema_decay: float = 0.95, warmup_steps: int = 256
     ) -> None:
         if step < warmup_steps:
             cells = self._get_all_cells()

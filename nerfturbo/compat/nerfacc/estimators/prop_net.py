@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ....errors import InputError
 from ....ops.intervals import Spacing, spread
@@ -21,11 +23,7 @@ _SPACINGS: dict[str, Spacing] = {"uniform": "uniform", "lindisp": "disparity"}
 class PropNetEstimator(AbstractEstimator):
     """Mip-NeRF 360's proposal sampling. The optimizer and its schedule, if given, are those of the networks."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer | None = None,
-        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer | None = None, scheduler: LRScheduler | None = None) -> None:
         super().__init__()
         self.optimizer, self.scheduler = optimizer, scheduler
         self.prop_cache: list[tuple[RayIntervals, Tensor | None]] = []
