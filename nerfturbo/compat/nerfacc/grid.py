@@ -92,7 +92,8 @@ def traverse_grids(
     `binaries` (m, x, y, z) bool are grids over the boxes `aabbs` (m, 6); where boxes overlap the first one counts.
     A ray's steps start at its near plane; each has length max(step_size, cone_angle * t). A step size of 0 gives the
     stretches inside each occupied cell instead. `traverse_steps_limit` bounds the samples per ray: call again with
-    the returned planes as near planes to go on. `rays_mask` leaves rays out; the arguments not named are not needed.
+    the returned planes as near planes to go on. `rays_mask` leaves rays out. Results have their exact length, so that
+    `over_allocate` and the precomputed intersections are accepted and not needed.
     """
     n_rays = rays_o.shape[0]
     if binaries.dim() != 4 or aabbs.dim() != 2 or aabbs.shape != (binaries.shape[0], 6):

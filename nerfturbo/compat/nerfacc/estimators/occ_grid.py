@@ -177,8 +177,8 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
     def mark_invisible_cells(
         self, K: Tensor, c2w: Tensor, width: int, height: int, near_plane: float = 0.0, chunk: int = 32**3
     ) -> None:
-        """Give up cells that no camera sees beyond `near_plane`, or that lie before it: their `occs` become -1. K (n,
-        3, 3) or (1, 3, 3) and c2w (n, 3, 4) or (n, 4, 4) in OpenCV's axes, z forward."""
+        """Give up cells that no camera sees beyond `near_plane`, or that lie before it: their `occs` become -1.
+        K (n, 3, 3) or (1, 3, 3) and c2w (n, 3, 4) or (n, 4, 4) in OpenCV's axes, z forward."""
         if K.dim() != 3 or K.shape[1:] != (3, 3) or K.shape[0] not in (1, c2w.shape[0]):
             raise InputError("K", "shape (n, 3, 3) or (1, 3, 3)", str(tuple(K.shape)))
         if c2w.dim() != 3 or tuple(c2w.shape[1:]) not in ((3, 4), (4, 4)):
