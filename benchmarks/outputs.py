@@ -28,7 +28,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.evaluation.camera_path import orbit_path
 from nerfturbo.evaluation.results import peak_gpu_memory_bytes
 from nerfturbo.export.frames import FrameMaker, Look
-from nerfturbo.export.mesh import MeshSettings, VisibleDepths, export_box, extract_mesh, voxel_size
+from nerfturbo.export.mesh import MeshSettings, export_box, extract_mesh, seen_by, voxel_size
 from nerfturbo.export.video import can_write_mp4, video_writer
 from surface import score_surface, surface_points
 
@@ -81,7 +81,7 @@ def surface(opened, cameras, resolution: int, name: str) -> dict:
     voxel = voxel_size(model, resolution)
     mesh = extract_mesh(model, export_box(model, None), MeshSettings(resolution), cameras=cameras)
     truth = surface_points(name, 50_000)
-    seen = VisibleDepths.render(model, cameras).sees(truth.to(model.device), 2.0 * voxel).cpu()
+    seen = seen_by(model, cameras, truth.to(model.device), 2.0 * voxel).cpu()
     return {"scene": name, "voxel": voxel} | asdict(score_surface(mesh, name, seen, truth, voxel=voxel))
 
 

@@ -3,11 +3,7 @@
     import nerfturbo.compat.nerfacc as nerfacc          # in place of: import nerfacc
     import nerfturbo.compat.tinycudann as tcnn          # in place of: import tinycudann as tcnn
 
-or, for code that cannot be edited, before its first import:
-
-    nerfturbo.compat.install()                          # `import nerfacc` and `import tinycudann` give these
-
-docs/migration/ says what differs from the originals, and how to go further.
+For code that cannot be edited, `install()` before its first import does the same. docs/migration/ says what differs.
 """
 
 from __future__ import annotations
@@ -37,8 +33,7 @@ def install(*names: str, package: str = "") -> None:
     """Make `import nerfacc` and `import tinycudann` (or only the given names) resolve to this package.
 
     It must run before the original is imported; a second call changes nothing. `package` names another module of
-    `nerfturbo.compat` to stand under the one given name: `install("nerfacc", package="nerfacc_packed")` serves code
-    that was written for nerfacc 0.2.
+    `nerfturbo.compat` to stand under the one given name, "nerfacc_packed" (nerfacc 0.2) or "nerfacc_indexed" (0.3).
     """
     chosen = names or ORIGINALS
     if package and len(chosen) != 1:

@@ -1,9 +1,4 @@
-"""The interface of nerfacc 0.3: `ray_marching` returns `ray_indices`, and samples have shape (n_samples, 1).
-
-    import nerfturbo.compat.nerfacc_indexed as nerfacc
-
-or, for code that cannot be edited, `nerfturbo.compat.install("nerfacc", package="nerfacc_indexed")`.
-"""
+"""The interface of nerfacc 0.3: `ray_marching` returns `ray_indices`, and samples have shape (n_samples, 1)."""
 
 from __future__ import annotations
 
@@ -15,9 +10,8 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
-from ..types import PackedSamples
 from .nerfacc import pack_info, volrend
-from .nerfacc._rays import remember
+from .nerfacc._rays import ray_indices_of
 from .nerfacc_packed import (
     ColorFn,
     ContractionType,
@@ -57,13 +51,7 @@ __version__ = "0.3.5"
 P = ParamSpec("P")
 
 
-def _ray_indices(samples: PackedSamples) -> Tensor:
-    indices = samples.ray_indices.long()
-    remember(indices, "offsets", samples.offsets)
-    return indices
-
-
-ray_marching = marching(_ray_indices)
+ray_marching = marching(ray_indices_of)
 
 
 def rendering(

@@ -1,14 +1,9 @@
-"""The interface of nerfacc 0.2: `ray_marching` returns `packed_info`, and samples have shape (n_samples, 1).
-
-    import nerfturbo.compat.nerfacc_packed as nerfacc
-
-or, for code that cannot be edited, `nerfturbo.compat.install("nerfacc", package="nerfacc_packed")`.
-One grid with a contraction stands where 0.5 has estimators; 0.3 (`nerfacc_indexed`) shares all that here.
-"""
+"""The interface of nerfacc 0.2: `ray_marching` returns `packed_info`, and samples have shape (n_samples, 1). One grid
+with a contraction stands where 0.5 has estimators; 0.3 (`nerfacc_indexed`) shares all that here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -19,7 +14,7 @@ from ..ops.march import decay_and_max
 from ..ops.positions import fold
 from ..types import PackedSamples
 from .nerfacc._rays import indices_of, offsets_of_counts, offsets_of_packed_info, packed_info_of
-from .nerfacc.estimators.occ_grid import SampleFn, cells_of, cells_to_refresh, check_training, prune
+from .nerfacc.estimators.occ_grid import LearningGrid, Numbers, OccFn, SampleFn, cells_of, cells_to_ask, one_of, prune
 from .nerfacc.grid import Grids, Planes, cell_values, lattice_samples, traverse
 from .nerfacc.grid import ray_aabb_intersect as _boxes_intersect
 from .nerfacc.volrend import accumulate_along_rays as _accumulate
@@ -51,7 +46,6 @@ MOST_STEPS = 1 << 16  # per ray, through contracted space
 FAR = 1e10
 
 ColorFn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-RayMarching = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 class ContractionType(Enum):
@@ -110,7 +104,7 @@ class Grid(nn.Module):
         return self._contraction_type
 
 
-class OccupancyGrid(Grid):
+class OccupancyGrid(Grid, LearningGrid):
     """A grid of decaying maxima `occs`, occupied where they exceed min(occ_thre, their mean)."""
 
     NUM_DIM: int = 3
@@ -122,8 +116,8 @@ class OccupancyGrid(Grid):
 
     def __init__(
         self,
-        roi_aabb: Sequence[float] | Tensor,
-        resolution: int | Sequence[int] | Tensor = 128,
+        roi_aabb: Numbers,
+        resolution: int | Numbers = 128,
         contraction_type: ContractionType = ContractionType.AABB,
     ) -> None:
         super().__init__()
@@ -137,33 +131,15 @@ class OccupancyGrid(Grid):
         self.register_buffer("grid_coords", coords)
         self.register_buffer("grid_indices", torch.arange(self.num_cells))
 
-    @torch.no_grad()
-    def every_n_step(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 1e-2,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
-        n: int = 16,
-    ) -> None:
-        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> occupancy (m, 1)."""
-        check_training(self)
-        if step % n == 0:
-            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
+    every_n_step = LearningGrid.update_every_n_steps
 
     @torch.no_grad()
     def _update(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 0.01,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
+        self, step: int, occ_eval_fn: OccFn, occ_thre: float = 0.01, ema_decay: float = 0.95, warmup_steps: int = 256
     ) -> None:
         cells = self.grid_indices
         if step >= warmup_steps:
-            cells = cells_to_refresh(self.occs, self._binary, self.num_cells // 4)
+            cells = cells_to_ask(self.occs, self._binary, self.num_cells // 4)
         unit = (self.grid_coords[cells] + torch.rand(cells.shape[0], 3, device=self.device)) / self.resolution
         if self._contraction_type == ContractionType.UN_BOUNDED_SPHERE:
             inside = torch.linalg.vector_norm(unit - 0.5, dim=-1) < 0.5
@@ -179,7 +155,7 @@ def ray_aabb_intersect(rays_o: Tensor, rays_d: Tensor, aabb: Tensor) -> tuple[Te
     return t_min[:, 0], t_max[:, 0]
 
 
-def marching(returned: Callable[[PackedSamples], Tensor]) -> RayMarching:
+def marching(returned: Callable[[PackedSamples], Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """The `ray_marching` of a version, which `returned` makes its first result of."""
 
     @torch.no_grad()
@@ -207,10 +183,9 @@ def marching(returned: Callable[[PackedSamples], Tensor]) -> RayMarching:
         samples that no light reaches are left out. Not differentiable.
         """
         if t_min is None or t_max is None:
+            t_min, t_max = torch.zeros_like(rays_o[:, 0]), torch.full_like(rays_o[:, 0], FAR)
             if scene_aabb is not None:
                 t_min, t_max = ray_aabb_intersect(rays_o, rays_d, scene_aabb)
-            else:
-                t_min, t_max = torch.zeros_like(rays_o[:, 0]), torch.full_like(rays_o[:, 0], FAR)
         t_min = t_min if near_plane is None else t_min.clamp_min(near_plane)
         t_max = t_max if far_plane is None else t_max.clamp_max(far_plane)
         if stratified:
@@ -237,21 +212,19 @@ def _march(rays_o: Tensor, rays_d: Tensor, grid: Grid | None, planes: Planes) ->
 
 def _alphas(sigma_fn: SampleFn | None, alpha_fn: SampleFn | None) -> SampleFn | None:
     """The opacities (n,) of samples (n,), from a function of samples (n, 1)."""
-    function = alpha_fn if sigma_fn is None else sigma_fn
+    function = one_of(sigma_fn, alpha_fn)
     if function is None:
         return None
-    if sigma_fn is not None and alpha_fn is not None:
-        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
 
     def alphas(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> Tensor:
         starts, ends = t_starts[:, None], t_ends[:, None]
-        values = checked(function(starts, ends, ray_indices), starts)
+        values = _checked(function(starts, ends, ray_indices), starts)
         return (values if sigma_fn is None else -torch.expm1(-values * (ends - starts)))[:, 0]
 
     return alphas
 
 
-def checked(values: Tensor, t_starts: Tensor) -> Tensor:
+def _checked(values: Tensor, t_starts: Tensor) -> Tensor:
     """What a user's function gave, if it is one value (n_samples, 1) a sample."""
     if values.shape != t_starts.shape:
         raise InputError("sigmas or alphas", f"shape {tuple(t_starts.shape)}", str(tuple(values.shape)))
@@ -307,7 +280,7 @@ def render_pixels(
     if function is None:
         raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
     rgbs, values = function(t_starts, t_ends, ray_indices)
-    alphas = checked(values, t_starts)[:, 0]
+    alphas = _checked(values, t_starts)[:, 0]
     if sigma_fn is not None:
         flat = t_starts[:, 0], t_ends[:, 0], values[:, 0]
         weights, trans, alphas = _weight_from_density(*flat, None, ray_indices, n_rays)

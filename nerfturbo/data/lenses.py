@@ -181,7 +181,7 @@ def _opencv_scale(r2: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
     return above / below, (d_above * below - above * d_below) / (below * below)
 
 
-def _opencv(points: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
+def opencv_points(points: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
     x, y = points.unbind(-1)
     scale, slope = _opencv_scale(x * x + y * y, coefficients)
     x_d, y_d, xx, xy, yy = _tangential(x, y, scale, slope, coefficients[..., 2], coefficients[..., 3])
@@ -230,7 +230,7 @@ def _rad_tan_prism(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobi
     return torch.stack([x_d, y_d], dim=-1), jacobian
 
 
-def _fisheye_radius(angle: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+def fisheye_radius(angle: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
     """r_d and dr_d / dt."""
     k1, k2, k3, k4 = (coefficients[..., i] for i in range(4))
     t2 = angle * angle
@@ -241,7 +241,7 @@ def _fisheye_radius(angle: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor
 def _fisheye_angle(radius: Tensor, coefficients: Tensor) -> Tensor:
     angle = radius.clamp(max=math.pi)
     for _ in range(NEWTON_STEPS):
-        value, slope = _fisheye_radius(angle, coefficients)
+        value, slope = fisheye_radius(angle, coefficients)
         step = (value - radius) / _away_from_zero(slope, 1e-4)
         angle = (angle - step.clamp(-0.5, 0.5)).clamp(0.0, math.pi)
         if _has_arrived(step):
@@ -251,7 +251,7 @@ def _fisheye_angle(radius: Tensor, coefficients: Tensor) -> Tensor:
 
 def _project_fisheye(directions: Tensor, coefficients: Tensor) -> Tensor:
     across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
-    radius, _ = _fisheye_radius(torch.atan2(across, directions[:, 2]), coefficients)
+    radius, _ = fisheye_radius(torch.atan2(across, directions[:, 2]), coefficients)
     return _along_azimuth(directions, across, radius)
 
 
@@ -262,7 +262,7 @@ def _unproject_fisheye(points: Tensor, coefficients: Tensor) -> Tensor:
 def _is_valid_fisheye(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
     radius = torch.linalg.vector_norm(points, dim=-1)
     angle = _fisheye_angle(radius, coefficients)
-    again, slope = _fisheye_radius(angle, coefficients)
+    again, slope = fisheye_radius(angle, coefficients)
     close = (again - radius).abs() < _RESIDUAL * (1.0 + radius)
     return close & (slope > 0.0) & (angle < limits)
 
@@ -348,7 +348,7 @@ LENS_MODELS: dict[CameraModel, LensModel] = {
         unproject=lambda points, _: _at_depth_1(points),
         is_valid=lambda points, _, limits: torch.ones_like(points[:, 0], dtype=torch.bool),
     ),
-    "opencv": _by_newton(_opencv, _opencv_limit, angles=False),
+    "opencv": _by_newton(opencv_points, _opencv_limit, angles=False),
     "fisheye": LensModel(
         _project_fisheye, _unproject_fisheye, _is_valid_fisheye, functools.partial(_angle_limit, radial=range(4))
     ),

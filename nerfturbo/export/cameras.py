@@ -25,9 +25,7 @@ KEPT = ("aabb_scale", "scale", "offset")  # of instant-ngp's files: without them
 
 def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
     """Write the views of all splits, each listed as the one it belongs to; whole or not at all. Returns their number.
-
-    File paths are relative to the folder of the file.
-    """
+    File paths are relative to the folder of the file."""
     frames: list[dict[str, Any]] = []
     lists: dict[str, list[str]] = {}
     for scene in scenes:

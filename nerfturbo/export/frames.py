@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -41,7 +42,6 @@ class Look:
     channels: tuple[Channel, ...] = ("color",)
     background: tuple[float, float, float] = (1.0, 1.0, 1.0)
     crop: Aabb | None = None
-    depths: tuple[float, float] | None = None  # shown as light and as dark; None: those of the path
 
 
 def recorded_size(cameras: Cameras) -> tuple[int, int] | None:
@@ -58,15 +58,11 @@ class FrameMaker:
         self.model, self.cameras, self.look = model, cameras, look
         self.estimator = cropped(model.estimator, look.crop, what="--crop")
         self._background = torch.tensor(look.background, device=model.device)
-        self._depths = look.depths
         self._fast: FrameRenderer | None = None
         size = recorded_size(cameras)
         if size is not None and hasattr(self.estimator, "grid") and model.device.type == "cuda":
             shape = {"width": size[0], "height": size[1], "background": self._background}
             self._fast = FrameRenderer(model.field, self.estimator, **shape)
-
-    def __len__(self) -> int:
-        return len(self.cameras)
 
     def image(self, index: int) -> RenderedImage:
         """Colours, opacity and depth of one frame, in floats."""
@@ -93,17 +89,12 @@ class FrameMaker:
             shown[channel] = to_bytes(channel_image(channel, image, self._background, **options)).cpu()
         return shown
 
-    @property
-    def depths(self) -> tuple[float, float]:
-        """The range of depths of the whole path, so that colours mean the same in every frame."""
-        if self._depths is None:
-            self._depths = self._measure_depths()
-        return self._depths
-
     def _render(self, cameras: Cameras, index: int) -> RenderedImage:
         return render_view(self.model.field, self.estimator, cameras, index, background=self._background)
 
-    def _measure_depths(self) -> tuple[float, float]:
+    @functools.cached_property
+    def depths(self) -> tuple[float, float]:
+        """The range of depths of the whole path, so that colours mean the same in every frame."""
         found = []
         for index in choose_views(len(self.cameras), 8):
             camera = self.cameras[index]
@@ -114,14 +105,6 @@ class FrameMaker:
             return 0.0, self.model.bounds.far
         low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
         return low, max(high, low + 1e-3)
-
-
-def frame_name(channel: Channel, index: int) -> str:
-    """
-    >>> frame_name("color", 7), frame_name("depth", 7)
-    ('frame_0007.png', 'depth_0007.png')
-    """
-    return f"{'frame' if channel == 'color' else channel}_{index:04d}.png"
 
 
 def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:
@@ -174,7 +157,8 @@ class FrameSequence:
             self._writers.close(drop=False)
 
     def path(self, channel: Channel, index: int) -> Path:
-        return self.folder / frame_name(channel, index)
+        """frame_0007.png, depth_0007.png and so on."""
+        return self.folder / f"{'frame' if channel == 'color' else channel}_{index:04d}.png"
 
     def has(self, channels: tuple[Channel, ...], index: int) -> bool:
         """Whether all files of a frame are there."""

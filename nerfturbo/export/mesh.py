@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
+from ..data.images import to_bytes
 from ..errors import InputError
 from ..evaluation.camera_path import transform_points
 from ..evaluation.evaluate import choose_views
@@ -19,12 +20,9 @@ from ..files import replacing
 from ..ops.march.reference import is_occupied
 from ..rendering.image import RenderedImage, render_image
 from ..rendering.model import NerfModel
-from ..sampling.grid import cropped_grid, describe_box, occupied_box
+from ..sampling.grid import cropped_grid, occupied_box
 from ..types import Aabb, Rays
 from . import Progress, check_ending, quiet, require_package
-
-if TYPE_CHECKING:
-    import trimesh
 
 THICKNESS = 0.1  # the surface is where one marching step is this thick, unless a density is given
 VISIBLE_MARGIN = 1.0  # in voxels
@@ -77,23 +75,22 @@ def extract_mesh(
     from skimage.measure import marching_cubes
 
     voxel = voxel_size(model, settings.resolution)
-    volume = density_volume(model, box, voxel, progress=lambda share: progress(0.5 * share))
+    density = density_volume(model, box, voxel, progress=lambda share: progress(0.5 * share))
     level = THICKNESS / model.grid.step_size if settings.density is None else settings.density
-    peak = float(volume.density.max())
+    peak = float(density.max())
     if not level < peak:
         hint = "give a lower --density, or train longer"
         raise InputError("--density", f"less than the densest point of the box, {peak:.4g}", f"{level:.4g}", hint)
     # "ascent" turns triangles so that they are counter-clockwise seen from where the density is low.
-    corners, triangles, _, _ = marching_cubes(
-        volume.density.numpy(), level, spacing=(voxel,) * 3, gradient_direction="ascent"
-    )
-    vertices = torch.from_numpy(np.ascontiguousarray(corners)).float() + torch.tensor(volume.low)
+    corners, triangles, *_ = marching_cubes(density.numpy(), level, spacing=(voxel,) * 3, gradient_direction="ascent")
+    low = torch.tensor([value - voxel for value in box.low])
+    vertices = torch.from_numpy(np.ascontiguousarray(corners)).float() + low
     vertices = torch.minimum(torch.maximum(vertices, box.tensor()[0]), box.tensor()[1])  # what is cut ends at the box
     faces = torch.from_numpy(triangles.astype(np.int64))
     if cameras is not None:
-        depths = VisibleDepths.render(model, cameras, lambda share: progress(0.5 + 0.4 * share))
-        visible = depths.sees(vertices.to(model.device), VISIBLE_MARGIN * voxel).cpu()
-        faces = faces[visible[faces].all(dim=1)]
+        places, margin = vertices.to(model.device), VISIBLE_MARGIN * voxel
+        seen = seen_by(model, cameras, places, margin, progress=lambda share: progress(0.5 + 0.4 * share)).cpu()
+        faces = faces[seen[faces].all(dim=1)]
     return _finish(model, vertices, faces, settings.n_faces, COLOR_REACH * voxel)
 
 
@@ -115,10 +112,8 @@ def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | No
 
 @torch.no_grad()
 def _colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
-    """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU.
-
-    A short ray is rendered, because the colour of a single point of a soft surface was never trained alone.
-    """
+    """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU. A
+    short ray is rendered, because the colour of a single point of a soft surface was never trained alone."""
     settings = replace(model.settings, near_plane=0.0, far_plane=2.0 * reach, cone_angle=0.0, alpha_thre=0.0)
     colors = torch.zeros(positions.shape[0], 3)
     for start in range(0, positions.shape[0], COLOR_CHUNK):
@@ -136,27 +131,22 @@ def _colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, r
 
 def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None) -> None:
     """Write .glb, .ply or .obj in the coordinates of the scene's own file; whole or not at all."""
+    import trimesh
+
     extra: dict[str, dict[str, Any]] = {
         ".glb": {"include_normals": True, "tree_postprocessor": _unlit},
         ".ply": {"vertex_normal": True},
         ".obj": {"include_normals": True, "include_color": True, "header": "nerfturbo"},
     }
-    with replacing(path) as temporary:
-        as_trimesh(mesh, to_original).export(temporary, **extra[path.suffix.lower()])
-
-
-def as_trimesh(mesh: Mesh, to_original: Tensor | None = None) -> trimesh.Trimesh:
-    """The mesh for trimesh, moved to the coordinates of the scene's own file."""
-    import trimesh
-
-    colors = (mesh.colors * 255.0 + 0.5).to(torch.uint8)
-    return trimesh.Trimesh(
+    body = trimesh.Trimesh(
         vertices=transform_points(mesh.vertices.double(), to_original).numpy(),
         faces=mesh.faces.numpy(),
         vertex_normals=rotate_normals(mesh.normals, to_original).numpy(),
-        vertex_colors=torch.nn.functional.pad(colors, (0, 1), value=255).numpy(),
+        vertex_colors=torch.nn.functional.pad(to_bytes(mesh.colors), (0, 1), value=255).numpy(),
         process=False,
     )
+    with replacing(path) as temporary:
+        body.export(temporary, **extra[path.suffix.lower()])
 
 
 def rotate_normals(normals: Tensor, similarity: Tensor | None) -> Tensor:
@@ -178,33 +168,18 @@ def _unlit(tree: dict[str, Any]) -> None:
             primitive["material"] = 0
 
 
-@dataclass(frozen=True)
-class DensityVolume:
-    """`density[i, j, k]` at low + (i, j, k) * voxel; zero all around, so that every surface closes."""
-
-    density: Tensor  # (nx, ny, nz) float32 on the CPU
-    low: tuple[float, float, float]
-    voxel: float
-    n_evaluated: int  # how often the field was asked
-
-
-def export_box(model: NerfModel, box: Aabb | None, *, what: str = "--box") -> Aabb:
-    """What there is to export: the occupied part of the scene, of `box` where one is given.
-
-    Fails at once, before anything is evaluated, where that is empty, and names the occupied box.
-    """
+def export_box(model: NerfModel, box: Aabb | None) -> Aabb:
+    """What there is to export: the occupied part of the scene, of `box` where one is given. Fails at once, before
+    anything is evaluated, where that is empty, and names the occupied box."""
     occupied = occupied_box(model.grid)
     if occupied is None:
         hint = "train it longer"
         raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
     if box is None:
         return occupied
-    inside = occupied_box(cropped_grid(model.grid, box, what=what))
-    inside = None if inside is None else inside.intersection(box)
-    if inside is None:
-        hint = f"what is occupied lies in {describe_box(occupied)}"
-        raise InputError(what, "a box that holds a part of the scene", describe_box(box), hint)
-    return inside
+    inside = occupied_box(cropped_grid(model.grid, box, what="--box"))
+    assert inside is not None  # the crop refuses a box without anything
+    return inside.intersection(box) or inside
 
 
 def voxel_size(model: NerfModel, resolution: int) -> float:
@@ -215,8 +190,9 @@ def voxel_size(model: NerfModel, resolution: int) -> float:
 
 
 @torch.no_grad()
-def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progress = quiet) -> DensityVolume:
-    """Ask the field at every lattice point of the box that lies in an occupied cell; all others are empty."""
+def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progress = quiet) -> Tensor:
+    """(nx, ny, nz) float32 on the CPU: the density at box.low + (i - 1, j - 1, k - 1) * voxel, asked of the field in
+    occupied cells only; zero elsewhere, and all around the box, so that every surface closes."""
     counts = [math.ceil(size / voxel - 1e-6) + 1 for size in box.size]
     if math.prod(counts) > MAX_POINTS:
         got = f"{counts[0]} x {counts[1]} x {counts[2]}"
@@ -225,7 +201,7 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
     low = torch.tensor(box.low, device=model.device)
     outer_low, outer_high = model.grid.outer_aabb.tensor(model.device)
     x, y, z = (torch.arange(n, device=model.device) * voxel + low[axis] for axis, n in enumerate(counts))
-    slabs, asked = max(1, CHUNK // (counts[1] * counts[2])), 0
+    slabs = max(1, CHUNK // (counts[1] * counts[2]))
     for first in range(0, counts[0], slabs):
         points = torch.cartesian_prod(x[first : first + slabs], y, z)
         inside = ((points >= outer_low) & (points <= outer_high)).all(-1)
@@ -235,45 +211,34 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
             values[chosen] = model.field.density(points[chosen]).float()
         part = values.view(-1, counts[1], counts[2])
         density[first + 1 : first + 1 + part.shape[0], 1:-1, 1:-1] = part.cpu()
-        asked += int(chosen.shape[0])
         progress(min(1.0, (first + slabs) / counts[0]))
-    start_x, start_y, start_z = (value - voxel for value in box.low)
-    return DensityVolume(density, (start_x, start_y, start_z), voxel, asked)
+    return density
 
 
-@dataclass(frozen=True)
-class VisibleDepths:
-    """Which points the cameras of training see; what they never saw, the field was free to fill with anything.
+@torch.no_grad()
+def seen_by(model: NerfModel, cameras: Cameras, points: Tensor, margin: float, *, progress: Progress = quiet) -> Tensor:
+    """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there.
 
-    Cameras are evenly chosen and made small; `images` are what they see.
+    What the cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and
+    made small, look.
     """
+    small = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
+    small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max()))).to(model.device)
+    seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
+    for index in range(len(small)):
+        image = model.render_image(small, index)
+        for part, found in zip(points.split(CHUNK), seen.split(CHUNK), strict=True):
+            found |= _seen_in(image, small[index], part, margin)
+        progress((index + 1) / len(small))
+    return seen
 
-    cameras: Cameras
-    images: tuple[RenderedImage, ...]
 
-    @classmethod
-    def render(cls, model: NerfModel, cameras: Cameras, progress: Progress = quiet) -> VisibleDepths:
-        small = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
-        small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max())))
-        images = []
-        for index in range(len(small)):
-            images.append(model.render_image(small, index))
-            progress((index + 1) / len(small))
-        return cls(small.to(model.device), tuple(images))
-
-    @torch.no_grad()
-    def sees(self, points: Tensor, margin: float) -> Tensor:
-        """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there."""
-        return torch.cat([self._sees(part, margin) for part in points.split(CHUNK)])
-
-    def _sees(self, points: Tensor, margin: float) -> Tensor:
-        seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
-        for index, image in enumerate(self.images):
-            pixels, ahead = self.cameras.project(torch.full_like(seen, index, dtype=torch.int64), points)
-            height, width = image.depth.shape
-            x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
-            inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
-            surface = torch.where(image.opacity > SOLID, image.depth, torch.inf)
-            reach = surface[y.clamp(0, height - 1), x.clamp(0, width - 1)] + margin
-            seen |= inside & ((points - self.cameras.positions[index]).norm(dim=-1) < reach)
-        return seen
+def _seen_in(image: RenderedImage, camera: Cameras, points: Tensor, margin: float) -> Tensor:
+    """`seen_by` one camera, of which `image` is what it sees."""
+    pixels, ahead = camera.project(torch.zeros_like(points[:, 0], dtype=torch.int64), points)
+    height, width = image.depth.shape
+    x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
+    inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    surface = torch.where(image.opacity > SOLID, image.depth, torch.inf)
+    reach = surface[y.clamp(0, height - 1), x.clamp(0, width - 1)] + margin
+    return inside & ((points - camera.positions[0]).norm(dim=-1) < reach)

@@ -1,7 +1,5 @@
-"""The field as an ONNX graph for other inference engines: positions and directions in, colours and densities out.
-
-The graph is traced from plain torch, and is compared with the field itself before it is kept.
-"""
+"""The field as an ONNX graph for other inference engines: positions and directions in, colours and densities out. The
+graph is traced from plain torch, and is compared with the field itself before it is kept."""
 
 from __future__ import annotations
 
@@ -48,9 +46,9 @@ def check_onnx_path(path: Path) -> None:
 def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
     """Write the field with its weights in one file, and compare it with torch; whole and right, or not at all.
 
-    Inputs `positions` (n, 3), in the coordinates of training, and `directions` (n, 3) of unit length; outputs `rgb`
-    (n, 3) and `density` (n,). n is free. Any field can be exported whose operations ONNX knows. One whose own do not
-    suit tracing, or a part of it, offers `for_export()`: a module of plain torch that computes the same.
+    Inputs `positions` (n, 3), in the coordinates of training, and unit `directions` (n, 3); outputs `rgb` (n, 3) and
+    `density` (n,). A field, or a part of it, whose operations do not suit tracing offers `for_export()`: a module of
+    plain torch that computes the same.
     """
     with replacing(path) as temporary:
         try:
@@ -66,8 +64,7 @@ def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
 
 
 def _export(path: Path, field: nn.Module) -> None:
-    positions = torch.zeros(64, 3)
-    directions = torch.tensor([0.0, 0.0, 1.0]).expand(64, 3).contiguous()
+    positions, directions = torch.zeros(64, 3), torch.tensor([0.0, 0.0, 1.0]).expand(64, 3).contiguous()
     rows = torch.export.Dim("n", min=1)
     with _quiet(), use_backend("reference"), torch.no_grad():
         own = getattr(field, "module", field)  # a field of somebody else's, without what adapts it to rendering
@@ -121,8 +118,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)
@@ -139,9 +135,8 @@ def compare(path: Path, model: NerfModel) -> OnnxCheck:
     directions = torch.nn.functional.normalize(torch.randn(CHECKED_POINTS, 3, generator=generator), dim=-1)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     rgb, density = session.run(None, {"positions": positions.numpy(), "directions": directions.numpy()})
-    true_rgb, true_density = (
-        value.float().cpu() for value in model.field(positions.to(model.device), directions.to(model.device))
-    )
+    answers = model.field(positions.to(model.device), directions.to(model.device))
+    true_rgb, true_density = (value.float().cpu() for value in answers)
     colors = (torch.as_tensor(rgb) - true_rgb).abs().max()
     densities = ((torch.as_tensor(density) - true_density).abs() / (true_density.abs() + 1.0)).max()
     return OnnxCheck(float(colors), float(densities))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.cameras import Cameras
+from ..data.images import to_bytes
 from ..errors import InputError
 from ..evaluation.camera_path import transform_points
 from ..files import write_atomically
@@ -100,7 +101,7 @@ def write_points(path: Path, cloud: PointCloud, to_original: Tensor | None = Non
     rows = np.empty(cloud.positions.shape[0], dtype=fields)
     positions = transform_points(cloud.positions, to_original).numpy()
     normals = rotate_normals(cloud.normals, to_original).numpy()
-    colors = (cloud.colors * 255.0 + 0.5).to(torch.uint8).numpy()
+    colors = to_bytes(cloud.colors).numpy()
     for (name, _), column in zip(fields, np.concatenate([positions, normals, colors], axis=1).T, strict=True):
         rows[name] = column
     kinds = {"<f4": "float", "u1": "uchar"}

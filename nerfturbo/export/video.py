@@ -45,9 +45,7 @@ def check_video_path(path: Path) -> None:
 
 def write_video(path: Path, frames: Iterable[Tensor], *, fps: float = 24) -> None:
     """Write uint8 frames (height, width, 3) in the format of the path's ending; without one, PNG files into a folder.
-
-    Frames are taken one at a time. A file appears when it is whole; PNG files appear one by one.
-    """
+    Frames are taken one at a time. A file appears when it is whole; PNG files appear one by one."""
     if path.suffix:
         with video_writer(path, fps=fps) as add:
             for frame in frames:
@@ -61,10 +59,8 @@ def write_video(path: Path, frames: Iterable[Tensor], *, fps: float = 24) -> Non
 
 @contextlib.contextmanager
 def video_writer(path: Path, *, fps: float = 24) -> Iterator[Callable[[Tensor], None]]:
-    """A function that takes the frames of a .gif or .mp4 one by one; the file appears, whole, at the end.
-
-    Frames are encoded in a thread behind the caller, so they must not be written to again.
-    """
+    """A function that takes the frames of a .gif or .mp4 one by one; the file appears, whole, at the end. Frames are
+    encoded in a thread behind the caller, so they must not be written to again."""
     check_video_path(path)
     if not fps > 0.0:
         raise InputError("fps", "a number > 0", str(fps))

@@ -21,11 +21,11 @@ from nerfturbo.export.grid import write_grid
 from nerfturbo.export.mesh import (
     Mesh,
     MeshSettings,
-    VisibleDepths,
     check_mesh_path,
     density_volume,
     export_box,
     extract_mesh,
+    seen_by,
     voxel_size,
     write_mesh,
 )
@@ -112,8 +112,8 @@ def test_what_no_camera_sees_is_left_out(model: NerfModel, mesh: Mesh) -> None:
     assert float(mesh.vertices[:, 2].min()) > -0.85  # the cameras stand above: the lowest part is hidden
     points = torch.tensor([[0.0, 0.0, LID], [0.0, 0.0, 0.5], [0.0, 0.0, -LID], [0.0, 0.0, 1.05]])
     with use_backend("reference"):
-        seen = VisibleDepths.render(model, ball_scene(n_views=6, size=24).cameras)
-    assert seen.sees(points, 0.1).tolist() == [True, False, False, True]
+        seen = seen_by(model, ball_scene(n_views=6, size=24).cameras, points, 0.1)
+    assert seen.tolist() == [True, False, False, True]
 
 
 def test_faces_and_normals_look_outwards_and_colors_are_those_of_the_surface(mesh: Mesh) -> None:
@@ -158,14 +158,15 @@ def test_a_mesh_is_decimated_and_what_is_hidden_can_be_kept(model: NerfModel, me
     assert bool((whole.vertices >= low).all()) and bool((whole.vertices <= high).all())
 
 
-def test_the_volume_asks_only_in_occupied_cells(model: NerfModel) -> None:
-    box = export_box(model, None)
+def test_the_volume_asks_only_in_occupied_cells(model: NerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    box, asked, field_density = export_box(model, None), [], model.field.density
+    monkeypatch.setattr(model.field, "density", lambda x: (asked.append(x), field_density(x))[1])
     voxel = voxel_size(model, 24)
-    volume = density_volume(model, box, voxel)
-    assert 0 < volume.n_evaluated < volume.density.numel()
-    place = volume.density.nonzero() * voxel + torch.tensor(volume.low)
-    assert place.shape[0] > 0 and bool(is_occupied(model.grid.occupancy, place).all())
-    faces = (volume.density[0], volume.density[-1], volume.density[:, 0], volume.density[..., -1])
+    density = density_volume(model, box, voxel)
+    assert 0 < sum(len(part) for part in asked) < density.numel()
+    place = (density.nonzero() - 1) * voxel + torch.tensor(box.low)
+    assert place.shape[0] > 0 and bool(is_occupied(model.grid.occupancy, torch.cat([place, *asked])).all())
+    faces = (density[0], density[-1], density[:, 0], density[..., -1])
     assert all(float(face.abs().max()) == 0.0 for face in faces)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from nerfturbo.data.cameras import Cameras, look_at
@@ -21,13 +23,10 @@ def density(positions: torch.Tensor) -> torch.Tensor:
 
 def make_baked(levels: int = 1, *, features: bool = True, voxel: float = 0.09) -> Baked:
     lattice = Lattice.around(Aabb.cube(1.2, (0.0, 0.1, 0.0)), voxel, levels)
-    counts = torch.tensor(lattice.cells)
-    n = int(counts.prod()) * levels
-    keys = torch.arange(n)
-    level, cell = lattice.split_cells(keys)
-    unit = (cell + 0.5) * lattice.voxel - torch.tensor(lattice.half)
-    centers = torch.tensor(lattice.center) + unit * torch.pow(2.0, level.float())[:, None]
-    kept = keys[(density(centers) > 0.3) & (lattice.level_of(centers) == level)]
+    n = math.prod(lattice.cells)  # on each level
+    keys = torch.arange(n * levels)
+    centers = lattice.cell_centers(keys)
+    kept = keys[(density(centers) > 0.3) & (lattice.level_of(centers) == keys // n)]
     blocks = SparseBlocks.of_cells(lattice, kept)
     positions = lattice.vertex_positions(blocks.vertices)
     size = lattice.voxel * torch.pow(2.0, lattice.level_of(positions).clamp(max=levels - 1).float())

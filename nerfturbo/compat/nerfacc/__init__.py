@@ -1,9 +1,5 @@
 """nerfacc 0.5.3's interface over nerfturbo: the same names, arguments, shapes and meaning, on CPU and CUDA tensors.
-
-    import nerfturbo.compat.nerfacc as nerfacc
-
-docs/migration/nerfacc.md lists what differs. `nerfturbo.compat.nerfacc_packed` has the interface of nerfacc 0.2.
-"""
+docs/migration/nerfacc.md lists what differs. `nerfacc_packed` and `nerfacc_indexed` have those of 0.2 and 0.3."""
 
 import sys
 from importlib.machinery import ModuleSpec

@@ -1,8 +1,7 @@
 """Which samples belong to which ray, in the three forms that nerfacc's callers use.
 
-Inside, everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What a function here has made
-of a caller's tensor is remembered with that tensor (and forgotten with it, or when it is written to), so that the ray
-indices which `sampling` returns need not be counted again by `rendering`.
+Inside, everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What is made of a caller's tensor
+is remembered until it dies or is written to: `rendering` need not count again the rays which `sampling` returned.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...types import PackedSamples
 
 
 @dataclass
@@ -40,8 +40,7 @@ class RaySamples(_Segments):
 
 @dataclass
 class RayIntervals(_Segments):
-    """Edges of intervals along rays. Touching intervals share an edge, which is then a left and a right one; flattened
-    edges need to know."""
+    """Edges of intervals along rays. Touching intervals share an edge, which is then a left and a right one."""
 
     is_left: Tensor | None = None  # (all,) bool
     is_right: Tensor | None = None  # (all,) bool
@@ -79,9 +78,7 @@ def remembered(tensor: Tensor, kind: str, make: Callable[[], Any]) -> Any:
 
 def offsets_of_counts(counts: Tensor) -> Tensor:
     """(n_rays + 1,) int32."""
-    offsets = torch.zeros(counts.shape[0] + 1, dtype=torch.int32, device=counts.device)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=offsets[1:])
-    return offsets
+    return torch.nn.functional.pad(torch.cumsum(counts, 0, dtype=torch.int32), (1, 0))
 
 
 def offsets_of_packed_info(packed_info: Tensor, n_samples: int) -> Tensor:
@@ -141,6 +138,14 @@ def indices_of(offsets: Tensor, n_samples: int) -> Tensor:
     """(n_samples,) int64 ray of each sample."""
     samples = torch.arange(n_samples, dtype=torch.int32, device=offsets.device)
     return torch.searchsorted(offsets[1:].contiguous(), samples, right=True)
+
+
+def ray_indices_of(samples: PackedSamples) -> Tensor:
+    """(n_samples,) int64 ray of each sample, with all that `rendering` would make of it."""
+    indices = samples.ray_indices.long()
+    remember(indices, "offsets", samples.offsets)
+    remember(indices, "narrow", samples.ray_indices)
+    return indices
 
 
 def packed_info_of(offsets: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""OpenCV's lens models. The ways back are found by Newton's method; nothing here waits for the device."""
+"""OpenCV's lens models, of `data.lenses`, with nerfacc's Newton steps back; nothing here waits for the device."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ...data.lenses import fisheye_radius, opencv_points
 from ...errors import InputError
 
 
@@ -20,10 +21,10 @@ def opencv_lens_undistortion(uv: Tensor, params: Tensor, eps: float = 1e-6, iter
         return uv
     found = uv
     for _ in range(iters):
-        moved, xx, xy, yy = _distort(found, params)
+        moved, (xx, xy, yx, yy) = _distort(found, params)
         error_x, error_y = (moved - uv).unbind(-1)
-        determinant = xx * yy - xy * xy
-        step = torch.stack([yy * error_x - xy * error_y, xx * error_y - xy * error_x], dim=-1) / determinant[..., None]
+        determinant = xx * yy - xy * yx
+        step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1) / determinant[..., None]
         found = found - torch.where(determinant.abs()[..., None] > eps, step, torch.zeros_like(step))
     return found
 
@@ -35,7 +36,7 @@ def opencv_lens_undistortion_fisheye(uv: Tensor, params: Tensor, eps: float = 1e
     distorted = torch.linalg.vector_norm(uv, dim=-1)
     angle = distorted
     for _ in range(iters):
-        value, slope = _fisheye_radius(angle, params)
+        value, slope = fisheye_radius(angle, params)
         step = torch.where(slope.abs() > eps, (value - distorted) / slope, torch.zeros_like(slope))
         angle = angle - step
     scale = torch.where(distorted > eps, torch.tan(angle) / distorted.clamp_min(eps), torch.ones_like(angle))
@@ -55,7 +56,7 @@ def _opencv_lens_distortion_fisheye(uv: Tensor, params: Tensor, eps: float = 1e-
     """Where a fisheye lens puts undistorted points (..., 2)."""
     _check(uv, params, (4,))
     radius = torch.linalg.vector_norm(uv, dim=-1)
-    moved = _fisheye_radius(torch.atan(radius), params)[0]
+    moved = fisheye_radius(torch.atan(radius), params)[0]
     scale = torch.where(radius > eps, moved / radius.clamp_min(eps), torch.ones_like(radius))
     return uv * scale[..., None]
 
@@ -67,26 +68,6 @@ def _check(uv: Tensor, params: Tensor, sizes: tuple[int, ...]) -> None:
         raise InputError("params", f"{', '.join(map(str, sizes))} coefficients", str(params.shape[-1]))
 
 
-def _distort(uv: Tensor, params: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Distorted points, and the Jacobian's xx, xy (which is also yx) and yy."""
-    padded = torch.nn.functional.pad(params, (0, 8 - params.shape[-1]))
-    k1, k2, p1, p2, k3, k4, k5, k6 = padded.unbind(-1)
-    x, y = uv.unbind(-1)
-    r2 = x * x + y * y
-    above, d_above = 1.0 + r2 * (k1 + r2 * (k2 + r2 * k3)), k1 + r2 * (2 * k2 + r2 * 3 * k3)
-    below, d_below = 1.0 + r2 * (k4 + r2 * (k5 + r2 * k6)), k4 + r2 * (2 * k5 + r2 * 3 * k6)
-    radial, slope = above / below, (d_above * below - above * d_below) / (below * below)
-    moved_x = x * radial + 2.0 * p1 * x * y + p2 * (r2 + 2.0 * x * x)
-    moved_y = y * radial + 2.0 * p2 * x * y + p1 * (r2 + 2.0 * y * y)
-    xx = radial + 2.0 * slope * x * x + 2.0 * p1 * y + 6.0 * p2 * x
-    xy = 2.0 * slope * x * y + 2.0 * p1 * x + 2.0 * p2 * y
-    yy = radial + 2.0 * slope * y * y + 2.0 * p2 * x + 6.0 * p1 * y
-    return torch.stack([moved_x, moved_y], dim=-1), xx, xy, yy
-
-
-def _fisheye_radius(angle: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
-    """The distorted radius of an angle to the axis, and its derivative."""
-    k1, k2, k3, k4 = params.unbind(-1)
-    t2 = angle * angle
-    value = angle * (1.0 + t2 * (k1 + t2 * (k2 + t2 * (k3 + t2 * k4))))
-    return value, 1.0 + t2 * (3.0 * k1 + t2 * (5.0 * k2 + t2 * (7.0 * k3 + t2 * 9.0 * k4)))
+def _distort(uv: Tensor, params: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Distorted points, and the Jacobian's xx, xy, yx and yy."""
+    return opencv_points(uv, torch.nn.functional.pad(params, (0, 8 - params.shape[-1])))

@@ -1,8 +1,5 @@
-"""Boxes and grids met by rays. Nothing here is differentiable.
-
-Nested cubes of cells, each box twice as large as the one before, are what `nerfturbo.ops.march` walks, by kernels.
-Other grids (any boxes, any resolution per axis) and the walk from cell to cell are done in plain torch here.
-"""
+"""Boxes and grids met by rays; nothing here is differentiable. Nested cubes of cells, each box twice as large as the
+one before, are marched by kernels; other boxes, other resolutions and the walk from cell to cell in plain torch."""
 
 from __future__ import annotations
 
@@ -63,14 +60,10 @@ def ray_aabb_intersect(
     enter, leave = torch.minimum(first, second), torch.maximum(first, second)
     # A ray along a face is inside that slab for ever, or never; the division gives no number for one on the face.
     along, inside = directions == 0.0, (origins >= low) & (origins <= high)
-    infinity = torch.full_like(enter, float("inf"))
-    enter = torch.where(along, torch.where(inside, -infinity, infinity), enter)
-    leave = torch.where(along, torch.where(inside, infinity, -infinity), leave)
-    t_mins, t_maxs = enter.amax(-1), leave.amin(-1)
+    forever = torch.where(inside, torch.inf, -torch.inf).to(enter.dtype)
+    t_mins, t_maxs = torch.where(along, -forever, enter).amax(-1), torch.where(along, forever, leave).amin(-1)
     hits = (t_maxs > t_mins) & (t_maxs > 0.0)
-    missed = torch.full_like(t_mins, miss_value)
-    t_mins = torch.where(hits, t_mins.clamp(near_plane, far_plane), missed)
-    t_maxs = torch.where(hits, t_maxs.clamp(near_plane, far_plane), missed)
+    t_mins, t_maxs = (torch.where(hits, t.clamp(near_plane, far_plane), miss_value) for t in (t_mins, t_maxs))
     return t_mins, t_maxs, hits
 
 
@@ -99,14 +92,14 @@ def traverse_grids(
     `binaries` (m, x, y, z) bool are grids over the boxes `aabbs` (m, 6); where boxes overlap the first one counts.
     A ray's steps start at its near plane; each has length max(step_size, cone_angle * t). A step size of 0 gives the
     stretches inside each occupied cell instead. `traverse_steps_limit` bounds the samples per ray: call again with
-    the returned planes as near planes to go on. `rays_mask` leaves rays out. `over_allocate` and the precomputed
-    intersections are accepted and not needed: results always have their exact length.
+    the returned planes as near planes to go on. `rays_mask` leaves rays out. Results have their exact length, so that
+    `over_allocate` and the precomputed intersections are accepted and not needed.
     """
     n_rays = rays_o.shape[0]
     if binaries.dim() != 4 or aabbs.dim() != 2 or aabbs.shape != (binaries.shape[0], 6):
         got = f"{tuple(binaries.shape)} and {tuple(aabbs.shape)}"
         raise InputError("binaries and aabbs", "shapes (m, x, y, z) and (m, 6)", got)
-    limit = traverse_steps_limit if traverse_steps_limit is not None else -1
+    limit = traverse_steps_limit or -1
     if over_allocate and limit <= 0:
         raise InputError("traverse_steps_limit", "a positive number with over_allocate", str(traverse_steps_limit))
     near = rays_o.new_zeros(n_rays) if near_planes is None else near_planes
@@ -125,17 +118,16 @@ def traverse_grids(
         if rays_mask is not None:
             planes = planes._replace(far=torch.where(rays_mask, far, near))
         samples, exits = traverse(rays_o, rays_d, grids, planes)
-    return *_as_segments(samples.t_starts, samples.t_ends, samples.offsets), exits
+    return *_as_segments(samples), exits
 
 
-def _as_segments(t_starts: Tensor, t_ends: Tensor, offsets: Tensor) -> tuple[RayIntervals, RaySamples]:
+def _as_segments(samples: PackedSamples) -> tuple[RayIntervals, RaySamples]:
     """Touching samples share an edge; so there are as many edges as samples and runs of touching samples."""
+    t_starts, t_ends, offsets = samples.t_starts, samples.t_ends, samples.offsets
     n, device = t_starts.shape[0], t_starts.device
-    rays = indices_of(offsets, n)
-    rows = torch.arange(n, device=device)
-    middle = (t_starts + t_ends) * 0.5
+    rays, rows = indices_of(offsets, n), torch.arange(n, device=device)
     gap = (t_starts - t_ends.roll(1)).abs() > 0.25 * (t_ends - t_starts)
-    opens = gap | (rows == offsets[rays]) if n else torch.zeros(0, dtype=torch.bool, device=device)
+    opens = gap | (rows == offsets[rays])
     runs = torch.cumsum(opens, 0)
     right = rows + runs  # where the right edge of each sample stands
     n_edges = n + (int(runs[-1]) if n else 0)
@@ -143,12 +135,11 @@ def _as_segments(t_starts: Tensor, t_ends: Tensor, offsets: Tensor) -> tuple[Ray
     vals = vals.index_copy(0, right[opens] - 1, t_starts[opens])
     is_right = torch.zeros(n_edges, dtype=torch.bool, device=device).index_fill(0, right, True)
     is_left = torch.zeros_like(is_right).index_fill(0, right - 1, True)
-    owners = torch.zeros(n_edges, dtype=torch.long, device=device).index_copy(0, right, rays)
-    owners = owners.index_copy(0, right - 1, rays)
-    before = torch.cat([runs.new_zeros(1), runs])
-    edge_offsets = offsets + before[offsets.long()].int()
+    edge_offsets = offsets + torch.nn.functional.pad(runs, (1, 0))[offsets.long()].int()
+    owners = indices_of(edge_offsets, n_edges)
     intervals = RayIntervals(vals, packed_info_of(edge_offsets), owners, is_left, is_right)
-    return intervals, RaySamples(middle, packed_info_of(offsets), rays, torch.ones_like(rays, dtype=torch.bool))
+    valid = torch.ones_like(rays, dtype=torch.bool)
+    return intervals, RaySamples(samples.midpoints(), packed_info_of(offsets), rays, valid)
 
 
 def _enlarge_aabb(aabb: Tensor, factor: float) -> Tensor:
@@ -216,9 +207,6 @@ def traverse(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes) 
 def occupancy_bits(grids: Grids) -> OccupancyBits | None:
     """The grids as the marching kernel takes them, made again when they have changed; None if they do not fit."""
     binaries, aabbs = grids
-    known = recall(binaries, "occupancy")
-    if known is not None and known[0] is aabbs and known[1] == version_of(aabbs):
-        return known[2]
     resolution, levels = binaries.shape[1], binaries.shape[0]
     if set(binaries.shape[1:]) != {resolution} or resolution % 4 or levels > 16:
         return None
@@ -226,9 +214,7 @@ def occupancy_bits(grids: Grids) -> OccupancyBits | None:
     if box is None:
         return None
     bits = remembered(binaries, "bits", lambda: pack_bits(binaries.reshape(-1).bool()))
-    found = OccupancyBits(bits, box, resolution, levels)
-    remember(binaries, "occupancy", (aabbs, version_of(aabbs), found))
-    return found
+    return OccupancyBits(bits, box, resolution, levels)
 
 
 def _nested_box(aabbs: Tensor) -> Aabb | None:
@@ -241,8 +227,8 @@ def _nested_box(aabbs: Tensor) -> Aabb | None:
     wrong = (center - center[0]).abs() + (half - half[0] * scale).abs()
     if bool((wrong > NESTED_TOLERANCE * half).any()):
         return None
-    low, high = boxes[0, :3].tolist(), boxes[0, 3:].tolist()
-    return Aabb((low[0], low[1], low[2]), (high[0], high[1], high[2]))
+    low, high = boxes[0].view(2, 3).tolist()
+    return Aabb(tuple(low), tuple(high))
 
 
 def is_occupied(grids: Grids, points: Tensor) -> Tensor:
@@ -320,8 +306,7 @@ def _collect(like: Tensor, per_ray: int, pieces: Callable[[Tensor], tuple[Tensor
         starts.append(t0[keep])
         ends.append(t1[keep])
         counts.append(keep.sum(-1))
-    offsets, t_starts = offsets_of_counts(torch.cat(counts)), torch.cat(starts)
-    return PackedSamples(t_starts, torch.cat(ends), indices_of(offsets, t_starts.shape[0]).int(), offsets)
+    return PackedSamples.from_counts(torch.cat(counts), torch.cat(starts), torch.cat(ends))
 
 
 class Walk(NamedTuple):
@@ -350,8 +335,7 @@ class Walk(NamedTuple):
     def next_steps(self, near: Tensor, mask: Tensor | None, limit: int) -> tuple[PackedSamples, Tensor, Walk]:
         """The next `limit` samples of each ray in the mask, where each ray stops then, and the walk from there on."""
         counts = (self.samples.offsets[1:] - self.cursor).clamp_max(limit)
-        if mask is not None:
-            counts = torch.where(mask, counts, torch.zeros_like(counts))
+        counts = counts if mask is None else torch.where(mask, counts, 0)
         offsets = offsets_of_counts(counts)
         total = int(offsets[-1]) if counts.numel() else 0
         rays = indices_of(offsets, total)

@@ -69,14 +69,15 @@ def importance_sampling(
     low, high = old[:, :1], old[:, -1:]
     order = torch.arange(number, device=cdfs.device, dtype=cdfs.dtype)
     centres = _invert_rows(old, cdfs.flatten(0, -2), (order + _bias(cdfs, old.shape[0], stratified)) / number)
-    if number == 1:
-        edges = torch.cat([low, high], dim=-1)
-    else:
-        between = (centres[:, 1:] + centres[:, :-1]) * 0.5
-        start = torch.maximum(2.0 * centres[:, :1] - between[:, :1], low)
-        end = torch.minimum(2.0 * centres[:, -1:] - between[:, -1:], high)
-        edges = torch.cat([start, between, end], dim=-1)
+    edges = torch.cat([low, high], dim=-1) if number == 1 else _edges(centres, low, high)
     return RayIntervals(edges.view(*batch, number + 1)), RaySamples(centres.view(*batch, number))
+
+
+def _edges(centres: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """(..., n + 1), n > 1: between the centres, and as far beyond the first and the last of them within the limits."""
+    between = (centres[..., 1:] + centres[..., :-1]) * 0.5
+    start, end = 2.0 * centres[..., :1] - between[..., :1], 2.0 * centres[..., -1:] - between[..., -1:]
+    return torch.cat([start.clamp_min(low), between, end.clamp_max(high)], dim=-1)
 
 
 def _bias(cdfs: Tensor, n_rays: int, stratified: bool) -> Tensor:
@@ -95,8 +96,12 @@ def _resample_ragged(
     rays, n_edges = torch.repeat_interleave(each, counts), (counts + 1) * (counts > 0)
     order = torch.arange(rays.shape[0], device=cdfs.device) - offsets_of_counts(counts)[rays]
     share = (order + _bias(cdfs, first.shape[0], stratified)[rays, 0]) / counts[rays]
-    centres = _invert(edges, cdfs, first, count, rays, share)
-    low, high = edges[first[rays]], edges[(first + count - 1)[rays]]
+    flat, base, last = cdfs.reshape(-1), first[rays], (first + count - 1)[rays]
+    wanted = flat[base] + share * (flat[last] - flat[base])
+    above = _upper_bound(flat, base, last, wanted)
+    below = torch.maximum(above - 1, base)
+    centres = _between(flat[below], flat[above], edges[below], edges[above], wanted)
+    low, high = edges[base], edges[last]
     alone, is_first, is_last = counts[rays] == 1, order == 0, order == counts[rays] - 1
     before, after = centres.roll(1), centres.roll(-1)
     start = torch.where(is_first, torch.maximum(centres - (after - centres) * 0.5, low), (centres + before) * 0.5)
@@ -112,19 +117,8 @@ def _resample_ragged(
     )
 
 
-def _invert(vals: Tensor, cdfs: Tensor, first: Tensor, count: Tensor, rays: Tensor, share: Tensor) -> Tensor:
-    """Where each ray's cumulative distribution reaches `share` of its range."""
-    flat, edges = cdfs.reshape(-1), vals.reshape(-1)
-    base, last = first[rays], (first + count - 1)[rays]
-    low = flat[base]
-    wanted = low + share * (flat[last] - low)
-    above = _upper_bound(flat, base, last, wanted)
-    below = torch.maximum(above - 1, base)
-    return _between(flat[below], flat[above], edges[below], edges[above], wanted)
-
-
 def _invert_rows(edges: Tensor, cdfs: Tensor, share: Tensor) -> Tensor:
-    """`_invert` where every ray has as many edges: (n_rays, n) for edges and cdfs (n_rays, e), by one search."""
+    """(n_rays, n): where each ray's distribution, edges and cdfs (n_rays, e), reaches `share` of its range."""
     low = cdfs[:, :1]
     wanted = low + share * (cdfs[:, -1:] - low)
     above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp_max(cdfs.shape[1] - 1)
@@ -186,12 +180,10 @@ def _sample_from_weighted(
     total = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     running = torch.cumsum(weights / total, dim=-1)
     cdf = torch.cat([torch.zeros_like(running[..., :1]), running[..., :-1], torch.ones_like(running[..., :1])], -1)
-    batch, b = bins.shape[:-1], weights.shape[-1]
-    jitter = torch.rand(*batch, 1, dtype=bins.dtype, device=bins.device) if stratified else 0.5
-    share = (torch.arange(num_samples, dtype=bins.dtype, device=bins.device) + jitter) / num_samples
-    share = share.expand(*batch, num_samples).reshape(-1, num_samples)
-    centres = _invert_rows(bins.reshape(-1, b + 1), cdf.reshape(-1, b + 1), share).view(*batch, num_samples)
-    inner = (centres[..., 1:] + centres[..., :-1]) * 0.5
-    first, last = centres[..., :1], centres[..., -1:]
-    start, end = (first, last) if num_samples == 1 else (2.0 * first - inner[..., :1], 2.0 * last - inner[..., -1:])
-    return torch.cat([start.clamp_min(vmin), inner, end.clamp_max(vmax)], dim=-1), centres
+    rows = bins.reshape(-1, bins.shape[-1])
+    order = torch.arange(num_samples, dtype=bins.dtype, device=bins.device)
+    share = (order + _bias(rows, rows.shape[0], stratified)) / num_samples
+    centres = _invert_rows(rows, cdf.reshape(rows.shape), share).view(*bins.shape[:-1], num_samples)
+    if num_samples == 1:
+        return torch.cat([centres.clamp_min(vmin), centres.clamp_max(vmax)], dim=-1), centres
+    return _edges(centres, vmin, vmax), centres

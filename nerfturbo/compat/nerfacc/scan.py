@@ -29,9 +29,7 @@ def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Te
 
 
 def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
-    """The running product of each ray, or along the last axis of batched inputs.
-
-    Differentiable, also where an input is zero: nothing is divided.
+    """The running product of each ray, or along the last axis. Differentiable, also where an input is zero.
 
     >>> inclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
     [2.0, 6.0, 4.0]

@@ -7,7 +7,7 @@ Flattened samples come with `packed_info`, or with `ray_indices` in ascending or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import InputError
 from ...ops import packed_sum
 from ...ops.composite import composite_pixels
+from ...rendering.losses import distortion_loss
 from ...types import PackedSamples
 from ._rays import offsets_of, offsets_of_indices, recall, remembered
 from .scan import prod_along, sum_along
@@ -34,21 +35,13 @@ class Extras(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:  # with its own iterator, dict(extras) and {**extras} read values by key
         return iter(list(super().keys()))
 
+    get: Any = Mapping.get  # these read by key, as dict's own do not
+    items: Any = Mapping.items
+    pop: Any = MutableMapping.pop
+    values: Any = Mapping.values
+
     def copy(self) -> dict[str, Any]:
-        return {key: self[key] for key in self}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401
-
-    def pop(self, key: str, *default: Any) -> Any:
-        self.get(key)  # made, where it was not yet
-        return super().pop(key, *default)
-
-    def values(self) -> Any:
-        return self.copy().values()
-
-    def items(self) -> Any:
-        return self.copy().items()
+        return dict(self)
 
 
 def rendering(
@@ -70,22 +63,22 @@ def rendering(
     if ray_indices is not None and not t_starts.shape == t_ends.shape == ray_indices.shape:
         shapes = f"{tuple(t_starts.shape)}, {tuple(t_ends.shape)} and {tuple(ray_indices.shape)}"
         raise InputError("t_starts, t_ends and ray_indices", "one shape (n_samples,)", shapes)
-    if rgb_sigma_fn is None and rgb_alpha_fn is None:
+    field = rgb_alpha_fn if rgb_sigma_fn is None else rgb_sigma_fn
+    if field is None:
         raise InputError("rgb_sigma_fn", "a function, or one as rgb_alpha_fn", "neither")
-    field = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
     rgbs, values = _evaluate(field, t_starts, t_ends, ray_indices, render_bkgd)
-    if rgb_sigma_fn is not None and _can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
-        return _composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays, render_bkgd)
     if rgb_sigma_fn is not None:
+        if _can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
+            return _composite_density(t_starts, t_ends, values, rgbs, ray_indices, n_rays, render_bkgd)
         weights, trans, alphas = render_weight_from_density(t_starts, t_ends, values, None, ray_indices, n_rays)
         extras = Extras(weights=weights, alphas=alphas, trans=trans, sigmas=values, rgbs=rgbs)
     else:
         weights, trans = render_weight_from_alpha(values, None, ray_indices, n_rays)
         extras = Extras(weights=weights, trans=trans, rgbs=rgbs, alphas=values)
-    middle = ((t_starts + t_ends) * 0.5)[..., None]
-    colors = accumulate_along_rays(weights, rgbs, ray_indices, n_rays)
-    opacities = accumulate_along_rays(weights, None, ray_indices, n_rays)
-    moments = accumulate_along_rays(weights, middle, ray_indices, n_rays)
+    colors, opacities, moments = (
+        accumulate_along_rays(weights, summed, ray_indices, n_rays)
+        for summed in (rgbs, None, ((t_starts + t_ends) * 0.5)[..., None])
+    )
     depths = moments / opacities.clamp_min(torch.finfo(opacities.dtype).eps)
     if render_bkgd is not None:
         colors = colors + render_bkgd * (1.0 - opacities)
@@ -126,17 +119,13 @@ def _composite_density(
     """`rendering` of densities by one compositing kernel in place of a dozen small ones."""
     samples = _packed(t_starts, t_ends, ray_indices, n_rays)
     behind = background if _is_plain(background, samples.n_rays, rgbs.shape[-1]) else None
-    if ray_indices is None:  # batched
-        out = composite_pixels(sigmas.reshape(-1), rgbs.reshape(samples.capacity, rgbs.shape[-1]), samples, behind)
-        weights = out.weights.view(t_starts.shape)
-    else:
-        out = composite_pixels(sigmas, rgbs, samples, behind)
-        weights = out.weights
+    flat_rgbs = rgbs.reshape(samples.capacity, rgbs.shape[-1])
+    out = composite_pixels(sigmas.reshape(-1), flat_rgbs, samples, behind)
     colors, opacities = out.rgb, out.opacity[:, None]
     if background is not None and behind is None:
         colors = colors + background * (1.0 - opacities)
     extras = Extras(
-        weights=weights,
+        weights=out.weights.view(t_starts.shape),
         alphas=lambda: -torch.expm1(-sigmas * (t_ends - t_starts)),
         trans=lambda: render_transmittance_from_density(t_starts, t_ends, sigmas, None, ray_indices, n_rays)[0],
         sigmas=sigmas,
@@ -315,10 +304,5 @@ def distortion(weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_indices: T
     shapes = {tuple(value.shape) for value in (weights, t_starts, t_ends, ray_indices)}
     if len(shapes) != 1 or weights.dim() != 1:
         raise InputError("weights, t_starts, t_ends and ray_indices", "one shape (n_samples,)", str(sorted(shapes)))
-    offsets = offsets_of_indices(ray_indices, n_rays)
-    middle = 0.5 * (t_starts + t_ends)
-    before = sum_along(weights, offsets, exclusive=True)
-    moment = sum_along(weights * middle, offsets, exclusive=True)
-    pairs = 2.0 * weights * (middle * before - moment)
-    alone = weights.square() * (t_ends - t_starts) / 3.0
-    return accumulate_along_rays(pairs + alone, None, ray_indices, n_rays)
+    samples = PackedSamples(t_starts, t_ends, ray_indices, offsets_of_indices(ray_indices, n_rays))
+    return distortion_loss(weights, samples)[:, None]

@@ -1,9 +1,5 @@
 """tiny-cuda-nn's torch interface over nerfturbo: the same configurations, on CPU and GPU, differentiable twice.
-
-    import nerfturbo.compat.tinycudann as tcnn
-
-docs/migration/tinycudann.md lists what differs.
-"""
+docs/migration/tinycudann.md lists what differs."""
 
 from .. import install as _install
 from .modules import Encoding, Module, Network, NetworkWithInputEncoding, free_temporary_memory, supports_jit_fusion

@@ -1,10 +1,9 @@
 """The encodings by name. Each maps (n, inputs) to (n, outputs); all but the grids have no parameters.
 
 Grids of trainable features are hashed, dense or tiled, in one to seven dimensions. Level l has the scale
-s_l = base_resolution * per_level_scale^l - 1 and the nodes of tiny-cuda-nn. Three dimensions with linear blending,
-hashed or dense, are what `nerfturbo.ops.hash_encode` computes, by kernels; the rest is plain torch. The kernels' table
-has one more node per axis of a dense level than tiny-cuda-nn's, which lets the last nodes wrap around to the first ones
-instead; `from_original` copies its parameters to where they belong.
+s_l = base_resolution * per_level_scale^l - 1. Three dimensions with linear blending, hashed or dense, are computed by
+kernels; the rest is plain torch. The kernels' table has one more node per axis of a dense level than tiny-cuda-nn's,
+whose last nodes wrap around to the first ones; `from_original` copies its parameters to where they belong.
 """
 
 from __future__ import annotations
@@ -214,16 +213,10 @@ def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
     if config.values.get("stochastic_interpolation", False):
         raise InputError(f"{config.where}.stochastic_interpolation", "false", "true", "blending here is exact")
     kind = config.choice("type", kind, ("hash", "dense", "tiled", "tile"))
-    spec = GridSpec(
-        "tiled" if kind == "tile" else kind,
-        dims,
-        n_levels,
-        features,
-        config.integer("log2_hashmap_size", 19),
-        config.integer("base_resolution", 16),
-        float(config.values.get("per_level_scale", 2.0)),
-        config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest")),
-    )
+    log2_size, base = config.integer("log2_hashmap_size", 19), config.integer("base_resolution", 16)
+    growth = float(config.values.get("per_level_scale", 2.0))
+    blend = config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest"))
+    spec = GridSpec("tiled" if kind == "tile" else kind, dims, n_levels, features, log2_size, base, growth, blend)
     if spec.growth <= 0.0 or spec.original_rows > MOST_ROWS:
         got = f"{spec.original_rows} rows" if spec.growth > 0.0 else f"per_level_scale = {spec.growth}"
         raise InputError(config.where, f"a table of at most {MOST_ROWS} rows", got, "make the grid coarser")
@@ -258,18 +251,15 @@ class Grid(EncodingPart):
         return result if half is None else result.to(half.dtype)
 
     def _encode(self, x: Tensor, table: Tensor) -> Tensor:
-        parts, offset = [], 0
+        parts, offset, nearest = [], 0, self.spec.blend == "nearest"
         for level in range(self.spec.n_levels):
             p = x.clamp(0.0, 1.0) * self.spec.scale(level) + 0.5
             cell = p.detach().floor()
-            fraction = p - cell
+            fraction = torch.zeros_like(p) if nearest else p - cell
             if self.spec.blend == "smoothstep":
                 fraction = fraction * fraction * (3.0 - 2.0 * fraction)
-            elif self.spec.blend == "nearest":
-                fraction = torch.zeros_like(fraction)
             value = torch.zeros(x.shape[0], self.spec.features, dtype=x.dtype, device=x.device)
-            corners = itertools.product((0, 1), repeat=self.spec.dims)
-            for corner in corners if self.spec.blend != "nearest" else [(0,) * self.spec.dims]:
+            for corner in itertools.product((0,) if nearest else (0, 1), repeat=self.spec.dims):
                 shift = torch.tensor(corner, device=x.device)
                 weight = torch.where(shift.bool(), fraction, 1.0 - fraction).prod(-1)
                 value = value + weight[:, None] * table[offset + self._row(level, cell.long() + shift)].to(x.dtype)
@@ -332,7 +322,8 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
         degree = config.integer("degree", 4)
         if n_inputs != 3 or degree > 8:
             raise InputError(config.where, "three inputs and a degree of at most 8", f"{n_inputs} and {degree}")
-        return Fixed(3, degree * degree, lambda x: _harmonics(x, degree))
+        basis = spherical_harmonics if degree <= 4 else harmonics_by_recurrence
+        return Fixed(3, degree * degree, lambda x: basis((x * 2.0 - 1.0).contiguous(), degree))
     known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, SphericalHarmonics"
     raise InputError(f"{config.where}.otype", f"one of {known}", repr(config.values.get("otype")))
 
@@ -357,14 +348,6 @@ def _blobs(x: Tensor, bins: int) -> Tensor:
     u = u * bins
     bump = 15.0 / 16.0 * u * (1.0 - 2.0 / 3.0 * u.square() + u.square().square() / 5.0) + 0.5
     return bump.clamp(0.0, 1.0).sum(-1).diff(dim=-1).flatten(1)
-
-
-def _harmonics(x: Tensor, degree: int) -> Tensor:
-    """Spherical harmonics of the directions 2 x - 1."""
-    directions = x * 2.0 - 1.0
-    if degree <= 4:
-        return spherical_harmonics(directions.contiguous(), degree)
-    return harmonics_by_recurrence(directions, degree)
 
 
 def harmonics_by_recurrence(directions: Tensor, degree: int) -> Tensor:

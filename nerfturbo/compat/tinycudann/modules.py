@@ -7,18 +7,87 @@ order work, to inputs and parameters: the first by the kernels, higher ones in p
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...errors import InputError
-from ...ops import use_backend
+from ...ops import fused_mlp, use_backend
 from ._encodings import Config, EncodingPart, encoding_part
-from ._network import Mlp
 
 Function = Callable[[Tensor, Tensor], Tensor]
+Options = Mapping[str, Any]
+FUSED_LAYERS, FUSED_WIDTH = 4, 128  # what the fused kernels take
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "leakyrelu": lambda x: functional.leaky_relu(x, 0.01),
+    "exponential": torch.exp,
+    "sine": torch.sin,
+    "sigmoid": torch.sigmoid,
+    "squareplus": lambda x: 0.5 * (x + torch.sqrt(x * x + 4.0)),
+    "softplus": functional.softplus,
+    "tanh": torch.tanh,
+}
+
+
+class Mlp:
+    """inputs -> n_neurons (n_hidden_layers times) -> outputs: matrices without biases, of tiny-cuda-nn's widths."""
+
+    def __init__(self, config: Config, n_inputs: int, n_outputs: int) -> None:
+        kind = config.kind("MLP")
+        fused = kind in ("fullyfusedmlp", "megakernelmlp")
+        if not fused and kind not in ("cutlassmlp", "mlp"):
+            raise InputError(f"{config.where}.otype", "FullyFusedMLP or CutlassMLP", repr(config.values.get("otype")))
+        if config.values.get("feedback_alignment", False):
+            raise InputError(f"{config.where}.feedback_alignment", "false", "true", "gradients here are exact")
+        width, depth = config.integer("n_neurons", 128), config.integer("n_hidden_layers", 5, 0)
+        if fused and width not in (16, 32, 64, 128):
+            raise InputError(f"{config.where}.n_neurons", "16, 32, 64 or 128", str(width), "use CutlassMLP")
+        if fused and depth == 0:
+            raise InputError(f"{config.where}.n_hidden_layers", "at least 1", "0", "use CutlassMLP")
+        self.activation = config.choice("activation", "ReLU", ACTIVATIONS)
+        self.output_activation = config.choice("output_activation", "None", ACTIVATIONS)
+        self.n_inputs, self.n_outputs = n_inputs, n_outputs
+        self.padded_inputs, padded_outputs = (n + -n % (16 if fused else 8) for n in (n_inputs, n_outputs))
+        sizes = [self.padded_inputs, *[width] * depth, padded_outputs]
+        self.shapes = [(rows, columns) for columns, rows in itertools.pairwise(sizes)]
+        self.n_params = sum(rows * columns for rows, columns in self.shapes)
+        small = len(self.shapes) <= FUSED_LAYERS and max(sizes) <= FUSED_WIDTH
+        self.in_one_kernel = small and self.activation == "relu" and depth > 0
+
+    def initial(self, generator: torch.Generator) -> Tensor:
+        parts = []
+        for rows, columns in self.shapes:
+            bound = math.sqrt(6.0 / (rows + columns))
+            parts.append(torch.empty(rows * columns).uniform_(-bound, bound, generator=generator))
+        return torch.cat(parts)
+
+    def __call__(self, x: Tensor, params: Tensor, pad_value: float) -> Tensor:
+        """(n, outputs). Columns that pad the inputs hold `pad_value`; where it is 0 they need not exist."""
+        own = params.split([rows * columns for rows, columns in self.shapes])
+        weights = [part.view(shape) for part, shape in zip(own, self.shapes, strict=True)]
+        missing = self.padded_inputs - x.shape[1]
+        if missing and pad_value != 0.0:
+            x = functional.pad(x, (0, missing), value=pad_value)
+        elif missing:
+            weights[0] = weights[0][:, : x.shape[1]]
+        weights[-1] = weights[-1][: self.n_outputs]
+        if self.in_one_kernel:
+            result = fused_mlp(x, weights)
+        else:
+            result = x
+            for index, weight in enumerate(weights):
+                result = functional.linear(result, weight.to(result.dtype))
+                if index + 1 < len(weights):
+                    result = ACTIVATIONS[self.activation](result)
+        return ACTIVATIONS[self.output_activation](result)
 
 
 def supports_jit_fusion(device: Any = None) -> bool:
@@ -49,14 +118,15 @@ class _Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():  # the gradient itself will be differentiated: build it from what can be
-            sources = [value for value, want in zip(ctx.saved_tensors, wanted, strict=True) if want]
+        twice = torch.is_grad_enabled()  # the gradient itself will be differentiated: build it from what can be
+        values = ctx.saved_tensors if twice else ctx.inner
+        sources = [value for value, want in zip(values, wanted, strict=True) if want]
+        if twice:
             result = ctx.plain(*ctx.saved_tensors)
             found = torch.autograd.grad(
                 result, sources, grad.to(result.dtype), create_graph=True, allow_unused=True, materialize_grads=True
             )
         else:
-            sources = [value for value, want in zip(ctx.inner, wanted, strict=True) if want]
             scaled = grad if ctx.scale == 1.0 else grad * ctx.scale  # out of half precision's smallest numbers
             found = torch.autograd.grad(ctx.result, sources, scaled, retain_graph=True, allow_unused=True)
             if ctx.scale != 1.0:
@@ -140,12 +210,7 @@ class NetworkWithInputEncoding(Module):
     """An encoding followed by a network: (n, n_input_dims) -> (n, n_output_dims)."""
 
     def __init__(
-        self,
-        n_input_dims: int,
-        n_output_dims: int,
-        encoding_config: Mapping[str, Any],
-        network_config: Mapping[str, Any],
-        seed: int = 1337,
+        self, n_input_dims: int, n_output_dims: int, encoding_config: Options, network_config: Options, seed: int = 1337
     ) -> None:
         encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
         network = Mlp(Config(network_config, "network_config"), encoding.n_outputs, n_output_dims)
@@ -156,9 +221,7 @@ class NetworkWithInputEncoding(Module):
 class Network(Module):
     """A network alone: (n, n_input_dims) -> (n, n_output_dims). Inputs are padded with ones, which act as a bias."""
 
-    def __init__(
-        self, n_input_dims: int, n_output_dims: int, network_config: Mapping[str, Any], seed: int = 1337
-    ) -> None:
+    def __init__(self, n_input_dims: int, n_output_dims: int, network_config: Options, seed: int = 1337) -> None:
         encoding = encoding_part(Config({"otype": "Identity"}, "encoding_config"), n_input_dims)
         network = Mlp(Config(network_config, "network_config"), n_input_dims, n_output_dims)
         super().__init__(encoding, network, seed)
@@ -169,7 +232,7 @@ class Encoding(Module):
     """An encoding alone: (n, n_input_dims) -> (n, n_output_dims), whose width follows from the configuration."""
 
     def __init__(
-        self, n_input_dims: int, encoding_config: Mapping[str, Any], seed: int = 1337, dtype: torch.dtype | None = None
+        self, n_input_dims: int, encoding_config: Options, seed: int = 1337, dtype: torch.dtype | None = None
     ) -> None:
         if dtype not in (None, torch.float32, torch.float16):
             raise InputError("dtype", "torch.float32 or torch.float16", str(dtype))

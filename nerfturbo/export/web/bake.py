@@ -13,12 +13,11 @@ from torch import Tensor
 from ...data.cameras import Cameras
 from ...data.placement import require_plain
 from ...data.scene import Scene
-from ...errors import InputError
 from ...evaluation.evaluate import choose_views, truth_image
 from ...evaluation.metrics import mean_psnr, psnr
 from ...rendering.model import FAR, NerfModel, half_box
-from ...sampling.grid import occupied_box
 from .. import Progress, quiet
+from ..mesh import export_box
 from . import teacher
 from .baked import N_BASE, Baked, Chunk, pack
 from .lattice import Lattice, SparseBlocks
@@ -40,9 +39,7 @@ SAME_TIME = 0.01
 @dataclass(frozen=True)
 class BakeSettings:
     """What a page may cost, in bytes of its file and in seconds or steps of fine-tuning; None: what suits the device.
-
-    With `tune_steps` alone no clock decides anything: the same run gives the same page, on a busy machine too.
-    """
+    With `tune_steps` alone no clock decides anything: the same run gives the same page, on a busy machine too."""
 
     budget_bytes: float
     bytes_per_byte: float = 1.0  # of the file, for one of data: 4 / 3 in base64
@@ -132,22 +129,19 @@ def bake(
     say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")
     steps = settings.tune_steps or pace.tune_steps
     chosen = TuneSettings(steps, pace.tune_rays, limit, lr=settings.lr, seed=settings.seed)
-    result = tune(blocks, values, pool, chosen, progress=progress)
+    network, done, losses = tune(blocks, values, pool, chosen, progress=progress)
     lap("tune")
     say("packing")
-    baked, chunks = _packed(Baked.of(blocks, values, result.network, model.bounds.near), settings)
+    baked, chunks = _packed(Baked.of(blocks, values, network, model.bounds.near), settings)
     lap("pack")
-    return BakeResult(baked, tuple(chunks), seconds, result.steps, result.losses, first_bytes)
+    return BakeResult(baked, tuple(chunks), seconds, done, losses, first_bytes)
 
 
 @torch.no_grad()
 def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) -> Lattice:
     """Over what is occupied, with cells a little smaller than the pixels of the training pictures."""
     levels = _levels(model)
-    box = occupied_box(model.grid) if levels == 1 else model.grid.aabb
-    if box is None:
-        hint = "train it longer"
-        raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
+    box = export_box(model, None) if levels == 1 else model.grid.aabb
     device, moved = model.device, cameras.to(model.device)
     generator = torch.Generator(device).manual_seed(settings.seed)
     rays = teacher.pixel_rays(moved, *teacher.draw_pixels(moved, PROBES, generator), settings.time)

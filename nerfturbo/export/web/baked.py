@@ -1,14 +1,12 @@
 """A baked scene: bytes at the vertices of sparse blocks, what they mean, and how they are packed for a page.
 
-Density in one byte is its logarithm, so that filtered texels give sharp surfaces and all codes are equally exact:
+Density in one byte is its logarithm: filtered texels give sharp surfaces, one step of the byte is 4% of the density.
 
     density * voxel = exp(LOW + code * (HIGH - LOW)) - exp(LOW),   code = byte / 255
 
-Code 0 is exactly empty; one step of the byte is 4% of the density.
-
 Along a ray, weights w_i = T_i (1 - exp(-density_i dt)) sum up base colour c = sum w_i c_i, features f = sum w_i f_i and
 opacity a = sum w_i. A small network sees [c, f, basis(direction), 1], once per pixel (deferred), and its three outputs,
-times the opacity, are added to c. Sixteen inputs and two hidden layers of sixteen fit a GPU's 4 x 4 matrices.
+times the opacity, are added to c.
 
 Chunk "blocks" says where blocks lie and which of their texels are kept: per block x, y, z, level as 16-bit numbers and
 64 bytes, one bit per texel, x fastest; all positions first, then all bits. Chunks "base" and "features" hold the
@@ -73,10 +71,6 @@ class Baked:
         rows = torch.cat([self.values, self.values.new_zeros(1, self.values.shape[1])])
         return rows[self.blocks.texels.long()].view(-1, BLOCK, BLOCK, BLOCK, rows.shape[1])
 
-    @cached_property
-    def skips(self) -> Tensor:
-        return self.blocks.skips()
-
 
 def decode_density(code: Tensor, voxel: float | Tensor) -> Tensor:
     """Density per unit of length of codes in [0, 1], after filtering.
@@ -104,9 +98,10 @@ class DeferredNetwork(nn.Module):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         wide = math.sqrt(6.0 / WIDTH)
-        layers = [torch.rand(rows, WIDTH, generator=generator) * 2.0 - 1.0 for rows in (WIDTH, WIDTH, 3)]
-        scaled = [layer * bound for layer, bound in zip(layers, (wide, wide, 1e-2), strict=True)]
-        self.weights = nn.ParameterList(nn.Parameter(layer) for layer in scaled)
+        self.weights = nn.ParameterList(
+            nn.Parameter((torch.rand(rows, WIDTH, generator=generator) * 2.0 - 1.0) * bound)
+            for rows, bound in ((WIDTH, wide), (WIDTH, wide), (3, 1e-2))
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(n, 3) for inputs (n, 16)."""

@@ -86,22 +86,10 @@ def gather(blocks: SparseBlocks, positions: Tensor) -> tuple[Tensor, Tensor]:
     """As `SparseBlocks.gather`, with int32 ids."""
     lattice, n = blocks.lattice, positions.shape[0]
     ids, weights = torch.empty(n, 8, dtype=torch.int32), torch.empty(n, 8)
-    numbers = [np.array(values, np.float32) for values in (lattice.center, lattice.half)]
-    launch(
-        _gather,
-        n,
-        GRAIN,
-        array(positions.float()),
-        *numbers,
-        np.float32(lattice.voxel),
-        lattice.levels,
-        np.array(lattice.blocks, np.int64),
-        array(blocks.slots),
-        array(blocks.texels),
-        blocks.n_vertices,
-        array(ids),
-        array(weights),
-    )
+    center, half = (np.array(values, np.float32) for values in (lattice.center, lattice.half))
+    space = (center, half, np.float32(lattice.voxel), lattice.levels, np.array(lattice.blocks, np.int64))
+    held = (array(blocks.slots), array(blocks.texels), blocks.n_vertices)
+    launch(_gather, n, GRAIN, array(positions.float()), *space, *held, array(ids), array(weights))
     return ids, weights
 
 

@@ -1,19 +1,20 @@
 """Where the texels of a baked scene lie: nested lattices of cells, cut into blocks of which only some exist.
 
 Level l covers the box scaled by 2^l about its centre with cells of size voxel * 2^l; a point belongs to the finest
-level that holds it, as in the occupancy grid. So cells grow with distance, as in a contraction, but every cell is a
-cube of the world and rays stay straight. A block has 8 texels and 7 cells a side: neighbours share a layer, so that
-hardware filters never look outside a block. A scene without an end has several levels, an object one.
+level that holds it, as in the occupancy grid. A block has 8 texels and 7 cells a side: neighbours share a layer, so
+that hardware filters never look outside a block. A scene without an end has several levels, an object one.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ...sampling.geometry import dilate
 from ...types import Aabb
 
 BLOCK = 8  # texels along a side of a block
@@ -81,11 +82,7 @@ class Lattice:
         level = self.level_of(positions)
         cell = self.coordinates(positions, level.clamp(max=self.levels - 1)).long()
         cell = torch.minimum(cell.clamp_min(0), cell.new_tensor(self.cells) - 1)
-        return torch.where(level < self.levels, self._keys(level, cell, self.cells), -1)
-
-    def split_cells(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) levels and (n, 3) cells of keys."""
-        return _split(keys, self.cells)
+        return torch.where(level < self.levels, _joined(level, cell, self.cells), -1)
 
     def cell_centers(self, keys: Tensor) -> Tensor:
         """(n, 3) float32 in the world."""
@@ -94,7 +91,7 @@ class Lattice:
 
     def vertex_keys(self, level: Tensor, vertex: Tensor) -> Tensor:
         """(n,) int64 of vertices (n, 3): corners of cells, one more per axis than there are cells."""
-        return self._keys(level, vertex, self._vertices)
+        return _joined(level, vertex, self._vertices)
 
     def vertex_positions(self, keys: Tensor) -> Tensor:
         """(n, 3) float32 in the world."""
@@ -109,13 +106,15 @@ class Lattice:
         x, y, z = self.cells
         return x + 1, y + 1, z + 1
 
-    @staticmethod
-    def _keys(level: Tensor, place: Tensor, counts: tuple[int, int, int]) -> Tensor:
-        nx, ny, nz = counts
-        return ((level * nz + place[:, 2]) * ny + place[:, 1]) * nx + place[:, 0]
+
+def _joined(level: Tensor, place: Tensor, counts: tuple[int, int, int]) -> Tensor:
+    """(n,) int64 keys of places (n, 3) on levels (n,) with so many places along each axis."""
+    nx, ny, nz = counts
+    return ((level * nz + place[:, 2]) * ny + place[:, 1]) * nx + place[:, 0]
 
 
 def _split(keys: Tensor, counts: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """The levels and places of keys."""
     nx, ny, nz = counts
     place = torch.stack([keys % nx, keys // nx % ny, keys // (nx * ny) % nz], dim=-1)
     return keys // (nx * ny * nz), place
@@ -126,8 +125,7 @@ class SparseBlocks:
     """The blocks that exist, in the order in which a page loads them, and the vertices they hold.
 
     A vertex is stored once, by the first block that holds it, and vertices are numbered in the order of that block and
-    of their texel in it: what a page needs for its first blocks comes first. Vertex `n_vertices` stands for all that
-    are not kept: empty.
+    of their texel in it. Vertex `n_vertices` stands for all that are not kept: empty.
     """
 
     lattice: Lattice
@@ -149,15 +147,12 @@ class SparseBlocks:
     def of_cells(cls, lattice: Lattice, cells: Tensor, importance: Tensor | None = None) -> SparseBlocks:
         """Of the cells (n,) with these keys, each once; blocks of greater importance, summed over their cells (n,),
         come first."""
-        level, cell = lattice.split_cells(cells)
+        level, cell = _split(cells, lattice.cells)
         nx, ny, nz = lattice.blocks
-        block = cell // CELLS
-        flat = ((level * nz + block[:, 2]) * ny + block[:, 1]) * nx + block[:, 0]
-        found, member = torch.unique(flat, return_inverse=True)
+        found, member = torch.unique(_joined(level, cell // CELLS, lattice.blocks), return_inverse=True)
         weight = torch.ones_like(cells, dtype=torch.float32) if importance is None else importance
         total = torch.zeros(found.shape[0], device=cells.device).index_add_(0, member, weight)
-        order = torch.argsort(total, descending=True, stable=True)
-        found = found[order]
+        found = found[torch.argsort(total, descending=True, stable=True)]
         slots = torch.full((lattice.levels * nz * ny * nx,), -1, dtype=torch.int32, device=cells.device)
         slots[found] = torch.arange(found.shape[0], dtype=torch.int32, device=cells.device)
         level_of_block, place = _split(found, lattice.blocks)
@@ -190,6 +185,7 @@ class SparseBlocks:
         index, weights = texels_around(slot.clamp_min(0), place - block * CELLS)
         return torch.where(inside[:, None], self.texels.view(-1)[index].long(), self.n_vertices), weights
 
+    @cached_property
     def skips(self) -> Tensor:
         """(levels, z, y, x) uint8: 0 for a block that exists, else d: no block of this level exists nearer than d along
         any axis, so that a ray may leap to the border of that cube. It must not leap into another level."""
@@ -233,13 +229,10 @@ def _owners(lattice: Lattice, blocks: Tensor, kept: Tensor) -> tuple[Tensor, Ten
 
 def _distances(full: Tensor) -> Tensor:
     """uint8 (z, y, x): Chebyshev distance to the nearest full block, at most 255, which also says: none at all."""
-    distance = torch.full(full.shape, MAX_SKIP, dtype=torch.uint8, device=full.device)
-    reached = full.clone()
-    distance[reached] = 0
-    for step in range(1, MAX_SKIP):
-        if bool(reached.all()) or not bool(full.any()):
-            break
-        grown = torch.nn.functional.max_pool3d(reached[None, None].float(), 3, stride=1, padding=1)[0, 0] > 0.0
-        distance[grown & ~reached] = step
-        reached = grown
+    if not bool(full.any()):
+        return torch.full_like(full, MAX_SKIP, dtype=torch.uint8)
+    distance, reached = torch.zeros_like(full, dtype=torch.uint8), full
+    while not bool(reached.all()) and int(distance.max()) < MAX_SKIP:
+        distance += ~reached
+        reached = dilate(reached[None], 1)[0]
     return distance

@@ -1,8 +1,7 @@
 """The page itself: the modules in `page/`, a scene's header and its chunks, in one file or in a folder.
 
 In one file the modules are wrapped into functions, because browsers load no modules beside a page that was opened from
-a disk; the script stands before the chunks and draws while they still arrive. Nothing is fetched from anywhere else:
-the page's own policy (Content-Security-Policy) forbids it.
+a disk; the script stands before the chunks and draws while they still arrive. The page's policy forbids other fetches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the page's shader computes, in torch, step by step: `page/shader.glsl.js` with rows for pixels.
 
-A ray walks from the near plane through the levels. Where it comes into a block it reads what is there: of one that
-exists it takes a filtered sample every half cell until its border; else it leaps over the cube of blocks that are known
-to be empty, but not into another level.
+A ray takes a filtered sample every half cell of a block that exists; else it leaps over the cube of blocks that are
+known to be empty, but not into another level.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...data.cameras import PIXEL_CENTER, Cameras
+from ...data.cameras import Cameras
 from .baked import DENSITY, LAST_LIGHT, MAX_STEPS, N_BASE, NUDGE, STEP, Baked, decode_density, meant_features, shade
 from .lattice import CELLS, Lattice, texels_around
+from .teacher import pixel_rays
 
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
 
@@ -31,19 +31,16 @@ class PageImage:
 
 
 @torch.no_grad()
-def render_page(baked: Baked, cameras: Cameras, index: int, background: Tensor | None = None) -> PageImage:
-    """Picture `index` of the cameras; over white unless a background (3,) is given."""
+def render_page(baked: Baked, cameras: Cameras, index: int) -> PageImage:
+    """Picture `index` of the cameras, over white."""
     device = baked.values.device
     cameras = cameras.to(device)
     width, height = (int(side) for side in cameras.size[index])
-    behind = torch.ones(3, device=device) if background is None else background.to(device)
     chunk, parts = CHUNK.get(device.type, CHUNK["cuda"]), []
     for first in range(0, width * height, chunk):
         pixels = torch.arange(first, min(first + chunk, width * height), device=device)
-        views = torch.full_like(pixels, index)
-        row = torch.div(pixels, width, rounding_mode="floor")
-        rays = cameras.rays(views, pixels % width + PIXEL_CENTER, row + PIXEL_CENTER)
-        parts.append(trace(baked, rays.origins, rays.directions, behind))
+        rays = pixel_rays(cameras, torch.full_like(pixels, index), pixels, None)
+        parts.append(trace(baked, rays.origins, rays.directions, torch.ones(3, device=device)))
     rgb, *others = (torch.cat(column) for column in zip(*parts, strict=True))
     return PageImage(rgb.view(height, width, 3), *(value.view(height, width) for value in others))
 
@@ -51,8 +48,7 @@ def render_page(baked: Baked, cameras: Cameras, index: int, background: Tensor |
 def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor) -> tuple[Tensor, ...]:
     """rgb (n, 3), opacity, depth, steps, fetches (n,) of rays."""
     n, device, lattice = origins.shape[0], origins.device, baked.blocks.lattice
-    n_sums = 3 + baked.n_features
-    sums, depth = torch.zeros(n, n_sums, device=device), torch.zeros(n, device=device)
+    sums, depth = torch.zeros(n, 3 + baked.n_features, device=device), torch.zeros(n, device=device)
     light = torch.ones(n, device=device)
     steps, fetches = (torch.zeros(n, dtype=torch.int32, device=device) for _ in range(2))
     safe = torch.where(directions.abs() < 1e-8, torch.full_like(directions, 1e-8), directions)
@@ -110,7 +106,7 @@ class _Blocks:
         level, place, block, slot = baked.blocks.locate(position)
         level = level.clamp(max=lattice.levels - 1)
         scale = torch.pow(2.0, level.float())
-        skip = baked.skips[level, block[:, 2], block[:, 1], block[:, 0]].float().clamp_min(1.0)
+        skip = baked.blocks.skips[level, block[:, 2], block[:, 1], block[:, 0]].float().clamp_min(1.0)
         ahead, behind = block + skip[:, None], block - skip[:, None] + 1.0
         # What is known to be empty is so within this level: a leap ends where a coarser one begins.
         border = torch.where(d > 0.0, torch.minimum(ahead, ahead.new_tensor(lattice.blocks)), behind.clamp_min(0.0))

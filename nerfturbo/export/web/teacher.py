@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,15 +46,11 @@ class RayPool:
     def __len__(self) -> int:
         return self.views.shape[0]
 
-    def first(self, n: int) -> RayPool:
-        return replace(self, views=self.views[:n], pixels=self.pixels[:n], colors=self.colors[:n])
-
     def rays(self, chosen: slice | Tensor) -> Rays:
         return pixel_rays(self.cameras, self.views[chosen].long(), self.pixels[chosen].long(), self.time)
 
 
-@dataclass(frozen=True)
-class VisibleCells:
+class VisibleCells(NamedTuple):
     """Cells of a lattice to which light comes, and how much of it over all rays."""
 
     keys: Tensor  # (n,) int64, each once
@@ -96,7 +93,7 @@ def ask_field(
     generator = torch.Generator(device).manual_seed(seed)
     views, pixels = draw_pixels(cameras, n_rays, generator)
     pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
-    parts: list[_Part] = []
+    parts: list[VisibleCells] = []
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
     if not model.marches:  # which places samples all along a ray, most of them for nothing
         chunk //= 4
@@ -115,41 +112,38 @@ def ask_field(
             t = torch.lerp(samples.t_starts[seen], samples.t_ends[seen], share_of_step)
             positions = rays.origins[index] + rays.directions[index] * t[:, None]
             parts.append(_visible(lattice, positions, weight, weight * (index % 2 == 0)))
-        if sum(keys.shape[0] for keys, _ in parts[1:]) > MERGED:
+        if sum(part.keys.shape[0] for part in parts[1:]) > MERGED:
             parts = [_merged(parts)]
         done = first + chunk
         progress(min(1.0, max(done / n_rays, n_samples / max_samples)))
         if n_samples > max_samples and done >= LEAST_RAYS:
-            pool = pool.first(done)
+            pool = replace(pool, views=pool.views[:done], pixels=pool.pixels[:done], colors=pool.colors[:done])
             break
-    keys, light = _merged(parts)
-    if keys.shape[0] == 0:
+    cells = _merged(parts)
+    if cells.keys.shape[0] == 0:
         hint = "train it longer"
         raise InputError("the run", "a scene that its training cameras see", "nothing opaque at all", hint)
-    return pool, VisibleCells(keys, *light.unbind(1))
+    return pool, cells
 
 
-_Part = tuple[Tensor, Tensor]  # keys (n,) of cells, and their light (n, 2): of all rays, and of every other one
-
-
-def _visible(lattice: Lattice, positions: Tensor, light: Tensor, even: Tensor) -> _Part:
-    """Of samples at positions (n, 3), those inside of the lattice."""
+def _visible(lattice: Lattice, positions: Tensor, light: Tensor, even: Tensor) -> VisibleCells:
+    """Of samples at positions (n, 3), those inside of the lattice; a cell may come several times."""
     keys = lattice.cell_keys(positions)
     inside = (keys >= 0).nonzero()[:, 0]
-    return keys[inside], torch.stack([light, even], dim=1)[inside]
+    return VisibleCells(keys[inside], light[inside], even[inside])
 
 
-def _merged(parts: list[_Part]) -> _Part:
+def _merged(parts: list[VisibleCells]) -> VisibleCells:
     """Each cell once, in order, with all of its light."""
-    keys, where = torch.unique(torch.cat([keys for keys, _ in parts]), return_inverse=True)
-    light = torch.cat([light for _, light in parts])
-    return keys, light.new_zeros(keys.shape[0], 2).index_add_(0, where, light)
+    keys, light, even = (torch.cat(column) for column in zip(*parts, strict=True))
+    keys, where = torch.unique(keys, return_inverse=True)
+    sums = (part.new_zeros(keys.shape[0]).index_add_(0, where, part) for part in (light, even))
+    return VisibleCells(keys, *sums)
 
 
 def on_coarser(cells: VisibleCells, lattice: Lattice, coarser: Lattice) -> VisibleCells:
     """The same cells on a coarser lattice: those in which their centres lie."""
-    keys, light = _merged([_visible(coarser, lattice.cell_centers(cells.keys), cells.light, cells.even)])
-    return VisibleCells(keys, *light.unbind(1))
+    return _merged([_visible(coarser, lattice.cell_centers(cells.keys), cells.light, cells.even)])
 
 
 def coverage(cells: VisibleCells, lattice: Lattice) -> float:
@@ -174,10 +168,8 @@ def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleC
 
 
 def close_holes(cells: VisibleCells, lattice: Lattice) -> VisibleCells:
-    """With the cells that no ray happened to meet although most of their neighbours were met.
-
-    A cell on top of a flat sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others.
-    """
+    """With the cells that no ray happened to meet although most of their neighbours were met. A cell on top of a flat
+    sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others."""
     nx, ny, nz = lattice.cells
     keys, light, even, device = cells.keys, cells.light, cells.even, cells.keys.device
     slab = max(1, SLAB // (nx * ny))
@@ -226,10 +218,8 @@ def pixel_size(cameras: Cameras, positions: Tensor) -> float:
 def first_values(
     field: Field, cameras: Cameras, blocks: SparseBlocks, *, time: float | None = None, features: bool = True
 ) -> Tensor:
-    """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty.
-
-    The base colour is the mean over the directions; features are the main components of how it differs from that.
-    """
+    """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty. The base
+    colour is the mean over the directions; features are the main components of how it differs from that."""
     eyes = cameras.positions.to(blocks.vertices.device)[torch.tensor(choose_views(len(cameras), N_DIRECTIONS))]
     lattice = blocks.lattice
     n_channels, residuals = N_BASE + (N_FEATURES if features else 0), []

@@ -1,8 +1,5 @@
-"""Fine-tuning: the baked values and the deferred network learn to give what the field gives, ray by ray.
-
-Samples lie as dense as a page's; values are rounded to bytes on the way (straight through in the backward), so that
-what is learned is what is stored.
-"""
+"""Fine-tuning: the baked values and the deferred network learn to give what the field gives, ray by ray. Values are
+rounded to bytes on the way (straight through in the backward), so that what is learned is what is stored."""
 
 from __future__ import annotations
 
@@ -43,15 +40,6 @@ class TuneSettings:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What came of it, beside the values."""
-
-    network: DeferredNetwork | None
-    steps: int
-    losses: tuple[float, ...]  # at even distances
-
-
 def _kernels(tensor: Tensor) -> Any:
     """Those of numba, where they are to be used."""
     if resolve(tensor) != "cpu":
@@ -76,10 +64,8 @@ def density_codes(values: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 
 
 class Trilinear(torch.autograd.Function):
-    """sum_k weights[i, k] * byte(values[ids[i, k]]) for i of many: (n, channels).
-
-    The gradient, that of values which are not rounded, is added to `sink`, a tensor like the values.
-    """
+    """sum_k weights[i, k] * byte(values[ids[i, k]]) for i of many: (n, channels). The gradient, that of values which
+    are not rounded, is added to `sink`, a tensor like the values."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, weights: Tensor, sink: Tensor) -> Tensor:  # type: ignore[override]
@@ -107,10 +93,8 @@ class Trilinear(torch.autograd.Function):
 
 
 def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
-    """An occupancy grid over the vertices, finer than blocks, so that samples fall only where something is.
-
-    Its cells are no smaller than the lattice's, so that one more all around covers every cell with a kept vertex.
-    """
+    """An occupancy grid over the vertices, finer than blocks, so that samples fall only where something is. Its cells
+    are no smaller than the lattice's, so that one more all around covers every cell with a kept vertex."""
     lattice = blocks.lattice
     resolution = max(4, min(FINEST_GRID, *lattice.cells) // 4 * 4)
     config = GridConfig(resolution=resolution, levels=lattice.levels)
@@ -120,8 +104,9 @@ def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
 
 def tune(
     blocks: SparseBlocks, values: Tensor, pool: RayPool, settings: TuneSettings, *, progress: Progress = quiet
-) -> Tuned:
-    """Improve `values` in place; the network that goes with them is None without features."""
+) -> tuple[DeferredNetwork | None, int, tuple[float, ...]]:
+    """Improve `values` in place. Returns the network that goes with them, None without features; the number of steps;
+    and some of their losses, at even distances."""
     generator = torch.Generator().manual_seed(settings.seed)
     network = DeferredNetwork(generator).to(values.device) if values.shape[1] > N_BASE else None
     learner = _Learner(blocks, values, network, pool)
@@ -137,7 +122,7 @@ def tune(
             progress(share)
         step += 1
     values.clamp_(0.0, 1.0)
-    return Tuned(network, step, tuple(losses))
+    return network, step, tuple(losses)
 
 
 class _Learner:

@@ -12,17 +12,17 @@ from ....errors import InputError
 from ....ops import compact, march, visibility
 from ....ops.march import StepRule, decay_and_max
 from ....types import PackedSamples
-from .._rays import packed_info_of, remember, remembered
+from .._rays import packed_info_of, ray_indices_of, remember, remembered
 from ..grid import Grids, Planes, _enlarge_aabb, occupancy_bits, traverse
 from ..volrend import render_visibility_from_alpha
 from .base import AbstractEstimator
 
-SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+SampleFn = Callable[[Tensor, Tensor, Tensor], Tensor]  # t_starts, t_ends, ray_indices -> densities or opacities
+OccFn = Callable[[Tensor], Tensor]  # positions (m, 3) -> optical thickness (m,) or (m, 1)
+Numbers = Sequence[float] | Tensor
 
 
-def cells_of(
-    roi_aabb: Sequence[float] | Tensor, resolution: int | Sequence[int] | Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def cells_of(roi_aabb: Numbers, resolution: int | Numbers) -> tuple[Tensor, Tensor, Tensor]:
     """The box (6,), the cells per axis (3,) int32, and every cell's coordinates (x * y * z, 3) int64, x slowest."""
     cells = torch.as_tensor([resolution] * 3 if isinstance(resolution, int) else resolution, dtype=torch.int32)
     box = torch.as_tensor(roi_aabb, dtype=torch.float32)
@@ -33,13 +33,20 @@ def cells_of(
     return box, cells, torch.cartesian_prod(*(torch.arange(int(n)) for n in cells))
 
 
-def cells_to_refresh(occs: Tensor, binary: Tensor, n: int) -> Tensor:
+def cells_to_ask(occs: Tensor, binary: Tensor, n: int) -> Tensor:
     """Of one grid's cells: n anywhere, of which cells that were given up drop out, and at most n occupied ones."""
     anywhere = torch.randint(occs.shape[0], (n,), device=occs.device)
     occupied = torch.nonzero(binary.flatten())[:, 0]
     if n < occupied.shape[0]:
         occupied = occupied[torch.randint(occupied.shape[0], (n,), device=occs.device)]
     return torch.cat([anywhere[occs[anywhere] >= 0.0], occupied])
+
+
+def one_of(sigma_fn: SampleFn | None, alpha_fn: SampleFn | None) -> SampleFn | None:
+    """The function that was given, if any."""
+    if sigma_fn is not None and alpha_fn is not None:
+        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
+    return alpha_fn if sigma_fn is None else sigma_fn
 
 
 def prune(
@@ -50,9 +57,7 @@ def prune(
     alpha_thre: float | Tensor,
 ) -> PackedSamples:
     """The samples that light reaches and that are thick enough, as one of the functions says."""
-    if sigma_fn is not None and alpha_fn is not None:
-        raise InputError("sigma_fn and alpha_fn", "one of them", "both")
-    function = alpha_fn if sigma_fn is None else sigma_fn
+    function = one_of(sigma_fn, alpha_fn)
     thick = isinstance(alpha_thre, Tensor) or alpha_thre > 0.0
     if function is None or samples.capacity == 0 or not (early_stop_eps > 0.0 or thick):
         return samples
@@ -68,12 +73,32 @@ def prune(
     return compact(samples, keep)
 
 
-def check_training(grid: nn.Module) -> None:
-    if not grid.training:
-        raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
+class LearningGrid(nn.Module):
+    """A grid whose `_update` refreshes it from a field."""
+
+    _update: Callable[..., None]
+
+    def update_every_n_steps(
+        self,
+        step: int,
+        occ_eval_fn: OccFn,
+        occ_thre: float = 1e-2,
+        ema_decay: float = 0.95,
+        warmup_steps: int = 256,
+        n: int = 16,
+    ) -> None:
+        """Every n-th step, refresh cells from what `occ_eval_fn` says of positions (m, 3).
+
+        All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
+        occupied above min(occ_thre, mean of the visible cells).
+        """
+        if not self.training:
+            raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
+        if step % n == 0:
+            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
 
 
-class OccGridEstimator(AbstractEstimator):
+class OccGridEstimator(LearningGrid, AbstractEstimator):
     """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l about its centre.
 
     `occs` is a decaying maximum of what `occ_eval_fn` said of each cell, -1 where no camera looks; `binaries` says
@@ -89,13 +114,7 @@ class OccGridEstimator(AbstractEstimator):
     grid_coords: Tensor  # (cells_per_lvl, 3) int64
     grid_indices: Tensor  # (cells_per_lvl,) int64
 
-    def __init__(
-        self,
-        roi_aabb: Sequence[float] | Tensor,
-        resolution: int | Sequence[int] | Tensor = 128,
-        levels: int = 1,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, roi_aabb: Numbers, resolution: int | Numbers = 128, levels: int = 1, **kwargs: Any) -> None:
         super().__init__()
         if kwargs:
             hint = "contraction ended with nerfacc 0.4: use levels" if "contraction_type" in kwargs else ""
@@ -128,9 +147,9 @@ class OccGridEstimator(AbstractEstimator):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """ray_indices, t_starts, t_ends (n_samples,) in occupied cells, ray after ray. Not differentiable.
 
-        With `sigma_fn` or `alpha_fn`, of (t_starts, t_ends, ray_indices), samples that hardly any light reaches
-        (transmittance below `early_stop_eps`) and thin ones (alpha below `alpha_thre`, but at most the mean of
-        the visible `occs`) are left out. `t_min` and `t_max` (n_rays,) narrow the planes for each ray.
+        With `sigma_fn` or `alpha_fn`, samples that hardly any light reaches (transmittance below `early_stop_eps`) and
+        thin ones (alpha below `alpha_thre`, but at most the mean of the visible `occs`) are left out. `t_min` and
+        `t_max` (n_rays,) narrow the planes for each ray.
         """
         if rays_o.requires_grad or rays_d.requires_grad:
             rays_o, rays_d = rays_o.detach(), rays_d.detach()
@@ -142,8 +161,7 @@ class OccGridEstimator(AbstractEstimator):
             rule = StepRule(render_step_size, near_plane, far_plane, cone_angle)
             samples = march(rays_o.float().contiguous(), rays_d.float().contiguous(), occupancy, rule, jitter=jitter)
         else:
-            near = torch.full((n_rays,), near_plane, device=device)
-            far = torch.full((n_rays,), far_plane, device=device)
+            near, far = (torch.full((n_rays,), plane, device=device) for plane in (near_plane, far_plane))
             near = near if t_min is None else torch.maximum(near, t_min)
             far = far if t_max is None else torch.minimum(far, t_max)
             near = near if jitter is None else near + jitter * render_step_size
@@ -153,37 +171,14 @@ class OccGridEstimator(AbstractEstimator):
         if alpha_thre > 0.0:  # kept on the device: reading the mean would wait for it
             threshold = remembered(self.occs, "mean", self._mean).to(device).clamp(max=alpha_thre)
         samples = prune(samples, sigma_fn, alpha_fn, early_stop_eps, threshold)
-        indices = samples.ray_indices.long()
-        remember(indices, "offsets", samples.offsets)
-        remember(indices, "narrow", samples.ray_indices)
-        return indices, samples.t_starts, samples.t_ends
-
-    def update_every_n_steps(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 1e-2,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
-        n: int = 16,
-    ) -> None:
-        """Every n-th step, refresh cells from `occ_eval_fn`, positions (m, 3) -> optical thickness (m,) or (m, 1).
-
-        All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
-        occupied above min(occ_thre, mean of the visible cells).
-        """
-        check_training(self)
-        if step % n == 0:
-            self._update(step, occ_eval_fn, occ_thre, ema_decay, warmup_steps)
+        return ray_indices_of(samples), samples.t_starts, samples.t_ends
 
     @torch.no_grad()
     def mark_invisible_cells(
         self, K: Tensor, c2w: Tensor, width: int, height: int, near_plane: float = 0.0, chunk: int = 32**3
     ) -> None:
         """Give up cells that no camera sees beyond `near_plane`, or that lie before it: their `occs` become -1.
-
-        K (n, 3, 3) or (1, 3, 3) and c2w (n, 3, 4) or (n, 4, 4) in OpenCV's axes, z forward.
-        """
+        K (n, 3, 3) or (1, 3, 3) and c2w (n, 3, 4) or (n, 4, 4) in OpenCV's axes, z forward."""
         if K.dim() != 3 or K.shape[1:] != (3, 3) or K.shape[0] not in (1, c2w.shape[0]):
             raise InputError("K", "shape (n, 3, 3) or (1, 3, 3)", str(tuple(K.shape)))
         if c2w.dim() != 3 or tuple(c2w.shape[1:]) not in ((3, 4), (4, 4)):
@@ -191,16 +186,14 @@ class OccGridEstimator(AbstractEstimator):
         to_camera = c2w[:, :3, :3].transpose(1, 2)
         shift = -to_camera @ c2w[:, :3, 3:]
         for level, indices in enumerate(self._get_all_cells()):
-            low, high = self.aabbs[level, :3], self.aabbs[level, 3:]
+            low, high = self.aabbs[level].split(3)
             for part in indices.split(chunk):
                 points = low + self.grid_coords[part] / (self.resolution - 1) * (high - low)
                 image = K.to(points) @ (to_camera @ points.T + shift)  # (n, 3, cells)
                 depth, pixel = image[:, 2], image[:, :2] / image[:, 2:]
                 inside = (depth >= 0.0) & (pixel >= 0.0).all(1) & (pixel[:, 0] < width) & (pixel[:, 1] < height)
-                seen = ((depth >= near_plane) & inside).any(0)
-                too_near = ((depth < near_plane) & inside).any(0)
-                marks = torch.where(seen & ~too_near, 0.0, -1.0)
-                self.occs[level * self.cells_per_lvl + part] = marks
+                seen, too_near = ((where & inside).any(0) for where in (depth >= near_plane, depth < near_plane))
+                self.occs[level * self.cells_per_lvl + part] = torch.where(seen & ~too_near, 0.0, -1.0)
 
     @torch.no_grad()
     def _get_all_cells(self) -> list[Tensor]:
@@ -212,29 +205,23 @@ class OccGridEstimator(AbstractEstimator):
     def _sample_uniform_and_occupied_cells(self, n: int) -> list[Tensor]:
         """n visible cells anywhere and at most n occupied ones, for each level."""
         occs = self.occs.view(self.levels, -1)
-        return [cells_to_refresh(occs[level], self.binaries[level], n) for level in range(self.levels)]
+        return [cells_to_ask(occs[level], self.binaries[level], n) for level in range(self.levels)]
 
     @torch.no_grad()
     def _update(
-        self,
-        step: int,
-        occ_eval_fn: Callable[[Tensor], Tensor],
-        occ_thre: float = 0.01,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
+        self, step: int, occ_eval_fn: OccFn, occ_thre: float = 0.01, ema_decay: float = 0.95, warmup_steps: int = 256
     ) -> None:
         if step < warmup_steps:
             cells = self._get_all_cells()
         else:
             cells = self._sample_uniform_and_occupied_cells(self.cells_per_lvl // 4)
         for level, indices in enumerate(cells):
-            if indices.shape[0] == 0:
-                continue
-            low, high = self.aabbs[level, :3], self.aabbs[level, 3:]
-            inside = torch.rand(indices.shape[0], self.DIM, device=self.device)
-            unit = (self.grid_coords[indices] + inside) / self.resolution
-            fresh = occ_eval_fn(low + unit * (high - low)).reshape(-1)
-            decay_and_max(self.occs, level * self.cells_per_lvl + indices, fresh.float(), ema_decay)
+            if indices.shape[0]:
+                low, high = self.aabbs[level].split(3)
+                inside = torch.rand(indices.shape[0], self.DIM, device=self.device)
+                unit = (self.grid_coords[indices] + inside) / self.resolution
+                fresh = occ_eval_fn(low + unit * (high - low)).reshape(-1)
+                decay_and_max(self.occs, level * self.cells_per_lvl + indices, fresh.float(), ema_decay)
         mean = self._mean()
         self.binaries = (self.occs > mean.clamp(max=occ_thre)).view(self.binaries.shape)
         self.occs.add_(0.0)  # a kernel's write does not count for torch; this one ends what was remembered of it

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ....errors import InputError
 from ....ops.intervals import Spacing, spread
@@ -21,11 +23,7 @@ _SPACINGS: dict[str, Spacing] = {"uniform": "uniform", "lindisp": "disparity"}
 class PropNetEstimator(AbstractEstimator):
     """Mip-NeRF 360's proposal sampling. The optimizer and its schedule, if given, are those of the networks."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer | None = None,
-        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer | None = None, scheduler: LRScheduler | None = None) -> None:
         super().__init__()
         self.optimizer, self.scheduler = optimizer, scheduler
         self.prop_cache: list[tuple[RayIntervals, Tensor | None]] = []
@@ -89,22 +87,17 @@ class PropNetEstimator(AbstractEstimator):
     @torch.enable_grad()
     def update_every_n_steps(self, trans: Tensor, requires_grad: bool = False, loss_scaler: float = 1.0) -> float:
         """Train the proposal networks on the last `sampling`, if it kept their graph; returns the loss."""
+        loss = torch.zeros(())
         if requires_grad:
-            return self._update(trans=trans, loss_scaler=loss_scaler)
-        if self.scheduler is not None:
-            self.scheduler.step()
-        return 0.0
-
-    @torch.enable_grad()
-    def _update(self, trans: Tensor, loss_scaler: float = 1.0) -> float:
-        if not self.prop_cache:
-            raise InputError("requires_grad", "True in the last call of sampling", "nothing to learn from")
-        if self.optimizer is None:
-            raise InputError("optimizer", "the proposal networks' optimizer", "none", "give one to PropNetEstimator")
-        loss = self.compute_loss(trans, loss_scaler)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+            if not self.prop_cache:
+                raise InputError("requires_grad", "True in the last call of sampling", "nothing to learn from")
+            if self.optimizer is None:
+                hint = "give one to PropNetEstimator"
+                raise InputError("optimizer", "the proposal networks' optimizer", "none", hint)
+            loss = self.compute_loss(trans, loss_scaler)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         return loss.item()
@@ -132,7 +125,7 @@ def _transform_stot(transform_type: str, s_vals: Tensor, t_min: Any, t_max: Any)
     """Normalised distances in [0, 1] to t, evenly in t or in 1 / t."""
     if transform_type not in _SPACINGS:
         raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
-    # Numbers stay with the host, as tensors without dimensions may: to copy them to a device would wait for it.
+    # Numbers stay with the host, as tensors without dimensions may: copying them to a device would wait for it.
     near, far = (
         limit.to(s_vals) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=s_vals.dtype)
         for limit in (t_min, t_max)
@@ -158,16 +151,11 @@ def _pdf_loss(
     return (weights - around).clamp_min(0.0).square() / (weights + eps)
 
 
-def _outer(t0_starts: Tensor, t0_ends: Tensor, t1_starts: Tensor, t1_ends: Tensor, y1: Tensor) -> Tensor:
-    """The weight y1 (..., n1) of all intervals that touch each interval 0."""
-    running = torch.cat([torch.zeros_like(y1[..., :1]), torch.cumsum(y1, dim=-1)], dim=-1)
-    low = torch.searchsorted(t1_starts.contiguous(), t0_starts.contiguous(), right=True) - 1
-    high = torch.searchsorted(t1_ends.contiguous(), t0_ends.contiguous(), right=True)
-    last = y1.shape[-1] - 1
-    return running[..., 1:].gather(-1, high.clamp(0, last)) - running[..., :-1].gather(-1, low.clamp(0, last))
-
-
 def _lossfun_outer(t: Tensor, w: Tensor, t_env: Tensor, w_env: Tensor) -> Tensor:
     """`_pdf_loss` from edges (..., n + 1) and weights (..., n), as the paper writes it."""
-    around = _outer(t[..., :-1], t[..., 1:], t_env[..., :-1], t_env[..., 1:], w_env)
+    running, last = torch.cumsum(w_env, dim=-1), w_env.shape[-1] - 1
+    low = torch.searchsorted(t_env[..., :-1].contiguous(), t[..., :-1].contiguous(), right=True) - 1
+    high = torch.searchsorted(t_env[..., 1:].contiguous(), t[..., 1:].contiguous(), right=True)
+    before = torch.nn.functional.pad(running, (1, 0)).gather(-1, low.clamp(0, last))
+    around = running.gather(-1, high.clamp(0, last)) - before  # of all intervals that touch each one
     return (w - around).clamp_min(0.0).square() / (w + torch.finfo(t.dtype).eps)
