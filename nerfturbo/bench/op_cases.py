@@ -37,11 +37,8 @@ from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
 from ..types import Aabb, PackedSamples
 
-BOX, LAYOUT, RULE = (
-    Aabb.cube(1.0),
-    HashLayout(log2_entries=17),
-    RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4),
-)
+BOX, LAYOUT = Aabb.cube(1.0), HashLayout(log2_entries=17)
+RULE = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
 WEIGHTS = dict(zip(NgpWeights._fields, ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64)), strict=True))  # their shapes
 KEY: dict[str, Any] = {"seed": 1, "step": 2}

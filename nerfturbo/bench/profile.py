@@ -1,8 +1,7 @@
 """Where the time and the memory of training steps go, by stage, and a trace for the browser.
 
-The trainer's own eager step runs, each stage waited for, and the clock is turned where one ends and the next begins.
-Every moment belongs to one stage or to none, so that the stages and the rest add up. A recorded step overlaps and has
-no host time; it is timed as a whole beside them.
+The trainer's own eager step runs, each stage waited for; every moment belongs to one stage or to none, so that they add
+up. A recorded step overlaps and has no host time; it is timed as a whole beside them.
 """
 
 from __future__ import annotations

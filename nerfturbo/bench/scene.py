@@ -133,7 +133,7 @@ def scene_record(
         "preset": config.preset,
         "config": to_dict(config) | {"data": {"scene": test_scene.name, "downscale": config.data.downscale}},
         "protocol": described,
-        "baselines": asdict(measure_baselines(test_scene, views)),
+        "baselines": measure_baselines(test_scene, views),
         "median_psnr": [{"seconds": mark, "psnr": value} for mark, value in median_marks(runs)],
         "runs": [asdict(run) for run in runs],
         "peak_memory_bytes": peak_memory_bytes(),

@@ -1,7 +1,5 @@
-"""A whole training step on each backend of a device against the reference: first the gate, then the clock.
-
-Both backends continue from the same trained state, so they march the same cells and train the same samples.
-"""
+"""A whole training step on each backend of a device against the reference, both from one trained state: first the gate,
+then the clock."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from ..errors import is_out_of_memory
 from ..training.trainer import Trainer
 from .scene import fit_whole
 
+Say = Callable[[str], None]
 SMALLEST_BATCH = 1 << 10
 LARGEST_BATCH = 1 << 24
 TRIAL_STEPS = 3
@@ -253,16 +254,7 @@ def try_rate(config: Config, scene: Scene, rate: float, *, device: torch.device,
     return Candidate(rate, mse if math.isfinite(mse) else math.inf, trainer.skipped)
 
 
-def tune(
-    config: Config,
-    scene: Scene,
-    *,
-    device: torch.device,
-    budget: int,
-    most: int,
-    steps: int,
-    say: Callable[[str], None],
-) -> Tuned:
+def tune(config: Config, scene: Scene, *, device: torch.device, budget: int, most: int, steps: int, say: Say) -> Tuned:
     """The largest stable batch within `budget` bytes and at most `most` samples, then a learning rate for it."""
 
     def said(trial: BatchTrial) -> None:

@@ -6,17 +6,18 @@ The flags are those of the chosen field and sampler alone: `--preset`, `--field`
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
+
+from tyro.conf import arg
 
 from ..config import KINDS, Config, CustomFieldConfig, CustomSamplerConfig
 from ..errors import InputError
 from ..presets import preset
-from .common import flag_value, parse
+from .flags import Device, Kind, asks_help, flag_value, parse
 
 T = TypeVar("T")
 _CUSTOM = {"field": CustomFieldConfig, "sampler": CustomSamplerConfig}
@@ -38,15 +39,17 @@ class Settings:
         return replace(config, **{one.name: getattr(self, one.name) for one in dataclasses.fields(self)})
 
 
-def check_positive(values: dict[str, float | int | None]) -> None:
-    """Refuse what is not above zero or has no end, by the name of its flag; None is a flag that was not given."""
-    for flag, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(flag, "a finite number > 0" if value == math.inf else "a number > 0", str(value))
+@dataclass(frozen=True, kw_only=True)
+class ConfigArgs:
+    """What every verb over a config asks for."""
 
-
-def asks_help(argv: Sequence[str]) -> bool:
-    return any(word in ("-h", "--help", "--help-all") for word in argv)
+    preset: str = "auto"
+    """Named starting point: ngp, quality, proposal, vanilla, hierarchy, voxels, factor, dynamic, tnerf, dnerf (most
+    also as NAME-cpu); auto chooses by device and scene."""
+    field: Kind = None  # Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField.
+    sampler: Kind = None  # Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler.
+    device: Device = "auto"
+    settings: Annotated[Settings, arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
 def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config) -> T:

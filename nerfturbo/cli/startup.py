@@ -1,7 +1,4 @@
-"""Starting up: the GPU wakes and kernels compile while other things are read; and `nerfturbo warmup`.
-
-Kernels are compiled before the clock starts, saying so: otherwise the first step would seem to hang.
-"""
+"""Starting up: the GPU wakes and kernels compile while other things are read; and `nerfturbo warmup`."""
 
 from __future__ import annotations
 
@@ -15,11 +12,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from .common import backend_on, open_data, parse
+from .common import backend_on, open_data
+from .flags import Device, SceneSource, parse
 from .settings import resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -42,16 +38,12 @@ class WarmupArgs:
     Kernels depend on the kind of scene (levels of the grid, alpha, lenses): name a folder to compile for it.
     """
 
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
-    preset: str = "auto"
-    """What is to be trained; auto chooses by device."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    scene: SceneSource = "builtin:toybox"
+    preset: str = "auto"  # What is to be trained; auto chooses by device.
+    device: Device = "auto"
 
 
 def warmup(argv: Sequence[str]) -> int:
-    """Compile, and say how long it took."""
     start = starting_config(argv)
     args = parse(WarmupArgs, argv, "warmup")
     device = resolve_device(args.device)
@@ -94,8 +86,7 @@ def _start_driver() -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-@contextlib.contextmanager
-def starting_device(device: str) -> Iterator[None]:
+def starting_device(device: str) -> contextlib.AbstractContextManager[None]:
     """Around the reading of a scene: a thread starts the GPU and imports Triton, about a second each."""
     import torch
 
@@ -104,12 +95,10 @@ def starting_device(device: str) -> Iterator[None]:
         with contextlib.suppress(ImportError):  # its absence is reported where it is needed
             importlib.import_module("triton")
 
-    with contextlib.nullcontext() if torch.device(device).type != "cuda" else _thread_joined(start):
-        yield
+    return _thread_joined(start) if torch.device(device).type == "cuda" else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def import_meanwhile(device: torch.device, module: str) -> Iterator[None]:
+def import_meanwhile(device: torch.device, module: str) -> contextlib.AbstractContextManager[None]:
     """Around the training: import in a thread what is needed after it, where the device works and the host waits.
 
     The block ends when the import has: two threads that import a package whose modules import each other both fail.
@@ -127,8 +116,7 @@ def import_meanwhile(device: torch.device, module: str) -> Iterator[None]:
             sys.setswitchinterval(before)
 
     wanted = device.type == "cuda" and importlib.util.find_spec(module.partition(".")[0]) is not None
-    with _thread_joined(import_politely) if wanted else contextlib.nullcontext():
-        yield
+    return _thread_joined(import_politely) if wanted else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
-from .common import RunArgs, opened_run, parse
+from .common import RunArgs, opened_run
+from .flags import check_within, parse
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
@@ -22,16 +22,13 @@ DEFAULT_PORT = 7007
 class ViewArgs(RunArgs):
     """Open a run on a live page in the browser; Ctrl-C ends it."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on. Any other than the loopback asks for a token, which is part of the address printed."""
-    port: int = DEFAULT_PORT
-    """Port to listen on; 0 takes any that is free."""
+    host: str = "127.0.0.1"  # Where to listen; beyond the loopback a token is asked for, part of the address printed.
+    port: int = DEFAULT_PORT  # Port to listen on; 0 takes any that is free.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, serve until interrupted."""
     args = parse(ViewArgs, argv, "view")
-    check_port(args.port, "--port")
+    check_within("--port", args.port, 0, 65535)
     check_viewer(args.host, args.port)
     with opened_run(args) as (opened, display):
         scenes = opened.views(display)
@@ -54,12 +51,6 @@ def check_viewer(host: str, port: int) -> None:
 
     require_package("viser", "viser", "the live page", "viewer")
     check_address(host, port)
-
-
-def check_port(port: int, flag: str) -> None:
-    """A port that can be listened on."""
-    if not 0 <= port < 65536:
-        raise InputError(flag, "0 to 65535", str(port))
 
 
 def open_page(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,9 +42,6 @@ class RayReport:
     depth: float
     missed_opacity: float  # what the density in empty cells would add: light the grid hides
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @torch.no_grad()
 def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row: int) -> RayReport:
@@ -78,17 +74,12 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     weight = torch.where(used, before * -torch.expm1(-thickness), torch.zeros_like(before))
     opacity = float(weight.sum())
     missed = math.exp(-float(thickness.sum())) - math.exp(-float((density * length).double().sum()))
+    steps = {"t": middle, "step": length, "density": density, "occupied": occupied, "used": used}
+    steps |= {"transmittance": before, "weight": weight, "rgb": rgb}
     return RayReport(
+        **{name: values.tolist() for name, values in steps.items()},
         origin=rays.origins[0].tolist(),
         direction=rays.directions[0].tolist(),
-        t=middle.tolist(),
-        step=length.tolist(),
-        density=density.tolist(),
-        occupied=occupied.tolist(),
-        used=used.tolist(),
-        transmittance=before.tolist(),
-        weight=weight.tolist(),
-        rgb=rgb.tolist(),
         color=(weight[:, None].float() * rgb).sum(0).tolist(),
         opacity=opacity,
         depth=float((weight * middle).sum()) / max(opacity, 1e-6),

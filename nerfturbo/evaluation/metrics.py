@@ -1,7 +1,4 @@
-"""How close two images are, and what a score is worth: what a constant image and a blurred ground truth would get.
-
-Everything in floats: nothing is rounded to 8 bits before it is compared.
-"""
+"""How close two images are, in floats, and what a score is worth: what a constant image or a blurred truth gets."""
 
 from __future__ import annotations
 
@@ -129,9 +126,7 @@ def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
     offsets = torch.arange(-radius, radius + 1, dtype=image.dtype, device=image.device)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = kernel / kernel.sum()
-    planes = torch.nn.functional.pad(
-        image.permute(2, 0, 1), (radius, radius, radius, radius), mode="replicate"
-    )  # (C, H, W)
+    planes = torch.nn.functional.pad(image.permute(2, 0, 1), (radius,) * 4, mode="replicate")  # (C, H, W)
     planes = _weighted_sum(planes, kernel.tolist(), 2)
     return _weighted_sum(planes, kernel.tolist(), 1).permute(1, 2, 0)
 

@@ -1,17 +1,13 @@
-"""metrics.json: scores, costs, and the machine they were measured on; written by `train` and renewed by `eval`.
-
-docs/run_folder.md explains every name.
-"""
+"""metrics.json: scores, costs, and the machine they were measured on. docs/run_folder.md explains every name."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +24,14 @@ TIME_INCLUDES = (
 )
 
 
-@dataclass(frozen=True)
-class Training:
-    """What training alone tells; the rates are of the session that ended it."""
+def measure_baselines(scene: Scene, views: list[int], device: torch.device | str | None = None) -> dict[str, float]:
+    """What a score is worth: PSNR on the same views of one constant colour, and of the truth blurred by 3 pixels.
 
-    steps: int
-    train_seconds: float
-    total_seconds: float
-    rays_per_second: float
-    samples_per_second: float
-    samples_skipped_fraction: float | None
-    stopped_by: str
-    device: str
-    backend: str
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """What a score is worth: PSNR on the same views of one constant colour, and of the truth blurred by 3 pixels."""
-
-    constant_psnr: float
-    blurred_psnr: float
-
-
-def measure_baselines(scene: Scene, views: list[int], device: torch.device | str | None = None) -> Baselines:
-    """The baselines on these views alone, computed on the scene's own device unless another is given."""
+    Computed on the scene's own device unless another is given.
+    """
     chosen = scene if len(views) == len(scene) else scene.select(views)
-    return Baselines(constant_baseline_psnr(chosen, device), blur_baseline_psnr(chosen, device=device))
+    constant, blurred = constant_baseline_psnr(chosen, device), blur_baseline_psnr(chosen, device=device)
+    return {"constant_psnr": constant, "blurred_psnr": blurred}
 
 
 def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
@@ -85,26 +62,21 @@ def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
     }
 
 
-def evaluation_metrics(
-    evaluation: Evaluation, config: Config, scene: Scene, baselines: Baselines | None
-) -> dict[str, Any]:
+def evaluation_metrics(found: Evaluation, config: Config, scene: Scene, baselines: dict[str, float]) -> dict[str, Any]:
     """The part of metrics.json that `eval` renews."""
     return {
-        "psnr": evaluation.psnr,
-        "ssim": evaluation.ssim,
-        "lpips": evaluation.lpips,
-        "baselines": None if baselines is None else dataclasses.asdict(baselines),
-        "protocol": protocol(config, scene, len(evaluation.views)),
-        "per_view": [dataclasses.asdict(view) for view in evaluation.views],
+        "psnr": found.psnr,
+        "ssim": found.ssim,
+        "lpips": found.lpips,
+        "baselines": baselines,
+        "protocol": protocol(config, scene, len(found.views)),
+        "per_view": [asdict(view) for view in found.views],
     }
 
 
-def training_metrics(training: Training, scene_name: str) -> dict[str, Any]:
-    """The part of metrics.json that only training knows, with memory, machine and versions as they are now."""
-    device = torch.device(training.device)
+def machine_metrics(device: torch.device) -> dict[str, Any]:
+    """The part of metrics.json on memory, machine and versions, as they are now."""
     return {
-        "scene": scene_name,
-        **dataclasses.asdict(training),
         "peak_memory_bytes": peak_memory_bytes(),
         "peak_gpu_memory_bytes": peak_gpu_memory_bytes(device),
         "machine": describe_machine(device),
