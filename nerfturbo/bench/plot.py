@@ -111,11 +111,9 @@ def round_ticks(values: Sequence[float], most: int = 6) -> list[float]:
     low, high = min(known, default=0.0), max(known, default=1.0)
     high = high if high > low else low + max(1.0, abs(low))
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    for step in (power * factor for factor in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)):
-        first, last = math.floor(low / step), math.ceil(high / step)
-        if last - first < most:
-            return [k * step for k in range(first, last + 1)]
-    raise AssertionError("fifty times the power is always enough")
+    steps = (power * factor for factor in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0))  # the last is always enough
+    step = next(step for step in steps if math.ceil(high / step) - math.floor(low / step) < most)
+    return [k * step for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
 def make_table(title: str, *headers: str, left: int = 1) -> Table:

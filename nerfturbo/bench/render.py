@@ -1,5 +1,4 @@
-"""Frames of a trained model: first the gate (see `PROTOCOL`), then the clock, then the memory of a frame that is too
-large to hold."""
+"""Frames of a trained model: first the gate, then the clock, then the memory of a frame that is too large to hold."""
 
 from __future__ import annotations
 

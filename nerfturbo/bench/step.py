@@ -1,5 +1,4 @@
-"""A whole training step on each backend of a device against the reference, both from one trained state: first the gate,
-then the clock."""
+"""A training step on each backend against the reference, from one trained state: first the gate, then the clock."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in a process of its own; resumable.
-
-A line of the file is a scene and, behind it, flags of `train` for it alone; # begins a comment. What is finished is
-left alone, what has a checkpoint goes on from it, so that the same command simply goes on after an interrupt.
-
-Scenes are trained here, on SLURM through submitit, or on a Ray cluster, where every scene is one task that may be
-killed and sent again. The package and the folders must be visible under the same path wherever tasks run.
-"""
+"""`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in a process of its own; the same command goes on
+after an interrupt. Scenes are trained here, on SLURM through submitit, or on a Ray cluster, where every scene is one
+task; the package and the folders must be visible under the same path wherever tasks run."""
 
 from __future__ import annotations
 
@@ -130,7 +125,6 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), "a text file with one scene per line", str(error)) from None
     jobs: list[Job] = []
-    taken: set[str] = set()
     for number, line in enumerate(lines, 1):
         try:
             words = shlex.split(line, comments=True)
@@ -146,8 +140,8 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
             if flag in flags:
                 raise InputError(f"{path}:{number}", "flags other than " + flag, flag, "batch names the folders")
         base = Path(scene).name.removeprefix("builtin:") or "scene"
+        taken = {job.name for job in jobs}
         name = next(n for n in (base, *(f"{base}-{k}" for k in range(2, 10_000))) if n not in taken)
-        taken.add(name)
         jobs.append(Job(name, scene, tuple(flags), output / name))
     if not jobs:
         raise InputError(str(path), "at least one scene", "none")

@@ -1,5 +1,4 @@
-"""`nerfturbo bench ops|step|scene|render`, `profile` and `tune`: correctness first, then time; a table, a JSON file and
-a plot beside it."""
+"""`nerfturbo bench ops|step|scene|render`, `profile`, `tune`: correctness, then time; a table, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -268,10 +267,8 @@ def tune(argv: Sequence[str]) -> int:
 
 
 def prepare(args: TrainingArgs, start: Config, device: str, display: Display) -> tuple[tuple[Scene, Scene], Config]:
-    """Open the scene, fit the config to it and compile the kernels, before any clock runs.
-
-    Where nobody chose a preset the scene may take another one than `start`, as in training.
-    """
+    """Open the scene, fit the config to it and compile the kernels, before any clock runs. Where nobody chose a preset
+    the scene may take another one than `start`, as in training."""
     from ..data.options import LoadOptions
     from ..data.scene import open_scenes
     from ..data.scene_defaults import fitted_config

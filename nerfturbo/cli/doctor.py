@@ -1,8 +1,5 @@
-"""`nerfturbo doctor`: what works on this machine, and what to do about what does not.
-
-`gather` looks at the machine through `Probes`, which can be faked; `diagnose` is a pure function of what it found.
-torch is imported inside: that it does not import is one of the findings.
-"""
+"""`nerfturbo doctor`: what works on this machine, and what to do about what does not. `gather` looks at the machine
+through `Probes`, which can be faked; `diagnose` is a pure function of what it found."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..files import read_entry
 from .flags import parse
 
 if TYPE_CHECKING:
@@ -38,10 +36,8 @@ SHOWN_AS = {"ok": ("ok", "green"), "info": ("-", "dim"), "warning": ("warning", 
 
 @dataclass(frozen=True)
 class DoctorArgs:
-    """Check this machine: torch, GPU, driver, Triton, numba, each backend against the reference, cache folders.
-
-    Exit code 0 when it can train, 1 when something it needs is broken.
-    """
+    """Check this machine: torch, GPU, driver, Triton, numba, each backend against the reference, cache folders. Exit
+    code 0 when it can train, 1 when something it needs is broken."""
 
     json: bool = False  # Print everything as one JSON object.
 
@@ -186,13 +182,15 @@ def gather(probes: Probes | None = None) -> Facts:
     gpus, gpu_error = _gpus(torch)
     major, minor, _ = platform.python_version_tuple()
     driver = probes.driver_version()
+    processor = read_entry("/proc/cpuinfo", "model name", "Model", "Hardware")
+    flags = read_entry("/proc/cpuinfo", "flags", "Features")
     return Facts(
         python=(int(major), int(minor), 0),
         system=f"{platform.system()} {platform.machine()}",
-        processor=_cpuinfo("model name", "Model", "Hardware") or platform.processor() or platform.machine(),
+        processor=processor or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=_memory(),
-        cpu_bf16=bool({"avx512_bf16", "amx_bf16", "bf16"} & set(_cpuinfo("flags", "Features").split())),
+        cpu_bf16=not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint((flags or "").split()),
         torch=None if torch is None else torch.__version__,
         torch_error=torch_error,
         torch_cuda=None if torch is None else torch.version.cuda,
@@ -241,14 +239,6 @@ def _colmap(probes: Probes) -> str | None:
         return said.strip().splitlines()[0].split(" -- ")[0]
     version = probes.installed("pycolmap")
     return None if version is None else f"pycolmap {version}"
-
-
-def _cpuinfo(*keys: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((value.strip() for line in lines for key, _, value in [line.partition(":")] if key.strip() in keys), "")
 
 
 def _memory() -> int | None:

@@ -1,5 +1,4 @@
-"""`nerfturbo eval RUN`, `inspect RUN` and `compare RUN RUN ...`: scores again, one ray sample by sample, runs side by
-side."""
+"""`nerfturbo eval RUN`, `inspect RUN`, `compare RUN RUN ...`: scores again, one ray in detail, runs side by side."""
 
 from __future__ import annotations
 

@@ -135,10 +135,8 @@ def onnx(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class CamerasArgs(ExportArgs):
-    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file.
-
-    Those of training are as they were learned, where --cameras.refine or --cameras.focal was on.
-    """
+    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file. Those
+    of training are as they were learned, where --cameras.refine or --cameras.focal was on."""
 
 
 def cameras(argv: Sequence[str]) -> int:
@@ -274,7 +272,7 @@ def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Aabb:
 
 def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False) -> int:
     """Open the run, do the work, say what came of it and what it cost."""
-    from ..evaluation.results import peak_gpu_memory_bytes, peak_memory_bytes
+    from ..evaluation.results import peak_memory
     from .progress import duration
 
     check_new(args.out, overwrite=args.overwrite, folder=folder)
@@ -282,14 +280,8 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
         started = time.perf_counter()
         made, (first, *rest) = work(opened, display)
         seconds = time.perf_counter() - started
-    document = {
-        "file": str(args.out),
-        "bytes": args.out.stat().st_size,
-        **made,
-        "seconds": seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(opened.model.device),
-    }
+    document = {"file": str(args.out), "bytes": args.out.stat().st_size, **made, "seconds": seconds}
+    document |= peak_memory(opened.model.device)
     if args.json:
         print_json(document)
         return 0

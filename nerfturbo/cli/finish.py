@@ -19,7 +19,7 @@ from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.images import comparison
 from ..evaluation.metrics import Perceptual
 from ..evaluation.report import write_report
-from ..evaluation.results import evaluation_metrics, machine_metrics, measure_baselines
+from ..evaluation.results import describe_machine, evaluation_metrics, measure_baselines, peak_memory, versions
 from ..evaluation.run_folder import RunFolder
 from ..export.video import WriterPool, can_write_mp4, write_video
 from ..rendering.image import RenderedImage
@@ -58,7 +58,9 @@ def finish(session: Session, summary: TrainSummary, test_scene: Scene, backend: 
             "stopped_by": summary.stopped_by,
             "device": str(trainer.device),
             "backend": backend,
-            **machine_metrics(trainer.device),
+            **peak_memory(trainer.device),
+            "machine": describe_machine(trainer.device),
+            "versions": versions(),
             **scores,
             "seconds_by_stage": _stages(spent),
         }

@@ -1,4 +1,4 @@
-"""`nerfturbo render RUN`: a camera path as GIF, MP4 or PNG files."""
+"""`nerfturbo render RUN` and `view RUN`: a camera path as GIF, MP4 or PNG files, and a live page."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from ..errors import InputError
-from .common import PictureArgs, box_of, opened_for_pictures
+from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
 from .flags import Box, Count, check_positive, check_within, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..data.scene import Scene
     from ..evaluation.camera_path import CameraPath
     from ..evaluation.images import Channel
+    from ..evaluation.run_folder import RunFolder
     from ..export.frames import FrameMaker, FrameSequence
+    from ..rendering.model import NerfModel
+    from ..viewer.page import LivePage
     from .common import OpenRun
     from .progress import Display
 
@@ -30,10 +34,7 @@ PATHS = ("orbit", "spiral", "interpolate", "still", "train", "test")
 
 @dataclass(frozen=True)
 class RenderArgs(PictureArgs):
-    """Render a camera path of a trained run.
-
-    A folder of PNG files that was begun by the same command is gone on with.
-    """
+    """Render a camera path of a trained run. PNG files that were begun by the same command are gone on with."""
 
     path: Annotated[str, arg(metavar="PATH")] = "orbit"
     """orbit (a turn about the scene), spiral, interpolate (a flight through the training cameras), still (the camera of
@@ -46,8 +47,7 @@ class RenderArgs(PictureArgs):
     show: tuple[Literal["color", "depth", "opacity", "normal"], ...] = ("color",)
     """What frames show; each thing goes to a file of its own."""
     output: Annotated[tuple[Path, ...], arg(metavar="FILE")] = ()
-    """A .gif, a .mp4, a folder for PNG files, or several of these; RUN/PATH.mp4 (.gif without imageio-ffmpeg)
-    unless given."""
+    """A .gif, a .mp4, a folder for PNG files, or several; RUN/PATH.mp4 (.gif without imageio-ffmpeg) unless given."""
     overwrite: bool = False  # Replace PNG files of another rendering.
     scale: float = 1.0  # Size of the frames relative to the pictures of the scene, or to the path's file.
     fps: float | None = None  # Frames a second: 24, or what FILE.json says, unless given.
@@ -60,7 +60,7 @@ class RenderArgs(PictureArgs):
     """For runs with --photo.appearance: the training picture whose look frames have; the mean of all unless given."""
 
 
-def main(argv: Sequence[str]) -> int:
+def render(argv: Sequence[str]) -> int:
     args = parse(RenderArgs, argv, "render")
     _check(args)
     from ..evaluation.run_folder import open_run
@@ -223,3 +223,46 @@ def _frames(
         left = len(chosen) - place - 1
         each = (time.perf_counter() - started) / rendered if rendered else None
         display.update((place + 1) / len(chosen), eta=None if each is None else each * left)
+
+
+@dataclass(frozen=True)
+class ViewArgs(RunArgs):
+    """Open a run on a live page in the browser; Ctrl-C ends it."""
+
+    host: str = "127.0.0.1"  # Where to listen; beyond the loopback a token is asked for, part of the address printed.
+    port: int = 7007  # Port to listen on; 0 takes any that is free.
+
+
+def view(argv: Sequence[str]) -> int:
+    args = parse(ViewArgs, argv, "view")
+    check_within("--port", args.port, 0, 65535)
+    check_viewer(args.host, args.port)
+    with opened_run(args) as (opened, display):
+        scenes = opened.views(display)
+        page = open_page(opened.run, opened.model, scenes, host=args.host, port=args.port, trains=False)
+        display.close()
+        print(f"{page.url}  (Ctrl-C ends it)", flush=True)
+        with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):
+            page.serve(opened.model, opened.state.step)
+    return 0
+
+
+def check_viewer(host: str, port: int) -> None:
+    """Refuse, before any work is done, a live page that could not be served."""
+    from ..export import require_package
+    from ..viewer.auth_proxy import check_address
+
+    require_package("viser", "viser", "the live page", "viewer")
+    check_address(host, port)
+
+
+def open_page(
+    run: RunFolder, model: NerfModel, scenes: tuple[Scene, Scene], *, host: str, port: int, trains: bool
+) -> LivePage:
+    """The page of a run; its camera paths go into the run's folder."""
+    from ..viewer.page import LivePage
+    from ..viewer.panel import SceneFacts
+
+    train, test = scenes
+    facts = SceneFacts(train.name, train, test, model.grid.aabb, run.path / "camera_paths", trains)
+    return LivePage(facts, host=host, port=port)

@@ -28,10 +28,8 @@ _WARNING = "warning: "
 
 @dataclass(frozen=True)
 class InfoArgs:
-    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why.
-
-    With the preset that `train` takes; of photos or a video without poses, what they are and how to go on.
-    """
+    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why. With
+    the preset that `train` takes; of photos or a video without poses, what they are and how to go on."""
 
     scene: Annotated[Positional[str], arg(metavar="DATA")]
     """A scene folder, a folder of photos, a video, or a built-in scene by name."""
@@ -90,8 +88,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
-    """Format, splits, cameras and bounds as plain values; and the preset that `train` would take on this machine, with
-    what it would change to fit the scene."""
+    """Format, splits, cameras, bounds, the preset that `train` would take here and what it would change."""
     import torch
 
     from ..data.scene_defaults import fitted_config
@@ -131,6 +128,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     from ..data.capture.unposed import poses_folder
     from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
+    from ..evaluation.camera_path import transform_points
     from ..evaluation.scene_plot import PlotPoints, plot_scene
 
     scenes = [scene for scene in splits.values() if scene is not None]
@@ -138,8 +136,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     cloud = load_points(poses_folder(folder) if description["format"] == UNPOSED else folder)
     points = None
     if cloud is not None and len(cloud.positions) and first.to_original is not None:
-        placed = torch.linalg.inv(first.to_original)
-        positions = cloud.positions @ placed[:3, :3].T + placed[:3, 3]
+        positions = transform_points(cloud.positions, torch.linalg.inv(first.to_original))
         points = PlotPoints(positions.numpy(), cloud.colors.numpy())
     plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
 
@@ -259,10 +256,8 @@ def write(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class ProcessArgs:
-    """Find where photos, or the frames of a video, were taken from, and write a scene folder that trains.
-
-    Structure from motion by COLMAP. Run the same command again after an interrupt: what is finished is kept.
-    """
+    """Find where photos, or the frames of a video, were taken from, and write a scene folder that trains. Structure
+    from motion by COLMAP. Run the same command again after an interrupt: what is finished is kept."""
 
     source: Annotated[Positional[Path], arg(metavar="INPUT")]  # A folder of photos (JPEG, PNG, WebP, TIFF), or a video.
     output: Annotated[Positional[Path], arg(metavar="OUTPUT")]  # The scene folder to write: images/ and sparse/0/.
@@ -286,10 +281,7 @@ def process(argv: Sequence[str]) -> int:
 
 
 def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
-    """Before training: photos or a video get their poses, unless they have them already.
-
-    `wait`: another process of the same training finds them.
-    """
+    """Before training: photos or a video get their poses, unless they have them; `wait`: another process finds them."""
     from ..data.capture.unposed import has_poses, poses_folder
 
     path = _unposed(source)

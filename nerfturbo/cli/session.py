@@ -33,10 +33,10 @@ from ..training.trainer import Trainer, TrainSummary
 from .common import open_data, print_json
 from .finish import finish
 from .progress import Display, showing, since_command
+from .render import check_viewer, open_page
 from .scene import find_poses
 from .startup import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
 from .train import Plan, TrainArgs, default_output, parse_save_every
-from .view import check_viewer, open_page
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first

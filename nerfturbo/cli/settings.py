@@ -1,7 +1,5 @@
-"""The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults.
-
-The flags are those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are.
-"""
+"""The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults. The flags are
+those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are."""
 
 from __future__ import annotations
 
@@ -53,8 +51,7 @@ class ConfigArgs:
 
 
 def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config) -> T:
-    """`parse` for a verb whose `settings` are the values of a config: nested flags, which `--help` leaves out and
-    `--help-all` lists."""
+    """`parse` for a verb with a config's values as nested flags, which `--help` leaves out and `--help-all` lists."""
     if "--help-all" in argv or not asks_help(argv):
         words = ["--help"] if asks_help(argv) else argv
         return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
@@ -65,8 +62,7 @@ def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config)
 
 
 def starting_config(argv: Sequence[str]) -> Config:
-    """The config whose values the nested flags have as defaults: decided by --config, or --preset and --device; then by
-    --field and --sampler."""
+    """The defaults of the nested flags: by --config, or --preset and --device; then by --field and --sampler."""
     return plugged(_preset_config(argv), flag_value(argv, "--field"), flag_value(argv, "--sampler"))
 
 

@@ -33,10 +33,8 @@ POLITE_SWITCH_SECONDS = 5e-5
 
 @dataclass(frozen=True)
 class WarmupArgs:
-    """Compile the kernels of a preset on a device into the cache; what is cached already is only loaded.
-
-    Kernels depend on the kind of scene (levels of the grid, alpha, lenses): name a folder to compile for it.
-    """
+    """Compile the kernels of a preset on a device into the cache; what is cached already is only loaded. Kernels depend
+    on the kind of scene (levels of the grid, alpha, lenses): name a folder to compile for it."""
 
     scene: SceneSource = "builtin:toybox"
     preset: str = "auto"  # What is to be trained; auto chooses by device.
@@ -99,10 +97,8 @@ def starting_device(device: str) -> contextlib.AbstractContextManager[None]:
 
 
 def import_meanwhile(device: torch.device, module: str) -> contextlib.AbstractContextManager[None]:
-    """Around the training: import in a thread what is needed after it, where the device works and the host waits.
-
-    The block ends when the import has: two threads that import a package whose modules import each other both fail.
-    """
+    """Around the training: import in a thread what is needed after it, where the device works and the host waits. The
+    block ends when the import has: two threads that import a package whose modules import each other both fail."""
 
     def import_politely() -> None:
         # Giving the interpreter's lock back at once when the loop wants it: by default it waits 5 ms each time, longer
@@ -130,10 +126,8 @@ def _thread_joined(work: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling_early(device: str, source: str) -> Iterator[Any]:
-    """Around the reading of a scene: a second process compiles meanwhile, where a cold start has work for two.
-
-    Only before a built-in scene, whose own renderer is compiled on one core in that time, and if nothing is cached.
-    """
+    """Around the reading of a scene: a second process compiles meanwhile, where a cold start has work for two. Only
+    before a built-in scene, whose own renderer is compiled on one core in that time, and if nothing is cached."""
     from ..data.scene import is_builtin
 
     module = importlib.import_module(CPU_KERNELS) if backend_on(device) == "cpu" and is_builtin(source) else None
@@ -153,10 +147,8 @@ def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
 
 
 def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:
-    """Compile what is not cached yet and return the backend that runs on the device.
-
-    A GPU's kernels are compiled by the trainer, which records its step before its own clock starts.
-    """
+    """Compile what is not cached yet and return the backend that runs on the device. A GPU's kernels are compiled by
+    the trainer, which records its step before its own clock starts."""
     backend = backend_on(device)
     if backend == "cpu":
         module = importlib.import_module(CPU_KERNELS)

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArgs(ConfigArgs):
-    """Train a radiance field and write a run folder: checkpoints, scores on unseen views, renders and a report.
-
-    What is not given is as in the preset or, with --resume, in the run.
-    """
+    """Train a radiance field and write a run folder: checkpoints, scores on unseen views, renders and a report. What is
+    not given is as in the preset or, with --resume, in the run."""
 
     scene: Annotated[Positional[str | None], arg(metavar="DATA")] = None
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
@@ -65,8 +63,7 @@ class TrainArgs(ConfigArgs):
     init_parts: Annotated[tuple[str, ...], arg(metavar="PART")] = ()
     """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
     init_keep: Annotated[float | None, arg(metavar="SHARE")] = None
-    """How much of the hash table's features is taken over: 1 for the same scene, less the more the new one differs; 0.6
-    unless given."""
+    """Share of the hash table's features to take over: 1 for the same scene, less for another; 0.6 unless given."""
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="LOGGER")] = ()
     """Write curves and previews for these too, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
     viewer: bool = False  # Serve a live page while it trains, for this machine only; its address is printed.

@@ -105,11 +105,8 @@ def _steps(rays: Rays, model: NerfModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw_report(report: RayReport, path: Path, title: str) -> None:
-    """The report as an image: density, transmittance and weights over distance; occupied cells as a band.
-
-    Density is drawn by its logarithm: what is inside and behind a surface is often a hundred times as dense as the part
-    of it that stops the ray.
-    """
+    """The report as an image: density (by its logarithm: behind a surface it may be a hundred times that which stops
+    the ray), transmittance and weights over distance; occupied cells as a band."""
     width, panel, left, top = 900, 150, 70, 46
     height, right = top + 3 * (panel + 34) + 30, width - 20
     canvas, low, high = Canvas(width, height), report.t[0], report.t[-1]

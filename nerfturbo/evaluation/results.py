@@ -8,13 +8,13 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..config import Config
 from ..data.scene import BUILTIN_PREFIX, Scene
+from ..files import read_entry
 from .evaluate import Evaluation
 from .metrics import blur_baseline_psnr, constant_baseline_psnr
 
@@ -26,9 +26,7 @@ TIME_INCLUDES = (
 
 def measure_baselines(scene: Scene, views: list[int], device: torch.device | str | None = None) -> dict[str, float]:
     """What a score is worth: PSNR on the same views of one constant colour, and of the truth blurred by 3 pixels.
-
-    Computed on the scene's own device unless another is given.
-    """
+    Computed on the scene's own device unless another is given."""
     chosen = scene if len(views) == len(scene) else scene.select(views)
     constant, blurred = constant_baseline_psnr(chosen, device), blur_baseline_psnr(chosen, device=device)
     return {"constant_psnr": constant, "blurred_psnr": blurred}
@@ -74,16 +72,6 @@ def evaluation_metrics(found: Evaluation, config: Config, scene: Scene, baseline
     }
 
 
-def machine_metrics(device: torch.device) -> dict[str, Any]:
-    """The part of metrics.json on memory, machine and versions, as they are now."""
-    return {
-        "peak_memory_bytes": peak_memory_bytes(),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(device),
-        "machine": describe_machine(device),
-        "versions": versions(),
-    }
-
-
 def versions() -> dict[str, str]:
     """Python and the packages that decide speed and results; those not installed are left out."""
     found = {"python": platform.python_version()}
@@ -95,11 +83,11 @@ def versions() -> dict[str, str]:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Processor, cores, system and, where it is used, the GPU."""
-    names = [_entry("/proc/cpuinfo", name) for name in ("model name", "Model", "Hardware")]
+    name = read_entry("/proc/cpuinfo", "model name", "Model", "Hardware")
     # Cores this process may run on: less than the machine has inside a container or under taskset.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: dict[str, str | int] = {
-        "processor": next(filter(None, names), None) or platform.processor() or platform.machine(),
+        "processor": name or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "cores": cores,
         "threads": torch.get_num_threads(),
@@ -108,9 +96,14 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
     return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
 
-def peak_memory_bytes() -> int | None:
-    """The most memory this process held at once; None where the system does not tell."""
-    held = _entry("/proc/self/status", "VmHWM")
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """The most memory this process held at once, its own and the GPU's, in bytes; None where nobody tells."""
+    on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"peak_memory_bytes": _peak_memory_bytes(), "peak_gpu_memory_bytes": on_gpu}
+
+
+def _peak_memory_bytes() -> int | None:
+    held = read_entry("/proc/self/status", "VmHWM")
     if held is not None:
         return int(held.split()[0]) * 1024
     try:
@@ -119,18 +112,3 @@ def peak_memory_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
-
-
-def peak_gpu_memory_bytes(device: torch.device) -> int | None:
-    """The most GPU memory torch held at once; None without a GPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def _entry(path: str, name: str) -> str | None:
-    """The first value of this name in a file of Linux that tells `name: value`; None where there is none."""
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == name:
-                return value.strip()
-    return None

@@ -1,5 +1,4 @@
-"""A scene as a drawing: its cameras, its points where they are known, and its bounds, from above, from the side and at
-an angle."""
+"""A scene as a drawing: its cameras, points and bounds, from above, from the side and at an angle."""
 
 from __future__ import annotations
 
