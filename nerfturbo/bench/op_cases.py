@@ -34,6 +34,8 @@ SHAPES = ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64))
 WEIGHTS = dict(zip(ngp.NgpWeights._fields, SHAPES, strict=True))
 KEY: dict[str, Any] = {"seed": 1, "step": 2}
 USER: dict[str, Any] = KEY | {"stream": Stream.USER}
+CUBE: dict[str, Any] = {"aabb": BOX, "contraction": "cube"}
+MIXED: dict[str, Any] = {"spacing": "mixed", "space": Space(BOX, "cube")}
 LIMITS: dict[str, Any] = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
 
 
@@ -83,11 +85,6 @@ def _march(x: Inputs) -> tuple[Tensor, ...]:
 def _compact(x: Inputs) -> tuple[Tensor, ...]:
     out = compact(x.samples, x.keep)
     return out.t_starts, out.t_ends, out.ray_indices, out.offsets
-
-
-def _place_intervals(x: Inputs) -> tuple[Tensor, ...]:
-    space = {"spacing": "mixed", "space": Space(BOX, "cube")}
-    return place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **space)
 
 
 def _ngp_logits(x: Inputs) -> Tensor:
@@ -167,11 +164,9 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "ray_losses": lambda x: ray_losses(x.raw, x.samples, RULE),
     "merge_weak_samples": lambda x: merge_weak_samples(x.optical, x.samples, Thinning(0.05, x.phases)).float(),
     "sample_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, aabb=BOX),
-    "contracted_positions": lambda x: sample_positions(
-        x.origins, x.directions, x.samples, aabb=BOX, contraction="cube"
-    ),
+    "contracted_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, **CUBE),
     "importance": lambda x: importance_sample(x.edges, x.weights, 64),
-    "place_intervals": _place_intervals,
+    "place_intervals": lambda x: place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **MIXED),
     "interval_weights": lambda x: interval_weights(x.density, x.distances),
     "hash_encode": lambda x: hash_encode(x.positions, x.table, LAYOUT),
     "fade_levels": lambda x: fade_levels(x.encoding, x.footprints, LAYOUT),

@@ -355,10 +355,11 @@ def _told(code: int, job: Job) -> str:
 def outcome_of(job: Job) -> dict[str, Any]:
     """How a scene ended, or how far it is, by its run folder and its log: done, failed or left."""
     metrics = job.run / "metrics.json"
-    values: dict[str, Any] = json.loads(metrics.read_text()) if metrics.is_file() else {}
-    lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() and not values else []
+    done = metrics.is_file()
+    values: dict[str, Any] = json.loads(metrics.read_text()) if done else {}
+    lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() and not done else []
     errors = [line for line in lines if line.startswith("error: ")]
-    status = "done" if values else "failed" if errors else "left"
+    status = "done" if done else "failed" if errors else "left"
     found = {"name": job.name, "scene": job.scene, "run": str(job.run), "status": status}
     found |= {key: values.get(key) for key in ("psnr", "ssim", "steps", "train_seconds")}
     return found | {"error": errors[-1] if errors else ""}

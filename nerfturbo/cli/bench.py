@@ -15,7 +15,7 @@ from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table
 from ..errors import InputError
 from .common import print_json
 from .flags import Device, EvalViews, Number, RunPath, SceneSource, check_positive, parse
-from .settings import ConfigArgs, parse_settings, resolve_device, starting_config
+from .settings import ConfigArgs, parse_settings, resolve_device
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -80,8 +80,7 @@ class StepArgs(TrainingArgs):
 
 
 def step(argv: Sequence[str]) -> int:
-    start = starting_config(argv)
-    args = parse_settings(StepArgs, argv, "bench step", start)
+    args, start = parse_settings(StepArgs, argv, "bench step")
     from ..bench.step import QUICK, StepBudget, run_step_benchmark, step_record
     from ..data.scene import load_scene
     from ..data.scene_defaults import fitted_config
@@ -115,8 +114,7 @@ class SceneArgs(TrainingArgs):
 
 
 def scene(argv: Sequence[str]) -> int:
-    start = starting_config(argv)
-    args = parse_settings(SceneArgs, argv, "bench scene", start)
+    args, start = parse_settings(SceneArgs, argv, "bench scene")
     check_positive({"--eval-views": args.eval_views, "--marks": min(args.marks, default=0.0)})
     if not args.seeds:
         raise InputError("--seeds", "at least one", "none")
@@ -194,8 +192,7 @@ class ProfileArgs(TrainingArgs):
 
 
 def profile(argv: Sequence[str]) -> int:
-    start = starting_config(argv)
-    args = parse_settings(ProfileArgs, argv, "profile", start)
+    args, start = parse_settings(ProfileArgs, argv, "profile")
     check_positive({"--steps": args.steps, "--warm-steps": args.warm_steps, "--downscale": args.downscale})
     import torch
 
@@ -232,8 +229,7 @@ class TuneArgs(TrainingArgs):
 
 
 def tune(argv: Sequence[str]) -> int:
-    start = starting_config(argv)
-    args = parse_settings(TuneArgs, argv, "tune", start)
+    args, start = parse_settings(TuneArgs, argv, "tune")
     limits = {"--memory": args.memory, "--max-batch": args.max_batch, "--steps": args.steps}
     check_positive(limits | {"--downscale": args.downscale})
     import torch

@@ -17,6 +17,7 @@ from ..data.capture.process import ProcessConfig
 from ..errors import InputError
 from .common import print_json
 from .flags import BoundsName, Number, parse
+from .settings import starting_config
 
 if TYPE_CHECKING:
     from ..data.capture.sfm_report import Verdict
@@ -92,7 +93,6 @@ def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     import torch
 
     from ..data.scene_defaults import fitted_config
-    from .settings import starting_config
 
     first = next(scene for scene in splits.values() if scene is not None)
     start = starting_config(())
@@ -175,7 +175,6 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     from ..data.images import image_size
     from ..data.scene import UNPOSED
     from ..data.scene_defaults import UNBOUNDED_PRESETS
-    from .settings import starting_config
 
     folder = poses_folder(source)
     if (folder / "sparse" / "0").is_dir():

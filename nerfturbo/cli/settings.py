@@ -50,19 +50,27 @@ class ConfigArgs:
     settings: Annotated[Settings, arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
-def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config) -> T:
-    """`parse` for a verb with a config's values as nested flags, which `--help` leaves out and `--help-all` lists."""
+def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Config]:
+    """`parse` for a verb with nested flags, which `--help` leaves out and `--help-all` lists; and the config of their
+    defaults."""
+    start = starting_config(argv)
     if "--help-all" in argv or not asks_help(argv):
         words = ["--help"] if asks_help(argv) else argv
-        return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
+        return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start))), start
     try:
-        return parse(kind, ["--help"], prog)
+        return parse(kind, ["--help"], prog), start
     finally:
         print(f"--help-all lists every value of preset {start.preset}")
 
 
 def starting_config(argv: Sequence[str]) -> Config:
-    """The defaults of the nested flags: by --config, or --preset and --device; then by --field and --sampler."""
+    """The defaults of the nested flags: of the run to --resume, else of --config, or --preset and --device; then by
+    --field and --sampler."""
+    resume = flag_value(argv, "--resume")
+    if resume is not None and not asks_help(argv):
+        from ..evaluation.run_folder import open_run
+
+        return open_run(resume).read_config()
     return plugged(_preset_config(argv), flag_value(argv, "--field"), flag_value(argv, "--sampler"))
 
 

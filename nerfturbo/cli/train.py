@@ -17,7 +17,7 @@ from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
 from .common import chosen_backend
 from .flags import Backend, BoundsName, Count, EvalViews, Number, asks_help, check_positive, check_within, flag_value
-from .settings import ConfigArgs, parse_settings, resolve_device, starting_config
+from .settings import ConfigArgs, parse_settings, resolve_device
 from .startup import wake_gpu
 
 if TYPE_CHECKING:
@@ -87,22 +87,12 @@ class Plan:
 def main(argv: Sequence[str]) -> int:
     if not asks_help(argv):
         wake_gpu(flag_value(argv, "--device"))
-    start = _starting_config(argv)
-    args = parse_settings(TrainArgs, argv, "train", start)
+    args, start = parse_settings(TrainArgs, argv, "train")
     plan = _plan(args, start)
     from .session import run_plan
 
     with chosen_backend(args.backend):
         return run_plan(plan)
-
-
-def _starting_config(argv: Sequence[str]) -> Config:
-    resume = flag_value(argv, "--resume")
-    if resume is None or asks_help(argv):
-        return starting_config(argv)
-    from ..evaluation.run_folder import open_run
-
-    return open_run(resume).read_config()
 
 
 def _plan(args: TrainArgs, start: Config) -> Plan:
