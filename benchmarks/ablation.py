@@ -21,13 +21,14 @@ import torch
 import tyro
 from rich.table import Table
 
-from nerfturbo.bench.plot import Bars, bar_chart
+from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.scene import fit_whole
 from nerfturbo.bench.tune import peak_memory
-from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
+from nerfturbo.cli.bench import TrainingArgs, prepare, show_result
+from nerfturbo.cli.flags import check_positive
 from nerfturbo.cli.progress import Display, showing
-from nerfturbo.cli.settings import check_positive, resolve_device
+from nerfturbo.cli.settings import resolve_device
 from nerfturbo.config import KINDS, Config, to_dict
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import Scene

@@ -18,7 +18,7 @@ from nerfturbo.cli.main import run_command  # sets them
 from nerfturbo.bench.record import Record
 from nerfturbo.cli.bench import TrainingArgs
 from nerfturbo.cli.progress import Display
-from nerfturbo.cli.settings import parse_settings, starting_config
+from nerfturbo.cli.settings import parse_settings
 from nerfturbo.config import Config
 from nerfturbo.errors import InputError
 
@@ -33,8 +33,7 @@ def run_study(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None =
 
 def parse_study(kind: type[T], argv: Sequence[str], script: str) -> tuple[T, Config]:
     """The flags, and the config that the preset among them begins with."""
-    start = starting_config(argv)
-    return parse_settings(kind, argv, f"python benchmarks/{script}.py", start), start
+    return parse_settings(kind, argv, f"python benchmarks/{script}.py")
 
 
 def held_values(path: Path, record: Record, settings: Sequence[str]) -> dict[str, Any] | None:

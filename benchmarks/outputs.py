@@ -26,7 +26,7 @@ from nerfturbo.cli.common import load_run, open_views
 from nerfturbo.data.scene import BUILTIN_PREFIX
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.camera_path import orbit_path
-from nerfturbo.evaluation.results import peak_gpu_memory_bytes
+from nerfturbo.evaluation.results import peak_memory
 from nerfturbo.export.frames import FrameMaker, Look
 from nerfturbo.export.mesh import MeshSettings, export_box, extract_mesh, seen_by, voxel_size
 from nerfturbo.export.video import can_write_mp4, video_writer
@@ -64,7 +64,7 @@ def video(opened, cameras, folder: Path, n_frames: int, size: int) -> dict[str, 
         "first_frame_seconds": first,
         "rendered_seconds": min(rendered),
         "with_encoding_seconds": min(encoded),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(opened.model.device),
+        "peak_gpu_memory_bytes": peak_memory(opened.model.device)["peak_gpu_memory_bytes"],
     }
 
 

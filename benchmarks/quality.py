@@ -22,7 +22,7 @@ import torch
 
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.tune import peak_memory
-from nerfturbo.cli.common import parse
+from nerfturbo.cli.flags import parse
 from nerfturbo.cli.settings import Settings
 from nerfturbo.config import Config
 from nerfturbo.data.options import LoadOptions

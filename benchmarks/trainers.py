@@ -30,11 +30,12 @@ import torch
 import tyro
 
 import trainer_loops
-from nerfturbo.bench.plot import Bars, bar_chart
+from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.cli.bench import TrainingArgs, make_table, prepare, show_result
+from nerfturbo.cli.bench import TrainingArgs, prepare, show_result
+from nerfturbo.cli.flags import check_positive
 from nerfturbo.cli.progress import showing
-from nerfturbo.cli.settings import check_positive, resolve_device
+from nerfturbo.cli.settings import resolve_device
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written beside their place, then renamed. And the cache folder."""
+"""Files and folders that appear whole or not at all: written beside their place, then renamed. And where caches lie."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def read_entry(path: str, *names: str) -> str | None:
+    """The first value by one of these names in a file of Linux that tells `name: value`; None where there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in names:
+                return value.strip()
+    return None
 
 
 def cache_folder() -> Path:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..fields.voxels import build_structure, node_keys, split_nodes
+from ..ops import ngp
 from ..ops.adam import COLUMNS, AdamState, RayBudget, StepState, adam_update, check_gradients, finish_step, record_step
 from ..ops.composite import Thinning, composite, composite_pixels, merge_weak_samples, visibility
 from ..ops.composite_loss import RayLossRule, composite_loss, ray_losses
@@ -18,17 +19,6 @@ from ..ops.hash_encode import HashLayout, fade_levels, hash_encode
 from ..ops.intervals import Space, importance_sample, interval_weights, place_intervals
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits
 from ..ops.mlp import fused_mlp, wide_mlp
-from ..ops.ngp import (
-    NgpDensity,
-    NgpWeights,
-    ngp_densities,
-    ngp_density_logits,
-    ngp_field,
-    ngp_logits,
-    ngp_query,
-    ngp_visibility,
-    skips_unused,
-)
 from ..ops.packed import compact, packed_cumsum, packed_sum
 from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words
 from ..ops.positions import ray_aabb, sample_positions
@@ -37,15 +27,15 @@ from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
 from ..types import Aabb, PackedSamples
 
-BOX, LAYOUT, RULE = (
-    Aabb.cube(1.0),
-    HashLayout(log2_entries=17),
-    RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4),
-)
+BOX, LAYOUT = Aabb.cube(1.0), HashLayout(log2_entries=17)
+RULE = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
-WEIGHTS = dict(zip(NgpWeights._fields, ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64)), strict=True))  # their shapes
+SHAPES = ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64))
+WEIGHTS = dict(zip(ngp.NgpWeights._fields, SHAPES, strict=True))
 KEY: dict[str, Any] = {"seed": 1, "step": 2}
 USER: dict[str, Any] = KEY | {"stream": Stream.USER}
+CUBE: dict[str, Any] = {"aabb": BOX, "contraction": "cube"}
+MIXED: dict[str, Any] = {"spacing": "mixed", "space": Space(BOX, "cube")}
 LIMITS: dict[str, Any] = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
 
 
@@ -66,8 +56,8 @@ class Inputs:
         return PackedSamples(self.t_starts, self.t_ends, self.ray_indices, self.offsets)
 
     @property
-    def ngp_weights(self) -> NgpWeights:
-        return NgpWeights(*(self._tensors[name] for name in WEIGHTS))
+    def ngp_weights(self) -> ngp.NgpWeights:
+        return ngp.NgpWeights(*(self._tensors[name] for name in WEIGHTS))
 
     @property
     def voxels(self) -> tuple[VoxelTables, VoxelIndex]:
@@ -97,20 +87,15 @@ def _compact(x: Inputs) -> tuple[Tensor, ...]:
     return out.t_starts, out.t_ends, out.ray_indices, out.offsets
 
 
-def _place_intervals(x: Inputs) -> tuple[Tensor, ...]:
-    space = {"spacing": "mixed", "space": Space(BOX, "cube")}
-    return place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **space)
-
-
 def _ngp_logits(x: Inputs) -> Tensor:
-    skips_unused(x.table, x.ngp_weights)
-    return ngp_logits(x.positions, x.directions, x.rays, table=x.table, layout=LAYOUT, weights=x.ngp_weights)
+    ngp.skips_unused(x.table, x.ngp_weights)
+    return ngp.ngp_logits(x.positions, x.directions, x.rays, table=x.table, layout=LAYOUT, weights=x.ngp_weights)
 
 
 def _ngp_visibility(x: Inputs) -> tuple[Tensor, ...]:
-    field, thinning = NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2]), Thinning(0.05, x.phases)
-    flags = ngp_visibility(x.origins, x.directions, x.samples, field, **LIMITS)
-    codes = ngp_visibility(x.origins, x.directions, x.samples, field, thinning=thinning, **LIMITS)
+    field, thinning = ngp.NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2]), Thinning(0.05, x.phases)
+    flags = ngp.ngp_visibility(x.origins, x.directions, x.samples, field, **LIMITS)
+    codes = ngp.ngp_visibility(x.origins, x.directions, x.samples, field, thinning=thinning, **LIMITS)
     return flags.float(), (codes != 0).float()
 
 
@@ -179,22 +164,20 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "ray_losses": lambda x: ray_losses(x.raw, x.samples, RULE),
     "merge_weak_samples": lambda x: merge_weak_samples(x.optical, x.samples, Thinning(0.05, x.phases)).float(),
     "sample_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, aabb=BOX),
-    "contracted_positions": lambda x: sample_positions(
-        x.origins, x.directions, x.samples, aabb=BOX, contraction="cube"
-    ),
+    "contracted_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, **CUBE),
     "importance": lambda x: importance_sample(x.edges, x.weights, 64),
-    "place_intervals": _place_intervals,
+    "place_intervals": lambda x: place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **MIXED),
     "interval_weights": lambda x: interval_weights(x.density, x.distances),
     "hash_encode": lambda x: hash_encode(x.positions, x.table, LAYOUT),
     "fade_levels": lambda x: fade_levels(x.encoding, x.footprints, LAYOUT),
     "spherical_harmonics": lambda x: spherical_harmonics(x.directions),
     "fused_mlp": lambda x: fused_mlp(x.inputs, x.starting("weight")),
     "wide_mlp": lambda x: wide_mlp(x.inputs, x.starting("weight"), x.starting("bias"), skip=2, relu_last=True),
-    "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
-    "ngp_density_logits": lambda x: ngp_density_logits(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
-    "ngp_densities": lambda x: ngp_densities(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
+    "ngp_field": lambda x: ngp.ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
+    "ngp_density_logits": lambda x: ngp.ngp_density_logits(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
+    "ngp_densities": lambda x: ngp.ngp_densities(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
     "ngp_logits": _ngp_logits,
-    "ngp_query": lambda x: ngp_query(x.positions, x.directions, x.table, LAYOUT, x.ngp_weights),
+    "ngp_query": lambda x: ngp.ngp_query(x.positions, x.directions, x.table, LAYOUT, x.ngp_weights),
     "ngp_visibility": _ngp_visibility,
     "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *x.voxels),
     "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),

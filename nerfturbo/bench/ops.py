@@ -1,8 +1,4 @@
-"""Time every op on every backend of a device against the reference: first the gate, then the clock.
-
-A backend whose values or gradients differ from the reference on fresh random inputs is reported as wrong and not
-timed: a speed-up of a wrong result means nothing.
-"""
+"""Time every op on every backend of a device against the reference: first the gate, then the clock."""
 
 from __future__ import annotations
 
@@ -10,17 +6,19 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from ..errors import InputError
 from ..ops._dispatch import Backend, available, use_backend
 from .op_cases import CALLS, Inputs, OpCase, op_cases
-from .record import Record, machine, write_json
+from .plot import make_table
+from .record import Record, machine
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PROTOCOL = (
     "gate: values and every gradient against the reference on the same random inputs; then {warmup} warm-up calls and "
@@ -158,9 +156,8 @@ def measure_ms(call: Callable[[], Any], device: torch.device) -> tuple[float, fl
 
 def render_table(timings: Sequence[OpTiming]) -> Table:
     """One row per op, size and backend, with the ratio to the reference."""
-    table = Table(title="ops: milliseconds, and how many times faster than the reference")
-    for header in ("op", "size", "backend", "forward", "", "forward + backward", ""):
-        table.add_column(header, justify="left" if header in ("op", "size", "backend") else "right")
+    headers = ("op", "size", "backend", "forward", "", "forward + backward", "")
+    table = make_table("ops: milliseconds, and how many times faster than the reference", *headers, left=3)
     for t in timings:
         if t.gate != "passed":
             table.add_row(t.op, t.size, t.backend, f"[red]wrong, not timed: {t.gate}[/red]")
@@ -172,9 +169,8 @@ def render_table(timings: Sequence[OpTiming]) -> Table:
     return table
 
 
-def write_timings(path: Path | str, timings: Sequence[OpTiming], *, device: torch.device | str, seed: int) -> Path:
+def ops_record(timings: Sequence[OpTiming], *, device: torch.device | str, seed: int) -> Record:
     """The timings as a benchmark file."""
     protocol = PROTOCOL.format(warmup=WARMUP, repeats=f"at most {BUDGET[False][0]}")
     values = [asdict(timing) for timing in timings]
-    record = Record("every op against its reference", protocol, seed, values, machine=machine(device))
-    return write_json(path, record)
+    return Record("every op against its reference", protocol, seed, values, machine=machine(device))

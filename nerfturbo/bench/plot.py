@@ -1,4 +1,4 @@
-"""Small plots as SVG text: bars and curves, without a plotting library."""
+"""Results for people: small plots as SVG text, without a plotting library, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 COLORS = ("#2a6fbb", "#d1662a", "#3c9a5f", "#8a57b5", "#b03a48", "#6b7280")
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
@@ -107,11 +111,19 @@ def round_ticks(values: Sequence[float], most: int = 6) -> list[float]:
     low, high = min(known, default=0.0), max(known, default=1.0)
     high = high if high > low else low + max(1.0, abs(low))
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    for step in (power * factor for factor in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)):
-        first, last = math.floor(low / step), math.ceil(high / step)
-        if last - first < most:
-            return [k * step for k in range(first, last + 1)]
-    raise AssertionError("fifty times the power is always enough")
+    steps = (power * factor for factor in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0))  # the last is always enough
+    step = next(step for step in steps if math.ceil(high / step) - math.floor(low / step) < most)
+    return [k * step for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def make_table(title: str, *headers: str, left: int = 1) -> Table:
+    """A table whose first `left` columns are words, the others numbers."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="left" if index < left else "right")
+    return table
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#111", weight: str = "400") -> str:

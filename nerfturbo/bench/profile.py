@@ -1,9 +1,5 @@
-"""Where the time and the memory of training steps go, by stage, and a trace for the browser.
-
-The trainer's own eager step runs, each stage waited for, and the clock is turned where one ends and the next begins.
-Every moment belongs to one stage or to none, so that the stages and the rest add up. A recorded step overlaps and has
-no host time; it is timed as a whole beside them.
-"""
+"""Where the time and the memory of training steps go, by stage, and a trace for the browser. Eager steps run, each
+stage waited for, so that the stages and the rest add up; a step as trained is timed as a whole beside them."""
 
 from __future__ import annotations
 
@@ -63,9 +59,9 @@ class Profile:
 
 
 def profile_steps(
-    config: Config, scene: Scene, *, device: torch.device, steps: int, warm_steps: int, trace: Path | None
+    config: Config, scene: Scene, *, device: torch.device, steps: int, warm_steps: int, trace: Path
 ) -> Profile:
-    """Train `warm_steps`, then profile `steps` of them; the Chrome trace goes to `trace` where given."""
+    """Train `warm_steps`, then profile `steps` of them; the Chrome trace goes to `trace`."""
     config = replace(config, train=replace(config.train, steps=warm_steps + 2 * steps + 1, time_limit=None))
     trainer = Trainer(config, scene, device=device)
     trainer.stepper.prepare()
@@ -82,9 +78,8 @@ def profile_steps(
     if device.type == "cpu":
         clock.peaks = _peaks_of_tensors(profiler)
     clock.seconds["host"] = max(0.0, total - sum(clock.seconds.values()))
-    if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(trace))
     costs = [
         StageCost(name, 1e3 * seconds / steps, seconds / total, clock.peaks.get(name))
         for name, seconds in clock.seconds.items()

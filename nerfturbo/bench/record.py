@@ -57,10 +57,8 @@ def commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
-    )
-    return result.stdout.strip()
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
 def write_json(path: Path | str, record: Record | dict[str, Any]) -> Path:

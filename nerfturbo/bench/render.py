@@ -1,8 +1,4 @@
-"""Frames of a trained model: first the gate, then the clock, then the memory of a frame that is too large to hold.
-
-Gate: the recorded frame of each view must show what `render_rays` shows, and score within 0.1 dB of it and, on average,
-of the evaluation. Then frames are timed as a viewer asks for them, a new camera each time.
-"""
+"""Frames of a trained model: first the gate, then the clock, then the memory of a frame that is too large to hold."""
 
 from __future__ import annotations
 
@@ -25,6 +21,7 @@ from ..rendering.model import NerfModel
 from ..rendering.render import render_rays
 from ..types import Rays
 from .ops import measure_ms
+from .plot import make_table
 from .record import Record, machine
 
 if TYPE_CHECKING:
@@ -225,13 +222,10 @@ def render_record(result: RenderBenchmark, model: NerfModel, scene: Scene, *, re
 
 def render_table(result: RenderBenchmark) -> Table:
     """One row per size and way."""
-    from rich.table import Table
-
     gate, large = result.gate, result.large
     scores = f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB"
-    table = Table(title=f"frames: gate {gate.verdict} ({scores}, {gate.stray_pixels:.3%} pixels differ)")
-    for header in ("size", "way", "ms", "wall ms", "rounds", "MB besides the picture"):
-        table.add_column(header, justify="left" if header in ("size", "way") else "right")
+    title = f"frames: gate {gate.verdict} ({scores}, {gate.stray_pixels:.3%} pixels differ)"
+    table = make_table(title, "size", "way", "ms", "wall ms", "rounds", "MB besides the picture", left=2)
     for t in result.timings:
         numbers = [f"{value:.3f}" for value in (t.milliseconds, t.wall_milliseconds)]
         table.add_row(f"{t.width} x {t.height}", t.way, *numbers, "-" if t.rounds is None else str(t.rounds), "")

@@ -13,7 +13,7 @@ from ..config import Config, to_dict
 from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views, evaluate
-from ..evaluation.results import measure_baselines, peak_gpu_memory_bytes, peak_memory_bytes, protocol
+from ..evaluation.results import measure_baselines, peak_memory, protocol
 from ..training.callbacks import skipped_fraction
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
@@ -133,11 +133,10 @@ def scene_record(
         "preset": config.preset,
         "config": to_dict(config) | {"data": {"scene": test_scene.name, "downscale": config.data.downscale}},
         "protocol": described,
-        "baselines": asdict(measure_baselines(test_scene, views)),
+        "baselines": measure_baselines(test_scene, views),
         "median_psnr": [{"seconds": mark, "psnr": value} for mark, value in median_marks(runs)],
         "runs": [asdict(run) for run in runs],
-        "peak_memory_bytes": peak_memory_bytes(),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(torch.device(device)),
+        **peak_memory(torch.device(device)),
     }
     text = (
         "PSNR of test views at marks of training time, read with the clock stopped; the learning rate's decay ends at "

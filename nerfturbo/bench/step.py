@@ -1,7 +1,4 @@
-"""A whole training step on each backend of a device against the reference: first the gate, then the clock.
-
-Both backends continue from the same trained state, so they march the same cells and train the same samples.
-"""
+"""A training step on each backend against the reference, from one trained state: first the gate, then the clock."""
 
 from __future__ import annotations
 

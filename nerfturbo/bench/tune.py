@@ -8,7 +8,6 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,11 @@ from torch.utils._pytree import tree_leaves
 from ..config import Config
 from ..data.scene import Scene
 from ..errors import is_out_of_memory
+from ..files import read_entry
 from ..training.trainer import Trainer
 from .scene import fit_whole
 
+Say = Callable[[str], None]
 SMALLEST_BATCH = 1 << 10
 LARGEST_BATCH = 1 << 24
 TRIAL_STEPS = 3
@@ -32,10 +33,8 @@ CANDIDATES = (0.5, 1.0, 2.0)  # around the suggestion, each tried by a short tra
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts what operations inside the block allocate, until it is freed; what was there before does not count.
-
-    By the storages of tensors: the same on any device, whatever an allocator keeps of earlier work.
-    """
+    """Counts what operations inside the block allocate, until it is freed; what was there before does not count. By the
+    storages of tensors: the same on any device, whatever an allocator keeps of earlier work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,11 +65,9 @@ class PeakMemory:
 
 @contextlib.contextmanager
 def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakMemory]:
-    """Measure the most memory that was in use at any moment inside the block.
-
-    A GPU's allocator knows. On a CPU a process keeps what it has freed, so that its size says more about what ran
-    before: with `count` the tensors of the block are counted instead, which makes its operations slower.
-    """
+    """Measure the most memory that was in use at any moment inside the block. A GPU's allocator knows. On a CPU a
+    process keeps what it has freed, so that its size says more about what ran before: with `count` the tensors of the
+    block are counted instead, which makes its operations slower."""
     found = PeakMemory()
     gc.collect()
     if device.type == "cuda":
@@ -137,10 +134,8 @@ def largest_batch(
     start: int | None = None,
     report: Callable[[BatchTrial], None] | None = None,
 ) -> list[BatchTrial]:
-    """Every trial in order: doubling from the smallest batch until one does not fit, then bisection to an eighth.
-
-    Where `start` fits, doubling begins there.
-    """
+    """Every trial in order: doubling from the smallest batch until one does not fit, then bisection to an eighth. Where
+    `start` fits, doubling begins there."""
     trials: list[BatchTrial] = []
 
     def fits(batch: int) -> bool:
@@ -174,10 +169,8 @@ def memory_budget(device: torch.device, share: float = 0.8) -> int:
     """A share of what is free now."""
     if device.type == "cuda":
         return int(share * torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return int(share * 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
-    return 4 << 30
+    free = read_entry("/proc/meminfo", "MemAvailable")  # in kB
+    return 4 << 30 if free is None else int(share * 1024 * int(free.split()[0]))
 
 
 @dataclass(frozen=True)
@@ -253,16 +246,7 @@ def try_rate(config: Config, scene: Scene, rate: float, *, device: torch.device,
     return Candidate(rate, mse if math.isfinite(mse) else math.inf, trainer.skipped)
 
 
-def tune(
-    config: Config,
-    scene: Scene,
-    *,
-    device: torch.device,
-    budget: int,
-    most: int,
-    steps: int,
-    say: Callable[[str], None],
-) -> Tuned:
+def tune(config: Config, scene: Scene, *, device: torch.device, budget: int, most: int, steps: int, say: Say) -> Tuned:
     """The largest stable batch within `budget` bytes and at most `most` samples, then a learning rate for it."""
 
     def said(trial: BatchTrial) -> None:

@@ -1,13 +1,6 @@
-"""`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in a process of its own; resumable.
-
-A line of the file is a scene and, behind it, flags of `train` for it alone; # begins a comment. What is finished is
-left alone, what has a checkpoint goes on from it, so that the same command simply goes on after an interrupt.
-
-Scenes are trained here, on SLURM through submitit, or on a Ray cluster. There every scene is one task, which does what
-is done here: it starts what is left of the scene as a process, with a log beside the run folder. So a task that is
-killed, preempted or sent again goes on from the last checkpoint. The package and the folders must be visible under the
-same path wherever tasks run.
-"""
+"""`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in a process of its own; the same command goes on
+after an interrupt. Scenes are trained here, on SLURM through submitit, or on a Ray cluster, where every scene is one
+task; the package and the folders must be visible under the same path wherever tasks run."""
 
 from __future__ import annotations
 
@@ -21,15 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
+from tyro.conf import Positional, arg
 
 from ..errors import BackendError, InputError
-from .common import parse, print_json
-from .settings import check_positive
+from .common import print_json
+from .flags import Number, check_positive, parse
 
 EngineName = Literal["local", "submitit", "ray"]
 POLL_SECONDS = 0.2
@@ -43,20 +36,15 @@ KEPT_BY_RUNS += ("--init-from", "--init-parts", "--init-keep")
 class BatchArgs:
     """Train every scene of a list into a folder of its own and write one summary. Behind -- stand flags of `train`."""
 
-    scenes: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    scenes: Annotated[Positional[Path], arg(metavar="FILE")]
     """One scene per line, flags of `train` for it alone behind; # begins a comment."""
-    output: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs/batch")
-    """Run folders go below it, named after the scenes, and the summary."""
-    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Scenes trained at a time; GPUs are dealt out among them."""
-    shard: Annotated[str, tyro.conf.arg(metavar="I/N")] = "0/1"
-    """Only every N-th scene, beginning with the I-th: for the tasks of a job array over one list."""
-    engine: EngineName = "local"
-    """Where scenes are trained: processes here, tasks on SLURM (submitit; cluster=local: here too), or on Ray."""
-    engine_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    output: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/batch")  # Run folders go below it, and the summary.
+    workers: Number = 1  # Scenes trained at a time; GPUs are dealt out among them.
+    shard: Annotated[str, arg(metavar="I/N")] = "0/1"  # Every N-th scene from the I-th on: for a task of a job array.
+    engine: EngineName = "local"  # Where scenes train: here, on SLURM (submitit; cluster=local: here too), or on Ray.
+    engine_options: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = ()
     """Of submitit's executor (slurm_partition=gpu gpus_per_node=1 timeout_min=60) or of ray.init (address=auto)."""
-    json: bool = False
-    """Print the summary as one JSON object on stdout."""
+    json: bool = False  # Print the summary as one JSON object on stdout.
 
 
 @dataclass(frozen=True)
@@ -94,23 +82,7 @@ class Job:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one scene ended."""
-
-    name: str
-    scene: str
-    run: str
-    status: str  # done, failed, left
-    psnr: float | None = None
-    ssim: float | None = None
-    steps: int | None = None
-    train_seconds: float | None = None
-    error: str = ""
-
-
 def main(argv: Sequence[str]) -> int:
-    """Read the list, train what is left of it, write the summary."""
     place = argv.index("--") if "--" in argv else len(argv)
     args, shared = parse(BatchArgs, argv[:place], "batch"), argv[place + 1 :]
     check_positive({"--workers": args.workers})
@@ -125,14 +97,14 @@ def main(argv: Sequence[str]) -> int:
     outcomes = [outcome_of(job) for job in everything]
     write_summary(args.output, outcomes)
     if args.json:
-        print_json({"output": str(args.output), "scenes": [asdict(outcome) for outcome in outcomes]})
+        print_json({"output": str(args.output), "scenes": outcomes})
     else:
         print((args.output / "summary.md").read_text(), end="")
     if stopped:
         print(f"interrupted; go on with: nerfturbo batch {shlex.join(argv)}", file=sys.stderr)
         return 130
     mine = {job.name for job in jobs}
-    return 1 if any(outcome.status != "done" for outcome in outcomes if outcome.name in mine) else 0
+    return 1 if any(outcome["status"] != "done" for outcome in outcomes if outcome["name"] in mine) else 0
 
 
 def _without(flags: Sequence[str], names: tuple[str, ...]) -> list[str]:
@@ -153,7 +125,6 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), "a text file with one scene per line", str(error)) from None
     jobs: list[Job] = []
-    taken: set[str] = set()
     for number, line in enumerate(lines, 1):
         try:
             words = shlex.split(line, comments=True)
@@ -169,8 +140,8 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
             if flag in flags:
                 raise InputError(f"{path}:{number}", "flags other than " + flag, flag, "batch names the folders")
         base = Path(scene).name.removeprefix("builtin:") or "scene"
+        taken = {job.name for job in jobs}
         name = next(n for n in (base, *(f"{base}-{k}" for k in range(2, 10_000))) if n not in taken)
-        taken.add(name)
         jobs.append(Job(name, scene, tuple(flags), output / name))
     if not jobs:
         raise InputError(str(path), "at least one scene", "none")
@@ -226,25 +197,25 @@ def _watch(
     jobs: Sequence[Job],
     at_once: int,
     send: Callable[[Job], Any],
-    ended: Callable[[Any], str | None],
+    ended: Callable[[Job, Any], str | None],
     cancel: Callable[[Any], Callable[[], object] | None],
 ) -> bool:
     """Keep `at_once` tasks under way and say how each ends; an interrupt cancels those that run and begins no other."""
-    waiting, running = list(jobs), {}
+    waiting: list[Job] = list(jobs)
+    running: list[tuple[Job, Any]] = []
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                running[job.name] = send(job)
-            for name, task in list(running.items()):
-                how = ended(task)
-                if how is not None:
-                    _say(f"{name}: {how}")
-                    del running[name]
+                running.append((job, send(job)))
+            for job, task in list(running):
+                if (how := ended(job, task)) is not None:
+                    _say(f"{job.name}: {how}")
+                    running.remove((job, task))
             if running:
                 time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        waits = [cancel(task) for task in running.values()]
+        waits = [cancel(task) for _, task in running]
         for wait in filter(callable, waits):  # until all have saved
             wait()
         return True
@@ -258,19 +229,19 @@ def _with_processes(jobs: Sequence[Job], options: dict[str, Any], workers: int, 
     gpus = present if given is None else [name for name in given.split(",") if name]
     free = list(range(workers))
 
-    def send(job: Job) -> tuple[Job, int, subprocess.Popen[bytes] | None]:
+    def send(job: Job) -> tuple[int, subprocess.Popen[bytes] | None]:
         _say(f"{job.name}: {'goes on' if '--resume' in (job.command() or ()) else 'begins'}")
         slot = free.pop(0)
-        return job, slot, job.start(gpus[slot % len(gpus)] if gpus else None)
+        return slot, job.start(gpus[slot % len(gpus)] if gpus else None)
 
-    def ended(task: tuple[Job, int, subprocess.Popen[bytes] | None]) -> str | None:
-        job, slot, process = task
+    def ended(job: Job, task: tuple[int, subprocess.Popen[bytes] | None]) -> str | None:
+        slot, process = task
         code = 0 if process is None else process.poll()
         if code is not None:
             free.append(slot)
         return None if code is None else _told(code, job)
 
-    return _watch(jobs, workers, send, ended, lambda task: _terminate(task[2]))
+    return _watch(jobs, workers, send, ended, lambda task: _terminate(task[1]))
 
 
 def _terminate(process: subprocess.Popen[bytes] | None) -> Callable[[], object]:
@@ -325,12 +296,11 @@ def _with_submitit(jobs: Sequence[Job], options: dict[str, Any], workers: int, f
     except (NameError, TypeError, ValueError) as error:  # submitit's word for an unknown name
         raise InputError("--engine-options", "parameters of submitit's executor", str(error).splitlines()[0]) from None
 
-    def send(job: Job) -> tuple[Job, Any]:
+    def send(job: Job) -> Any:
         _say(f"{job.name}: sent")
-        return job, executor.submit(SceneTask(job))
+        return executor.submit(SceneTask(job))
 
-    def ended(sent: tuple[Job, Any]) -> str | None:
-        job, task = sent
+    def ended(job: Job, task: Any) -> str | None:
         if not task.done():
             return None
         error = task.exception()
@@ -339,10 +309,10 @@ def _with_submitit(jobs: Sequence[Job], options: dict[str, Any], workers: int, f
         return _told(task.result(), job)
 
     if here:
-        return _watch(jobs, workers, send, ended, lambda sent: sent[1].cancel())
+        return _watch(jobs, workers, send, ended, lambda task: task.cancel())
     with executor.batch():
         tasks = {job.name: send(job) for job in jobs}
-    return _watch(jobs, len(jobs), lambda job: tasks[job.name], ended, lambda sent: sent[1].cancel())
+    return _watch(jobs, len(jobs), lambda job: tasks[job.name], ended, lambda task: task.cancel())
 
 
 def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
@@ -356,12 +326,11 @@ def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder
     needs = {"num_cpus": 1, "num_gpus": 1 if ray.cluster_resources().get("GPU", 0) else 0} | needs
     remote = ray.remote(**needs, max_retries=3)(_run_task)
 
-    def send(job: Job) -> tuple[Job, Any]:
+    def send(job: Job) -> Any:
         _say(f"{job.name}: sent")
-        return job, remote.remote(SceneTask(job))
+        return remote.remote(SceneTask(job))
 
-    def ended(sent: tuple[Job, Any]) -> str | None:
-        job, task = sent
+    def ended(job: Job, task: Any) -> str | None:
         if not ray.wait([task], timeout=0)[0]:
             return None
         try:
@@ -370,7 +339,7 @@ def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder
             return f"ended with {str(error).strip().splitlines()[-1]}"
 
     try:
-        return _watch(jobs, workers, send, ended, lambda sent: ray.cancel(sent[1]))
+        return _watch(jobs, workers, send, ended, ray.cancel)
     finally:
         ray.shutdown()
 
@@ -383,37 +352,35 @@ def _told(code: int, job: Job) -> str:
     return "done" if code == 0 else f"ended with {code}; see {job.log}"
 
 
-def outcome_of(job: Job) -> Outcome:
-    """What a run folder says of its scene."""
-    name, scene, run = job.name, job.scene, str(job.run)
+def outcome_of(job: Job) -> dict[str, Any]:
+    """How a scene ended, or how far it is, by its run folder and its log: done, failed or left."""
     metrics = job.run / "metrics.json"
-    if metrics.is_file():
-        values: dict[str, Any] = json.loads(metrics.read_text())
-        psnr, ssim, steps, seconds = (values.get(key) for key in ("psnr", "ssim", "steps", "train_seconds"))
-        return Outcome(name, scene, run, "done", psnr, ssim, steps, seconds)
-    lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() else []
+    done = metrics.is_file()
+    values: dict[str, Any] = json.loads(metrics.read_text()) if done else {}
+    lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() and not done else []
     errors = [line for line in lines if line.startswith("error: ")]
-    return Outcome(name, scene, run, "failed" if errors else "left", error=errors[-1] if errors else "")
+    status = "done" if done else "failed" if errors else "left"
+    found = {"name": job.name, "scene": job.scene, "run": str(job.run), "status": status}
+    found |= {key: values.get(key) for key in ("psnr", "ssim", "steps", "train_seconds")}
+    return found | {"error": errors[-1] if errors else ""}
 
 
-def write_summary(output: Path, outcomes: Sequence[Outcome]) -> None:
+def write_summary(output: Path, outcomes: Sequence[dict[str, Any]]) -> None:
     """summary.json, and summary.md with the means of what is done."""
     from ..evaluation.run_folder import write_json
     from ..files import write_atomically
 
     rows = ["| scene | PSNR | SSIM | steps | seconds | |", "|---|---|---|---|---|---|"]
     for outcome in outcomes:
-        numbers = ((outcome.psnr, 2), (outcome.ssim, 4), (outcome.steps, 0), (outcome.train_seconds, 1))
-        cells = ["" if value is None else f"{value:.{digits}f}" for value, digits in numbers]
-        cells.append(outcome.error or outcome.status)
-        rows.append(f"| {outcome.name} | " + " | ".join(cells) + " |")
-    done = [outcome for outcome in outcomes if outcome.status == "done"]
-    scores = [outcome.psnr for outcome in done if outcome.psnr is not None]
+        digits = {"psnr": 2, "ssim": 4, "steps": 0, "train_seconds": 1}
+        cells = ["" if outcome[key] is None else f"{outcome[key]:.{places}f}" for key, places in digits.items()]
+        rows.append(" | ".join([f"| {outcome['name']}", *cells, f"{outcome['error'] or outcome['status']} |"]))
+    done = [outcome for outcome in outcomes if outcome["status"] == "done"]
+    scores = [outcome["psnr"] for outcome in done if outcome["psnr"] is not None]
     mean = f", mean PSNR {sum(scores) / len(scores):.2f} dB" if scores else ""
     rows += ["", f"{len(done)} of {len(outcomes)} scenes done{mean}", ""]
     write_atomically(output / "summary.md", "\n".join(rows))
-    document = {"written": time.strftime("%Y-%m-%dT%H:%M:%S"), "scenes": [asdict(outcome) for outcome in outcomes]}
-    write_json(output / "summary.json", document)
+    write_json(output / "summary.json", {"written": time.strftime("%Y-%m-%dT%H:%M:%S"), "scenes": list(outcomes)})
 
 
 def _say(text: str) -> None:

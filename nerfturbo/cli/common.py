@@ -1,23 +1,20 @@
-"""What several verbs share: flags, opening a scene, opening a run with its model, printing results.
-
-torch is imported inside the functions, so that `--help` and a mistyped flag answer at once.
-"""
+"""What several verbs share: opening a scene, opening a run with its model (without torch until then), results."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from tyro.conf import arg
 
 from ..config import Config, DataConfig
 from ..errors import InputError
+from .flags import Backend, BackendName, Count, Device, RunPath, check_positive
+from .settings import resolve_device
 
 if TYPE_CHECKING:
     from ..data.options import Progress
@@ -28,69 +25,24 @@ if TYPE_CHECKING:
     from ..types import Aabb
     from .progress import Display
 
-T = TypeVar("T")
-BackendName = Literal["auto", "reference", "cpu", "triton"]
-BoundsName = Literal["auto", "bounded", "unbounded"]
-Kind = Annotated[str | None, tyro.conf.arg(metavar="KIND|FILE:CLASS")]
-Box = Annotated[tuple[float, float, float, float, float, float] | None, tyro.conf.arg(metavar="X Y Z X Y Z")]
 
-
-def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
-    """The flags of one verb, from a dataclass whose field docstrings are the help; wrong ones exit with 2."""
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    config, said = (tyro.conf.FlagCreatePairsOff,), io.StringIO()  # --json, without a --no-json
-    try:
-        with contextlib.redirect_stderr(said):
-            name = prog if prog.startswith("python ") else f"nerfturbo {prog}"
-            return tyro.cli(kind, prog=name, args=list(argv), config=config, **given)
-    except SystemExit as end:
-        cause = end.__context__
-        while cause is not None and not isinstance(cause, InputError):
-            cause = cause.__context__
-        if cause is not None:  # a config refused a value: one line in its words, without tyro's box
-            raise cause from None
-        print(said.getvalue(), end="", file=sys.stderr)
-        raise
-
-
-def flag_value(argv: Sequence[str], flag: str) -> str | None:
-    """What a flag will be, before the real parser runs: some flags decide the defaults of others.
-
-    >>> flag_value(["--preset", "ngp"], "--preset"), flag_value(["--preset=ngp"], "--preset"), flag_value([], "--x")
-    ('ngp', 'ngp', None)
-    """
-    found = None
-    for position, word in enumerate(argv):
-        if word == flag and position + 1 < len(argv):
-            found = argv[position + 1]
-        elif word.startswith(flag + "="):
-            found = word[len(flag) + 1 :]
-    return found
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunArgs:
     """What every verb over a trained run asks for."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = field(default=None, kw_only=True)
-    """New location of the scene, if it was moved."""
-    device: str = field(default="auto", kw_only=True)
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    backend: BackendName = field(default="auto", kw_only=True)
-    """Kernel backend: numba (cpu), triton, or plain torch (reference)."""
+    run: RunPath = field(kw_only=False)
+    data: Annotated[str | None, arg(metavar="DATA")] = None  # New location of the scene, if it was moved.
+    device: Device = "auto"
+    backend: Backend = "auto"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PictureArgs(RunArgs):
     """And what those that render whole pictures ask for."""
 
-    refine: Annotated[int | None, tyro.conf.arg(metavar="N")] = field(default=None, kw_only=True)
-    """Render in steps this many times shorter than those of training; what the run was made with unless given."""
-    rays: Annotated[int | None, tyro.conf.arg(metavar="N")] = field(default=None, kw_only=True)
-    """Render with N x N rays per pixel; what the run was made with unless given."""
-    max_memory: Annotated[float | None, tyro.conf.arg(metavar="MB")] = field(default=None, kw_only=True)
+    refine: Count = None  # Render in steps this many times shorter than training's; as the run was made unless given.
+    rays: Count = None  # Render with N x N rays per pixel; as the run was made unless given.
+    max_memory: Annotated[float | None, arg(metavar="MB")] = None
     """Render memory budget in MB; lower means smaller chunks, same image. 256 on a GPU and 64 on a CPU unless given, up
     to 4000 on a GPU where no grid places the samples."""
 
@@ -121,7 +73,6 @@ class OpenRun:
 def opened_run(args: RunArgs) -> Iterator[tuple[OpenRun, Display]]:
     """The run that the flags name, on their device and backend, and a display for the time it is open."""
     from .progress import showing
-    from .settings import resolve_device
 
     with showing() as display, chosen_backend(args.backend):
         yield load_run(args.run, resolve_device(args.device), args.data), display
@@ -131,7 +82,6 @@ def opened_run(args: RunArgs) -> Iterator[tuple[OpenRun, Display]]:
 def opened_for_pictures(args: PictureArgs) -> Iterator[tuple[OpenRun, Display]]:
     """The same, for rendering in the steps, with the rays and within the memory that the flags ask for."""
     from ..rendering.image import rendering_within
-    from .settings import check_positive
 
     check_positive({"--refine": args.refine, "--rays": args.rays})
     megabytes = args.max_memory

@@ -1,9 +1,5 @@
-"""`nerfturbo doctor`: what works on this machine, and what to do about what does not.
-
-`gather` looks at the machine through `Probes`, so that tests can fake one; `diagnose` is a pure function of the facts;
-`_self_tests` compares every backend with the reference. torch is imported inside: that it does not import is one of the
-findings.
-"""
+"""`nerfturbo doctor`: what works on this machine, and what to do about what does not. `gather` looks at the machine
+through `Probes`, which can be faked; `diagnose` is a pure function of what it found."""
 
 from __future__ import annotations
 
@@ -17,12 +13,13 @@ import re
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .common import parse
+from ..files import read_entry
+from .flags import parse
 
 if TYPE_CHECKING:
     from ..bench.op_cases import OpCase
@@ -39,17 +36,13 @@ SHOWN_AS = {"ok": ("ok", "green"), "info": ("-", "dim"), "warning": ("warning", 
 
 @dataclass(frozen=True)
 class DoctorArgs:
-    """Check this machine: torch, GPU, driver, Triton, numba, each backend against the reference, cache folders.
+    """Check this machine: torch, GPU, driver, Triton, numba, each backend against the reference, cache folders. Exit
+    code 0 when it can train, 1 when something it needs is broken."""
 
-    Exit code 0 when it can train, 1 when something it needs is broken.
-    """
-
-    json: bool = False
-    """Print everything as one JSON object."""
+    json: bool = False  # Print everything as one JSON object.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Examine, print, decide."""
     args = parse(DoctorArgs, argv, "doctor")
     facts, findings = examine()
     usable = all(finding.level != "broken" for finding in findings)
@@ -176,7 +169,6 @@ class Probes:
     driver_version: Callable[[], int | None] = _driver_version
     import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
     installed: Callable[[str], str | None] = _installed
-    list_folder: Callable[[str], list[str]] = os.listdir
 
 
 def gather(probes: Probes | None = None) -> Facts:
@@ -190,13 +182,15 @@ def gather(probes: Probes | None = None) -> Facts:
     gpus, gpu_error = _gpus(torch)
     major, minor, _ = platform.python_version_tuple()
     driver = probes.driver_version()
+    processor = read_entry("/proc/cpuinfo", "model name", "Model", "Hardware")
+    flags = read_entry("/proc/cpuinfo", "flags", "Features")
     return Facts(
         python=(int(major), int(minor), 0),
         system=f"{platform.system()} {platform.machine()}",
-        processor=_cpuinfo("model name", "Model", "Hardware") or platform.processor() or platform.machine(),
+        processor=processor or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=_memory(),
-        cpu_bf16=bool({"avx512_bf16", "amx_bf16", "bf16"} & set(_cpuinfo("flags", "Features").split())),
+        cpu_bf16=not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint((flags or "").split()),
         torch=None if torch is None else torch.__version__,
         torch_error=torch_error,
         torch_cuda=None if torch is None else torch.version.cuda,
@@ -232,7 +226,7 @@ def _foreign_libraries(probes: Probes) -> tuple[str, ...]:
     found = []
     for folder in filter(None, probes.environ.get("LD_LIBRARY_PATH", "").split(":")):
         try:
-            names = sorted(probes.list_folder(folder))
+            names = sorted(os.listdir(folder))
         except OSError:
             continue
         found += [f"{folder}/{name}" for name in names if name.startswith(CUDA_LIBRARIES)]
@@ -245,14 +239,6 @@ def _colmap(probes: Probes) -> str | None:
         return said.strip().splitlines()[0].split(" -- ")[0]
     version = probes.installed("pycolmap")
     return None if version is None else f"pycolmap {version}"
-
-
-def _cpuinfo(*keys: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((value.strip() for line in lines for key, _, value in [line.partition(":")] if key.strip() in keys), "")
 
 
 def _memory() -> int | None:
@@ -303,46 +289,40 @@ class Finding:
 
 def diagnose(facts: Facts) -> list[Finding]:
     """All findings, in reading order."""
-    checks = (_python, _torch, _gpu, _triton, _cpu, _cache_folders, _extras)
-    return [finding for check in checks for finding in check(facts)]
+    return [*_python(facts), *_gpu(facts), _triton(facts), *_cpu(facts), *_extras(facts)]
 
 
-def _python(facts: Facts) -> list[Finding]:
+def _python(facts: Facts) -> Iterator[Finding]:
+    """Python and torch."""
     version = _dotted(facts.python)
     if facts.python[:2] < MIN_PYTHON:
-        return [
-            Finding("broken", "python", version, "python too old", f"install Python {_dotted(MIN_PYTHON)} or newer")
-        ]
-    return [Finding("ok", "python", f"{version} on {facts.system}")]
+        yield Finding("broken", "python", version, "python too old", f"install Python {_dotted(MIN_PYTHON)} or newer")
+    else:
+        yield Finding("ok", "python", f"{version} on {facts.system}")
+    if facts.torch is None and facts.foreign_cuda:
+        yield _foreign(facts, "broken", f"does not import: {facts.torch_error}", "torch")
+    elif facts.torch is None:
+        yield Finding("broken", "torch", facts.torch_error or "not installed", "torch missing", "pip install torch")
+    else:
+        rocm = f"ROCm {facts.torch_hip}" if facts.torch_hip else "CPU"
+        detail = f"{facts.torch}, {f'CUDA {facts.torch_cuda}' if facts.torch_cuda else rocm} build"
+        fix, old = f"pip install 'torch>={_dotted(MIN_TORCH)}'", parse_version(facts.torch) < MIN_TORCH
+        yield Finding("broken", "torch", detail, "torch too old", fix) if old else Finding("ok", "torch", detail)
 
 
-def _torch(facts: Facts) -> list[Finding]:
-    if facts.torch is None:
-        if facts.foreign_cuda:
-            return [_foreign(facts, "broken", f"does not import: {facts.torch_error}", "torch")]
-        return [Finding("broken", "torch", facts.torch_error or "not installed", "torch missing", "pip install torch")]
-    build = f"CUDA {facts.torch_cuda}" if facts.torch_cuda else f"ROCm {facts.torch_hip}" if facts.torch_hip else "CPU"
-    detail = f"{facts.torch}, {build} build"
-    if parse_version(facts.torch) < MIN_TORCH:
-        return [Finding("broken", "torch", detail, "torch too old", f"pip install 'torch>={_dotted(MIN_TORCH)}'")]
-    return [Finding("ok", "torch", detail)]
-
-
-def _gpu(facts: Facts) -> list[Finding]:
+def _gpu(facts: Facts) -> Iterator[Finding]:
     if not facts.gpus:
-        if facts.torch is None:
-            return []
-        none = Finding("info", "gpu", "none; everything runs on the CPU")
-        return [_why_no_gpu(facts) if facts.nvidia_present else none]
-    found = []
+        if facts.torch is not None:
+            none = Finding("info", "gpu", "none; everything runs on the CPU")
+            yield _why_no_gpu(facts) if facts.nvidia_present else none
+        return
     for index, gpu in enumerate(facts.gpus):
         able = f"compute capability {_dotted(gpu.capability)}, {gpu.units}"
-        found.append(Finding("ok", f"gpu {index}", f"{gpu.name}, {able}, {gpu.memory_bytes / 2**30:.0f} GiB"))
+        yield Finding("ok", f"gpu {index}", f"{gpu.name}, {able}, {gpu.memory_bytes / 2**30:.0f} GiB")
     if facts.driver_cuda is not None:
-        found.append(Finding("ok", "driver", f"knows CUDA {_dotted(facts.driver_cuda)}"))
+        yield Finding("ok", "driver", f"knows CUDA {_dotted(facts.driver_cuda)}")
     if facts.foreign_cuda:
-        found.append(_foreign(facts, "warning", "torch may load them instead of its own", "gpu libraries"))
-    return found
+        yield _foreign(facts, "warning", "torch may load them instead of its own", "gpu libraries")
 
 
 def _why_no_gpu(facts: Facts) -> Finding:
@@ -375,49 +355,41 @@ def _foreign(facts: Facts, level: Level, consequence: str, what: str) -> Finding
     return Finding(level, what, detail, "foreign cuda libraries", "unset LD_LIBRARY_PATH; torch brings its own")
 
 
-def _triton(facts: Facts) -> list[Finding]:
+def _triton(facts: Facts) -> Finding:
     if not facts.gpus:
         detail = f"{facts.triton}, without a GPU to run on" if facts.triton else "not installed; only a GPU needs it"
-        return [Finding("info", "triton", detail)]
+        return Finding("info", "triton", detail)
     if facts.triton is None:
         fix = "pip install triton (Linux), or triton-windows"
-        return [Finding("broken", "triton", "not installed, and the GPU's kernels need it", "triton missing", fix)]
-    old = [gpu for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]
+        return Finding("broken", "triton", "not installed, and the GPU's kernels need it", "triton missing", fix)
+    old = [gpu.name for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]
     if old:
-        detail = f"{facts.triton} has no code for {old[0].name} (compute capability below 7.0)"
-        fix = "use --backend reference on it, or --device cpu"
-        return [Finding("warning", "triton", detail, "gpu too old", fix)]
-    return [Finding("ok", "triton", facts.triton)]
+        detail = f"{facts.triton} has no code for {old[0]} (compute capability below 7.0)"
+        return Finding("warning", "triton", detail, "gpu too old", "use --backend reference on it, or --device cpu")
+    return Finding("ok", "triton", facts.triton)
 
 
-def _cpu(facts: Facts) -> list[Finding]:
+def _cpu(facts: Facts) -> Iterator[Finding]:
     memory = "" if facts.memory_bytes is None else f", {facts.memory_bytes / 2**30:.0f} GiB"
     units = "bf16 units" if facts.cpu_bf16 else "no bf16 units: fp32 is fastest"
-    found = [Finding("ok", "cpu", f"{facts.processor}, {facts.cores} cores{memory}, {units}")]
-    if facts.numba is None:
-        detail = "not installed: CPU training runs plain torch, many times slower"
-        return [*found, Finding("warning", "numba", detail, "numba missing", "pip install numba")]
-    return [*found, Finding("ok", "numba", facts.numba)]
+    yield Finding("ok", "cpu", f"{facts.processor}, {facts.cores} cores{memory}, {units}")
+    detail = "not installed: CPU training runs plain torch, many times slower"
+    missing = Finding("warning", "numba", detail, "numba missing", "pip install numba")
+    yield missing if facts.numba is None else Finding("ok", "numba", facts.numba)
 
 
-def _cache_folders(facts: Facts) -> list[Finding]:
-    found = []
+def _extras(facts: Facts) -> Iterator[Finding]:
+    """Cache folders, and what is optional."""
     for cache in facts.caches:
         what, fix = f"{cache.name} cache", f"point {cache.variable} at a folder that can be written"
         detail = f"{cache.path} cannot be written ({cache.problem}): kernels are compiled again at every start"
         broken = Finding("warning", what, detail, "cache not writable", fix)
-        found.append(Finding("ok", what, cache.path) if cache.problem is None else broken)
-    return found
-
-
-def _extras(facts: Facts) -> list[Finding]:
+        yield Finding("ok", what, cache.path) if cache.problem is None else broken
     no_video = Finding("info", "video", "GIF only; for MP4: pip install imageio-ffmpeg")
+    yield Finding("ok", "video", "GIF and MP4") if facts.video else no_video
     missing = "only with poses; to find them: apt install colmap, or pip install pycolmap"
     no_poses = Finding("info", "photos", missing)
-    return [
-        Finding("ok", "video", "GIF and MP4") if facts.video else no_video,
-        no_poses if facts.colmap is None else Finding("ok", "photos", f"poses by {facts.colmap}"),
-    ]
+    yield no_poses if facts.colmap is None else Finding("ok", "photos", f"poses by {facts.colmap}")
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -433,14 +405,14 @@ def _dotted(version: tuple[int, ...]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _self_tests() -> list[Finding]:
+def _self_tests() -> Iterator[Finding]:
     """Values and gradients of a few ops under every backend that can run here, against the reference."""
     import torch
 
     from ..bench.ops import backends, gate
     from ..ops._dispatch import available
 
-    findings, gpu = [], torch.cuda.is_available()
+    gpu = torch.cuda.is_available()
     for device in ("cpu", "cuda") if gpu else ("cpu",):
         cases, names = self_test_cases(device), backends(torch.device(device))
         if not gpu and available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
@@ -448,13 +420,10 @@ def _self_tests() -> list[Finding]:
         for backend in names:
             verdicts = {case.op: " ".join(gate(case, backend).split())[:200] for case in cases}
             failed = [f"{op}: {verdict}" for op, verdict in verdicts.items() if verdict != "passed"]
-            agrees = "runs" if backend == "reference" else "agrees with the reference"
-            found = Finding("ok", f"{backend} on {device}", f"{agrees} in {', '.join(verdicts)}")
-            if failed:
-                fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then --backend reference"
-                found = Finding("broken", found.what, "; ".join(failed), "self-test failed", fix)
-            findings.append(found)
-    return findings
+            what, agrees = f"{backend} on {device}", "runs" if backend == "reference" else "agrees with the reference"
+            fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then --backend reference"
+            broken = Finding("broken", what, "; ".join(failed), "self-test failed", fix)
+            yield broken if failed else Finding("ok", what, f"{agrees} in {', '.join(verdicts)}")
 
 
 def self_test_cases(device: str) -> list[OpCase]:

@@ -1,16 +1,19 @@
-"""`nerfturbo eval RUN`: score a run again and renew metrics.json, images and report."""
+"""`nerfturbo eval RUN`, `inspect RUN`, `compare RUN RUN ...`: scores again, one ray in detail, runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
+from tyro.conf import Positional, arg
 
 from ..errors import InputError
-from .common import OpenRun, PictureArgs, backend_on, opened_for_pictures, parse
-from .settings import check_positive, resolve_device
+from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
+from .flags import EvalViews, Number, check_positive, check_within, parse
+from .progress import duration, quantity
+from .settings import resolve_device
 
 if TYPE_CHECKING:
     from ..evaluation.metrics import Perceptual
@@ -22,33 +25,26 @@ if TYPE_CHECKING:
 class EvalArgs(PictureArgs):
     """Score a run's newest checkpoint on its test views; renews metrics.json, images/ and report.html."""
 
-    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Score only this many test views, evenly spaced; all of them unless given."""
-    align_poses: Annotated[int, tyro.conf.arg(metavar="STEPS")] = 0
+    eval_views: EvalViews = None
+    align_poses: Annotated[int, arg(metavar="STEPS")] = 0
     """Fit the poses of the test views to the trained scene first, by so many steps (200, say): scores the scene, not
     the poses. 0 takes the poses as they are."""
-    lpips: bool = False
-    """Measure LPIPS too, where the package lpips is installed."""
-    table: Annotated[int, tyro.conf.arg(metavar="N")] = 10
-    """Print this many views, the worst first."""
-    json: bool = False
-    """Print metrics.json on stdout."""
+    lpips: bool = False  # Measure LPIPS too, where the package lpips is installed.
+    table: Number = 10  # Print this many views, the worst first.
+    json: bool = False  # Print metrics.json on stdout.
 
 
-def main(argv: Sequence[str]) -> int:
-    """Parse, score, write."""
+def score(argv: Sequence[str]) -> int:
     args = parse(EvalArgs, argv, "eval")
-    if args.table < 0:
-        raise InputError("--table", "a number >= 0", str(args.table))
-    if args.align_poses < 0:
-        raise InputError("--align-poses", "a number of steps >= 0", str(args.align_poses))
+    check_within("--table", args.table, 0)
+    check_within("--align-poses", args.align_poses, 0, what="a number of steps >= 0")
     check_positive({"--eval-views": args.eval_views})
     with opened_for_pictures(args) as (opened, display):
-        _evaluate(args, opened, display)
+        _score(args, opened, display)
     return 0
 
 
-def _evaluate(args: EvalArgs, opened: OpenRun, display: Display) -> None:
+def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
     from ..evaluation.report import write_report
     from .finish import print_result, score_run
 
@@ -104,9 +100,107 @@ def _print_views(run: RunFolder, metrics: dict[str, Any], most: int) -> None:
     with_lpips = any(view.get("lpips") is not None for view in views)
     print(f"  view  PSNR, dB    SSIM {'  LPIPS' if with_lpips else ''}   truth, render and error")
     for view in views[:most]:
-        columns = [f"{view['index']:6d}", f"{view['psnr']:8.2f}"]
-        columns += ["     -" if view.get("ssim") is None else f"{view['ssim']:6.4f}"]
+        columns = [f"{view['index']:6d}", f"{view['psnr']:8.2f}", _cell(view.get("ssim"), "6.4f")]
         columns += [f"{view['lpips']:6.4f}"] if with_lpips else []
         print("  ".join([*columns, str(run.view_file(view["index"]))]))
     if len(views) > most:
         print(f"  and {len(views) - most} better ones in {run.metrics_file}; --table {len(views)} shows all")
+
+
+def _cell(value: float | None, form: str) -> str:
+    """A number of a table, or as wide a dash."""
+    return f"{'-':>{form[0]}}" if value is None else f"{value:{form}}"
+
+
+@dataclass(frozen=True)
+class InspectArgs(RunArgs):
+    """Draw density, transmittance, weights and cells along the ray of one pixel, and write them as JSON."""
+
+    view: int = 0  # Which picture.
+    pixel: Annotated[str, arg(metavar="X,Y")] = ""  # Column and row, from the top left; the middle unless given.
+    split: Literal["train", "test"] = "test"  # Whose pictures.
+    output: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A .png; the .json lies beside it. RUN/inspect_VIEW_X_Y.png unless given."""
+    json: bool = False  # Print the JSON on stdout too.
+
+
+def inspect(argv: Sequence[str]) -> int:
+    args = parse(InspectArgs, argv, "inspect")
+    _check_suffix(args.output, ".png")
+    parts = args.pixel.split(",") if args.pixel else []
+    if len(parts) not in (0, 2) or not all(part.strip().isdecimal() for part in parts):
+        raise InputError("--pixel", "two whole numbers, X,Y", repr(args.pixel))
+    from ..evaluation.evaluate import truth_image
+    from ..evaluation.inspect import draw_report, inspect_ray
+    from ..evaluation.run_folder import check_writable, write_json
+
+    with opened_run(args) as (opened, display):
+        scene = opened.views(display)[0 if args.split == "train" else 1]
+        check_within("--view", args.view, 0, len(scene) - 1)
+        column, row = map(int, parts) if parts else (int(side) // 2 for side in scene.cameras.size[args.view])
+        report = inspect_ray(opened.model, scene.cameras, args.view, column, row)
+    output = args.output or opened.run.path / f"inspect_{args.view}_{column}_{row}.png"
+    check_writable(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{scene.name}, {args.split} view {args.view}, pixel {column},{row}, step {opened.state.step}"
+    truth = truth_image(scene, args.view)[row, column].tolist()
+    document = {"version": 1, "view": args.view, "split": args.split, "pixel": [column, row], "truth": truth}
+    document |= vars(report)
+    draw_report(report, output, name)
+    write_json(output.with_suffix(".json"), document)
+    if args.json:
+        print_json(document)
+        return 0
+    steps = f"{sum(report.occupied)} of {len(report.t)} steps in occupied cells, {sum(report.used)} before opaque"
+    shown = ", ".join(f"{value:.3f}" for value in report.color)
+    print(f"{name}: {steps}")
+    print(f"  colour {shown} at opacity {report.opacity:.4f}, depth {report.depth:.4f}")
+    print(f"  opacity that empty cells hide: {report.missed_opacity:.4f}")
+    print(f"  {output}\n  {output.with_suffix('.json')}")
+    return 0
+
+
+def _check_suffix(output: Path | None, suffix: str) -> None:
+    if output is not None and output.suffix.lower() != suffix:
+        raise InputError("--output", f"a file ending in {suffix}", str(output))
+
+
+@dataclass(frozen=True)
+class CompareArgs:
+    """Compare runs: scores, costs, the settings in which they differ, and their curves on one page."""
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]  # Run folders, at least two.
+    output: Annotated[Path | None, arg(metavar="FILE")] = None  # The page to write; compare.html here unless given.
+    overwrite: bool = False  # Replace a page that is there.
+    json: bool = False  # Print everything as one JSON object on stdout; no page then, unless --output is given.
+
+
+def compare(argv: Sequence[str]) -> int:
+    args = parse(CompareArgs, argv, "compare")
+    if len(args.runs) < 2:
+        raise InputError("RUN", "at least two run folders", str(len(args.runs)))
+    output = args.output or (None if args.json else Path("compare.html"))
+    _check_suffix(output, ".html")
+    from ..evaluation.report import compare_runs, write_comparison
+    from ..evaluation.run_folder import open_run
+
+    if output is not None:
+        check_new(output, overwrite=args.overwrite)
+    found = compare_runs([open_run(run) for run in args.runs])
+    if output is not None:
+        write_comparison(output, found)
+    if args.json:
+        print_json(found)
+        return 0
+    width = max(len(run["name"]) for run in found["runs"])
+    print(f"  {'run':<{width}}  PSNR, dB    SSIM     steps   training    rays/s  scored on")
+    for run in found["runs"]:
+        seconds, rate = run["train_seconds"], run["rays_per_second"]
+        columns = [f"{run['name']:<{width}}", _cell(run["psnr"], "8.2f"), _cell(run["ssim"], "6.4f")]
+        columns += [_cell(run["steps"], "8d"), f"{'-' if seconds is None else duration(seconds):>9}"]
+        columns += [f"{'-' if rate is None else quantity(rate):>8}", run["protocol"]]
+        print("  " + "  ".join(columns))
+    for row in found["settings"]:
+        print(f"  {row['name']}: {', '.join(str(value) for value in row['values'])}")
+    print(f"  {output}")
+    return 0

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from tyro.conf import Positional, arg
 
 from ..errors import InputError
-from .common import Box, OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, parse, print_json
+from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
+from .flags import Box, Count, Number, check_within, parse
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
@@ -26,32 +27,25 @@ Made = tuple[dict[str, Any], list[str]]  # what --json prints, and what is said 
 class ExportArgs(RunArgs):
     """What every export asks for."""
 
-    out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
-    """The file to write."""
-    overwrite: bool = False
-    """Replace a file that is there."""
-    json: bool = False
-    """Print what was written, and what it cost, as one JSON object on stdout."""
+    out: Annotated[Positional[Path], arg(metavar="OUT")]  # The file to write.
+    overwrite: bool = False  # Replace a file that is there.
+    json: bool = False  # Print what was written, and what it cost, as one JSON object on stdout.
 
 
 @dataclass(frozen=True)
 class MeshArgs(ExportArgs):
     """Write the surface as a mesh with colours and normals (.glb, .ply or .obj), in the scene's own coordinates."""
 
-    resolution: Annotated[int, tyro.conf.arg(metavar="N")] = 256
-    """Voxels along the longest side of the scene's box; only the occupied part of it is looked at."""
-    density: Annotated[float | None, tyro.conf.arg(metavar="SIGMA")] = None
+    resolution: Number = 256  # Voxels along the longest side of the scene's box; only its occupied part is looked at.
+    density: Annotated[float | None, arg(metavar="SIGMA")] = None
     """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
-    faces: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Decimate to about this many triangles."""
-    box: Box = None
-    """Only what lies inside this box: its low and its high corner, in the coordinates of training."""
+    faces: Count = None  # Decimate to about this many triangles.
+    box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
     keep_hidden: bool = False
-    """Keep surfaces that no camera of training sees: undersides, and what is inside solid things."""
+    """Keep surfaces that no camera of training sees: undersides, and the inside of solid things."""
 
 
 def mesh(argv: Sequence[str]) -> int:
-    """Volume, marching cubes, colours, file."""
     args = parse(MeshArgs, argv, "export mesh")
     from ..export.mesh import MeshSettings, check_mesh_path, extract_mesh, voxel_size, write_mesh
 
@@ -77,14 +71,11 @@ def mesh(argv: Sequence[str]) -> int:
 class PointsArgs(ExportArgs):
     """Write a point cloud (.ply) of what the cameras of training see, with colours and normals."""
 
-    points: Annotated[int, tyro.conf.arg(metavar="N")] = 500_000
-    """How many points, at most."""
-    box: Box = None
-    """Only what lies inside this box: its low and its high corner, in the coordinates of training."""
+    points: Number = 500_000  # How many points, at most.
+    box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
 
 
 def points(argv: Sequence[str]) -> int:
-    """Depths of the training cameras, colours, normals, file."""
     args = parse(PointsArgs, argv, "export points")
     from ..export.points import check_points_path, extract_points, write_points
 
@@ -107,7 +98,6 @@ class GridArgs(ExportArgs):
 
 
 def grid(argv: Sequence[str]) -> int:
-    """The grid as it is in the checkpoint."""
     args = parse(GridArgs, argv, "export grid")
     from ..export import check_ending
     from ..export.grid import write_grid
@@ -129,7 +119,6 @@ class OnnxArgs(ExportArgs):
 
 
 def onnx(argv: Sequence[str]) -> int:
-    """Trace, check, file."""
     args = parse(OnnxArgs, argv, "export onnx")
     from ..export.onnx import check_onnx_path, write_onnx
 
@@ -146,14 +135,11 @@ def onnx(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class CamerasArgs(ExportArgs):
-    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file.
-
-    Those of training are as they were learned, where --cameras.refine or --cameras.focal was on.
-    """
+    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file. Those
+    of training are as they were learned, where --cameras.refine or --cameras.focal was on."""
 
 
 def cameras(argv: Sequence[str]) -> int:
-    """Learned poses and focal lengths, file."""
     args = parse(CamerasArgs, argv, "export cameras")
     from ..evaluation.align import camera_changes
     from ..export import check_ending
@@ -179,35 +165,24 @@ def cameras(argv: Sequence[str]) -> int:
 class WebArgs(ExportArgs):
     """Write one self-contained page (.html) that shows the scene in real time in any browser with WebGL2."""
 
-    split: bool = False
-    """Write a folder of static files for a web server instead; OUT is its name."""
-    budget_mb: Annotated[float, tyro.conf.arg(metavar="MB")] = 30.0
-    """What the page's files may take; resolution and view-dependent features are chosen to fit."""
-    tune_seconds: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
+    split: bool = False  # Write a folder of static files for a web server instead; OUT is its name.
+    budget_mb: Annotated[float, arg(metavar="MB")] = 30.0  # What the files may take; the resolution is chosen to fit.
+    tune_seconds: Annotated[float | None, arg(metavar="S")] = None
     """Fine-tune for so long; unless given, 30 s on a GPU and 20 s on a CPU. 0 leaves it out."""
-    tune_steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Fine-tune by so many steps, however long they take: on a CPU two pages of one run are then the same."""
-    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Compare the page's pictures of this many test views; unless given, 10 on a GPU, fewer large ones on a CPU."""
-    time: Annotated[float, tyro.conf.arg(metavar="T")] = 0.0
-    """The moment to show of a scene that moves, 0 to 1."""
-    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """What the page calls the scene, if not by the name of its folder."""
+    tune_steps: Count = None  # Fine-tune by so many steps instead: on a CPU two pages of one run are then the same.
+    eval_views: Count = None  # Compare so many test views; unless given, 10 on a GPU, fewer large ones on a CPU.
+    time: Annotated[float, arg(metavar="T")] = 0.0  # The moment to show of a scene that moves, 0 to 1.
+    name: Annotated[str | None, arg(metavar="NAME")] = None  # The scene's name on the page; its folder's unless given.
 
 
 def web(argv: Sequence[str]) -> int:
-    """Bake, score, write the page."""
     args = parse(WebArgs, argv, "export web")
-    if not 0.5 <= args.budget_mb <= 2000.0:
-        raise InputError("--budget-mb", "0.5 to 2000", str(args.budget_mb))
-    if args.tune_seconds is not None and not 0.0 <= args.tune_seconds <= 3600.0:
-        raise InputError("--tune-seconds", "0 to 3600", str(args.tune_seconds))
+    check_within("--budget-mb", args.budget_mb, 0.5, 2000)
+    check_within("--tune-seconds", args.tune_seconds, 0, 3600)
     if args.tune_steps is not None and args.tune_steps < 1:
         raise InputError("--tune-steps", "a number > 0", str(args.tune_steps), "--tune-seconds 0 leaves it out")
-    if args.eval_views is not None and args.eval_views < 0:
-        raise InputError("--eval-views", "a number >= 0", str(args.eval_views))
-    if not 0.0 <= args.time <= 1.0:
-        raise InputError("--time", "0 to 1", str(args.time))
+    check_within("--eval-views", args.eval_views, 0)
+    check_within("--time", args.time, 0, 1)
     from ..export.web.page import check_page_path
 
     check_page_path(args.out, split=args.split)
@@ -297,7 +272,7 @@ def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Aabb:
 
 def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False) -> int:
     """Open the run, do the work, say what came of it and what it cost."""
-    from ..evaluation.results import peak_gpu_memory_bytes, peak_memory_bytes
+    from ..evaluation.results import peak_memory
     from .progress import duration
 
     check_new(args.out, overwrite=args.overwrite, folder=folder)
@@ -305,14 +280,8 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
         started = time.perf_counter()
         made, (first, *rest) = work(opened, display)
         seconds = time.perf_counter() - started
-    document = {
-        "file": str(args.out),
-        "bytes": args.out.stat().st_size,
-        **made,
-        "seconds": seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(opened.model.device),
-    }
+    document = {"file": str(args.out), "bytes": args.out.stat().st_size, **made, "seconds": seconds}
+    document |= peak_memory(opened.model.device)
     if args.json:
         print_json(document)
         return 0

@@ -19,7 +19,7 @@ from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.images import comparison
 from ..evaluation.metrics import Perceptual
 from ..evaluation.report import write_report
-from ..evaluation.results import Training, evaluation_metrics, measure_baselines, training_metrics
+from ..evaluation.results import describe_machine, evaluation_metrics, measure_baselines, peak_memory, versions
 from ..evaluation.run_folder import RunFolder
 from ..export.video import WriterPool, can_write_mp4, write_video
 from ..rendering.image import RenderedImage
@@ -47,18 +47,23 @@ def finish(session: Session, summary: TrainSummary, test_scene: Scene, backend: 
         if args.turntable > 0:
             write_turntable(run, model, test_scene, args.turntable, display)
         spent = max(summary.train_seconds - session.first_seconds, 1e-9)
-        training = Training(
-            steps=summary.steps,
-            train_seconds=summary.train_seconds,
-            total_seconds=since_command(),
-            rays_per_second=summary.rays / spent,
-            samples_per_second=summary.samples / spent,
-            samples_skipped_fraction=None if session.last is None else skipped_fraction(trainer, session.last),
-            stopped_by=summary.stopped_by,
-            device=str(trainer.device),
-            backend=backend,
-        )
-        metrics = {**training_metrics(training, test_scene.name), **scores, "seconds_by_stage": _stages(spent)}
+        metrics = {
+            "scene": test_scene.name,
+            "steps": summary.steps,
+            "train_seconds": summary.train_seconds,
+            "total_seconds": since_command(),
+            "rays_per_second": summary.rays / spent,
+            "samples_per_second": summary.samples / spent,
+            "samples_skipped_fraction": None if session.last is None else skipped_fraction(trainer, session.last),
+            "stopped_by": summary.stopped_by,
+            "device": str(trainer.device),
+            "backend": backend,
+            **peak_memory(trainer.device),
+            "machine": describe_machine(trainer.device),
+            "versions": versions(),
+            **scores,
+            "seconds_by_stage": _stages(spent),
+        }
         run.write_metrics(metrics)
         display.phase("writing the report")
         write_report(run)
@@ -148,9 +153,8 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     similarity += "" if metrics.get("lpips") is None else f", LPIPS {metrics['lpips']:.4f}"
     background = "" if protocol["background"] == "as photographed" else f" over {protocol['background']}"
     print(f"PSNR {metrics['psnr']:.2f} dB{similarity} on {protocol['n_views']} {protocol['split']} views{background}")
-    if baselines is not None:
-        constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
-        print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
+    constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
+    print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
     costs = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
     if "rays_per_second" in metrics:  # an interrupted run that is scored later does not know
         rays, samples = (quantity(metrics[f"{name}_per_second"]) for name in ("rays", "samples"))

@@ -1,8 +1,5 @@
-"""The `nerfturbo` command: finds the verb, runs it, and turns errors into one line and an exit code.
-
-0 done; 1 `doctor` found something broken; 2 bad input or bad flags; 130 interrupted. Only the verb that is asked for is
-imported, and torch not before its flags are read, so that `--help` answers at once.
-"""
+"""The `nerfturbo` command: finds the verb, imports it alone, runs it, and turns errors into one line and an exit code:
+0 done; 1 `doctor` found something broken; 2 bad input or bad flags; 130 interrupted."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import NoReturn
 
 from ..errors import NerfturboError, is_out_of_memory
 from .progress import restart_clock
@@ -32,12 +27,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 VERBS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "main", "train on a scene folder or a built-in scene and write a run folder"),
     "batch": ("batch", "main", "train many scenes one after the other or side by side, and go on where it stopped"),
-    "eval": ("evaluate", "main", "score a run on its test views again and renew its report"),
-    "render": ("render", "main", "render a camera path of a run as GIF, MP4 or PNG files"),
-    "process": ("process", "main", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
-    "view": ("view", "main", "open a run on a live page in the browser"),
-    "inspect": ("inspect", "main", "draw density, transmittance, weights and cells along the ray of one pixel"),
-    "compare": ("compare", "main", "compare runs in one table and on one page"),
+    "eval": ("evaluate", "score", "score a run on its test views again and renew its report"),
+    "render": ("render", "render", "render a camera path of a run as GIF, MP4 or PNG files"),
+    "process": ("scene", "process", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
+    "view": ("render", "view", "open a run on a live page in the browser"),
+    "inspect": ("evaluate", "inspect", "draw density, transmittance, weights and cells along the ray of one pixel"),
+    "compare": ("evaluate", "compare", "compare runs in one table and on one page"),
     "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),
     "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
@@ -46,8 +41,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export web": ("export", "web", "write a page that shows a run in any browser, in real time: .html"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
-    "tune": ("tune", "main", "find the largest batch that fits and a learning rate, and write a config"),
-    "profile": ("profile", "main", "say where the time and memory of a training step go, with a trace for the browser"),
+    "tune": ("bench", "tune", "find the largest batch that fits and a learning rate, and write a config"),
+    "profile": ("bench", "profile", "say where time and memory of a step go, with a trace for the browser"),
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
@@ -102,12 +97,10 @@ def run_command(command: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def interrupts_arrive() -> Iterator[None]:
-    """Inside, SIGTERM interrupts as Ctrl-C does, and neither is lost. For the main thread; others change nothing.
-
-    Both become a KeyboardInterrupt in whatever Python code runs. If C called that code, an exception cannot go on
-    through it: ctypes drops it after a note, and so do finalizers. LLVM calls back into numba that way, so that an
-    interrupt while kernels compile would be lost. What is dropped is raised again a moment later.
-    """
+    """Inside, SIGTERM interrupts as Ctrl-C does, and neither is lost. For the main thread; others change nothing. Both
+    become a KeyboardInterrupt in whatever Python code runs. If C called that code, an exception cannot go on through
+    it: ctypes drops it after a note, and so do finalizers. LLVM calls back into numba that way, so that an interrupt
+    while kernels compile would be lost. What is dropped is raised again a moment later."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -122,7 +115,7 @@ def interrupts_arrive() -> Iterator[None]:
         timers.append(timer)
         timer.start()
 
-    handler, report = signal.signal(signal.SIGTERM, _interrupt), sys.unraisablehook
+    handler, report = signal.signal(signal.SIGTERM, signal.default_int_handler), sys.unraisablehook
     sys.unraisablehook = dropped
     try:
         yield
@@ -138,10 +131,6 @@ def _signal_main_thread() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # a real one: it ends a sleep, too
     else:
         _thread.interrupt_main(signal.SIGTERM)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:

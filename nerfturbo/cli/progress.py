@@ -1,7 +1,5 @@
-"""What commands show: a live display on a terminal, plain lines elsewhere. Always on stderr; stdout is for results.
-
-And the clock of the command: previews and totals count from its begin, slow imports included.
-"""
+"""What commands show: a live display on a terminal, plain lines elsewhere. Always on stderr; stdout is for results. And
+the clock of the command: previews and totals count from its begin, slow imports included."""
 
 from __future__ import annotations
 
@@ -51,14 +49,11 @@ class Display:
     def phase(self, text: str) -> None:
         _marks.append((text, time.monotonic()))
 
-    def note(self, text: str) -> None:
-        pass
+    def note(self, text: str) -> None: ...
 
-    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
-        pass
+    def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None: ...
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 def open_display() -> Display:

@@ -1,4 +1,4 @@
-"""`nerfturbo render RUN`: a camera path as GIF, MP4 or PNG files."""
+"""`nerfturbo render RUN` and `view RUN`: a camera path as GIF, MP4 or PNG files, and a live page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
+from tyro.conf import arg
 
 from ..errors import InputError
-from .common import Box, PictureArgs, box_of, opened_for_pictures, parse
-from .settings import check_positive
+from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
+from .flags import Box, Count, check_positive, check_within, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..data.scene import Scene
     from ..evaluation.camera_path import CameraPath
     from ..evaluation.images import Channel
+    from ..evaluation.run_folder import RunFolder
     from ..export.frames import FrameMaker, FrameSequence
+    from ..rendering.model import NerfModel
+    from ..viewer.page import LivePage
     from .common import OpenRun
     from .progress import Display
 
@@ -30,45 +34,33 @@ PATHS = ("orbit", "spiral", "interpolate", "still", "train", "test")
 
 @dataclass(frozen=True)
 class RenderArgs(PictureArgs):
-    """Render a camera path of a trained run.
+    """Render a camera path of a trained run. PNG files that were begun by the same command are gone on with."""
 
-    A folder of PNG files that was begun by the same command is gone on with.
-    """
-
-    path: Annotated[str, tyro.conf.arg(metavar="PATH")] = "orbit"
+    path: Annotated[str, arg(metavar="PATH")] = "orbit"
     """orbit (a turn about the scene), spiral, interpolate (a flight through the training cameras), still (the camera of
     one test view, while time moves), train or test (the pictures' own cameras), or a camera path in nerfstudio's
     format, FILE.json."""
-    view: Annotated[int, tyro.conf.arg(metavar="I")] = 0
-    """Which test view's camera stands still."""
-    frames: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Number of frames: 60, or all there are of train, test and FILE.json, unless given."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="I|I-J")] = ()
-    """Render only these frames of the path: numbers and ranges, 0 7 20-30."""
+    view: Annotated[int, arg(metavar="I")] = 0  # Which test view's camera stands still.
+    frames: Count = None  # Number of frames: 60, or all there are of train, test and FILE.json, unless given.
+    only: Annotated[tuple[str, ...], arg(metavar="I|I-J")] = ()
+    """Render only these frames: numbers and ranges, 0 7 20-30."""
     show: tuple[Literal["color", "depth", "opacity", "normal"], ...] = ("color",)
     """What frames show; each thing goes to a file of its own."""
-    output: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE")] = ()
-    """A .gif, a .mp4, a folder for PNG files, or several of these; RUN/PATH.mp4 (.gif without imageio-ffmpeg)
-    unless given."""
-    overwrite: bool = False
-    """Replace PNG files of another rendering."""
-    scale: float = 1.0
-    """Size of the frames relative to the pictures of the scene, or to the path's file."""
-    fps: float | None = None
-    """Frames a second: 24, or what FILE.json says, unless given."""
-    background: Literal["white", "black"] = "white"
-    """What is behind the scene."""
-    crop: Box = None
-    """Show only what lies inside this box: its low and its high corner, in the coordinates of training."""
-    time: Annotated[float | None, tyro.conf.arg(metavar="T")] = None
+    output: Annotated[tuple[Path, ...], arg(metavar="FILE")] = ()
+    """A .gif, a .mp4, a folder for PNG files, or several; RUN/PATH.mp4 (.gif without imageio-ffmpeg) unless given."""
+    overwrite: bool = False  # Replace PNG files of another rendering.
+    scale: float = 1.0  # Size of the frames relative to the pictures of the scene, or to the path's file.
+    fps: float | None = None  # Frames a second: 24, or what FILE.json says, unless given.
+    background: Literal["white", "black"] = "white"  # What is behind the scene.
+    crop: Box = None  # Show only what is inside this box: its low and its high corner, in the coordinates of training.
+    time: Annotated[float | None, arg(metavar="T")] = None
     """For scenes that move: the moment to show, 0 to 1, while only the camera moves; without it time runs from 0 to 1
     along the path, and train and test show their pictures' own moments."""
-    photo: Annotated[int | None, tyro.conf.arg(metavar="I")] = None
+    photo: Annotated[int | None, arg(metavar="I")] = None
     """For runs with --photo.appearance: the training picture whose look frames have; the mean of all unless given."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Parse, check the outputs, render frame by frame."""
+def render(argv: Sequence[str]) -> int:
     args = parse(RenderArgs, argv, "render")
     _check(args)
     from ..evaluation.run_folder import open_run
@@ -89,8 +81,7 @@ def _check(args: RenderArgs) -> None:
         raise InputError("--path", "a camera path", f"no such file {args.path}")
     if not args.show or len(set(args.show)) != len(args.show):
         raise InputError("--show", "different things to show", " ".join(args.show) or "none")
-    if args.time is not None and not 0.0 <= args.time <= 1.0:
-        raise InputError("--time", "a number from 0 to 1", str(args.time))
+    check_within("--time", args.time, 0, 1, what="a number from 0 to 1")
 
 
 def _choose_look(args: RenderArgs, opened: OpenRun) -> None:
@@ -100,8 +91,8 @@ def _choose_look(args: RenderArgs, opened: OpenRun) -> None:
     if photos is None or not opened.config.photo.appearance:
         hint = "train with --photo.appearance 8"
         raise InputError("--photo", "a run that learned the look of its photos", str(args.photo), hint)
-    if not 0 <= args.photo < photos.n_photos:
-        raise InputError("--photo", f"a training picture from 0 to {photos.n_photos - 1}", str(args.photo))
+    last = photos.n_photos - 1
+    check_within("--photo", args.photo, 0, last, what=f"a training picture from 0 to {last}")
     photos.shown = args.photo
 
 
@@ -155,14 +146,12 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
 
 def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
     """Whether the run's field sees time; flags that only then mean something are refused elsewhere."""
-
     moves = opened.config.follows_time
     for flag, given in (("--time", args.time is not None), ("--path still", args.path == "still")):
         if given and not moves:
             hint = "train with --preset auto on pictures with times"
             raise InputError(flag, "a run of a scene that moves", f"field.kind {opened.config.field.kind}", hint)
-    if not 0 <= args.view < n_views:
-        raise InputError("--view", f"a test view from 0 to {n_views - 1}", str(args.view))
+    check_within("--view", args.view, 0, n_views - 1, what=f"a test view from 0 to {n_views - 1}")
     return moves
 
 
@@ -234,3 +223,46 @@ def _frames(
         left = len(chosen) - place - 1
         each = (time.perf_counter() - started) / rendered if rendered else None
         display.update((place + 1) / len(chosen), eta=None if each is None else each * left)
+
+
+@dataclass(frozen=True)
+class ViewArgs(RunArgs):
+    """Open a run on a live page in the browser; Ctrl-C ends it."""
+
+    host: str = "127.0.0.1"  # Where to listen; beyond the loopback a token is asked for, part of the address printed.
+    port: int = 7007  # Port to listen on; 0 takes any that is free.
+
+
+def view(argv: Sequence[str]) -> int:
+    args = parse(ViewArgs, argv, "view")
+    check_within("--port", args.port, 0, 65535)
+    check_viewer(args.host, args.port)
+    with opened_run(args) as (opened, display):
+        scenes = opened.views(display)
+        page = open_page(opened.run, opened.model, scenes, host=args.host, port=args.port, trains=False)
+        display.close()
+        print(f"{page.url}  (Ctrl-C ends it)", flush=True)
+        with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):
+            page.serve(opened.model, opened.state.step)
+    return 0
+
+
+def check_viewer(host: str, port: int) -> None:
+    """Refuse, before any work is done, a live page that could not be served."""
+    from ..export import require_package
+    from ..viewer.auth_proxy import check_address
+
+    require_package("viser", "viser", "the live page", "viewer")
+    check_address(host, port)
+
+
+def open_page(
+    run: RunFolder, model: NerfModel, scenes: tuple[Scene, Scene], *, host: str, port: int, trains: bool
+) -> LivePage:
+    """The page of a run; its camera paths go into the run's folder."""
+    from ..viewer.page import LivePage
+    from ..viewer.panel import SceneFacts
+
+    train, test = scenes
+    facts = SceneFacts(train.name, train, test, model.grid.aabb, run.path / "camera_paths", trains)
+    return LivePage(facts, host=host, port=port)

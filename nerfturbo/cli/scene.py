@@ -1,49 +1,48 @@
-"""`nerfturbo scene info|write`: what a scene holds, also without poses yet, and built-in scenes as files."""
+"""`nerfturbo scene info|write` and `process`: what scenes hold, built-in ones as files, poses of photos or a video."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from tyro.conf import Positional, arg
 
+from ..data.capture.process import ProcessConfig
 from ..errors import InputError
-from .common import BoundsName, parse, print_json
+from .common import print_json
+from .flags import BoundsName, Number, parse
+from .settings import starting_config
 
 if TYPE_CHECKING:
+    from ..data.capture.sfm import Verdict
     from ..data.scene import Scene, Split
+    from .progress import Display
 
 _WARNING = "warning: "
 
 
 @dataclass(frozen=True)
 class InfoArgs:
-    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why.
+    """Say what a scene folder holds: format, views, cameras, sizes, bounds, splits, and what was chosen and why. With
+    the preset that `train` takes; of photos or a video without poses, what they are and how to go on."""
 
-    With the preset that `train` takes; of photos or a video without poses, what they are and how to go on.
-    """
-
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    scene: Annotated[Positional[str], arg(metavar="DATA")]
     """A scene folder, a folder of photos, a video, or a built-in scene by name."""
-    downscale: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the width and height of every picture by this."""
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """Draw cameras, points and bounds into this file."""
-    allow_outside: bool = False
-    """Let the scene's files name pictures outside its folder."""
-    bounds: BoundsName = "auto"
-    """As `train --bounds` would open it."""
-    ndc: bool = False
-    """As `train --ndc` would open it."""
-    json: bool = False
-    """Print one JSON object."""
+    downscale: Number = 1  # Divide the width and height of every picture by this.
+    plot: Annotated[Path | None, arg(metavar="FILE.png")] = None  # Draw cameras, points and bounds into this file.
+    allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
+    bounds: BoundsName = "auto"  # As `train --bounds` would open it.
+    ndc: bool = False  # As `train --ndc` would open it.
+    json: bool = False  # Print one JSON object.
 
 
 def info(argv: Sequence[str]) -> int:
-    """Open every split and describe it."""
     args = parse(InfoArgs, argv, "scene info")
     if args.plot is not None:
         from ..evaluation.scene_plot import check_plot_path
@@ -90,12 +89,10 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
-    """Format, splits, cameras and bounds as plain values; and the preset that `train` would take on this machine, with
-    what it would change to fit the scene."""
+    """Format, splits, cameras, bounds, the preset that `train` would take here and what it would change."""
     import torch
 
     from ..data.scene_defaults import fitted_config
-    from .settings import starting_config
 
     first = next(scene for scene in splits.values() if scene is not None)
     start = starting_config(())
@@ -131,6 +128,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     from ..data.capture.process import poses_folder
     from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
+    from ..evaluation.camera_path import transform_points
     from ..evaluation.scene_plot import PlotPoints, plot_scene
 
     scenes = [scene for scene in splits.values() if scene is not None]
@@ -138,8 +136,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     cloud = load_points(poses_folder(folder) if description["format"] == UNPOSED else folder)
     points = None
     if cloud is not None and len(cloud.positions) and first.to_original is not None:
-        placed = torch.linalg.inv(first.to_original)
-        positions = cloud.positions @ placed[:3, :3].T + placed[:3, 3]
+        positions = transform_points(cloud.positions, torch.linalg.inv(first.to_original))
         points = PlotPoints(positions.numpy(), cloud.colors.numpy())
     plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
 
@@ -169,18 +166,15 @@ def _format(source: str) -> str:
 
 def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     """Of photos or a video whose poses are not known yet; None for all other scenes."""
-    from ..data.scene import UNPOSED, is_builtin, recognise
-
-    source = Path(given).expanduser()
-    found = None if is_builtin(given) else recognise(source)
-    if found is None or found.name != UNPOSED:
+    source = _unposed(given)
+    if source is None:
         return None
     from ..data.capture.photos import find_photos, is_video
     from ..data.capture.process import poses_folder
     from ..data.capture.video import frame_count, open_decoder
     from ..data.images import image_size
+    from ..data.scene import UNPOSED
     from ..data.scene_defaults import UNBOUNDED_PRESETS
-    from .settings import starting_config
 
     folder = poses_folder(source)
     if (folder / "sparse" / "0").is_dir():
@@ -190,7 +184,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
         raise InputError("--plot", "a scene with poses", "pictures without", f"find them first: {command}")
     bounded = starting_config(()).preset
     presets = [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]  # where the poses show an end, and where not
-    name = {"name": source.resolve().name, "source": given, "format": found.name, "poses": None}
+    name = {"name": source.resolve().name, "source": given, "format": UNPOSED, "poses": None}
     name |= {"preset": None, "presets": presets, "next": command}
     if not is_video(source):
         photos = find_photos(source)
@@ -236,22 +230,15 @@ def _what(found: dict[str, Any]) -> str:
 class WriteArgs:
     """Write a built-in scene to disk in Blender's format, so that other tools can read it."""
 
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """A built-in scene."""
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
-    """A new or empty folder."""
-    resolution: Annotated[int, tyro.conf.arg(metavar="PIXELS")] = 200
-    """Width and height of the pictures."""
-    train_views: Annotated[int, tyro.conf.arg(metavar="N")] = 60
-    """Pictures to train on."""
-    test_views: Annotated[int, tyro.conf.arg(metavar="N")] = 20
-    """Pictures to score on."""
-    all_around: bool = False
-    """Cameras look from below too, not from above alone."""
+    name: Annotated[Positional[str], arg(metavar="NAME")]  # A built-in scene.
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]  # A new or empty folder.
+    resolution: Annotated[int, arg(metavar="PIXELS")] = 200  # Width and height of the pictures.
+    train_views: Number = 60  # Pictures to train on.
+    test_views: Number = 20  # Pictures to score on.
+    all_around: bool = False  # Cameras look from below too, not from above alone.
 
 
 def write(argv: Sequence[str]) -> int:
-    """Render the splits and write them."""
     args = parse(WriteArgs, argv, "scene write")
     from ..data.builtin import builtin_scene, check_name
     from ..data.formats.transforms import write_blender
@@ -264,3 +251,69 @@ def write(argv: Sequence[str]) -> int:
     scenes = [builtin_scene(name, split, n_views=n, **given) for split, n in views.items()]
     print(write_blender(scenes, args.folder))
     return 0
+
+
+@dataclass(frozen=True)
+class ProcessArgs:
+    """Find where photos, or the frames of a video, were taken from, and write a scene folder that trains. Structure
+    from motion by COLMAP. Run the same command again after an interrupt: what is finished is kept."""
+
+    source: Annotated[Positional[Path], arg(metavar="INPUT")]  # A folder of photos (JPEG, PNG, WebP, TIFF), or a video.
+    output: Annotated[Positional[Path], arg(metavar="OUTPUT")]  # The scene folder to write: images/ and sparse/0/.
+    settings: Annotated[ProcessConfig, arg(name="")] = dataclasses.field(default_factory=ProcessConfig)
+    json: bool = False  # Print the verdict as one JSON object on stdout.
+
+
+def process(argv: Sequence[str]) -> int:
+    args = parse(ProcessArgs, argv, "process")
+    from .progress import showing
+
+    source, output = args.source.expanduser(), args.output.expanduser()
+    with showing() as display:
+        verdict = run_process(source, output, args.settings, display)
+    if args.json:
+        print_json(asdict(verdict) | {"output": str(output)})
+    else:
+        print(f"{verdict.text}\n{output}")
+    print(f"train it with: {shlex.join(['nerfturbo', 'train', str(output)])}", file=sys.stderr)
+    return 0
+
+
+def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
+    """Before training: photos or a video get their poses, unless they have them; `wait`: another process finds them."""
+    from ..data.capture.process import has_poses, poses_folder
+
+    path = _unposed(source)
+    if path is None or has_poses(path):
+        return
+    if wait:
+        while not has_poses(path):
+            time.sleep(1.0)
+        return
+    folder = poses_folder(path)
+    display.note(f"{path} has no poses: finding them by COLMAP, once, into {folder}")
+    run_process(path, folder, ProcessConfig(), display)
+
+
+def run_process(source: Path, output: Path, settings: ProcessConfig, display: Display) -> Verdict:
+    """Process with everything shown, the verdict's advice included."""
+    from ..data.capture import process as capture
+
+    try:
+        verdict = capture.process(source, output, settings, report=display)
+    except KeyboardInterrupt:
+        display.note(f"interrupted; finished stages are kept in {output}: run the same command again to go on")
+        raise
+    display.note(verdict.text)
+    for line in verdict.advice:
+        display.note(f"warning: {line}")
+    return verdict
+
+
+def _unposed(source: str) -> Path | None:
+    """Where photos or a video lie that bring no poses; None for all other scenes."""
+    from ..data.scene import UNPOSED, is_builtin, recognise
+
+    path = Path(source).expanduser()
+    found = None if is_builtin(source) else recognise(path)
+    return None if found is None or found.name != UNPOSED else path

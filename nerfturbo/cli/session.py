@@ -23,15 +23,7 @@ from ..errors import CheckpointError, DistributedError, InputError
 from ..evaluation.evaluate import Preview, choose_views
 from ..evaluation.run_folder import RunFolder, check_output, create_run
 from ..presets import size_notes
-from ..training.callbacks import (
-    MetricsLog,
-    every,
-    every_seconds,
-    open_monitor,
-    save_checkpoints,
-    tensorboard_logger,
-    wandb_logger,
-)
+from ..training import callbacks
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
 from ..training.precision import resolve_precision
@@ -40,11 +32,11 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .common import open_data, print_json
 from .finish import finish
-from .process import find_poses
 from .progress import Display, showing, since_command
+from .render import check_viewer, open_page
+from .scene import find_poses
 from .startup import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
 from .train import Plan, TrainArgs, default_output, parse_save_every
-from .view import check_viewer, open_page
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
@@ -229,7 +221,7 @@ class Session:
 
     def __init__(self, trainer: Trainer, run: RunFolder, display: Display, preview: Preview, args: TrainArgs) -> None:
         self.trainer, self.run, self.display, self.preview, self.args = trainer, run, display, preview, args
-        self.log = MetricsLog(run.log_file, every_steps=LOG_EVERY_STEPS)
+        self.log = callbacks.MetricsLog(run.log_file, every_steps=LOG_EVERY_STEPS)
         self.interrupted = False
         self.last: StepRecord | None = None
         self.first_seconds = trainer.train_seconds
@@ -241,19 +233,19 @@ class Session:
         trainer, run, args, log = self.trainer, self.run, self.args, self.log
         log.records = run.trim_log(trainer.step)
         if "tensorboard" in args.log:
-            log.loggers.append(tensorboard_logger(run.path / "tensorboard"))
+            log.loggers.append(callbacks.tensorboard_logger(run.path / "tensorboard"))
         if "wandb" in args.log:
-            log.loggers.append(wandb_logger(run.path.name, to_dict(trainer.config)))
-        log.monitor = open_monitor(trainer.device)
+            log.loggers.append(callbacks.wandb_logger(run.path.name, to_dict(trainer.config)))
+        log.monitor = callbacks.open_monitor(trainer.device)
         log.start(trainer)
-        save = save_checkpoints(run.checkpoints, keep=args.keep, score=self._score)
+        save = callbacks.save_checkpoints(run.checkpoints, keep=args.keep, score=self._score)
         due, unit = parse_save_every(args.save_every)
-        saving = every(int(due), save) if unit == "steps" else every_seconds(due, save)
+        saving = callbacks.every(int(due), save) if unit == "steps" else callbacks.every_seconds(due, save)
         precision = resolve_precision(trainer.config.train.precision, trainer.device)
         if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
         guard = StabilityGuard(precision, report=log.add_event)  # before saving: what is hopeless is not saved
-        trainer.callbacks += [self._keep, log, guard, self._look, self._show, saving]
+        trainer.callbacks += [log, guard, self._look, self._show, saving]
         self.display.phase("preparing the step")  # on a GPU: recording the graph
         trainer.stepper.prepare()
         self.display.phase("training")
@@ -290,12 +282,8 @@ class Session:
         # Called inside a signal handler, where printing could meet a print in progress.
         self.interrupted = self.trainer.should_stop = True
 
-    def _keep(self, trainer: Trainer, record: StepRecord) -> None:
-        self.last = record
-
     def _show(self, trainer: Trainer, record: StepRecord) -> None:
-        done = trainer.progress
-        spent = trainer.train_seconds
+        self.last, done, spent = record, trainer.progress, trainer.train_seconds
         eta = spent * (1.0 - done) / done if done > 0.0 and spent > 1.0 else None
         steps = (entry for entry in reversed(self.log.records) if entry["kind"] == "step")
         self.display.update(done, eta=eta, record=next(steps, None))

@@ -1,22 +1,21 @@
-"""The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults.
-
-The flags are those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are.
-"""
+"""The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults. The flags are
+those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
+
+from tyro.conf import arg
 
 from ..config import KINDS, Config, CustomFieldConfig, CustomSamplerConfig
 from ..errors import InputError
 from ..presets import preset
-from .common import flag_value, parse
+from .flags import Device, Kind, asks_help, flag_value, parse
 
 T = TypeVar("T")
 _CUSTOM = {"field": CustomFieldConfig, "sampler": CustomSamplerConfig}
@@ -38,32 +37,40 @@ class Settings:
         return replace(config, **{one.name: getattr(self, one.name) for one in dataclasses.fields(self)})
 
 
-def check_positive(values: dict[str, float | int | None]) -> None:
-    """Refuse what is not above zero or has no end, by the name of its flag; None is a flag that was not given."""
-    for flag, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(flag, "a finite number > 0" if value == math.inf else "a number > 0", str(value))
+@dataclass(frozen=True, kw_only=True)
+class ConfigArgs:
+    """What every verb over a config asks for."""
+
+    preset: str = "auto"
+    """Named starting point: ngp, quality, proposal, vanilla, hierarchy, voxels, factor, dynamic, tnerf, dnerf (most
+    also as NAME-cpu); auto chooses by device and scene."""
+    field: Kind = None  # Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField.
+    sampler: Kind = None  # Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler.
+    device: Device = "auto"
+    settings: Annotated[Settings, arg(name="")] = dataclasses.field(default_factory=Settings)
 
 
-def asks_help(argv: Sequence[str]) -> bool:
-    return any(word in ("-h", "--help", "--help-all") for word in argv)
-
-
-def parse_settings(kind: type[T], argv: Sequence[str], prog: str, start: Config) -> T:
-    """`parse` for a verb whose `settings` are the values of a config: nested flags, which `--help` leaves out and
-    `--help-all` lists."""
+def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Config]:
+    """`parse` for a verb with nested flags, which `--help` leaves out and `--help-all` lists; and the config of their
+    defaults."""
+    start = starting_config(argv)
     if "--help-all" in argv or not asks_help(argv):
         words = ["--help"] if asks_help(argv) else argv
-        return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
+        return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start))), start
     try:
-        return parse(kind, ["--help"], prog)
+        return parse(kind, ["--help"], prog), start
     finally:
         print(f"--help-all lists every value of preset {start.preset}")
 
 
 def starting_config(argv: Sequence[str]) -> Config:
-    """The config whose values the nested flags have as defaults: decided by --config, or --preset and --device; then by
+    """The defaults of the nested flags: of the run to --resume, else of --config, or --preset and --device; then by
     --field and --sampler."""
+    resume = flag_value(argv, "--resume")
+    if resume is not None and not asks_help(argv):
+        from ..evaluation.run_folder import open_run
+
+        return open_run(resume).read_config()
     return plugged(_preset_config(argv), flag_value(argv, "--field"), flag_value(argv, "--sampler"))
 
 

@@ -1,7 +1,4 @@
-"""Starting up: the GPU wakes and kernels compile while other things are read; and `nerfturbo warmup`.
-
-Kernels are compiled before the clock starts, saying so: otherwise the first step would seem to hang.
-"""
+"""Starting up: the GPU wakes and kernels compile while other things are read; and `nerfturbo warmup`."""
 
 from __future__ import annotations
 
@@ -15,11 +12,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from .common import backend_on, open_data, parse
+from .common import backend_on, open_data
+from .flags import Device, SceneSource, parse
 from .settings import resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -37,21 +33,15 @@ POLITE_SWITCH_SECONDS = 5e-5
 
 @dataclass(frozen=True)
 class WarmupArgs:
-    """Compile the kernels of a preset on a device into the cache; what is cached already is only loaded.
+    """Compile the kernels of a preset on a device into the cache; what is cached already is only loaded. Kernels depend
+    on the kind of scene (levels of the grid, alpha, lenses): name a folder to compile for it."""
 
-    Kernels depend on the kind of scene (levels of the grid, alpha, lenses): name a folder to compile for it.
-    """
-
-    scene: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "builtin:toybox"
-    """A scene folder, or a built-in scene by name."""
-    preset: str = "auto"
-    """What is to be trained; auto chooses by device."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    scene: SceneSource = "builtin:toybox"
+    preset: str = "auto"  # What is to be trained; auto chooses by device.
+    device: Device = "auto"
 
 
 def warmup(argv: Sequence[str]) -> int:
-    """Compile, and say how long it took."""
     start = starting_config(argv)
     args = parse(WarmupArgs, argv, "warmup")
     device = resolve_device(args.device)
@@ -94,8 +84,7 @@ def _start_driver() -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-@contextlib.contextmanager
-def starting_device(device: str) -> Iterator[None]:
+def starting_device(device: str) -> contextlib.AbstractContextManager[None]:
     """Around the reading of a scene: a thread starts the GPU and imports Triton, about a second each."""
     import torch
 
@@ -104,16 +93,12 @@ def starting_device(device: str) -> Iterator[None]:
         with contextlib.suppress(ImportError):  # its absence is reported where it is needed
             importlib.import_module("triton")
 
-    with contextlib.nullcontext() if torch.device(device).type != "cuda" else _thread_joined(start):
-        yield
+    return _thread_joined(start) if torch.device(device).type == "cuda" else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def import_meanwhile(device: torch.device, module: str) -> Iterator[None]:
-    """Around the training: import in a thread what is needed after it, where the device works and the host waits.
-
-    The block ends when the import has: two threads that import a package whose modules import each other both fail.
-    """
+def import_meanwhile(device: torch.device, module: str) -> contextlib.AbstractContextManager[None]:
+    """Around the training: import in a thread what is needed after it, where the device works and the host waits. The
+    block ends when the import has: two threads that import a package whose modules import each other both fail."""
 
     def import_politely() -> None:
         # Giving the interpreter's lock back at once when the loop wants it: by default it waits 5 ms each time, longer
@@ -127,8 +112,7 @@ def import_meanwhile(device: torch.device, module: str) -> Iterator[None]:
             sys.setswitchinterval(before)
 
     wanted = device.type == "cuda" and importlib.util.find_spec(module.partition(".")[0]) is not None
-    with _thread_joined(import_politely) if wanted else contextlib.nullcontext():
-        yield
+    return _thread_joined(import_politely) if wanted else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -142,10 +126,8 @@ def _thread_joined(work: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling_early(device: str, source: str) -> Iterator[Any]:
-    """Around the reading of a scene: a second process compiles meanwhile, where a cold start has work for two.
-
-    Only before a built-in scene, whose own renderer is compiled on one core in that time, and if nothing is cached.
-    """
+    """Around the reading of a scene: a second process compiles meanwhile, where a cold start has work for two. Only
+    before a built-in scene, whose own renderer is compiled on one core in that time, and if nothing is cached."""
     from ..data.scene import is_builtin
 
     module = importlib.import_module(CPU_KERNELS) if backend_on(device) == "cpu" and is_builtin(source) else None
@@ -165,10 +147,8 @@ def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
 
 
 def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:
-    """Compile what is not cached yet and return the backend that runs on the device.
-
-    A GPU's kernels are compiled by the trainer, which records its step before its own clock starts.
-    """
+    """Compile what is not cached yet and return the backend that runs on the device. A GPU's kernels are compiled by
+    the trainer, which records its step before its own clock starts."""
     backend = backend_on(device)
     if backend == "cpu":
         module = importlib.import_module(CPU_KERNELS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import shlex
@@ -12,95 +11,65 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
+from tyro.conf import Positional, arg
 
 from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
-from .common import BackendName, BoundsName, Kind, chosen_backend, flag_value
-from .settings import Settings, asks_help, check_positive, parse_settings, resolve_device, starting_config
+from .common import chosen_backend
+from .flags import Backend, BoundsName, Count, EvalViews, Number, asks_help, check_positive, check_within, flag_value
+from .settings import ConfigArgs, parse_settings, resolve_device
 from .startup import wake_gpu
-from .view import check_port
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class TrainArgs:
-    """Train a radiance field and write a run folder: checkpoints, scores on unseen views, renders and a report.
+class TrainArgs(ConfigArgs):
+    """Train a radiance field and write a run folder: checkpoints, scores on unseen views, renders and a report. What is
+    not given is as in the preset or, with --resume, in the run."""
 
-    What is not given is as in the preset or, with --resume, in the run.
-    """
-
-    scene: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="DATA")] = None
+    scene: Annotated[Positional[str | None], arg(metavar="DATA")] = None
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
-    preset: str = "auto"
-    """Named starting point: ngp, quality, proposal, vanilla, hierarchy, voxels, factor, dynamic, tnerf, dnerf (most
-    also as NAME-cpu); auto chooses by device and scene."""
-    field: Kind = None
-    """Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own, an nn.Module: path/to/file.py:MyField."""
-    sampler: Kind = None
-    """Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    config: Annotated[Path | None, arg(metavar="FILE")] = None
     """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Stop after this many steps; short for --train.steps."""
-    time_limit: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    steps: Count = None  # Stop after this many steps; short for --train.steps.
+    time_limit: Annotated[float | None, arg(metavar="SECONDS")] = None
     """Stop after this many seconds of training, whatever the preset's steps; short for --train.time-limit."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Run folder to write; runs/SCENE-TIME unless given."""
-    overwrite: bool = False
-    """Write into a folder that is not empty; only files of an earlier run are removed from it."""
-    resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
+    output: Annotated[Path | None, arg(metavar="FOLDER")] = None  # Run folder to write; runs/SCENE-TIME unless given.
+    overwrite: bool = False  # Write into a folder that is not empty; only files of an earlier run are removed from it.
+    resume: Annotated[Path | None, arg(metavar="RUN")] = None
     """Go on with this run folder, with its own values; give --steps or --time-limit to train longer."""
-    seed: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Decides every random draw; short for --train.seed."""
+    seed: Count = None  # Decides every random draw; short for --train.seed.
     on_instability: Literal["warn", "lower-lr", "stop"] | None = None
     """What to do where half precision keeps overflowing; short for --train.on-instability."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    backend: BackendName = "auto"
-    """Kernel backend: numba (cpu), triton, or plain torch (reference)."""
-    trainer: Literal["native", "lightning"] = "native"
-    """Training loop: native, or PyTorch Lightning's (an extra) over the same steps."""
-    downscale: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Divide the width and height of every picture by this."""
-    allow_outside: bool = False
-    """Let a scene's files name pictures outside its folder."""
-    bounds: Annotated[BoundsName | None, tyro.conf.arg(metavar="auto|bounded|unbounded")] = None
+    backend: Backend = "auto"
+    trainer: Literal["native", "lightning"] = "native"  # Training loop: native, or PyTorch Lightning's (an extra).
+    downscale: Count = None  # Divide the width and height of every picture by this.
+    allow_outside: bool = False  # Let a scene's files name pictures outside its folder.
+    bounds: Annotated[BoundsName | None, arg(metavar="auto|bounded|unbounded")] = None
     """bounded (object) or unbounded (outdoor, 360); auto decides by alpha, the file's own box, or its points."""
-    ndc: bool = False
-    """Bend a capture whose cameras all look one way into normalised device coordinates, as the NeRF paper does."""
-    cache: Annotated[Literal["auto", "memory", "disk"] | None, tyro.conf.arg(metavar="auto|memory|disk")] = None
+    ndc: bool = False  # Bend a capture whose cameras all look one way into normalised device coordinates (NeRF paper).
+    cache: Annotated[Literal["auto", "memory", "disk"] | None, arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
-    pixels: Annotated[Literal["auto", "device", "host"] | None, tyro.conf.arg(metavar="auto|device|host")] = None
+    pixels: Annotated[Literal["auto", "device", "host"] | None, arg(metavar="auto|device|host")] = None
     """Where pixels stay while a GPU trains; host fetches each step's ahead; auto where the GPU cannot hold them."""
-    eval_views: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Score only this many test views, evenly spaced; all of them unless given."""
-    turntable: Annotated[int, tyro.conf.arg(metavar="FRAMES")] = 36
-    """Frames of the turntable that is rendered at the end; 0 leaves it out."""
-    save_every: Annotated[str, tyro.conf.arg(metavar="TIME")] = "30s"
-    """Between checkpoints: seconds (30s or 30) or steps (500steps)."""
-    keep: Annotated[int, tyro.conf.arg(metavar="N")] = 2
-    """Checkpoints that stay: the newest N, and the one with the best preview."""
-    init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    eval_views: EvalViews = None
+    turntable: Annotated[int, arg(metavar="FRAMES")] = 36  # Frames of the turntable at the end; 0 leaves it out.
+    save_every: Annotated[str, arg(metavar="TIME")] = "30s"  # Between checkpoints: seconds (30s) or steps (500steps).
+    keep: Number = 2  # Checkpoints that stay: the newest N, and the one with the best preview.
+    init_from: Annotated[str | None, arg(metavar="RUN")] = None
     """Begin from the trained field of this run folder, checkpoint or safetensors file, or zoo:NAME, with its grid."""
-    init_parts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PART")] = ()
+    init_parts: Annotated[tuple[str, ...], arg(metavar="PART")] = ()
     """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
-    init_keep: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
-    """How much of the hash table's features is taken over: 1 for the same scene, less the more the new one differs; 0.6
-    unless given."""
-    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], tyro.conf.arg(metavar="LOGGER")] = ()
+    init_keep: Annotated[float | None, arg(metavar="SHARE")] = None
+    """Share of the hash table's features to take over: 1 for the same scene, less for another; 0.6 unless given."""
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="LOGGER")] = ()
     """Write curves and previews for these too, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
-    viewer: bool = False
-    """Serve a live page of the scene while it trains; its address is printed. It listens on this machine only."""
-    viewer_host: str = "127.0.0.1"
-    """Address the live page listens on. Any other than the loopback asks for a token, part of the address printed."""
-    viewer_port: int = 7007
-    """Port of the live page; 0 takes any that is free."""
-    json: bool = False
-    """Print the result as one JSON object on stdout."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
+    viewer: bool = False  # Serve a live page while it trains, for this machine only; its address is printed.
+    viewer_host: str = "127.0.0.1"  # Where it listens; beyond the loopback a token is asked for, part of the address.
+    viewer_port: int = 7007  # Port of the live page; 0 takes any that is free.
+    json: bool = False  # Print the result as one JSON object on stdout.
 
 
 @dataclass(frozen=True)
@@ -116,25 +85,14 @@ class Plan:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse, plan, train, finish."""
     if not asks_help(argv):
         wake_gpu(flag_value(argv, "--device"))
-    start = _starting_config(argv)
-    args = parse_settings(TrainArgs, argv, "train", start)
+    args, start = parse_settings(TrainArgs, argv, "train")
     plan = _plan(args, start)
     from .session import run_plan
 
     with chosen_backend(args.backend):
         return run_plan(plan)
-
-
-def _starting_config(argv: Sequence[str]) -> Config:
-    resume = flag_value(argv, "--resume")
-    if resume is None or asks_help(argv):
-        return starting_config(argv)
-    from ..evaluation.run_folder import open_run
-
-    return open_run(resume).read_config()
 
 
 def _plan(args: TrainArgs, start: Config) -> Plan:
@@ -152,9 +110,8 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     for logger in args.log:  # before a run is overwritten for it
         if importlib.util.find_spec(logger) is None:
             raise InputError("--log", "loggers whose packages are installed", logger, f"pip install {logger}")
-    check_port(args.viewer_port, "--viewer-port")
-    if args.turntable < 0:
-        raise InputError("--turntable", "a number >= 0", str(args.turntable))
+    check_within("--viewer-port", args.viewer_port, 0, 65535)
+    check_within("--turntable", args.turntable, 0)
     steps = NO_STEP_LIMIT if args.steps is None and args.time_limit is not None else args.steps
     given = {"steps": steps, "time_limit": args.time_limit, "seed": args.seed, "on_instability": args.on_instability}
     settings: Any = args.settings  # whose sections depend on the preset

@@ -1,10 +1,7 @@
 """How far cameras are from others of the same pictures, and where test views stand in a scene whose cameras moved.
-
 Refined training cameras live in a frame of their own: the whole of them may be shifted, turned and scaled a little.
-`camera_errors` compares them up to that, as is usual in the literature. `aligned_to` fits the pose of every test view
-to the trained scene by gradients to its rays, the field fixed; a score after that says how good the scene is, not how
-good the poses of the test views are, and must say so.
-"""
+`camera_errors` compares them up to that. A score after `aligned_to` says how good the scene is, not how good the poses
+of the test views are, and must say so."""
 
 from __future__ import annotations
 

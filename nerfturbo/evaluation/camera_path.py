@@ -1,9 +1,7 @@
-"""Camera paths: along and around the cameras of a scene, smooth between key poses, and as files.
-
-The files are nerfstudio's: what its viewer, its Blender add-on and our viewer write. Poses have OpenGL axes, as here,
-and stand in the coordinates of the scene's own file: `Scene.to_original` leads there. `fov` is the vertical angle in
-degrees. A crop is a box given by its centre, its size and a turn (roll, pitch, yaw).
-"""
+"""Camera paths: along and around the cameras of a scene, smooth between key poses, and as files. The files are
+nerfstudio's: what its viewer, its Blender add-on and our viewer write. Poses have OpenGL axes, as here, and stand in
+the coordinates of the scene's own file: `Scene.to_original` leads there. `fov` is the vertical angle in degrees. A crop
+is a box given by its centre, its size and a turn (roll, pitch, yaw)."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ STEEPEST = 0.966  # sine of 75 degrees: an orbit never looks straight down
 
 
 def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> Cameras:
-    """One turn about the vertical axis through `center`, at the mean height and distance of `cameras`.
-
-    Size and field of view are those of the first camera. The path closes: frame n would be frame 0 again.
-    """
+    """One turn about the vertical axis through `center`, at the mean height and distance of `cameras`. Size and field
+    of view are those of the first camera. The path closes: frame n would be frame 0 again."""
     _check_frames(n_frames)
     target = torch.tensor(center, dtype=torch.float32)
     offsets = cameras.positions.cpu() - target  # (n, 3)
@@ -46,11 +42,8 @@ def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: i
 
 
 def spiral_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> Cameras:
-    """Where all cameras look one way, circles before the scene, swaying in and out, as is usual for such captures;
-    else two turns about `center` that rise from the lowest camera to the highest.
-
-    Size and field of view are those of the first camera.
-    """
+    """Where all cameras look one way, circles before the scene, swaying in and out; else two turns about `center` that
+    rise from the lowest camera to the highest. Size and field of view are those of the first camera."""
     _check_frames(n_frames)
     share = torch.arange(n_frames) / n_frames
     positions, forward = cameras.positions.cpu(), cameras.forward.cpu().mean(0)
@@ -121,11 +114,8 @@ def _start_angle(offsets: Tensor) -> float:
 
 
 def quaternions(rotations: Tensor) -> Tensor:
-    """(n, 4) unit quaternions w, x, y, z of rotation matrices (n, 3, 3); the sign is arbitrary.
-
-    The largest eigenvector of Bar-Itzhack's symmetric matrix: stable for every rotation, and the nearest one for a
-    matrix that is one only nearly.
-    """
+    """(n, 4) unit quaternions w, x, y, z of rotation matrices (n, 3, 3), the nearest if they are rotations only nearly;
+    the sign is arbitrary. The largest eigenvector of Bar-Itzhack's symmetric matrix: stable for every rotation."""
     a, b, c, d, e, f, g, h, i = rotations.double().flatten(-2).unbind(-1)
     rows = [a - e - i, b + d, c + g, h - f], [b + d, e - a - i, f + h, c - g]
     rows += [c + g, f + h, i - a - e, d - b], [h - f, c - g, d - b, a + e + i]
@@ -151,10 +141,8 @@ def _nearest_neighbours(poses: Tensor, scale: float) -> Tensor:
 
 
 def interpolate_poses(keys: Tensor, n_frames: int, scale: float) -> Tensor:
-    """(n_frames, 3, 4) from the first key pose (n, 3, 4) to the last, at an even pace.
-
-    Positions follow a Catmull-Rom curve, which passes through every key; rotations turn about one axis from key to key.
-    """
+    """(n_frames, 3, 4) from the first key pose (n, 3, 4) to the last, at an even pace. Positions follow a Catmull-Rom
+    curve, which passes through every key; rotations turn about one axis from key to key."""
     if keys.shape[0] < 2:
         raise InputError("keys", "at least 2 poses", str(keys.shape[0]))
     lengths = pose_distances(keys[:-1], keys[1:], scale).clamp_min(1e-6).double()

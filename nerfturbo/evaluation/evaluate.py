@@ -83,9 +83,7 @@ def evaluate(
     on_view: ViewCallback | None = None,
 ) -> Evaluation:
     """Render the views (all of them unless given) over the background and compare them with the truth, in floats.
-
-    Pixels outside a picture's mask, and those that no ray leads to, do not count.
-    """
+    Pixels outside a picture's mask, and those that no ray leads to, do not count."""
     chosen = choose_views(len(scene)) if views is None else views
     behind, scores = torch.tensor(background, device=model.device), []
     for index in chosen:

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.cameras import Cameras
 from ..data.images import to_bytes
-from ..fields.field import Field
 from ..rendering.image import RenderedImage
+from ..rendering.model import NerfModel
 from ..rendering.render import surface_normals
-from ..sampling.grid import OccupancyGrid
 from ..types import Rays
 
 Channel = Literal["color", "depth", "opacity", "normal"]
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
+Range = tuple[float, float]
 Color = tuple[int, ...]  # red, green, blue and perhaps opacity, to 255
 
 ERROR_AT_FULL = 0.25  # a mean absolute colour error of this much gets the ramp's last colour
@@ -37,16 +38,9 @@ def ramp_colors(values: Tensor) -> Tensor:
 
 
 def channel_image(
-    channel: Channel,
-    image: RenderedImage,
-    background: Tensor,
-    *,
-    depths: tuple[float, float],
-    rays: Rays | None,
-    field: Field,
-    grid: OccupancyGrid,
+    channel: Channel, image: RenderedImage, model: NerfModel, *, camera: Cameras, background: Tensor, depths: Range
 ) -> Tensor:
-    """(height, width, 3) floats; of `depths`, near is light and far is dark. `rays` are needed for normals only."""
+    """(height, width, 3) floats of what one camera sees of a model; of `depths`, near is light and far is dark."""
     if channel == "color":
         return image.rgb
     solid = image.opacity[..., None]
@@ -56,19 +50,18 @@ def channel_image(
         low, high = depths
         shown = ramp_colors(1.0 - 0.9 * ((image.depth - low) / (high - low)).clamp(0.0, 1.0))
     else:
-        assert rays is not None
-        shown = _normal_colors(image, rays, field, grid)
+        shown = _normal_colors(image, camera.to(model.device).image_rays(0), model)
     return shown * solid + background * (1.0 - solid)
 
 
-def _normal_colors(image: RenderedImage, rays: Rays, field: Field, grid: OccupancyGrid) -> Tensor:
+def _normal_colors(image: RenderedImage, rays: Rays, model: NerfModel) -> Tensor:
     """(height, width, 3): the world axes of the surface's normal as red, green and blue."""
     depth = image.depth.reshape(-1)
     visible = (image.opacity.reshape(-1) > 0.01).nonzero()[:, 0]
     points = rays.origins[visible] + rays.directions[visible] * depth[visible, None]
     times = None if rays.times is None else rays.times[visible]
     colors = torch.zeros(depth.shape[0], 3, device=depth.device)
-    colors[visible] = surface_normals(field, grid, points, times) * 0.5 + 0.5
+    colors[visible] = surface_normals(model.field, model.grid, points, times) * 0.5 + 0.5
     return colors.view(*image.depth.shape, 3)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,9 +42,6 @@ class RayReport:
     depth: float
     missed_opacity: float  # what the density in empty cells would add: light the grid hides
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @torch.no_grad()
 def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row: int) -> RayReport:
@@ -78,17 +74,12 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     weight = torch.where(used, before * -torch.expm1(-thickness), torch.zeros_like(before))
     opacity = float(weight.sum())
     missed = math.exp(-float(thickness.sum())) - math.exp(-float((density * length).double().sum()))
+    steps = {"t": middle, "step": length, "density": density, "occupied": occupied, "used": used}
+    steps |= {"transmittance": before, "weight": weight, "rgb": rgb}
     return RayReport(
+        **{name: values.tolist() for name, values in steps.items()},
         origin=rays.origins[0].tolist(),
         direction=rays.directions[0].tolist(),
-        t=middle.tolist(),
-        step=length.tolist(),
-        density=density.tolist(),
-        occupied=occupied.tolist(),
-        used=used.tolist(),
-        transmittance=before.tolist(),
-        weight=weight.tolist(),
-        rgb=rgb.tolist(),
         color=(weight[:, None].float() * rgb).sum(0).tolist(),
         opacity=opacity,
         depth=float((weight * middle).sum()) / max(opacity, 1e-6),
@@ -114,11 +105,8 @@ def _steps(rays: Rays, model: NerfModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw_report(report: RayReport, path: Path, title: str) -> None:
-    """The report as an image: density, transmittance and weights over distance; occupied cells as a band.
-
-    Density is drawn by its logarithm: what is inside and behind a surface is often a hundred times as dense as the part
-    of it that stops the ray.
-    """
+    """The report as an image: density (by its logarithm: behind a surface it may be a hundred times that which stops
+    the ray), transmittance and weights over distance; occupied cells as a band."""
     width, panel, left, top = 900, 150, 70, 46
     height, right = top + 3 * (panel + 34) + 30, width - 20
     canvas, low, high = Canvas(width, height), report.t[0], report.t[-1]

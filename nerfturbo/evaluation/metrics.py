@@ -1,7 +1,4 @@
-"""How close two images are, and what a score is worth: what a constant image and a blurred ground truth would get.
-
-Everything in floats: nothing is rounded to 8 bits before it is compared.
-"""
+"""How close two images are, in floats, and what a score is worth: what a constant image or a blurred truth gets."""
 
 from __future__ import annotations
 
@@ -41,10 +38,8 @@ def psnr(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
 
 
 def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
-    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two images (height, width, channels).
-
-    With `counts` (height, width) bool it is the mean over windows around those pixels, in which the others agree.
-    """
+    """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two images (height, width, channels). With
+    `counts` (height, width) bool it is the mean over windows around those pixels, in which the others agree."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     _check_same_shape(image, truth)
@@ -104,10 +99,8 @@ def _check_same_shape(image: Tensor, truth: Tensor) -> None:
 
 
 def constant_baseline_psnr(scene: Scene, device: torch.device | str | None = None) -> float:
-    """Mean PSNR, on white, of one flat colour for all pictures: the mean over all pixels, the best there is.
-
-    The pictures' own device computes it unless one is given.
-    """
+    """Mean PSNR, on white, of one flat colour for all pictures: the mean over all pixels, the best there is. The
+    pictures' own device computes it unless one is given."""
     views = range(len(scene))
     sums = [_on_white(scene, index, device).sum((0, 1), dtype=torch.float64) for index in views]
     mean = (torch.stack(sums).sum(0) / scene.images.n_pixels).float()
@@ -129,9 +122,7 @@ def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
     offsets = torch.arange(-radius, radius + 1, dtype=image.dtype, device=image.device)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = kernel / kernel.sum()
-    planes = torch.nn.functional.pad(
-        image.permute(2, 0, 1), (radius, radius, radius, radius), mode="replicate"
-    )  # (C, H, W)
+    planes = torch.nn.functional.pad(image.permute(2, 0, 1), (radius,) * 4, mode="replicate")  # (C, H, W)
     planes = _weighted_sum(planes, kernel.tolist(), 2)
     return _weighted_sum(planes, kernel.tolist(), 1).permute(1, 2, 0)
 

@@ -1,8 +1,4 @@
-"""report.html of a run, and the comparison of several: pages that need no other file and ask nothing of the network.
-
-A page is `report_page.html` or `compare_page.html` in `page_frame.html`, with style, script and one JSON object inside;
-images as data URIs.
-"""
+"""report.html of a run, and the comparison of several: pages that need no other file and ask nothing of the network."""
 
 from __future__ import annotations
 

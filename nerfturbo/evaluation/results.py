@@ -1,24 +1,20 @@
-"""metrics.json: scores, costs, and the machine they were measured on; written by `train` and renewed by `eval`.
-
-docs/run_folder.md explains every name.
-"""
+"""metrics.json: scores, costs, and the machine they were measured on. docs/run_folder.md explains every name."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import os
 import platform
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from ..config import Config
 from ..data.scene import BUILTIN_PREFIX, Scene
+from ..files import read_entry
 from .evaluate import Evaluation
 from .metrics import blur_baseline_psnr, constant_baseline_psnr
 
@@ -28,33 +24,12 @@ TIME_INCLUDES = (
 )
 
 
-@dataclass(frozen=True)
-class Training:
-    """What training alone tells; the rates are of the session that ended it."""
-
-    steps: int
-    train_seconds: float
-    total_seconds: float
-    rays_per_second: float
-    samples_per_second: float
-    samples_skipped_fraction: float | None
-    stopped_by: str
-    device: str
-    backend: str
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """What a score is worth: PSNR on the same views of one constant colour, and of the truth blurred by 3 pixels."""
-
-    constant_psnr: float
-    blurred_psnr: float
-
-
-def measure_baselines(scene: Scene, views: list[int], device: torch.device | str | None = None) -> Baselines:
-    """The baselines on these views alone, computed on the scene's own device unless another is given."""
+def measure_baselines(scene: Scene, views: list[int], device: torch.device | str | None = None) -> dict[str, float]:
+    """What a score is worth: PSNR on the same views of one constant colour, and of the truth blurred by 3 pixels.
+    Computed on the scene's own device unless another is given."""
     chosen = scene if len(views) == len(scene) else scene.select(views)
-    return Baselines(constant_baseline_psnr(chosen, device), blur_baseline_psnr(chosen, device=device))
+    constant, blurred = constant_baseline_psnr(chosen, device), blur_baseline_psnr(chosen, device=device)
+    return {"constant_psnr": constant, "blurred_psnr": blurred}
 
 
 def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
@@ -85,30 +60,15 @@ def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
     }
 
 
-def evaluation_metrics(
-    evaluation: Evaluation, config: Config, scene: Scene, baselines: Baselines | None
-) -> dict[str, Any]:
+def evaluation_metrics(found: Evaluation, config: Config, scene: Scene, baselines: dict[str, float]) -> dict[str, Any]:
     """The part of metrics.json that `eval` renews."""
     return {
-        "psnr": evaluation.psnr,
-        "ssim": evaluation.ssim,
-        "lpips": evaluation.lpips,
-        "baselines": None if baselines is None else dataclasses.asdict(baselines),
-        "protocol": protocol(config, scene, len(evaluation.views)),
-        "per_view": [dataclasses.asdict(view) for view in evaluation.views],
-    }
-
-
-def training_metrics(training: Training, scene_name: str) -> dict[str, Any]:
-    """The part of metrics.json that only training knows, with memory, machine and versions as they are now."""
-    device = torch.device(training.device)
-    return {
-        "scene": scene_name,
-        **dataclasses.asdict(training),
-        "peak_memory_bytes": peak_memory_bytes(),
-        "peak_gpu_memory_bytes": peak_gpu_memory_bytes(device),
-        "machine": describe_machine(device),
-        "versions": versions(),
+        "psnr": found.psnr,
+        "ssim": found.ssim,
+        "lpips": found.lpips,
+        "baselines": baselines,
+        "protocol": protocol(config, scene, len(found.views)),
+        "per_view": [asdict(view) for view in found.views],
     }
 
 
@@ -123,11 +83,11 @@ def versions() -> dict[str, str]:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Processor, cores, system and, where it is used, the GPU."""
-    names = [_entry("/proc/cpuinfo", name) for name in ("model name", "Model", "Hardware")]
+    name = read_entry("/proc/cpuinfo", "model name", "Model", "Hardware")
     # Cores this process may run on: less than the machine has inside a container or under taskset.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: dict[str, str | int] = {
-        "processor": next(filter(None, names), None) or platform.processor() or platform.machine(),
+        "processor": name or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "cores": cores,
         "threads": torch.get_num_threads(),
@@ -136,9 +96,14 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
     return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
 
-def peak_memory_bytes() -> int | None:
-    """The most memory this process held at once; None where the system does not tell."""
-    held = _entry("/proc/self/status", "VmHWM")
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """The most memory this process held at once, its own and the GPU's, in bytes; None where nobody tells."""
+    on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"peak_memory_bytes": _peak_memory_bytes(), "peak_gpu_memory_bytes": on_gpu}
+
+
+def _peak_memory_bytes() -> int | None:
+    held = read_entry("/proc/self/status", "VmHWM")
     if held is not None:
         return int(held.split()[0]) * 1024
     try:
@@ -147,18 +112,3 @@ def peak_memory_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
-
-
-def peak_gpu_memory_bytes(device: torch.device) -> int | None:
-    """The most GPU memory torch held at once; None without a GPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def _entry(path: str, name: str) -> str | None:
-    """The first value of this name in a file of Linux that tells `name: value`; None where there is none."""
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == name:
-                return value.strip()
-    return None

@@ -1,13 +1,4 @@
-"""The run folder: what training leaves on disk. Nothing else knows where things lie; docs/run_folder.md is its twin.
-
-config.json    everything that decides the run
-metrics.json   scores, speed, memory, protocol
-log.jsonl      one JSON object per line: {"kind": "step" | "preview", ...}
-checkpoints/   step_00001234/{tensors.safetensors, state.json}
-images/        preview.png while training; test_000.png: truth, render and error side by side
-turntable.gif  (turntable.mp4 where imageio-ffmpeg is installed)
-report.html    all of it on one page that needs no other file
-"""
+"""The run folder: what training leaves on disk. Nothing else knows where things lie; docs/run_folder.md is its twin."""
 
 from __future__ import annotations
 

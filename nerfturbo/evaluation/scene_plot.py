@@ -1,5 +1,4 @@
-"""A scene as a drawing: its cameras, its points where they are known, and its bounds, from above, from the side and at
-an angle."""
+"""A scene as a drawing: its cameras, points and bounds, from above, from the side and at an angle."""
 
 from __future__ import annotations
 
@@ -210,9 +209,8 @@ def _draw_words(canvas: Canvas, scenes: Sequence[Scene], points: PlotPoints | No
     levels = first.grid_levels
     low, high = (", ".join(f"{value:.3g}" for value in side) for side in (first.aabb.low, first.aabb.high))
     nested = f"unbounded: {levels} nested boxes, the outermost {2 ** (levels - 1)} times as large"
-    line = (
-        f"box ({low}) to ({high}), {'bounded' if levels == 1 else nested}; near {first.near:.3g}, far {first.far:.3g}"
-    )
+    reach = "bounded" if levels == 1 else nested
+    line = f"box ({low}) to ({high}), {reach}; near {first.near:.3g}, far {first.far:.3g}"
     if first.to_original is not None:
         line += f"; 1 unit here is {similarity_scale(first.to_original):.4g} in the file"
     canvas.text((24, 18), title, _INK, 28)

@@ -80,13 +80,12 @@ class FrameMaker:
 
     def frame(self, index: int) -> dict[Channel, Tensor]:
         """One frame as images (height, width, 3) uint8 on the CPU, by channel."""
-        image, model = self.image(index), self.model
+        image = self.image(index)
         shown: dict[Channel, Tensor] = {}
         for channel in self.look.channels:
-            rays = self.cameras[index].to(model.device).image_rays(0) if channel == "normal" else None
             depths = self.depths if channel == "depth" else (0.0, 1.0)
-            options = {"depths": depths, "rays": rays, "field": model.field, "grid": model.grid}
-            shown[channel] = to_bytes(channel_image(channel, image, self._background, **options)).cpu()
+            look = {"camera": self.cameras[index], "background": self._background, "depths": depths}
+            shown[channel] = to_bytes(channel_image(channel, image, self.model, **look)).cpu()
         return shown
 
     def _render(self, cameras: Cameras, index: int) -> RenderedImage:

@@ -1,8 +1,6 @@
-"""The viewer's public port: it checks the first request of each connection and forwards those that are allowed.
-
-viser listens on the loopback only. A request needs the right token, where one is asked for, and an Origin that is the
-page itself, so that no other web page in the same browser can speak to it. The proxy runs in a thread of its own.
-"""
+"""The viewer's public port: it checks the first request of each connection and forwards those that are allowed. A
+request needs the right token, where one is asked for, and an Origin that is the page itself, so that no other web page
+in the same browser can speak to it. viser itself listens on the loopback only."""
 
 from __future__ import annotations
 

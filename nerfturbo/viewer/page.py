@@ -1,8 +1,6 @@
-"""The viewer's page: viser behind the auth proxy, one painter per client, and the callback of training.
-
-viser's threads only leave notes. Everything that touches the model happens in `tick`, which the training thread (or,
-for a saved run, the command's own) calls as often as it likes.
-"""
+"""The viewer's page: viser behind the auth proxy, one painter per client, and the callback of training. viser's threads
+only leave notes. Everything that touches the model happens in `tick`, which the training thread (or, for a saved run,
+the command's own) calls as often as it likes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One client's image: small while the camera moves, finer when it rests.
-
-`paint` renders where it is called, between two training steps: no locks, no half-written weights.
-"""
+"""One client's image: small while the camera moves, finer when it rests; painted between two training steps."""
 
 from __future__ import annotations
 
@@ -134,9 +131,6 @@ class Painter:
             if solid.numel() > 1:
                 low, high = solid.float().quantile(torch.tensor([0.01, 0.99], device=solid.device)).tolist()
                 self._depths = (low, max(high, low + 1e-3))
-        rays = camera.to(model.device).image_rays(0) if view.channel == "normal" else None
         depths = self._depths or (model.bounds.near, model.bounds.far)
-        shown = channel_image(
-            view.channel, image, background, depths=depths, rays=rays, field=model.field, grid=model.grid
-        )
+        shown = channel_image(view.channel, image, model, camera=camera, background=background, depths=depths)
         return to_bytes(shown).cpu()

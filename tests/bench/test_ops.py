@@ -13,7 +13,7 @@ from rich.console import Console
 
 from nerfturbo.bench import ops as bench
 from nerfturbo.bench.op_cases import op_cases
-from nerfturbo.bench.ops import render_table, run_ops_benchmark, write_timings
+from nerfturbo.bench.ops import ops_record, render_table, run_ops_benchmark
 from nerfturbo.bench.record import Record, command, commit, machine, write_json
 from nerfturbo.errors import InputError
 from nerfturbo.ops import _dispatch
@@ -74,7 +74,7 @@ def test_every_op_has_a_case_that_passes_its_gate(monkeypatch: pytest.MonkeyPatc
 
 def test_file_says_how_the_numbers_came_about(tmp_path: Path):
     timings = run_ops_benchmark("cpu", ["compact"], quick=True, seed=5)
-    path = write_timings(tmp_path / "folder" / "ops.json", timings, device="cpu", seed=5)
+    path = write_json(tmp_path / "folder" / "ops.json", ops_record(timings, device="cpu", seed=5))
     content = json.loads(path.read_text())
     assert list(content) == ["what", "command", "commit", "machine", "protocol", "seed", "values"]
     assert content["seed"] == 5

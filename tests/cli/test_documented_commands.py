@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nerfturbo.cli import main as command
-from nerfturbo.cli.common import parse
+from nerfturbo.cli.flags import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

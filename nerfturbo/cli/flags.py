@@ -1,0 +1,82 @@
+"""What the flags of all verbs are made of: the parser, flags that several verbs have, and checks of their values."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+from tyro.conf import Positional, arg
+
+from ..errors import InputError
+
+T = TypeVar("T")
+BackendName = Literal["auto", "reference", "cpu", "triton"]
+BoundsName = Literal["auto", "bounded", "unbounded"]
+Box = Annotated[tuple[float, float, float, float, float, float] | None, arg(metavar="X Y Z X Y Z")]
+Number = Annotated[int, arg(metavar="N")]
+Count = Annotated[int | None, arg(metavar="N")]
+
+# Flags that several verbs have, with their help.
+_EVAL_VIEWS = "Score only this many test views, evenly spaced; all of them unless given."
+RunPath = Annotated[Positional[str], arg(metavar="RUN", help="A run folder.")]
+SceneSource = Annotated[Positional[str], arg(metavar="DATA", help="A scene folder, or a built-in scene by name.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")]
+Backend = Annotated[BackendName, arg(help="Kernel backend: numba (cpu), triton, or plain torch (reference).")]
+Kind = Annotated[str | None, arg(metavar="KIND|FILE:CLASS")]
+EvalViews = Annotated[int | None, arg(metavar="N", help=_EVAL_VIEWS)]
+
+
+def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
+    """The flags of one verb, from a dataclass whose fields' comments are the help; wrong ones exit with 2."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    config, said = (tyro.conf.FlagCreatePairsOff,), io.StringIO()  # --json, without a --no-json
+    try:
+        with contextlib.redirect_stderr(said):
+            name = prog if prog.startswith("python ") else f"nerfturbo {prog}"
+            return tyro.cli(kind, prog=name, args=list(argv), config=config, **given)
+    except SystemExit as end:
+        cause = end.__context__
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__context__
+        if cause is not None:  # a config refused a value: one line in its words, without tyro's box
+            raise cause from None
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
+
+
+def flag_value(argv: Sequence[str], flag: str) -> str | None:
+    """What a flag will be, before the real parser runs: some flags decide the defaults of others.
+
+    >>> flag_value(["--preset", "ngp"], "--preset"), flag_value(["--preset=ngp"], "--preset"), flag_value([], "--x")
+    ('ngp', 'ngp', None)
+    """
+    found = None
+    for position, word in enumerate(argv):
+        if word == flag and position + 1 < len(argv):
+            found = argv[position + 1]
+        elif word.startswith(flag + "="):
+            found = word[len(flag) + 1 :]
+    return found
+
+
+def check_positive(values: dict[str, float | int | None]) -> None:
+    """Refuse what is not above zero or has no end, by the name of its flag; None is a flag that was not given."""
+    for flag, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(flag, "a finite number > 0" if value == math.inf else "a number > 0", str(value))
+
+
+def check_within(flag: str, value: float | None, low: float, high: float = math.inf, *, what: str = "") -> None:
+    """Refuse what is not from `low` to `high`; None is a flag that was not given."""
+    if value is not None and not low <= value <= high:
+        expected = f"a number >= {low}" if high == math.inf else f"{low} to {high}"
+        raise InputError(flag, what or expected, str(value))
+
+
+def asks_help(argv: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help", "--help-all") for word in argv)
