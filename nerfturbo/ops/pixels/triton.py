@@ -53,12 +53,11 @@ def _count_bits(b_bits):
 def _nth_bit(b_word, b_rest):
     """Where the bit of rank `rest` stands in a word: halves of it are skipped while they hold too few."""
     b_place = b_rest * 0
-    for k in tl.static_range(6):
-        half = 32 >> k
-        b_count = _count_bits((b_word >> b_place) & ((1 << half) - 1))
+    for k in tl.static_range(6):  # no name for 32 >> k: a variable is an int32, in which 1 << 32 does not fit
+        b_count = _count_bits((b_word >> b_place) & ((1 << (32 >> k)) - 1))
         m_skip = b_rest >= b_count
         b_rest = tl.where(m_skip, b_rest - b_count, b_rest)
-        b_place = tl.where(m_skip, b_place + half, b_place)
+        b_place = tl.where(m_skip, b_place + (32 >> k), b_place)
     return b_place
 
 
