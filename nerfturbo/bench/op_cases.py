@@ -18,17 +18,7 @@ from ..ops.hash_encode import HashLayout, fade_levels, hash_encode
 from ..ops.intervals import Space, importance_sample, interval_weights, place_intervals
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits
 from ..ops.mlp import fused_mlp, wide_mlp
-from ..ops.ngp import (
-    NgpDensity,
-    NgpWeights,
-    ngp_densities,
-    ngp_density_logits,
-    ngp_field,
-    ngp_logits,
-    ngp_query,
-    ngp_visibility,
-    skips_unused,
-)
+from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
 from ..ops.packed import compact, packed_cumsum, packed_sum
 from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words
 from ..ops.positions import ray_aabb, sample_positions
@@ -102,15 +92,20 @@ def _place_intervals(x: Inputs) -> tuple[Tensor, ...]:
     return place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **space)
 
 
-def _ngp_logits(x: Inputs) -> Tensor:
+def _ngp_render(x: Inputs) -> tuple[Tensor, Tensor]:
     skips_unused(x.table, x.ngp_weights)
-    return ngp_logits(x.positions, x.directions, x.rays, table=x.table, layout=LAYOUT, weights=x.ngp_weights)
+    with torch.no_grad():
+        return ngp_query(x.positions, x.directions, x.rays, NgpGrid(x.table, LAYOUT), x.ngp_weights, logits=True)
+
+
+def _ngp_density(x: Inputs) -> NgpDensity:
+    return NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2])
 
 
 def _ngp_visibility(x: Inputs) -> tuple[Tensor, ...]:
-    field, thinning = NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2]), Thinning(0.05, x.phases)
-    flags = ngp_visibility(x.origins, x.directions, x.samples, field, **LIMITS)
-    codes = ngp_visibility(x.origins, x.directions, x.samples, field, thinning=thinning, **LIMITS)
+    field, thinning = _ngp_density(x), Thinning(0.05, x.phases)
+    flags = field.visibility(x.origins, x.directions, x.samples, **LIMITS)
+    codes = field.visibility(x.origins, x.directions, x.samples, thinning=thinning, **LIMITS)
     return flags.float(), (codes != 0).float()
 
 
@@ -191,10 +186,10 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "fused_mlp": lambda x: fused_mlp(x.inputs, x.starting("weight")),
     "wide_mlp": lambda x: wide_mlp(x.inputs, x.starting("weight"), x.starting("bias"), skip=2, relu_last=True),
     "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
-    "ngp_density_logits": lambda x: ngp_density_logits(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
-    "ngp_densities": lambda x: ngp_densities(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
-    "ngp_logits": _ngp_logits,
-    "ngp_query": lambda x: ngp_query(x.positions, x.directions, x.table, LAYOUT, x.ngp_weights),
+    "ngp_density_logits": lambda x: _ngp_density(x).at(x.positions, logits=True),
+    "ngp_densities": lambda x: _ngp_density(x).at(x.positions),
+    "ngp_logits": _ngp_render,
+    "ngp_query": lambda x: ngp_query(x.positions, x.directions, None, NgpGrid(x.table, LAYOUT), x.ngp_weights),
     "ngp_visibility": _ngp_visibility,
     "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *x.voxels),
     "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),

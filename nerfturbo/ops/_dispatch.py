@@ -30,6 +30,7 @@ _PLAIN_TORCH = {
     ("cpu", "frame", "finish_rays"),
     ("cpu", "mlp", "wide_mlp"),
     ("cpu", "ngp", "ngp_query"),
+    ("cpu", "ngp", "skips_unused"),
     ("cpu", "pixels", "camera_rays"),
 }
 _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)

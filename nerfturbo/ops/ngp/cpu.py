@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from .._cpu import array, as_float32, jit, launch, release_scratch, scratch
 from ..composite.cpu import merge_weak_samples
 from ..hash_encode import HashLayout
-from ..hash_encode.cpu import encode, hash_encode
+from ..hash_encode.cpu import encode
 from ..mlp.cpu import (
     ALL,
     LINEAR,
@@ -43,7 +43,7 @@ from ..mlp.cpu import (
     weight_gradients,
     write_block,
 )
-from . import MAX_LOGIT, NgpWeights
+from . import MAX_LOGIT
 
 CHUNK = 8  # blocks
 SLICE = 1 << 15  # points whose density is looked up at a time
@@ -229,25 +229,14 @@ def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers
         launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
 
 
-def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
+def density_at(field, positions, *, n_used, logits) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     out = torch.empty(positions.shape[0])
     out[used:] = 0.0
-    points, rows = as_float32("positions", positions)[:used], as_float32("table", table)
-    _density_logits(points, rows, layout, pack_layers([weights[0], weights[1][:1]]), out[:used])
-    return out.clamp_(max=MAX_LOGIT).exp_() if exponential else out
-
-
-def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
-    return True
-
-
-def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
-    n = positions.shape[0]
-    used = n if n_used is None else min(int(n_used), n)
-    encoding = hash_encode(positions[:used], table.detach(), layout)
-    logits = ngp_field(encoding, directions, ray_indices[:used], NgpWeights(*(w.detach() for w in weights)))
-    return logits if used == n else torch.cat([logits, logits.new_empty(n - used, 4)])
+    layers = pack_layers([field.weights[0], field.weights[1][:1]])
+    points, table = as_float32("positions", positions)[:used], as_float32("table", field.table)
+    _density_logits(points, table, field.layout, layers, out[:used])
+    return out if logits else out.clamp_(max=MAX_LOGIT).exp_()
 
 
 FIRST = 8  # samples of a ray in the first round
@@ -289,11 +278,9 @@ def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps
         through[ray] = light
 
 
-@torch.no_grad()
-def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
+def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thre, thinning) -> Tensor:
     keep = torch.zeros(samples.capacity, dtype=torch.uint8)
-    table = as_float32("field.table", field.table.detach())
-    weights = (field.weights[0].detach().float(), field.weights[1][:1].detach().float())
+    table, layers = as_float32("table", field.table), pack_layers([field.weights[0], field.weights[1][:1]])
     rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
     intervals = (array(samples.t_starts), array(samples.t_ends))
     box = (np.array(field.aabb.low, np.float32), np.array(field.aabb.size, np.float32))
@@ -307,8 +294,9 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
         np.cumsum(np.minimum(end[live] - begin[live], steps), out=slots[1:])
         positions = torch.empty(int(slots[-1]), 3)
         launch(_place, live.size, RAY_CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
-        logits = ngp_density_logits(positions, table, field.layout, weights).numpy()
-        rays_state = (live, begin, through, *intervals, logits, slots, *limits)
+        logits = torch.empty(positions.shape[0])
+        _density_logits(positions, table, field.layout, layers, logits)
+        rays_state = (live, begin, through, *intervals, logits.numpy(), slots, *limits)
         launch(_advance, live.size, RAY_CHUNK, *rays_state, keep.numpy(), optical.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2
