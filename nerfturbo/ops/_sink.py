@@ -1,4 +1,4 @@
-"""Parameter gradients that stay out of autograd, and rows past a device count: what several ops share."""
+"""What the ops share of autograd: their nodes, gradients that stay out of it, and rows past a device count."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
+
+
+class Node(torch.autograd.Function):
+    """A function that is differentiable once; its backward returns the gradients of its first inputs, the others have
+    none."""
+
+    def __init_subclass__(cls) -> None:
+        own: Any = cls.backward
+
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            found = own(ctx, *grads)
+            return (*found, *(None,) * (len(ctx.needs_input_grad) - len(found)))
+
+        whole: Any = staticmethod(once_differentiable(backward))
+        cls.backward = whole
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning, as_pixels
 
 CHUNK = 256  # rays
@@ -88,7 +88,7 @@ def _intervals(samples: PackedSamples) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return array(samples.offsets), array(starts), array(ends)
 
 
-class _Composite(torch.autograd.Function):
+class _Composite(Node):
     @staticmethod
     def forward(ctx, density, rgb, samples, eps, threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n_rays, used = samples.n_rays, int(samples.offsets[-1])
@@ -104,8 +104,7 @@ class _Composite(torch.autograd.Function):
         return out_rgb, out_ray[0], out_ray[1], weights
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, g_rgb, g_opacity, g_depth, g_weights) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, g_rgb, g_opacity, g_depth, g_weights) -> tuple[Tensor | None, ...]:
         rgb, weights, passed = ctx.saved_tensors
         samples, used = ctx.samples, int(ctx.samples.offsets[-1])
         grad_density, grad_rgb = torch.empty(samples.capacity), torch.empty(rgb.shape)
@@ -115,8 +114,7 @@ class _Composite(torch.autograd.Function):
         saved = (array(rgb.float()), weights.numpy(), passed.numpy())
         results = (grad_density.numpy(), grad_rgb.numpy())
         launch(_backward, samples.n_rays, CHUNK, *_intervals(samples), *saved, *incoming, *results)
-        # density, rgb, samples, eps, threshold
-        return grad_density.to(ctx.dtype), grad_rgb.to(rgb.dtype), None, None, None
+        return grad_density.to(ctx.dtype), grad_rgb.to(rgb.dtype)
 
 
 def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Tensor, Tensor, Tensor, Tensor]:

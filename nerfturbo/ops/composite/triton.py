@@ -19,9 +19,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
+from .._sink import Node
 from .._triton import (
     INTERPRETED,
     TAIL_BLOCK,
@@ -261,7 +261,7 @@ def _visibility_kernel(
         zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
-class _Composite(torch.autograd.Function):
+class _Composite(Node):
     @staticmethod
     def forward(
         ctx, density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
@@ -289,7 +289,6 @@ class _Composite(torch.autograd.Function):
         return out_rgb, opacity, depth, weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         density, rgb, t_starts, t_ends, offsets, pointer, background, opacity, mean_depth = ctx.saved_tensors
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
@@ -315,8 +314,7 @@ class _Composite(torch.autograd.Function):
         if ctx.needs_input_grad[7] and grads[0] is not None:
             grad_background = grads[0] * (1.0 - opacity)[:, None]
             grad_background = grad_background.sum(0) if background.dim() == 1 else grad_background
-        # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
-        return grad_density, grad_rgb, None, None, None, None, None, grad_background, None
+        return grad_density, grad_rgb, None, None, None, None, None, grad_background
 
 
 def _through_mean(grads: Sequence[Tensor | None], opacity: Tensor, mean: Tensor) -> tuple[Tensor | None, ...]:

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from ..composite.cpu import _intervals
 from ..ngp import MAX_LOGIT
 from . import SURE, RayLossRule
@@ -127,7 +127,7 @@ def _counts(samples: PackedSamples) -> tuple[int, int, int]:
     return n_rays, int(samples.offsets[-1]), n_rays if kept is None else min(int(kept), n_rays)
 
 
-class _CompositeLoss(torch.autograd.Function):
+class _CompositeLoss(Node):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, used, kept = _counts(samples)
@@ -158,12 +158,11 @@ class _CompositeLoss(torch.autograd.Function):
         return loss, mse, rgb
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g_loss: Tensor, g_mse: Tensor, g_rgb: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         scale = float(g_loss)
         result = grad if scale == 1.0 else grad * scale
-        return result.t().to(ctx.dtype), None, None, None, None  # raw, samples, background, target, rule
+        return (result.t().to(ctx.dtype),)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +238,7 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights,
             after_moment += weight * middle
 
 
-class _RayLosses(torch.autograd.Function):
+class _RayLosses(Node):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
         n_rays, used, kept = _counts(samples)
@@ -256,12 +255,11 @@ class _RayLosses(torch.autograd.Function):
         return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         out = torch.zeros(4, grad.shape[0])
         torch.mul(grad, float(arrived), out=out[3])
-        return out.t().to(ctx.dtype), None, None  # raw, samples, rule
+        return (out.t().to(ctx.dtype),)
 
 
 def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:

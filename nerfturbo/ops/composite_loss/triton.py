@@ -22,8 +22,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._sink import Node
 from .._triton import (
     TAIL_BLOCK,
     CompileCase,
@@ -254,7 +254,7 @@ def _scaled(grad: Tensor, arrived: Tensor, scale: Tensor | None) -> Tensor:
     return out
 
 
-class _CompositeLoss(torch.autograd.Function):
+class _CompositeLoss(Node):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule, scale) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
@@ -278,11 +278,9 @@ class _CompositeLoss(torch.autograd.Function):
         return loss, mse, rgb
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad, scale = ctx.saved_tensors
-        # raw, samples, background, target, rule, scale
-        return _scaled(grad, arrived, scale), None, None, None, None, None
+        return (_scaled(grad, arrived, scale),)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
@@ -395,7 +393,7 @@ def _rays_kernel(
     tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
 
 
-class _RayLosses(torch.autograd.Function):
+class _RayLosses(Node):
     @staticmethod
     def forward(ctx, raw, samples, rule, scale) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
@@ -415,10 +413,9 @@ class _RayLosses(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         grad, scale = ctx.saved_tensors
-        return _scaled(grad, arrived, scale), None, None, None  # raw, samples, rule, scale
+        return (_scaled(grad, arrived, scale),)
 
 
 def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:

@@ -28,10 +28,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from .._sink import zero_tail
+from .._sink import Node, zero_tail
 from .._triton import (
     INTERPRETED,
     CompileCase,
@@ -378,7 +377,7 @@ def positions_gradient(positions, table, grad, layout, n_used) -> Tensor:
     return out.t()
 
 
-class _HashEncode(torch.autograd.Function):
+class _HashEncode(Node):
     @staticmethod
     def forward(ctx, positions, table, half, layout, sink, n_used) -> Tensor:
         source = table if half is None else half
@@ -387,7 +386,6 @@ class _HashEncode(torch.autograd.Function):
         return encode_forward(positions, source, layout, n_used)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, source, n_used = ctx.saved_tensors
         grad_positions = grad_table = None
@@ -402,8 +400,7 @@ class _HashEncode(torch.autograd.Function):
                 grad_table = buffer.to(dtype)
             else:
                 add_table_gradient(ctx.sink.buffers[0], positions, grad, ctx.layout, n_used, found_inf)
-        # positions, table, half, layout, sink, n_used
-        return grad_positions, grad_table, None, None, None, None
+        return grad_positions, grad_table
 
 
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
@@ -456,7 +453,7 @@ def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor 
     return out
 
 
-class _FadeLevels(torch.autograd.Function):
+class _FadeLevels(Node):
     @staticmethod
     def forward(ctx: Any, encoding: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
         ctx.save_for_backward(footprints, n_used)
@@ -464,10 +461,9 @@ class _FadeLevels(torch.autograd.Function):
         return _run(encoding, footprints, layout, n_used)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         footprints, n_used = ctx.saved_tensors
-        return _run(grad, footprints, ctx.layout, n_used), None, None, None  # encoding, footprints, layout, n_used
+        return (_run(grad, footprints, ctx.layout, n_used),)
 
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:

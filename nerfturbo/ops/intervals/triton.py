@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._sink import Node
 from .._triton import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, shift_right, spread_last, sum_after
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
@@ -138,7 +138,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, unit, sp
     return distances, positions.t()
 
 
-class _IntervalWeights(torch.autograd.Function):
+class _IntervalWeights(Node):
     @staticmethod
     def forward(ctx: Any, density: Tensor, distances: Tensor) -> Tensor:
         (n_rays, n), device = density.shape, density.device
@@ -154,8 +154,7 @@ class _IntervalWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         distances, weights, passed = ctx.saved_tensors
         n_rays, n = weights.shape
         grad = torch.empty(n_rays, n, dtype=torch.float32, device=weights.device)
@@ -164,7 +163,7 @@ class _IntervalWeights(torch.autograd.Function):
                 distances, weights, passed, arrived, grad, n_rays, n, *arrived.stride(), RAYS=RAYS, STEPS=STEPS,
                 num_warps=1,
             )  # fmt: skip
-        return grad.to(ctx.dtype), None  # density, distances
+        return (grad.to(ctx.dtype),)
 
 
 def interval_weights(density: Tensor, distances: Tensor) -> Tensor:

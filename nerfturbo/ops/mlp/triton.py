@@ -33,10 +33,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from .._sink import GradientSink, redirect_all, zero_tail
+from .._sink import GradientSink, Node, redirect_all, zero_tail
 from .._triton import CompileCase, check_kernel_float, feature_major, processors, used_rows
 from .._triton.launch import cdiv, for_any_count, launchable
 
@@ -252,7 +251,7 @@ class _Linear(torch.autograd.Function):
         return torch.nn.functional.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         return grad @ weight if needs_x else None, sum_of_products(grad, x) if needs_weight else None
@@ -472,7 +471,7 @@ def mlp_backward(x, weights, dy, n_used, *, needs_x, sums, found_inf=None) -> Te
     return dx
 
 
-class _FusedMlp(torch.autograd.Function):
+class _FusedMlp(Node):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sink: GradientSink | None, n_used: Tensor | None, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, n_used, *weights)
@@ -480,7 +479,6 @@ class _FusedMlp(torch.autograd.Function):
         return mlp_forward(x, list(weights), n_used)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, n_used, *weights = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
@@ -613,7 +611,7 @@ def _layers(inputs, parameters, skip, relu_last, kept=None) -> Tensor:
     return hidden
 
 
-class _WideMlp(torch.autograd.Function):
+class _WideMlp(Node):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, skip: int | None, relu_last: bool, *parameters: Tensor) -> Tensor:
         weights, kept = parameters[: len(parameters) // 2], []
@@ -625,7 +623,6 @@ class _WideMlp(torch.autograd.Function):
         return hidden
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         depth = len(ctx.dtypes) // 2
         saved = ctx.saved_tensors

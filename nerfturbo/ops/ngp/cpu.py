@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch, release_scratch, scratch
+from .._sink import Node
 from ..composite.cpu import merge_weak_samples
 from ..hash_encode import HashLayout
 from ..hash_encode.cpu import encode
@@ -145,7 +145,7 @@ def release() -> None:
     release_scratch()
 
 
-class _NgpField(torch.autograd.Function):
+class _NgpField(Node):
     @staticmethod
     def forward(ctx, encoding, directions, rays, n_used, sink, differentiable, *weights) -> Tensor:
         layers = pack_layers(weights)
@@ -163,7 +163,6 @@ class _NgpField(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         encoding, directions, rays, *weights = ctx.saved_tensors
         n, n_used, layers, kept = encoding.shape[0], ctx.n_used, ctx.layers, ctx.kept
@@ -187,7 +186,6 @@ class _NgpField(torch.autograd.Function):
             to_directions = torch.zeros(directions.shape[0], directions.shape[1])
             to_directions.index_add_(0, rays[:n_used].long(), g_directions[:, :n_used].t())
             to_directions = to_directions.to(directions.dtype)
-        # encoding, directions, rays, n_used, sink, differentiable, each of the weights
         return to_encoding, to_directions, None, None, None, None, *own
 
 

@@ -29,10 +29,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from .._sink import redirect_all, zero_tail
+from .._sink import Node, redirect_all, zero_tail
 from .._triton import (
     INTERPRETED,
     CompileCase,
@@ -282,7 +281,7 @@ def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tenso
     return [s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
 
 
-class _NgpField(torch.autograd.Function):
+class _NgpField(Node):
     @staticmethod
     def forward(ctx, x, directions, rays, sink, n_used, *weights) -> Tensor:
         raw, features = forward(x, directions, rays, NgpWeights(*weights), n_used, any(ctx.needs_input_grad))
@@ -291,7 +290,6 @@ class _NgpField(torch.autograd.Function):
         return raw
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
         x, directions, rays, features, n_used, *weights = ctx.saved_tensors
         sums = zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
@@ -412,7 +410,7 @@ def _encode_case(features: int) -> CompileCase:
 COMPILE_CASES = [_encode_case(2), _encode_case(4)]
 
 
-class _NgpQuery(torch.autograd.Function):
+class _NgpQuery(Node):
     @staticmethod
     def forward(ctx, positions, directions, table, half, layout, *weights) -> tuple[Tensor, Tensor]:
         source = table if half is None else half
@@ -426,7 +424,6 @@ class _NgpQuery(torch.autograd.Function):
         return values[:, :3], values[:, 3]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_rgb: Tensor, grad_density: Tensor) -> tuple[Tensor | None, ...]:
         positions, directions, source, x, features, values, *weights = ctx.saved_tensors
         shape, dtype = ctx.like
@@ -453,7 +450,6 @@ class _NgpQuery(torch.autograd.Function):
             to_table = to_table.to(dtype)
         if to_directions is not None and directions.dtype != torch.float32:
             to_directions = to_directions.to(directions.dtype)
-        # positions, directions, table, half, layout, weights
         return to_positions, to_directions, to_table, None, None, *in_types_of(weights, sums)
 
 

@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
+from .._sink import Node
 from .._triton import (
     INTERPRETED,
     TAIL_BLOCK,
@@ -252,7 +252,7 @@ def _compact_kernel(
         write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(Node):
     @staticmethod
     def forward(ctx, values: Tensor, offsets: Tensor) -> Tensor:
         n_rays, n_channels = offsets.shape[0] - 1, values.shape[1]
@@ -268,8 +268,7 @@ class _Sum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
         grad = torch.empty(ctx.shape, dtype=ctx.dtype, device=offsets.device)
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
@@ -280,10 +279,10 @@ class _Sum(torch.autograd.Function):
                 grad_out, offsets, grad, n_rays, n_rows, programs, n_channels, *grad_out.stride(), *grad.stride(),
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
-        return grad, None  # offsets
+        return (grad,)
 
 
-class _Cumsum(torch.autograd.Function):
+class _Cumsum(Node):
     @staticmethod
     def forward(ctx, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
         ctx.save_for_backward(offsets)
@@ -291,11 +290,10 @@ class _Cumsum(torch.autograd.Function):
         return _cumsum(values, offsets, exclusive, reverse, torch.float32)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
         grad = _cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype)
-        return grad, None, None, None  # offsets, exclusive, reverse
+        return (grad,)
 
 
 def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import Aabb
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from . import Contraction, reference
 
 FOLDS = ("none", "sphere", "cube")
@@ -83,7 +83,7 @@ def _place(first, last, origins, directions, rays, starts, ends, low, inverse, f
             out[0, i], out[1, i], out[2, i] = fold_unit(out[0, i], out[1, i], out[2, i], fold)
 
 
-class _SamplePositions(torch.autograd.Function):
+class _SamplePositions(Node):
     @staticmethod
     def forward(ctx, origins, directions, samples, aabb, contraction) -> Tensor:
         low, inverse = np.zeros(3, np.float32), np.ones(3, np.float32)
@@ -97,7 +97,6 @@ class _SamplePositions(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         samples, index, empty = ctx.samples, ctx.samples.ray_indices.long(), torch.zeros(ctx.n_rays, 3)
         grad, to_origins, to_directions = grad * ctx.inverse, None, None
@@ -105,7 +104,7 @@ class _SamplePositions(torch.autograd.Function):
             to_origins = empty.index_add(0, index, grad)
         if ctx.needs_input_grad[1]:
             to_directions = empty.index_add(0, index, grad * samples.midpoints().detach()[:, None])
-        return to_origins, to_directions, None, None, None  # origins, directions, samples, aabb, contraction
+        return to_origins, to_directions
 
 
 def sample_positions(origins, directions, samples, *, aabb, contraction: Contraction = "none") -> Tensor:

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import Aabb
+from .._sink import Node
 from .._triton import CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..packed.triton import packed_sum
@@ -144,14 +144,13 @@ def _launch(origins, directions, samples, box, contraction) -> Tensor:
     return positions.t()
 
 
-class _SamplePositions(torch.autograd.Function):
+class _SamplePositions(Node):
     @staticmethod
     def forward(ctx, origins, directions, samples, box, contraction) -> Tensor:
         ctx.samples, ctx.box = samples, box
         return _launch(origins, directions, samples, box, contraction)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         samples = ctx.samples
         per_sample = torch.stack([grad[:, axis].float() * ctx.box[3 + axis] for axis in range(3)], dim=-1)

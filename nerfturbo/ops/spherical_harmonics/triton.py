@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._sink import Node
 from .._triton import CompileCase, check_kernel_float, empty_in_layout_of
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import load_xyz
@@ -109,7 +109,7 @@ def _forward(directions: Tensor, degree: int) -> Tensor:
     return out
 
 
-class _SphericalHarmonics(torch.autograd.Function):
+class _SphericalHarmonics(Node):
     @staticmethod
     def forward(ctx, directions: Tensor, degree: int) -> Tensor:
         ctx.save_for_backward(directions)
@@ -117,8 +117,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         return _forward(directions, degree)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (directions,) = ctx.saved_tensors
         grad, n = empty_in_layout_of(directions), directions.shape[0]
         if n:
@@ -126,7 +125,7 @@ class _SphericalHarmonics(torch.autograd.Function):
                 directions, grad_out.contiguous(), grad, n, *directions.stride(), *grad.stride(),
                 DEGREE=ctx.degree, BLOCK=BLOCK,
             )  # fmt: skip
-        return grad, None  # degree
+        return (grad,)
 
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:

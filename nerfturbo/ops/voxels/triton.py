@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._sink import Node
 from .._triton import CompileCase, check_kernel_float, clamp_unit, load_point, used_rows
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from . import FLOOR, VoxelIndex, blocks_per_axis, reference
@@ -217,7 +217,7 @@ def _structure(index: VoxelIndex) -> dict[str, Any]:
     return {"p_blocks": index.blocks, "p_rows": index.rows, "resolution": index.resolution, "side": side}
 
 
-class _VoxelLookup(torch.autograd.Function):
+class _VoxelLookup(Node):
     @staticmethod
     def forward(ctx, positions, basis, density, color, rays, half, index, n_used, sink) -> Tensor:
         n, source = positions.shape[0], color if half is None else half
@@ -233,7 +233,6 @@ class _VoxelLookup(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, basis, density, source, rays, n_used = ctx.saved_tensors
         to_positions = to_basis = to_density = to_color = None
@@ -246,8 +245,7 @@ class _VoxelLookup(torch.autograd.Function):
             wide, per_ray = _input_gradients(ctx, grad)
             to_positions = wide.to(positions.dtype)
             to_basis = per_ray.to(basis.dtype) if ctx.needs_input_grad[1] else None
-        # positions, basis, density, color, rays, half, index, n_used, sink
-        return to_positions, to_basis, to_density, to_color, None, None, None, None, None
+        return to_positions, to_basis, to_density, to_color
 
 
 def _sums(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -390,7 +388,7 @@ def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, c
     }  # fmt: skip
 
 
-class _Variation(torch.autograd.Function):
+class _Variation(Node):
     @staticmethod
     def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
         ctx.save_for_backward(density, color, nodes, chosen)
@@ -406,7 +404,6 @@ class _Variation(torch.autograd.Function):
         return torch.stack(values)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         density, color, nodes, chosen = ctx.saved_tensors
         m, results = chosen.shape[0], []
@@ -418,7 +415,7 @@ class _Variation(torch.autograd.Function):
                 arguments = _arguments(table, channels, ctx.index, nodes, chosen)
                 _spread_kernel[(cdiv(m, VARIATION_BLOCK),)](p_factor=factor, p_grad=target, **arguments)
             results.append(None if buffer is not None else target.to(table.dtype))
-        return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
+        return tuple(results)
 
 
 def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
