@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
+from ._checks import refuse
 
 
 class Node(torch.autograd.Function):
@@ -52,8 +53,7 @@ class GradientSink:
                 got = f"{tuple(buffer.shape)} {buffer.dtype} on {buffer.device}"
                 wanted = f"a contiguous floating tensor {tuple(parameter.shape)} on {parameter.device}"
                 raise InputError(f"sink buffer of {name}", wanted, got)
-            if buffer.requires_grad:
-                raise InputError(f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
+            refuse(buffer.requires_grad, f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
 
 
 class _Redirect(torch.autograd.Function):

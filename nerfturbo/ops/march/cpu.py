@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import PackedSamples
+from .._checks import refuse
 from .._cpu import array, as_float32, jit, launch, scratch
 from .._cpu.vector import atomic_max
 from ..packed.cpu import empty_samples, fit_offsets
@@ -316,5 +317,4 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
 def _check_in_place(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise InputError(name, "a contiguous tensor, it is written in place", f"strides {tensor.stride()}")
-    if name == "density" and tensor.dtype != torch.float32:
-        raise InputError(name, "torch.float32", str(tensor.dtype))
+    refuse(name == "density" and tensor.dtype != torch.float32, name, "torch.float32", tensor.dtype)

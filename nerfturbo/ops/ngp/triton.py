@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...errors import InputError
+from .._checks import refuse
 from .._sink import Node, redirect_all, zero_tail
 from .._triton import (
     INTERPRETED,
@@ -314,8 +314,7 @@ class _NgpField(Node):
 
 def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
     widest = max(encoding, directions, weights.density_out.shape[0], weights.density_in.shape[0])
-    if widest > 64:
-        raise InputError("weights", "widths up to 64 on the Triton backend", str(widest), "use ops.fused_mlp")
+    refuse(widest > 64, "weights", "widths up to 64 on the Triton backend", widest, "use ops.fused_mlp")
 
 
 def _library_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:

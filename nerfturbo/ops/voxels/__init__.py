@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_dtype, check_shape, check_tensor
+from .._checks import check_device, check_dtype, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from .._sink import GradientSink, check_count
 
@@ -53,8 +53,7 @@ class VoxelIndex:
     empty: float = -9.0  # density of the nodes that are not stored
 
     def __post_init__(self) -> None:
-        if not 1 <= self.resolution <= MAX_RESOLUTION:
-            raise InputError("resolution", f"1 to {MAX_RESOLUTION}", str(self.resolution))
+        refuse(not 1 <= self.resolution <= MAX_RESOLUTION, "resolution", f"1 to {MAX_RESOLUTION}", self.resolution)
         side = blocks_per_axis(self.resolution)
         check_tensor("blocks", self.blocks, (side, side, side), torch.int32)
         check_tensor("rows", self.rows, ("n_blocks", SIDE**3), torch.int32)
@@ -139,8 +138,7 @@ def _check(positions: Tensor, tables: VoxelTables, index: VoxelIndex, n_used: Te
     check_dtype("tables.color", tables.color)
     check_device(positions=positions, density=tables.density, color=tables.color, blocks=index.blocks)
     check_count(n_used, positions.device)
-    if tables.density.shape[0] == 0:
-        raise InputError("tables.density", "at least one row", "(0,)")
+    refuse(tables.density.shape[0] == 0, "tables.density", "at least one row", "(0,)")
 
 
 FLOOR = 1e-4  # the root of the 1e-8: smooth where nothing differs
