@@ -195,13 +195,47 @@ def clamp_unit(x):
 
 
 @triton.jit
+def own_block(n, BLOCK: tl.constexpr):
+    """The BLOCK items of this program, and which of them are below n."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return i, i < n
+
+
+@triton.jit
+def tile_rows(start, count, k, STEPS: tl.constexpr):
+    """Rows (RAYS, STEPS) of the samples of a tile's rays from the k-th on, and which of them there are."""
+    step = k + tl.arange(0, STEPS)
+    return start[:, None] + step[None, :], step[None, :] < count[:, None]
+
+
+@triton.jit
 def load_point(p_positions, i, m, stride_n, stride_c):
     """x, y, z of the rows `i`: fp32 blocks of i's shape."""
     p = p_positions + i.to(tl.int64) * stride_n
-    x = tl.load(p, mask=m, other=0.0)
-    y = tl.load(p + stride_c, mask=m, other=0.0)
-    z = tl.load(p + 2 * stride_c, mask=m, other=0.0)
+    x = tl.load(p, mask=m, other=0.0).to(tl.float32)
+    y = tl.load(p + stride_c, mask=m, other=0.0).to(tl.float32)
+    z = tl.load(p + 2 * stride_c, mask=m, other=0.0).to(tl.float32)
     return x, y, z
+
+
+@triton.jit
+def corner_slopes(value, fx, fy, fz, C: tl.constexpr):
+    """What `value` at corner C of a cell adds to the blend's derivatives along x, y and z."""
+    wx = fx if C & 1 else 1.0 - fx
+    wy = fy if C & 2 else 1.0 - fy
+    wz = fz if C & 4 else 1.0 - fz
+    dx = (value if C & 1 else -value) * wy * wz
+    dy = (value if C & 2 else -value) * wx * wz
+    return dx, dy, (value if C & 4 else -value) * wx * wy
+
+
+@triton.jit
+def store_slopes(p, i, n, m, x, y, z, gx, gy, gz):
+    """Into (3, n): the gradient to positions, zero past the borders of [0, 1] and where `m` is not set."""
+    p += i
+    tl.store(p, tl.where(m & (x >= 0.0) & (x <= 1.0), gx, 0.0), mask=i < n)
+    tl.store(p + n, tl.where(m & (y >= 0.0) & (y <= 1.0), gy, 0.0), mask=i < n)
+    tl.store(p + 2 * n.to(tl.int64), tl.where(m & (z >= 0.0) & (z <= 1.0), gz, 0.0), mask=i < n)
 
 
 @triton.jit

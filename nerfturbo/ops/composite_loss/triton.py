@@ -23,19 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import _triton as gpu
 from .._sink import Node
-from .._triton import (
-    TAIL_BLOCK,
-    CompileCase,
-    check_kernel_float,
-    empty_in_layout_of,
-    ray_grid,
-    ray_tile,
-    sum_after,
-    tail_programs,
-    used_rows,
-    zero_tail,
-)
+from .._triton import TAIL_BLOCK, CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..composite.triton import intervals, tile_weights
 from . import SURE
@@ -89,19 +79,13 @@ def _store_gradient(
     """Gradient to the four logits of a tile's samples, given the sum of w dL/dw behind the tile."""
     g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
     b_wg = weight * g
-    later = behind + sum_after(b_wg, RAYS, STEPS)
+    later = behind + gpu.sum_after(b_wg, RAYS, STEPS)
     grad = length * tl.where(lit, before * passed * g - later, 0.0) * tl.where(lit, density, 0.0)
     p = p_grad + row.to(tl.int64) * strides[6]
     tl.store(p, weight * slopes[0][:, None] * red * (1.0 - red), mask=m)
     tl.store(p + strides[7], weight * slopes[1][:, None] * green * (1.0 - green), mask=m)
     tl.store(p + 2 * strides[7], weight * slopes[2][:, None] * blue * (1.0 - blue), mask=m)
     tl.store(p + 3 * strides[7], grad, mask=m)
-
-
-@triton.jit
-def _tile_rows(start, count, k, STEPS: tl.constexpr):
-    step = k + tl.arange(0, STEPS)
-    return start[:, None] + step[None, :], step[None, :] < count[:, None]
 
 
 @triton.jit
@@ -114,7 +98,7 @@ def _write_gradient(
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     k = 0
     while k + STEPS < longest:
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides)
         passed, before, weight, lit, through = tile_weights(density * length, m, through, 0.0, 0.0, RAYS, STEPS)
         g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
@@ -128,7 +112,7 @@ def _write_gradient(
             strides, RAYS, STEPS,
         )  # fmt: skip
         k += STEPS
-    row, m = _tile_rows(start, count, k, STEPS)
+    row, m = gpu.tile_rows(start, count, k, STEPS)
     _store_gradient(
         p_grad, row, m, last[0], last[1], last[2], last[3], last[4], last[5], last[6], last[7], m & (last[8] != 0),
         slopes, background, tl.zeros([RAYS, STEPS], tl.float32), strides, RAYS, STEPS,
@@ -147,7 +131,7 @@ def _colours(
     shines = tl.zeros([RAYS, STEPS], tl.int32)
     through = zero + 1.0
     for k in range(0, longest, STEPS):
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides)
         passed, before, weight, lit, through = tile_weights(density * length, m, through, 0.0, 0.0, RAYS, STEPS)
         shines = lit.to(tl.int32)
@@ -166,12 +150,12 @@ def _loss_kernel(
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        n_trained = used_rows(p_kept, n_rays)
+        n_trained = gpu.used_rows(p_kept, n_rays)
         share = 1.0 / (3.0 * tl.maximum(n_trained, 1).to(tl.float32))
         b_loss = tl.zeros([RAYS], tl.float32)
         b_square = tl.zeros([RAYS], tl.float32)
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             longest = tl.max(count, 0)
             red, green, blue, opacity, last = _colours(
                 p_raw, p_starts, p_ends, start, count, longest, strides, RAYS, STEPS
@@ -188,7 +172,7 @@ def _loss_kernel(
     elif p_grad is not None:
         n_used = tl.load(p_offsets + n_rays)
         for c in range(4):
-            zero_tail(p_grad + c * strides[7], strides[6], ray_programs, n_used, n_rows, TAIL)
+            gpu.zero_tail(p_grad + c * strides[7], strides[6], ray_programs, n_used, n_rows, TAIL)
 
 
 @triton.jit
@@ -258,14 +242,14 @@ class _CompositeLoss(Node):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule, scale) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
-        tile, programs = ray_grid(n_rows, n_rays, device)
-        grad = empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
+        tile, programs = gpu.ray_grid(n_rows, n_rays, device)
+        grad = gpu.empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
         rgb = torch.empty(n_rays, 3, dtype=torch.float32, device=device)
         parts = torch.empty(2 * programs, dtype=torch.float32, device=device)
         loss, mse = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
         grad_strides = (0, 0) if grad is None else grad.stride()
         if n_rays or n_rows:
-            _loss_kernel[(programs + (0 if grad is None else tail_programs(n_rows)),)](
+            _loss_kernel[(programs + (0 if grad is None else gpu.tail_programs(n_rows)),)](
                 raw, *intervals(samples), background, target, samples.n_rays_kept, scale, rgb, parts, grad,
                 n_rays, n_rows, programs,
                 (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
@@ -313,7 +297,7 @@ def _ray_sums(
     moment, spread, fog, reach = total, total, total, total
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride)
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         b_total = total[:, None] + tl.cumsum(weight, 1)
@@ -337,7 +321,7 @@ def _write_density_gradient(
     b_seen, seen = a_seen, a_seen
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, strides[0])
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         a = a_seen[:, None] + tl.cumsum(weight, 1)
@@ -347,7 +331,7 @@ def _write_density_gradient(
         seen += tl.sum(weight * g, 1)
         bound = through * largest[:, None]  # what lies behind is a difference of sums: see composite_loss
         behind = tl.minimum(tl.maximum((whole - seen)[:, None], -bound), bound)
-        later = behind + sum_after(weight * g, RAYS, STEPS)
+        later = behind + gpu.sum_after(weight * g, RAYS, STEPS)
         fog = 4.0 * thin[:, None] * optical / (1.0 + 2.0 * optical * optical)
         slope = before * passed * g - later + fog
         tl.store(p_grad + row.to(tl.int64) * strides[1], tl.where(lit, optical * slope, 0.0), mask=m)
@@ -361,14 +345,14 @@ def _rays_kernel(
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """`weights` of distortion over unit, opacity and sparsity; p_parts (programs,): of the loss."""
-    n_trained = used_rows(p_kept, n_rays)
+    n_trained = gpu.used_rows(p_kept, n_rays)
     share = 1.0 / tl.maximum(n_trained, 1).to(tl.float32)
     scale = share
     if p_scale is not None:
         scale *= tl.load(p_scale)
     b_loss = tl.zeros([RAYS], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-        i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+        i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
         longest = tl.max(count, 0)
         m_first = count > 0
         origin = tl.load(p_starts + start, mask=m_first, other=0.0) + tl.load(p_ends + start, mask=m_first, other=0.0)
@@ -397,7 +381,7 @@ class _RayLosses(Node):
     @staticmethod
     def forward(ctx, raw, samples, rule, scale) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
-        tile, programs = ray_grid(raw.shape[0], n_rays, device)
+        tile, programs = gpu.ray_grid(raw.shape[0], n_rays, device)
         grad = torch.zeros_like(raw) if ctx.needs_input_grad[0] else None
         parts = torch.empty(programs, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)

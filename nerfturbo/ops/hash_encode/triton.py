@@ -30,17 +30,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import InputError
+from .. import _triton as gpu
 from .._sink import Node, zero_tail
-from .._triton import (
-    INTERPRETED,
-    CompileCase,
-    check_kernel_float,
-    clamp_unit,
-    empty_in_layout_of,
-    feature_major,
-    load_point,
-    used_rows,
-)
+from .._triton import INTERPRETED, CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from . import HashLayout
 
@@ -59,7 +51,7 @@ def level_constants(layout: HashLayout, device: torch.device) -> tuple[Tensor, T
 @triton.jit
 def cell_of(x, scale):
     """Cell and fraction of a coordinate along one axis."""
-    p = clamp_unit(x) * scale + 0.5
+    p = gpu.clamp_unit(x) * scale + 0.5
     cell = p.to(tl.int32)  # p >= 0.5, so truncation is floor
     return cell, p - cell.to(tl.float32)
 
@@ -133,7 +125,7 @@ def _load_gradient(p_grad, p_found_inf, i, m, stride_gn, stride_gf, i_level, F: 
 
 @triton.jit
 def _cell(p_positions, i, m, stride_xn, stride_xc, scale):
-    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     ix, fx = cell_of(x, scale)
     iy, fy = cell_of(y, scale)
     iz, fz = cell_of(z, scale)
@@ -161,7 +153,7 @@ def _backward_table_kernel(
 ):  # fmt: skip
     i_level = first_level + tl.program_id(0) % LEVELS
     start = (tl.program_id(0) // LEVELS) * BLOCK
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     if start < n_used:
         i = start + tl.arange(0, BLOCK)
         m = i < n_used
@@ -302,7 +294,7 @@ def _forward_kernel(
     i_level = tl.program_id(0) % LEVELS
     start = (tl.program_id(0) // LEVELS) * BLOCK
     i = start + tl.arange(0, BLOCK)
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
     b_lone = tl.zeros([BLOCK, F], tl.float32)
     if start < n_used:
@@ -317,10 +309,9 @@ def _backward_positions_kernel(
     p_positions, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_gn, stride_gf,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < used_rows(p_used, n)
+    i, m = gpu.own_block(gpu.used_rows(p_used, n), BLOCK)
     i_feature = tl.arange(0, F)
-    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     gx = tl.zeros([BLOCK], tl.float32)
     gy = tl.zeros([BLOCK], tl.float32)
     gz = tl.zeros([BLOCK], tl.float32)
@@ -337,22 +328,16 @@ def _backward_positions_kernel(
             p = p_table + offset * F + (row * F)[:, None] + i_feature[None, :]
             b_entry = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)
             dot = tl.sum(b_grad * b_entry, 1) * scale
-            wx = fx if c & 1 else 1.0 - fx
-            wy = fy if c & 2 else 1.0 - fy
-            wz = fz if c & 4 else 1.0 - fz
-            gx += (dot if c & 1 else -dot) * wy * wz
-            gy += (dot if c & 2 else -dot) * wx * wz
-            gz += (dot if c & 4 else -dot) * wx * wy
-    m_row = i < n
-    p = p_out + i  # (3, n), transposed
-    tl.store(p, tl.where((x >= 0.0) & (x <= 1.0), gx, 0.0), mask=m_row)
-    tl.store(p + n, tl.where((y >= 0.0) & (y <= 1.0), gy, 0.0), mask=m_row)
-    tl.store(p + 2 * n.to(tl.int64), tl.where((z >= 0.0) & (z <= 1.0), gz, 0.0), mask=m_row)
+            dx, dy, dz = gpu.corner_slopes(dot, fx, fy, fz, c)
+            gx += dx
+            gy += dy
+            gz += dz
+    gpu.store_slopes(p_out, i, n, m, x, y, z, gx, gy, gz)
 
 
 def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
     n = positions.shape[0]
-    out = feature_major(n, layout.n_outputs, table.dtype, table.device)
+    out = gpu.feature_major(n, layout.n_outputs, table.dtype, table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
         _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
@@ -431,7 +416,7 @@ def _fade_kernel(
 ):  # fmt: skip
     i_level = tl.program_id(0) % LEVELS
     i = (tl.program_id(0) // LEVELS) * BLOCK + tl.arange(0, BLOCK)
-    m = i < used_rows(p_used, n)
+    m = i < gpu.used_rows(p_used, n)
     footprint = tl.maximum(tl.load(p_footprints + i, mask=m, other=1.0), 1e-12)  # at a point no level fades
     weight = _erf(1.0 / (2.8284271 * footprint * tl.load(p_scales + i_level)))
     for f in tl.static_range(F):
@@ -442,7 +427,7 @@ def _fade_kernel(
 
 
 def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
-    out, n = empty_in_layout_of(values), values.shape[0]
+    out, n = gpu.empty_in_layout_of(values), values.shape[0]
     if n:
         _, scales = level_constants(layout, values.device)
         _fade_kernel[(cdiv(n, FADE_BLOCK) * layout.n_levels,)](

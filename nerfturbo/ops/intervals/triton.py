@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, shift_right, spread_last, sum_after
+from .._triton import INTERPRETED, CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
 from . import LEAST, LEAST_REST, SPACINGS
@@ -56,8 +57,7 @@ def _place_kernel(
     SPACING: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """box: low, then 1 / size of each axis."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n_total
+    i, m = gpu.own_block(n_total, BLOCK)
     i_ray = i // n
     i_place = i + i_ray  # a ray has one place more than intervals
     low = _warp(tl.load(p_near + i_ray, mask=m, other=0.0) / unit, SPACING)
@@ -95,11 +95,11 @@ def _weights_kernel(p_density, p_distances, p_weights, p_passed, n_rays, n, RAYS
         optical = tl.load(p_density + i_ray * n + i_bin, mask=m, other=0.0).to(tl.float32) * length
         inside = tl.cumsum(optical, 1)
         # Shifted, not subtracted: a dense interval would leave nothing of the digits before it.
-        depth = before + shift_right(inside, 0.0, RAYS, STEPS)
-        tl.store(p_weights + i_ray * n + i_bin, tl.exp(-depth) * one_minus_exp(optical), mask=m)
+        depth = before + gpu.shift_right(inside, 0.0, RAYS, STEPS)
+        tl.store(p_weights + i_ray * n + i_bin, tl.exp(-depth) * gpu.one_minus_exp(optical), mask=m)
         if p_passed is not None:
             tl.store(p_passed + i_ray * n + i_bin, tl.exp(-(before + inside)), mask=m)
-        before += spread_last(inside, RAYS, STEPS)
+        before += gpu.spread_last(inside, RAYS, STEPS)
 
 
 @launchable(do_not_specialize=["n_rays", "n"])
@@ -117,7 +117,7 @@ def _gradient_kernel(
         g = tl.load(p_arrived + i_ray * stride_ray + i_bin * stride_bin, mask=m, other=0.0).to(tl.float32)
         weighed = g * tl.load(p_weights + i_ray * n + i_bin, mask=m, other=0.0)
         passed = tl.load(p_passed + i_ray * n + i_bin, mask=m, other=0.0)
-        later = behind[:, None] + sum_after(weighed, RAYS, STEPS)
+        later = behind[:, None] + gpu.sum_after(weighed, RAYS, STEPS)
         tl.store(p_grad + i_ray * n + i_bin, length * (passed * g - later), mask=m)
         behind += tl.sum(weighed, 1)
 
@@ -200,7 +200,7 @@ def _cumulate_kernel(
         weight = tl.where(m, weight + padding, 0.0)
         running = before + tl.cumsum(tl.where(use_weights, weight, high - low), 1)
         tl.store(p_cdf + 1 + i_bin, running, mask=m)
-        before = spread_last(running, RAYS, STEPS)
+        before = gpu.spread_last(running, RAYS, STEPS)
 
 
 @launchable(do_not_specialize=["n_total", "n_bins", "n_edges", "search"])

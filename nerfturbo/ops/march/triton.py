@@ -25,10 +25,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Aabb, PackedSamples
-from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs, used_rows
+from .. import _triton as gpu
+from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..packed.triton import GROUP, empty_counts, empty_samples, fit_offsets, write_tail
-from ..positions.triton import box_interval, load_xyz
+from ..positions.triton import box_interval
 from . import OccupancyBits, StepRule
 
 LANES = tl.constexpr(32)  # segments behind one word of flags
@@ -58,8 +59,8 @@ def _inverse_lattice(t, rule, CONE: tl.constexpr):
 def prepare_rays(p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, m, strides, rule, box, CONE: tl.constexpr):
     """Write what a walk along a ray needs: origin and direction in cells of the finest level from the grid's centre,
     t_min, t_max, first lattice step, jitter, number of steps, and the largest component of the direction."""
-    ox, oy, oz = load_xyz(p_origins, i_ray, strides[0], strides[1], m)
-    dx, dy, dz = load_xyz(p_directions, i_ray, strides[2], strides[3], m)
+    ox, oy, oz = gpu.load_point(p_origins, i_ray, m, strides[0], strides[1])
+    dx, dy, dz = gpu.load_point(p_directions, i_ray, m, strides[2], strides[3])
     t_min, t_max = box_interval(
         ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], rule[0], rule[1]
     )  # fmt: skip
@@ -230,7 +231,7 @@ def _prepare_kernel(
     block = tl.program_id(0)
     if block < ray_blocks:
         i_ray = block * RAYS + tl.arange(0, RAYS)
-        n_active = used_rows(p_n_active, n_rays)
+        n_active = gpu.used_rows(p_n_active, n_rays)
         prepare_rays(
             p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, i_ray < n_active, strides, rule, box, CONE
         )
@@ -245,7 +246,7 @@ def _count_kernel(
     GROUP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr,
     RESOLUTION: tl.constexpr,
 ):  # fmt: skip
-    n_active = used_rows(p_n_active, n_rays)
+    n_active = gpu.used_rows(p_n_active, n_rays)
     i_step = tl.arange(0, STEPS)
     i_segment = tl.arange(0, LANES)
     for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
@@ -381,15 +382,15 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
         rays, summary = _prepare(
             origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
         )
-        _count_kernel[(ray_programs(cdiv(n_rays, GROUP), device),)](
+        _count_kernel[(gpu.ray_programs(cdiv(n_rays, GROUP), device),)](
             rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
         )
     offsets, kept = fit_offsets(counts, sums, capacity)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, origins)
     if n_rows:
-        programs = ray_programs(n_rays, device)
-        _write_kernel[(programs + (0 if capacity is None else tail_programs(n_rows)),)](
+        programs = gpu.ray_programs(n_rays, device)
+        _write_kernel[(programs + (0 if capacity is None else gpu.tail_programs(n_rows)),)](
             rays, grid.bits, summary, offsets, *new, n_rays, n_rows, programs, numbers, **shape, TAIL=TAIL_BLOCK,
             **OPTIONS,
         )  # fmt: skip
@@ -402,16 +403,14 @@ PARTS = 512
 
 @launchable(do_not_specialize=["n"])
 def _gather_kernel(p_density, p_cells, p_old, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+    i, m = gpu.own_block(n, BLOCK)
     i_cell = tl.load(p_cells + i, mask=m, other=0)
     tl.store(p_old + i, tl.load(p_density + i_cell, mask=m, other=0.0), mask=m)
 
 
 @launchable(do_not_specialize=["n"])
 def _decay_kernel(p_density, p_cells, p_old, n, decay, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+    i, m = gpu.own_block(n, BLOCK)
     i_cell = tl.load(p_cells + i, mask=m, other=0)
     old = tl.load(p_old + i, mask=m, other=-1.0)
     tl.store(p_density + i_cell, old * decay, mask=m & (old >= 0.0))
@@ -419,8 +418,7 @@ def _decay_kernel(p_density, p_cells, p_old, n, decay, BLOCK: tl.constexpr):
 
 @launchable(do_not_specialize=["n"])
 def _maximum_kernel(p_density_bits, p_cells, p_old, p_fresh, n, stride_fresh, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+    i, m = gpu.own_block(n, BLOCK)
     i_cell = tl.load(p_cells + i, mask=m, other=0)
     old = tl.load(p_old + i, mask=m, other=-1.0)
     fresh = tl.load(p_fresh + i.to(tl.int64) * stride_fresh, mask=m, other=0.0).to(tl.float32)

@@ -30,18 +30,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import _triton as gpu
 from .._checks import refuse
 from .._sink import Node, redirect_all, zero_tail
-from .._triton import (
-    INTERPRETED,
-    CompileCase,
-    check_kernel_float,
-    feature_major,
-    one_minus_exp,
-    processors,
-    scalar_or_pointer,
-    used_rows,
-)
+from .._triton import INTERPRETED, CompileCase, check_kernel_float
 from .._triton.launch import cdiv, for_any_count, launchable
 from ..composite import OPAQUE, visible_codes
 from ..composite.triton import merge_weak_samples
@@ -106,7 +98,7 @@ def _forward_kernel(
     LOOSE: tl.constexpr,
 ):  # fmt: skip
     """LOOSE: rows past the used ones may hold anything before, rays too, and after; otherwise they become zero."""
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     ALL: tl.constexpr = LOOSE or (EVEN and p_used is None)
     W1 = mlp.load_weight(p_w1, PE, PH, DE, DH, DE, T)
     W2 = mlp.load_weight(p_w2, PH, PF, DH, DF, DH, T)
@@ -145,7 +137,7 @@ def _colour_backward_kernel(
     DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     ALL: tl.constexpr = EVEN and p_used is None
     W3a = mlp.load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
     W3b = mlp.load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
@@ -206,7 +198,7 @@ def _shape(x: Tensor, directions: Tensor, weights: NgpWeights, fixed: bool) -> d
 
 
 def _programs(n: int, per_processor: int, device: torch.device) -> int:
-    return min(cdiv(n, BLOCK), per_processor * processors(device))
+    return min(cdiv(n, BLOCK), per_processor * gpu.processors(device))
 
 
 def forward(
@@ -214,8 +206,8 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """raw (n, 4), or colours and densities, and, if kept, the density network's output (n, features)."""
     n = x.shape[0]
-    raw = feature_major(n, 4, torch.float32, x.device)
-    features = feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
+    raw = gpu.feature_major(n, 4, torch.float32, x.device)
+    features = gpu.feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
     if n:
         w1, w2, w3, w4, w5 = weights
         fixed = mlp.is_capacity(n, n_used)
@@ -369,7 +361,7 @@ def _encode_kernel(
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`hash_encode` of the rows in use, by persistent programs; the others are not written."""
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     for task in range(tl.program_id(0), tl.cdiv(n_used, BLOCK) * LEVELS, tl.num_programs(0)):
         i_level = task % LEVELS
         i = (task // LEVELS) * BLOCK + tl.arange(0, BLOCK)
@@ -385,7 +377,7 @@ def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: T
     levels, scales = hashing.level_constants(layout, device)
     tasks = cdiv(n, ENCODE_BLOCK) * layout.n_levels
     # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
-    _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
+    _encode_kernel[(min(tasks, ENCODE_PROGRAMS * gpu.processors(device) - 1 | 1),)](
         p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
         stride_xn=positions.stride(0), stride_xc=positions.stride(1), LEVELS=layout.n_levels, F=layout.n_features,
         BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
@@ -619,7 +611,7 @@ def _visible_kernel(
         # This gather keeps the order, but ends the product's layout, in which each thread would hold four samples.
         logit = tl.reshape(tl.gather(logit, tl.arange(0, SLOTS * STEPS), 0), [SLOTS, STEPS])
         optical = tl.exp(tl.where(logit > MAX_LOGIT, MAX_LOGIT, logit)) * (t1 - t0)
-        counted = m & (one_minus_exp(optical) >= alpha_thre)  # false for NaN
+        counted = m & (gpu.one_minus_exp(optical) >= alpha_thre)  # false for NaN
         optical = tl.where(counted, tl.minimum(optical, THICK), 0.0)
         before = depth[:, None] + (tl.cumsum(optical, 1) - optical)
         if p_optical is not None:
@@ -645,9 +637,9 @@ def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, t
         p_offsets=samples.offsets, p_counters=counters, p_list=rays, n_rays=n_rays, LONG=LONG, BLOCK=LIST_BLOCK,
         num_warps=4,
     )  # fmt: skip
-    number, pointer = scalar_or_pointer(alpha_thre, device)
+    number, pointer = gpu.scalar_or_pointer(alpha_thre, device)
     levels, scales = hashing.level_constants(layout, device)
-    _visible_kernel[(min(cdiv(n_rays, SLOTS), VISIBILITY_PROGRAMS * processors(device)),)](
+    _visible_kernel[(min(cdiv(n_rays, SLOTS), VISIBILITY_PROGRAMS * gpu.processors(device)),)](
         p_origins=origins, p_directions=directions, p_starts=samples.t_starts.contiguous(),
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
         p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,

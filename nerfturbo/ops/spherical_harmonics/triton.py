@@ -12,18 +12,16 @@ import triton.language as tl
 from torch import Tensor
 
 from .._sink import Node
-from .._triton import CompileCase, check_kernel_float, empty_in_layout_of
+from .._triton import CompileCase, check_kernel_float, empty_in_layout_of, load_point, own_block
 from .._triton.launch import cdiv, launchable
-from ..positions.triton import load_xyz
 
 BLOCK = 128
 
 
 @launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_axis"])
 def _forward_kernel(p_directions, p_out, n, stride_row, stride_axis, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
-    x, y, z = load_xyz(p_directions, i, stride_row, stride_axis, m)
+    i, m = own_block(n, BLOCK)
+    x, y, z = load_point(p_directions, i, m, stride_row, stride_axis)
     p = p_out + i.to(tl.int64) * (DEGREE * DEGREE)
     tl.store(p, tl.full([BLOCK], 0.28209479177387814, tl.float32), mask=m)
     if DEGREE > 1:
@@ -80,9 +78,8 @@ def _backward_kernel(
     p_directions, p_grad_out, p_grad, n, stride_row, stride_axis, stride_grad, stride_grad_axis,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
-    x, y, z = load_xyz(p_directions, i, stride_row, stride_axis, m)
+    i, m = own_block(n, BLOCK)
+    x, y, z = load_point(p_directions, i, m, stride_row, stride_axis)
     p = p_grad_out + i.to(tl.int64) * (DEGREE * DEGREE)
     dx, dy, dz = x * 0.0, y * 0.0, z * 0.0
     if DEGREE > 1:
