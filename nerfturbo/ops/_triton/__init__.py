@@ -1,8 +1,7 @@
 """What the kernel files share: small jit helpers, allocation rules, and how a kernel is listed for compile checks.
 
-Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp, so that it serves
-four rays of few samples or one ray of many. Programs take tiles in turn, about as many programs as the device holds:
-starting one costs more than a short ray. Programs behind those of the rays write the unused tail.
+Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp. Programs take tiles
+in turn, about as many programs as the device holds. Programs behind those of the rays write the unused tail.
 """
 
 from __future__ import annotations

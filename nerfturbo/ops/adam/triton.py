@@ -1,11 +1,9 @@
 """Adam in one pass over memory, and the step's counters in one launch of one program.
 
-One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. The master,
-its moments and the gradient are read once; master, moments, half copy and the zeroed gradient are written once. With
+One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. With
 `skip_untouched`, rows of four without gradient read and write nothing else. The non-finite flag is read before the
-first write, so a skipped step is skipped everywhere.
-
-dtypes: fp32 master; moments, gradient and copy of any float type; fp32 arithmetic. Deterministic, no atomics.
+first write, so a skipped step is skipped everywhere. fp32 master and arithmetic; moments, gradient and copy of any
+float type.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Compositing along rays, forward and analytic backward, the visibility test, and runs of weak samples.
 
-A task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the first). With
-e_i = 1 - alpha_i and g_i the gradient that reaches weight i through all four results,
-
-    dL/ddensity_i = length_i * (T_i e_i g_i - sum_{j > i} w_j g_j),        dL/drgb_i = w_i * dL/drgb.
-
-The forward keeps T_i e_i for the backward, -1 where a threshold took the weight away. fp32 whatever comes in; gradients
-in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
+A task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the first;
+docs/ops/composite.md). The forward keeps T_i (1 - alpha_i) for the backward, -1 where a threshold took the weight away.
+fp32 whatever comes in; gradients in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
 """
 
 from __future__ import annotations

@@ -1,21 +1,15 @@
 """Compositing, colour loss and their gradient, ray by ray.
 
-Decomposition: a task = a chunk of rays. A ray is walked to its end for its colour and, once its error is known, back to
-its start for the gradient of the loss to the logits; the backward only multiplies by the gradient that arrives. With
-g_i = sum over channels of dL/dcolour * (rgb_i - background), the gradient that reaches weight i,
+A task = a chunk of rays. A ray is walked to its end for its colour and, once its error is known, back to its start for
+the gradient of the loss to the logits; the backward only multiplies by what arrives. With g_i = sum over channels of
+dL/dcolour * (rgb_i - background), the gradient that reaches weight i,
 
     dL/dlogit_3 = density_i * length_i * (T_i e_i g_i - sum_{j > i} w_j g_j)
     dL/dlogit_c = w_i * dL/dcolour_c * rgb_ic * (1 - rgb_ic).
 
-Logits are read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deterministic. Rows that no ray
-owns are never read.
-
-The regularisers walk rays likewise. With g_i = dL/dw_i (for the distortion 2 (sum_j w_j |m_i - m_j| + w_i length_i / 3)
-/ unit, for the opacity log((1 - O) / O)),
-
-    dL/dlogit_i = tau_i * (T_i (1 - alpha_i) g_i - sum_{j > i} w_j g_j + 4 sparsity tau_i / (1 + 2 tau_i^2)).
-
-Lengths are measured from the ray's first sample.
+The regularisers walk rays likewise (docs/ops/ray_losses.md), lengths measured from the ray's first sample. Logits are
+read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deterministic. Rows that no ray owns are
+never read.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits.
 
 Tiles of rays as in `_triton`. A program composites its rays, knows their error at once, and writes the gradient of what
-it still holds in registers; rays longer than a tile are walked along a second time, out of the cache, for the rest.
-The derivation is that of `composite` (docs/ops/composite.md). Each program leaves its part of the loss in memory and
-one last program adds the parts in order: no atomics, deterministic. The backward multiplies the gradient by what
-arrives at the loss, read on the device.
+it still holds in registers; rays longer than a tile are walked along a second time for the rest. Each program leaves
+its part of the loss in memory and one last program adds the parts in order: deterministic. The backward multiplies the
+gradient by what arrives at the loss, read on the device.
 
-The regularisers walk along their rays twice: once for weights and sums, once for the gradient, which needs the sums of
-the whole ray. With g_i = dL/dw_i, sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights,
-of degree two, so its part is twice the distortion, and the opacity's part is O times its slope. The rest is derived in
-docs/ops/ray_losses.md. Sums over samples include the sample itself: its distance to itself is zero.
+The regularisers walk along their rays twice: once for weights and sums, once for the gradient. With g_i = dL/dw_i,
+sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights, of degree two, so its part is
+twice the distortion, and the opacity's part is O times its slope. Derivations: docs/ops/composite.md,
+docs/ops/ray_losses.md.
 
 Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
 """

@@ -1,7 +1,7 @@
 """Front-to-back rounds on a CPU: rays walk from cell to cell as in `march`, and stop at what one round allows.
 
-Decomposition: a task = a chunk of the queue. Find (first lattice step and a word of WINDOW bits per ray), a prefix sum
-that gives rows to the rays that fit, write; composite; gather the survivors in order. fp32; deterministic.
+A task = a chunk of the queue. Find, a prefix sum that gives rows to the rays that fit, write; composite; gather the
+survivors in order. fp32; deterministic.
 """
 
 from __future__ import annotations

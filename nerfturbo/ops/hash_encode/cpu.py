@@ -1,13 +1,11 @@
 """Hash encoding: eight look-ups per level and point, blended; and the scatter of their gradients.
 
 Positions are clamped and stored (3, n) once; the encoding and its gradient are stored (levels * features, n) and handed
-out transposed, so that each level reads and writes streams, and its slice of the table stays in a core's cache while
-all points pass through it. A block of points first gets its table rows and fractions, which compiles to vector
-instructions; then each point loads its eight rows as vectors of n_features. Forward: a task = one level and a chunk of
-points. Backward to the table: a task = one level, whose slice nobody else touches: no atomics, and the finest, slowest
-levels go first so that threads end together. Backward to positions and fading: a task = a chunk of points.
-
-fp32 inside; half tables are widened once per call. Deterministic.
+out transposed, so that a level's slice of the table stays in a core's cache while all points pass through it. A block
+of points first gets its table rows and fractions, which compiles to vector instructions; then each point loads its
+eight rows as vectors of n_features. Forward: a task = one level and a chunk of points. Backward to the table: a task =
+one level, whose slice nobody else touches, the slowest first. Backward to positions and fading: a task = a chunk of
+points. fp32 inside; half tables are widened once per call. Deterministic.
 """
 
 from __future__ import annotations

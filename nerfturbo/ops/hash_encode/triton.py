@@ -1,19 +1,17 @@
 """Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
 
-Forward: one program = BLOCK samples of one level, level fastest in the grid, so that neighbouring programs read the
-same positions. The two corners along x are neighbours in the table wherever `row0 ^ row1 == 1` (the first hash prime
-is 1), and one load of 2 F numbers fetches both; where they are not, a second load of F numbers is predicated on. The
-result is stored feature-major: an (n_levels * F, n) buffer, transposed. Backward to positions: one program = BLOCK
+Forward: one program = BLOCK samples of one level, level fastest in the grid. The two corners along x are neighbours in
+the table wherever `row0 ^ row1 == 1` (the first hash prime is 1), and one load of 2 F numbers fetches both; where they
+are not, a second load of F numbers is predicated on. Stored feature-major. Backward to positions: one program = BLOCK
 samples, all levels in turn, so no atomics. Fading: one pass over the encoding; its backward is itself on the gradient.
 
 Backward to the table: as the forward, by atomic additions, which are not deterministic:
-- PAIR: the two corners along x that are neighbours in the table go out as one block of 2 F numbers, which becomes a
-  vector atomic (fp32: compute capability 9.0 and up; fp16: two numbers everywhere, more from 9.0 on). Where fp32
-  vectors are missing, pairs win nothing and each corner goes out alone.
-- RUNS: on coarse levels consecutive samples of a ray share a cell, and thousands of atomics would queue for few rows.
-  A segmented scan over the samples of one warp adds them up first; only the last sample of a run writes.
-- A scale, in deterministic mode: sums are int64 fixed-point numbers, and integer addition knows no order. The scale is
-  a power of two from the largest incoming gradient, so that the sum cannot overflow and keeps ~40 bits.
+- PAIR: corners that are neighbours go out as one vector atomic of 2 F numbers (fp32: compute capability 9.0 and up;
+  fp16: two numbers everywhere, more from 9.0 on). Where fp32 vectors are missing, each corner goes out alone.
+- RUNS: on coarse levels consecutive samples of a ray share a cell. A segmented scan over the samples of one warp adds
+  them up first; only the last sample of a run writes.
+- A scale, in deterministic mode: sums are int64 fixed-point numbers. The scale is a power of two from the largest
+  incoming gradient, so that the sum cannot overflow and keeps ~40 bits.
 
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Derivation: docs/ops/hash_encode.md.
 """

@@ -1,17 +1,14 @@
 """Marching in four launches: prepare, count per ray, offsets, write per ray. Ray order is an invariant.
 
-Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise
-the bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays, one after
-the other. Each lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the
-steps of the segments that may hold samples, a lane a step. So empty space costs a look at a byte per segment, and
-neighbours on a ray share words of the bitfield. Both must decide alike about each lattice point, so both call the same
-functions, with explicit `fma` and launched with `enable_fp_fusion=False`. fp32 throughout, no atomics, nothing read
-back when a capacity is given. See docs/ops/march.md.
+Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise the
+bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays in turn. Each
+lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the steps of the
+segments that may hold samples, a lane a step. Both must decide alike about each lattice point, so both call the same
+functions, with explicit `fma` and launched with `enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
 
 The occupancy grid: `decay_and_max` is three launches (keep old values, decay, maximum), since a cell may be listed
-twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered like the
-floats, and the order of arguments does not matter. `threshold_bits` is two: PARTS programs add up their share of the
-cells, then every program adds the PARTS sums itself and packs BLOCK cells into words.
+twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered as they are.
+`threshold_bits` is two: PARTS programs add up their share, then every program adds the PARTS sums itself and packs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Fully-connected networks: small ones without biases behind a hash grid, wide ones with biases as in NeRF.
-
-Of wide ones the matrices are large enough for the vendor's matrix library; what costs time besides is memory traffic,
-so bias and ReLU run inside the products and the ReLU's backward shares one pass with the biases' gradients.
-"""
+"""Fully-connected networks: small ones without biases behind a hash grid, wide ones with biases as in NeRF."""
 
 from __future__ import annotations
 

@@ -1,25 +1,21 @@
-"""Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library.
+"""Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library. See docs/ops/mlp.md.
 
 Fused: persistent programs load all weights once, then walk over blocks of BLOCK samples; hidden layers stay in
-registers. Tiles are [BLOCK, columns] in any strides; what is allocated here is feature-major (an (outputs, n) buffer,
-transposed), which coalesces for the encoder before and the field after. A weight (outputs, inputs) is loaded as the
-right operand [inputs, outputs]. Widths below 16 or no power of two are padded with zeros, which change no sum and no
-gradient. The backward recomputes the hidden layers (cheaper than storing them), keeps weight gradients in registers
-over the whole walk and adds them once per program. Where they do not all fit, several launches each take some layers.
+registers. What is allocated here is feature-major, which coalesces for the encoder before and the field after. A weight
+(outputs, inputs) is loaded as the right operand [inputs, outputs]; widths are padded with zeros to powers of two from
+16 on. The backward recomputes the hidden layers, keeps weight gradients in registers over the whole walk and adds them
+once per program; where they do not all fit, several launches each take some layers.
 
-Library: what runs where no fused kernel is the right way (`fits`). A weight's gradient is a sum over all samples: few
-rows, few columns, and hundreds of thousands of terms. In fp32 without TF32 the library may give such a product to as
-many programs as the result has tiles and leave the rest of the GPU idle. So there the samples are cut into slices of
-SLICE, every slice is one product of a batch, and the partial sums are added at the end.
+Library: where no fused kernel is the right way (`fits`). In fp32 without TF32 the library may give the product that is
+a weight's gradient, few rows and columns but many terms, to few programs: samples are cut into slices of SLICE, each a
+product of a batch, and the partial sums are added.
 
-Wide: at 256 columns a product already runs near the memory's speed, and fusing layers would only save what training
-writes for the backward anyway. So the forward is one library call per layer with bias and ReLU in its epilogue. In the
-backward, one kernel per layer masks the gradient where the ReLU was off and sums it into the bias's gradient. Columns
-are padded with zeros to multiples of 8, which fast half products ask for.
+Wide: one library call per layer with bias and ReLU in its epilogue. In the backward, one kernel per layer masks the
+gradient where the ReLU was off and sums it into the bias's. Columns are padded to multiples of 8 for fast half
+products.
 
-dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does (TF32
-only when allowed). Weights of any float type. Weight and bias gradients are atomic sums of per-program sums; in
-deterministic mode those are stored and added in order. Derivation: docs/ops/mlp.md.
+dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does. Weight
+and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
 """
 
 from __future__ import annotations

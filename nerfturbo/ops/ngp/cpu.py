@@ -6,8 +6,7 @@ finds the activations where the forward kept them, or computes them again where 
 chunk sums its own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
 
 Visibility: a round takes FIRST samples of each ray that still lets light through, the next one twice as many, and so
-on: few rounds for a ray that nothing stops, little wasted on one that stops at once. Within a round all samples pass
-level by level through the encoder and then through the network, which keeps tables in cache.
+on. Within a round all samples pass level by level through the encoder and then through the network.
 
 fp32 inside; half encodings are widened once. Rows past `n_used`, and rows that no ray owns, are not read.
 """

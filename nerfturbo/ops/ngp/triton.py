@@ -1,21 +1,18 @@
 """Instant-NGP's networks fused: one forward kernel, two backward kernels; and density and visibility in one walk.
 
-Networks: persistent programs load the weights once and walk over blocks of BLOCK samples; hidden layers never leave
-the multiprocessor. Encoding, features and their gradients are feature-major, raw is stored (4, n). Instead of
-concatenating the direction's encoding, gathered per ray, with the density features, two products share one accumulator.
-The forward keeps the density network's outputs, with which the backward splits into a colour and a density kernel: one
-backward of all five layers needs more registers than there are. Weight gradients stay in registers over the walk and
-are added atomically once per program (deterministic mode: stored per program and added in order). Encoding and network
-are two launches everywhere: one kernel for both took three times as long on an H200, with few gathers in flight.
+Networks: persistent programs load the weights once and walk over blocks of BLOCK samples. Encoding, features and their
+gradients are feature-major, raw is stored (4, n). Instead of concatenating the direction's encoding, gathered per ray,
+with the density features, two products share one accumulator. The backward splits into a colour and a density kernel,
+for one of all five layers needs more registers than there are. Weight gradients are added atomically once per program
+(deterministic mode: stored per program and added in order). Encoding and network are two launches: one kernel for both
+took three times as long on an H200, with few gathers in flight.
 
-Visibility: one launch lists the rays that have samples, long ones from the front of the list and short ones from its
-back, so that none of the long ones is begun last. Then persistent programs, each with SLOTS slots: a slot holds one
-ray, takes its next STEPS samples in each round, and takes another ray from the list, by an atomic counter, once its own
-has ended or is opaque. So every round works on a full tile of SLOTS * STEPS samples, whatever the rays' lengths. Which
+Visibility: one launch lists the rays that have samples, long ones first. Then persistent programs, each with SLOTS
+slots: a slot holds one ray, takes its next STEPS samples in each round, and takes another ray from the list, by an
+atomic counter, once its own has ended or is opaque: every round works on a full tile, whatever the rays' lengths. Which
 slot takes which ray depends on timing, the result does not.
 
-dtypes: products in the encoding's (the table's) type; weights of any float type; sums, raw and its gradient fp32.
-Derivation: docs/ops/mlp.md.
+dtypes: products in the table's type; weights of any float type; sums, raw and its gradient fp32. See docs/ops/mlp.md.
 """
 
 from __future__ import annotations

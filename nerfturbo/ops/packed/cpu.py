@@ -1,7 +1,6 @@
-"""Sums, scans and compaction of packed samples.
+"""Sums, scans and compaction of packed samples: a task = a chunk of rays, each walked from first to last sample.
 
-Decomposition: a task = a chunk of rays, each walked from its first sample to its last; the tail is written by the
-launcher. Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
+Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Sums, scans and compaction of packed samples. Layouts and tiles as in `_triton`; values fp16/bf16/fp32, fp32 inside.
 
-packed_sum     one program sums a tile of rays, up to four channels of them; the backward spreads a ray's gradient.
-packed_cumsum  one program scans a tile of rays; its backward is the same scan in the other direction.
-compact        count per ray, offsets, write per ray. Nothing is read back when a capacity is given.
-
-Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns FIT_BLOCK rays and adds up
-all sums before its own itself: more reads, but in parallel and from the cache, which for the sizes of a training step
-beats handing a total from program to program. Rays are kept whole from the first on; a program that starts past the
-overflow looks for the place where it happened. No atomics. Derivations: docs/ops/packed.md.
+A program sums or scans a tile of rays; the backward of a sum spreads a ray's gradient, that of a scan is the scan in
+the other direction. Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns
+FIT_BLOCK rays and adds up all sums before its own itself, which beats handing a total from program to program. Rays are
+kept whole from the first on; a program that starts past the overflow looks for the place where it happened. No atomics;
+nothing is read back when a capacity is given. Derivations: docs/ops/packed.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Spherical harmonics up to degree 4: one program evaluates BLOCK directions, all basis functions of each.
 
-Values (n, degree^2) fp32 row by row; the backward contracts the incoming gradient with the polynomials' derivatives
-(docs/ops/spherical_harmonics.md). Directions fp16/bf16/fp32 with any strides. No atomics.
+Values (n, degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md.
 """
 
 from __future__ import annotations

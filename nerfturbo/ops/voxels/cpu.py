@@ -2,9 +2,8 @@
 
 A position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to
 positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three
-colours, over all positions: its part of every row is nobody else's, so there are no atomics and the order of additions
-is fixed. Total variation: neighbours of different nodes may be the same, so one thread sums the gradient; the chosen
-nodes are few. fp32 inside, sums of the variation in fp64. Deterministic.
+colours, over all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of
+the few chosen nodes. fp32 inside, sums of the variation in fp64. Deterministic.
 """
 
 from __future__ import annotations
