@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import CompileCase, check_kernel_float
+from .._triton import check_kernel_float
 from .._triton.launch import cdiv, launchable
 from . import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 
@@ -200,26 +200,3 @@ def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) 
         MAX_GROWTH=MAX_GROWTH,
         num_warps=1,
     )
-
-
-def _adam_case(grad: str, skip: bool, scalars: bool = True) -> CompileCase:
-    constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
-    if not scalars:
-        constexprs |= {"p_grad_scale": None, "p_found_inf": None}
-    # For sm_80 the assembler stays at 32 registers for full occupancy and parks two numbers of the fp16 case.
-    spills = 8 if grad == "fp16" else 0
-    name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}"
-    types = f"*fp16 p_half, *{grad} p_grad, *i64 p_step"
-    return CompileCase(_adam_kernel, types, constexprs, WARPS, max_spills=spills, name=name)
-
-
-COMPILE_CASES = [
-    *(_adam_case(grad, skip) for grad in ("fp32", "fp16") for skip in (False, True)),
-    _adam_case("fp32", False, scalars=False),
-    CompileCase(_norm_kernel, "", {"BLOCK": CHECK_BLOCK}, 8, name="norm"),
-    CompileCase(
-        _record_kernel,
-        "*i64 p_step p_totals, *i32 p_active p_rays p_samples p_marched, i32 samples marched max_rays length",
-        {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH},
-    ),
-]

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float
+from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..random.triton import unit_float
 from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
@@ -383,26 +383,3 @@ def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinni
             p_codes=codes, n_rays=samples.n_rays, limit=float(thinning.weight), RAYS=RAYS, num_warps=1,
         )  # fmt: skip
     return codes
-
-
-def _cases(rays: int, steps: int) -> list[CompileCase]:
-    types = "*fp16 p_density p_rgb, *i32 p_offsets, i32 ray_programs"
-    tile, name = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}, f"{rays}x{steps}"
-    forward = {"CHANNELS": CHANNELS, "MEAN": True, **tile}
-    return [
-        CompileCase(_forward_kernel, f"{types}, i32x4 strides", forward, name=name),
-        CompileCase(
-            _backward_kernel,
-            f"{types}, *fp16 p_out_density p_out_rgb, i32x11 strides",
-            {"N_CHANNELS": 3, **tile},
-            name=name,
-        ),
-        CompileCase(_visibility_kernel, f"{types}, *u8 p_out", tile, name=name),
-    ]
-
-
-COMPILE_CASES = [
-    *_cases(4, 8),
-    *_cases(1, 32),
-    CompileCase(_merge_kernel, "*i32 p_offsets p_phases, *u8 p_codes", {"RAYS": 32}),
-]

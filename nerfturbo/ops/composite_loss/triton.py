@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import TAIL_BLOCK, CompileCase, check_kernel_float
+from .._triton import TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..composite.triton import intervals, tile_weights
 from . import SURE
@@ -405,21 +405,3 @@ def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
     check_kernel_float(raw=raw)
     scale = None if gradient_scale is None else gradient_scale.detach().float()
     return _RayLosses.apply(raw, samples, rule, scale)
-
-
-def _cases(rays: int, steps: int) -> list[CompileCase]:
-    types, tile = "*i32 p_offsets p_kept, i32 ray_programs", {"RAYS": rays, "STEPS": steps}
-    losses = {"HUBER": True, "ALPHA": True, **tile, "TAIL": TAIL_BLOCK}
-    return [
-        # ptxas trades a few bytes for more programs at a time
-        CompileCase(_loss_kernel, f"{types}, i32x8 strides", losses, max_spills=32, name=f"{rays}x{steps}"),
-        CompileCase(_rays_kernel, f"{types}, i32x2 strides, fp32x3 weights", tile, name=f"{rays}x{steps}"),
-    ]
-
-
-COMPILE_CASES = [
-    *_cases(4, 8),
-    *_cases(1, 32),
-    CompileCase(_sum_kernel, "", {"BLOCK": SUM_BLOCK}, num_warps=8),
-    CompileCase(_scale_kernel, "", {"BLOCK": SCALE_BLOCK}, num_warps=4),
-]

@@ -30,7 +30,7 @@ from torch import Tensor
 from ...errors import InputError
 from .. import _triton as gpu
 from .._sink import Node, zero_tail
-from .._triton import INTERPRETED, CompileCase, check_kernel_float
+from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from . import HashLayout
 
@@ -452,40 +452,3 @@ class _FadeLevels(Node):
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
     check_kernel_float(encoding=encoding, footprints=footprints)
     return _FadeLevels.apply(encoding, footprints.float().contiguous(), layout, n_used)
-
-
-def _table_case(dtype: str, features: int, runs: bool, pair: bool = True, scale: bool = False) -> CompileCase:
-    types = f"*fp16 p_grad, *{dtype} p_table, *i32 p_levels p_used, i32 first_level"
-    constexprs = {"LEVELS": 8, "F": features, "BLOCK": RUN_BLOCK if runs else BLOCK, "PAIR": pair, "RUNS": runs}
-    constexprs |= {"stride_xn": 1, "stride_gn": 1} | ({} if scale else {"p_scale": None})
-    name = f"table-{dtype}-{features}-{'runs' if runs else 'each'}{'' if pair else '-lone'}"
-    return CompileCase(_backward_table_kernel, types, constexprs, RUN_WARPS if runs else WARPS, name=name)
-
-
-def _forward_case(dtype: str, features: int) -> CompileCase:
-    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK}
-    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_of": 1 << 18}
-    types = f"*i32 p_levels p_used, *{dtype} p_table p_out"
-    return CompileCase(_forward_kernel, types, constexprs, WARPS, name=f"forward-{dtype}-{features}")
-
-
-def _fade_case(dtype: str, features: int) -> CompileCase:
-    shape = {"LEVELS": 32 // features, "F": features, "BLOCK": 256}
-    types = f"*{dtype} p_values p_out, *i32 p_used, i32x4 strides"
-    return CompileCase(_fade_kernel, types, shape, FADE_WARPS, name=f"{dtype}-{features}")
-
-
-COMPILE_CASES = [
-    *(_table_case(*kind, runs) for kind in (("fp32", 2), ("fp16", 2), ("fp16", 4)) for runs in (True, False)),
-    *(_table_case("fp32", features, runs, pair=False) for features in (2, 4) for runs in (True, False)),
-    *(_table_case("i64", 2, runs, pair=False, scale=True) for runs in (True, False)),
-    *(_forward_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("bf16", 2), ("fp32", 2))),
-    CompileCase(
-        _backward_positions_kernel,
-        "*i32 p_levels p_used, *fp16 p_table p_grad",
-        {"LEVELS": 16, "F": 2, "BLOCK": BLOCK},
-        WARPS,
-        name="positions-fp16",
-    ),
-    *(_fade_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("fp32", 2))),
-]

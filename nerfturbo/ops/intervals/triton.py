@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, CompileCase, check_kernel_float
+from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
 from . import LEAST, LEAST_REST, SPACINGS
@@ -247,15 +247,3 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
         (*edges.stride(), *jitter_strides), BLOCK=DRAW_BLOCK,
     )  # fmt: skip
     return out
-
-
-COMPILE_CASES = [
-    *(
-        CompileCase(_place_kernel, "fp32x6 box", {"SPACING": w, "FOLD": f, "BLOCK": BLOCK}, 4, name=f"{w}-{f}")
-        for w, f in ((0, 0), (1, 1), (2, 2))
-    ),
-    CompileCase(_weights_kernel, "", {"RAYS": 1, "STEPS": 32}),
-    CompileCase(_gradient_kernel, "", {"RAYS": 1, "STEPS": 32, "stride_bin": 1}),
-    CompileCase(_cumulate_kernel, "i32x4 strides", {"RAYS": 1, "STEPS": 32}),
-    CompileCase(_invert_kernel, "i32x4 strides, i32 search", {"BLOCK": DRAW_BLOCK}, num_warps=4),
-]

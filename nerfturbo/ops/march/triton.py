@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...types import Aabb, PackedSamples
 from .. import _triton as gpu
-from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float
+from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..packed.triton import GROUP, empty_counts, empty_samples, fit_offsets, write_tail
 from ..positions.triton import box_interval
@@ -482,26 +482,3 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
         density, sums, counts, bits, mean, n_words, float(threshold), PARTS=parts, WORDS=words
     )
     return mean
-
-
-def _cases(cone: bool, levels: int, parts: int) -> list[CompileCase]:
-    types = "*i32 p_bits p_n_active p_counts p_sums p_offsets p_out_rays, *i8 p_summary, i32 ray_blocks ray_programs, "
-    types += "i32x4 strides, fp32x6 rule, fp32x12 box"
-    shape = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "WORDS": 4, "RAYS": PREPARED, "STEPS": 32}
-    shape |= {"PARTS": parts, "GROUP": GROUP, "TAIL": TAIL_BLOCK}
-    if not parts:  # a grid that is not summarised, and every ray active
-        shape |= dict.fromkeys(("p_summary", "p_n_active", "p_jitter", "p_limits"))
-    kernels = (_prepare_kernel, _count_kernel, _write_kernel)
-    return [CompileCase(kernel, types, shape, name=f"{levels} levels") for kernel in kernels]
-
-
-COMPILE_CASES = [
-    *_cases(False, 1, 1),
-    *_cases(True, 5, 4),
-    *_cases(False, 2, 0),
-    *(
-        CompileCase(kernel, "*i64 p_cells, *i32 p_density_bits p_counts", {"PARTS": PARTS, "BLOCK": BLOCK}, num_warps=4)
-        for kernel in (_gather_kernel, _decay_kernel, _maximum_kernel, _sum_kernel)
-    ),
-    CompileCase(_bits_kernel, "*i32 p_counts p_bits", {"PARTS": PARTS, "WORDS": BLOCK // 32}, num_warps=4),
-]

@@ -21,7 +21,6 @@ and bias gradients are atomic sums of per-program sums; in deterministic mode th
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._sink import GradientSink, Node, redirect_all, zero_tail
-from .._triton import CompileCase, check_kernel_float, feature_major, processors, used_rows
+from .._triton import check_kernel_float, feature_major, processors, used_rows
 from .._triton.launch import cdiv, for_any_count, launchable
 
 ROUND = 4096
@@ -505,22 +504,6 @@ def fused_mlp(inputs, weights, *, sink=None, n_used=None) -> Tensor:
     return _FusedMlp.apply(inputs, sink, n_used, *(w.contiguous() for w in weights))
 
 
-def _cases(dtype: str, operand: Any, widths: tuple[int, ...]) -> list[CompileCase]:
-    weights = [torch.empty(b, a, device="meta") for a, b in itertools.pairwise(widths)]
-    shape = _shape(torch.empty(1, widths[0], device="meta"), weights) | {"T": operand, "PRECISION": "tf32"}
-    shape |= {"BLOCK": BLOCK, "EVEN": True, "PARTIAL": False, "EXPONENTIAL": False}
-    shape |= {f"p_{kind}{k}": None for kind in "wg" for k in range(shape["HIDDEN"], 3)}
-    shape |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
-    types, name = f"*{dtype} p_x p_y p_dy p_dx, *i32 p_used", f"{dtype}-{'-'.join(map(str, widths))}"
-    return [
-        CompileCase(_forward_kernel, types, shape, 4, STAGES, name=f"forward-{name}"),
-        CompileCase(_backward_kernel, types, shape, 4, STAGES, name=f"backward-{name}"),
-    ]
-
-
-TENSOR_CORE_CASES = [*_cases("fp16", tl.float16, (32, 64, 16)), *_cases("bf16", tl.bfloat16, (32, 64, 64, 16))]
-
-
 ROWS, COLS, WARPS = 32, 128, 4
 ALIGN = 8
 
@@ -658,13 +641,3 @@ def wide_mlp(inputs, weights, biases, *, skip, relu_last) -> Tensor:
     if not torch.is_grad_enabled():  # the grid asks for many points at once, and eight layers of them are a gigabyte
         return _layers(inputs, [*weights, *biases], skip, relu_last)
     return _WideMlp.apply(inputs, skip, relu_last, *weights, *biases)
-
-
-def _mask_case(dtype: str, mask: bool) -> CompileCase:
-    sizes = {"WIDTH": 256, "ROWS": ROWS, "COLS": COLS, "MASK": mask, "PARTIAL": False}
-    sizes |= {"stride_g": 256, "stride_h": 256, "stride_o": 256}
-    sizes |= {} if mask else {"p_hidden": None, "p_out": None}
-    return CompileCase(_mask_kernel, f"*{dtype} p_grad p_hidden p_out", sizes, WARPS, name=f"mask-{dtype}-{mask}")
-
-
-COMPILE_CASES = [_mask_case(dtype, mask) for dtype in ("fp16", "bf16", "fp32") for mask in (True, False)]

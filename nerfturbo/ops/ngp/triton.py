@@ -30,7 +30,7 @@ from torch import Tensor
 from .. import _triton as gpu
 from .._checks import refuse
 from .._sink import Node, redirect_all, zero_tail
-from .._triton import INTERPRETED, CompileCase, check_kernel_float
+from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, for_any_count, launchable
 from ..composite import OPAQUE, visible_codes
 from ..composite.triton import merge_weak_samples
@@ -325,30 +325,6 @@ def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=N
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
 
 
-def _cases(dtype: str, operand: Any, *, rays: bool = True, loose: bool = False) -> list[CompileCase]:
-    shape = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64, "BLOCK": BLOCK}
-    shape |= {"T": operand, "PRECISION": "tf32", "EVEN": True, "PARTIAL": False, "ACTIVATED": not rays, "LOOSE": loose}
-    shape |= {"stride_xn": 1, "stride_rn": 1, "stride_ln": 1, "p_ddirections": None}
-    shape |= {"p_values": None} if rays else {"p_rays": None}
-    shape |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
-    types = f"*{dtype} p_x p_features p_dfeatures, *i32 p_used p_rays"
-    name = f"{dtype}{'' if rays else '-own'}"
-    if loose:
-        return [CompileCase(_forward_kernel, types, shape | {"p_features": None}, WARPS, STAGES, 64, f"loose-{name}")]
-    return [
-        CompileCase(_forward_kernel, types, shape, WARPS, STAGES, 64, f"forward-{name}"),
-        CompileCase(_colour_backward_kernel, types, shape, WARPS, STAGES, 64, f"colour-backward-{name}"),
-    ]
-
-
-TENSOR_CORE_CASES = [
-    *_cases("fp16", tl.float16),
-    *_cases("fp16", tl.float16, rays=False),
-    *_cases("bf16", tl.bfloat16),
-    *_cases("fp16", tl.float16, loose=True),
-]
-
-
 ENCODE_BLOCK, ENCODE_WARPS, ENCODE_PROGRAMS = 128, 4, 12
 
 
@@ -386,16 +362,6 @@ def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     """Whether the kernels here run; otherwise encoding and networks run apart, on all rows."""
     widest = max(*weights.density_in.shape, weights.colour_in.shape[1])
     return widest <= 64 and mlp.fits(weights, table.dtype, table.device)
-
-
-def _encode_case(features: int) -> CompileCase:
-    shape = {"LEVELS": 32 // features, "F": features, "BLOCK": ENCODE_BLOCK, "stride_xn": 1}
-    return CompileCase(
-        _encode_kernel, "*fp16 p_table p_out, *i32 p_levels p_used", shape, ENCODE_WARPS, name=f"{features}"
-    )
-
-
-COMPILE_CASES = [_encode_case(2), _encode_case(4)]
 
 
 class _NgpQuery(Node):
@@ -666,20 +632,3 @@ def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thr
         return visible_codes(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, thinning=thinning)
     limit = math.inf if early_stop_eps <= 0.0 else -math.log(early_stop_eps)  # T >= eps is depth <= -log(eps)
     return _launch_visibility(origins, directions, samples, field, limit, alpha_thre, thinning)
-
-
-def _visibility_case(features: int, dtype: str = "fp16", hidden: int = 64, *, thin: bool = False) -> CompileCase:
-    operand = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype]
-    shape = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "DH": hidden, "PH": hidden}
-    shape |= {"T": operand, "PRECISION": "tf32", "SLOTS": SLOTS, "STEPS": STEPS, "MAX_LOGIT": MAX_LOGIT}
-    shape |= {"p_keep": None} if thin else {"p_optical": None}
-    types = f"*{dtype} p_table, *i32 p_counters p_list p_levels, *u8 p_keep, fp32x6 box"
-    name = f"visible-{dtype}-{features}-{hidden}{'-thin' if thin else ''}"
-    return CompileCase(_visible_kernel, types, shape, VISIBILITY_WARPS, name=name)
-
-
-COMPILE_CASES += [CompileCase(_list_kernel, "*i32 p_offsets p_counters p_list", {"LONG": LONG, "BLOCK": LIST_BLOCK}, 4)]
-TENSOR_CORE_CASES += [
-    *(_visibility_case(2), _visibility_case(4), _visibility_case(4, "bf16"), _visibility_case(4, "fp32")),
-    *(_visibility_case(4, hidden=128), _visibility_case(4, thin=True)),
-]

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float
+from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..composite import PER_OCTAVE
 
@@ -330,29 +330,3 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
             CODES=keep.dtype == torch.uint8, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
-
-
-def _cases(rays: int, steps: int) -> list[CompileCase]:
-    types = "*i32 p_offsets p_counts p_sums p_new_rays p_new_offsets, *u8 p_keep, i32 ray_programs"
-    tile, name = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}, f"{rays}x{steps}"
-    scan, sums = {"EXCLUSIVE": True, "REVERSE": True, **tile}, {"CHANNELS": CHANNELS, **tile}
-    return [
-        CompileCase(_sum_kernel, f"{types}, *fp16 p_values", sums, name=name),
-        CompileCase(_spread_kernel, f"{types}, *fp16 p_grad", sums, name=name),
-        CompileCase(_cumsum_kernel, types, scan, name=name),
-        CompileCase(_count_kernel, types, {"GROUP": GROUP, "STEPS": steps}, name=name),
-        CompileCase(_compact_kernel, types, {"CODES": False, **tile}, name=name),
-        CompileCase(_compact_kernel, types, {"CODES": True, **tile}, name=f"{name}-codes"),
-    ]
-
-
-COMPILE_CASES = [
-    *_cases(4, 8),
-    *_cases(1, 32),
-    CompileCase(
-        _fit_kernel,
-        "*i32 p_counts p_sums p_offsets p_kept p_limit, i32 capacity",
-        {"GROUP": GROUP, "BLOCK": FIT_BLOCK, "WIDE": WIDE},
-        num_warps=8,
-    ),
-]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import CompileCase, own_block, signed_word
+from .._triton import own_block, signed_word
 from .._triton.launch import cdiv, launchable
 from ..random import Stream
 from ..random.triton import philox, unit_float
@@ -264,21 +264,3 @@ def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Ten
             camera.contiguous(), origins, directions, n_rays, width, BLOCK=RAYS_BLOCK
         )
     return origins, directions
-
-
-def _cases() -> list[CompileCase]:
-    types = "*i64 p_words p_before p_ends p_first_tiles p_offsets p_widths p_step p_pixels p_tiles p_indices p_images, "
-    types += "i32 step stream seed_low seed_high first side"
-    draw, bytes_ = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "STRATA": 1}, f"{types}, *u8 p_pixels"
-    return [
-        CompileCase(_masked_kernel, types, {"STEPS": 22, "BLOCK": BLOCK}, 4),
-        CompileCase(_guided_kernel, types, {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": BLOCK}, 4),
-        CompileCase(_uniform_kernel, types, {"BLOCK": BLOCK}, 4),
-        CompileCase(_draw_kernel, bytes_, draw | {"p_indices": None, "SPREAD": False}, 4, name="drawn"),
-        CompileCase(_draw_kernel, bytes_, draw | {"SPREAD": False}, 4, name="chosen"),
-        CompileCase(_draw_kernel, bytes_, draw | {"SPREAD": True, "STRATA": 2}, 4, name="spread"),
-        CompileCase(_rays_kernel, "i32 width", {"BLOCK": RAYS_BLOCK}, 4),
-    ]
-
-
-COMPILE_CASES = _cases()

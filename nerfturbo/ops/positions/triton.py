@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...types import Aabb
 from .._sink import Node
-from .._triton import CompileCase, check_kernel_float, load_point, own_block
+from .._triton import check_kernel_float, load_point, own_block
 from .._triton.launch import cdiv, launchable
 from ..packed.triton import packed_sum
 
@@ -144,12 +144,3 @@ def sample_positions(origins, directions, samples, *, aabb, contraction="none") 
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
     return _SamplePositions.apply(origins.float(), directions.float(), samples, unit_box(aabb), contraction)
-
-
-COMPILE_CASES = [
-    CompileCase(_aabb_kernel, "", {"BLOCK": BOX_BLOCK}, num_warps=4),
-    *(
-        CompileCase(_positions_kernel, "*i32 p_rays, i32 capacity", {"FOLD": fold, "BLOCK": BLOCK}, 4, name=contraction)
-        for contraction, fold in FOLDS.items()
-    ),
-]

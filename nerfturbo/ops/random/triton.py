@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import CompileCase, signed_word
+from .._triton import signed_word
 from .._triton.launch import cdiv, launchable
 
 BLOCK = 512
@@ -79,16 +79,3 @@ def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
 def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
     out = torch.empty(n, columns, dtype=torch.float32, device=device)
     return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=True)
-
-
-_WORDS = "*i64 p_step, i32 first step stream seed_low seed_high"
-COMPILE_CASES = [
-    CompileCase(_random_kernel, _WORDS, {"COLUMNS": 4, "UNIFORM": True, "BLOCK": BLOCK}, num_warps=4),
-    CompileCase(
-        _random_kernel,
-        f"{_WORDS}, *i32 p_out",
-        {"p_step": None, "COLUMNS": 1, "UNIFORM": False, "BLOCK": BLOCK},
-        num_warps=4,
-        name="host step",
-    ),
-]

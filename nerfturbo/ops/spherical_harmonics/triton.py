@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._sink import Node
-from .._triton import CompileCase, check_kernel_float, empty_in_layout_of, load_point, own_block
+from .._triton import check_kernel_float, empty_in_layout_of, load_point, own_block
 from .._triton.launch import cdiv, launchable
 
 BLOCK = 128
@@ -129,9 +129,3 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     if not directions.requires_grad or not torch.is_grad_enabled():
         return _forward(directions, degree)
     return _SphericalHarmonics.apply(directions, degree)
-
-
-COMPILE_CASES = [
-    CompileCase(_forward_kernel, "", {"DEGREE": 4, "BLOCK": BLOCK}, num_warps=4),
-    CompileCase(_backward_kernel, "", {"DEGREE": 4, "BLOCK": BLOCK}, num_warps=4),
-]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import CompileCase, check_kernel_float
+from .._triton import check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from . import FLOOR, VoxelIndex, blocks_per_axis, reference
 
@@ -425,17 +425,3 @@ def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tens
         return reference.voxel_variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)
     density, color = (table.contiguous() for table in tables)
     return _Variation.apply(density, color, index, nodes, chosen.contiguous(), n_basis, sink)
-
-
-_TYPES = "*i32 p_rays p_blocks p_rows p_used p_nodes, *i64 p_chosen, i32 resolution side"
-_WIDTHS = {"K": 9, "C": 28, "PC": 32, "CHANNELS": 27}
-_STRIDES = {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18, "BLOCK": BLOCK}
-COMPILE_CASES = [
-    *(
-        CompileCase(kernel, f"{_TYPES}, *fp16 p_color", _WIDTHS | _STRIDES, WARPS)
-        for kernel in (_forward_kernel, _backward_kernel, _inputs_kernel)
-    ),
-    CompileCase(_density_kernel, _TYPES, {"BLOCK": DENSITY_BLOCK}, WARPS),
-    CompileCase(_measure_kernel, _TYPES, _WIDTHS | {"BLOCK": VARIATION_BLOCK}, WARPS),
-    CompileCase(_spread_kernel, _TYPES, _WIDTHS | {"BLOCK": VARIATION_BLOCK}, WARPS),
-]
