@@ -71,12 +71,10 @@ class _Redirect(torch.autograd.Function):
         if ctx.found_inf is not None:
             finite = torch.isfinite(grad).all()
             ctx.found_inf.copy_(torch.where(finite, ctx.found_inf, torch.ones_like(ctx.found_inf)))
-        result = None
         if ctx.buffer is None:
-            result = grad.to(ctx.dtype)
-        else:
-            ctx.buffer.add_(grad)
-        return result, None, None, None  # parameter, value, buffer, found_inf
+            return grad.to(ctx.dtype), None, None, None  # parameter, value, buffer, found_inf
+        ctx.buffer.add_(grad)
+        return None, None, None, None
 
 
 def redirect(
@@ -99,9 +97,7 @@ def zero_tail(value: Tensor, n_used: Tensor | None) -> Tensor:
     if n_used is None:
         return value
     used = torch.arange(value.shape[0], device=value.device) < n_used
-    return torch.where(
-        used.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros((), dtype=value.dtype, device=value.device)
-    )
+    return torch.where(used.view(-1, *[1] * (value.dim() - 1)), value, value.new_zeros(()))
 
 
 def check_count(n_used: Tensor | None, device: torch.device) -> None:

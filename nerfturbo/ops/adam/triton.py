@@ -185,18 +185,7 @@ def _record_kernel(
 
 
 def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
-    _record_kernel[(1,)](
-        state.step,
-        state.n_active,
-        state.totals,
-        state.ring,
-        *(values[name] for name in COLUMNS[:-1]),
-        budget.samples,
-        budget.marched,
-        budget.max_rays,
-        state.ring.shape[0],
-        COLUMNS=len(COLUMNS),
-        MIN_RAYS=MIN_RAYS,
-        MAX_GROWTH=MAX_GROWTH,
-        num_warps=1,
-    )
+    counters = (state.step, state.n_active, state.totals, state.ring)
+    sizes = (budget.samples, budget.marched, budget.max_rays, state.ring.shape[0])
+    constants = {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH}
+    _record_kernel[(1,)](*counters, *(values[name] for name in COLUMNS[:-1]), *sizes, **constants, num_warps=1)

@@ -91,15 +91,6 @@ def composite_pixels(
     return Composited(*implementation("composite", "composite_pixels", density)(density, rgb, samples, background))
 
 
-def as_pixels(
-    rgb: Tensor, opacity: Tensor, depth: Tensor, weights: Tensor, background: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four results of `composite` as `composite_pixels` gives them: what backends without a kernel for it do."""
-    if background is not None:
-        rgb = rgb + background * (1.0 - opacity[:, None])
-    return rgb, opacity, depth / opacity.clamp_min(torch.finfo(torch.float32).eps), weights
-
-
 def visibility(
     density: Tensor, samples: PackedSamples, *, early_stop_eps: float = 0.0, alpha_thre: float | Tensor = 0.0
 ) -> Tensor:

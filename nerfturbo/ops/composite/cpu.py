@@ -16,7 +16,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
 from .._sink import Node
-from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning, as_pixels
+from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
 
 CHUNK = 256  # rays
 
@@ -115,10 +115,6 @@ class _Composite(Node):
 
 def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _Composite.apply(density, rgb, samples, early_stop_eps, float(alpha_thre))
-
-
-def composite_pixels(density, rgb, samples, background) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
 
 
 @torch.no_grad()

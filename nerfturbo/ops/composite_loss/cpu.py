@@ -132,19 +132,8 @@ class _CompositeLoss(Node):
         pictures = (array(background.float()), array(target.float()))
         settings = (rule.kind == "huber", np.float32(rule.delta), np.float32(share))
         logits = array(as_float32("raw", raw).t())
-        launch(
-            _forward,
-            n_rays,
-            CHUNK,
-            *_intervals(samples),
-            logits,
-            *pictures,
-            kept,
-            *settings,
-            losses,
-            rgb.numpy(),
-            grad.numpy(),
-        )
+        results = (losses, rgb.numpy(), grad.numpy())
+        launch(_forward, n_rays, CHUNK, *_intervals(samples), logits, *pictures, kept, *settings, *results)
         loss, mse = (torch.tensor(total * share, dtype=torch.float32) for total in losses.sum(axis=0))
         ctx.save_for_backward(grad)
         ctx.dtype = raw.dtype
@@ -153,10 +142,8 @@ class _CompositeLoss(Node):
 
     @staticmethod
     def backward(ctx: Any, g_loss: Tensor, g_mse: Tensor, g_rgb: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        scale = float(g_loss)
-        result = grad if scale == 1.0 else grad * scale
-        return (result.t().to(ctx.dtype),)
+        (grad,), scale = ctx.saved_tensors, float(g_loss)
+        return ((grad if scale == 1.0 else grad * scale).t().to(ctx.dtype),)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:

@@ -250,10 +250,9 @@ class _CompositeLoss(Node):
         if n_rays or n_rows:
             _loss_kernel[(programs + (0 if grad is None else gpu.tail_programs(n_rows)),)](
                 raw, *intervals(samples), background, target, samples.n_rays_kept, scale, rgb, parts, grad,
-                n_rays, n_rows, programs,
-                (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
-                rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4,
-                **tile, TAIL=TAIL_BLOCK, num_warps=1,
+                n_rays, n_rows, programs, (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
+                rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4, **tile, TAIL=TAIL_BLOCK,
+                num_warps=1,
             )  # fmt: skip
         _sum_kernel[(1,)](parts, loss, mse, programs, BLOCK=SUM_BLOCK, num_warps=8)
         ctx.save_for_backward(grad, scale)

@@ -155,10 +155,8 @@ def absorb_samples(
     `density` (n,) and `rgb` (n, channels) for the first n rows, all those in use; with `logits` their logits: density =
     exp(min(x, 15)), rgb = sigmoid(x). Not differentiable.
     """
-    check_dtype("density", density)
-    check_dtype("rgb", rgb)
-    check_shape("density", density, ("n",))
-    check_shape("rgb", rgb, (density.shape[0], live.channels))
+    check_tensor("density", density, ("n",))
+    check_tensor("rgb", rgb, (density.shape[0], live.channels))
     check_device(density=density, rgb=rgb, state=live.state)
     implementation("frame", "absorb_samples", live.state)(
         live, samples, density, rgb, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, logits=logits

@@ -41,14 +41,9 @@ class _Levels(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _levels(layout: HashLayout) -> _Levels:
-    levels = layout.levels
-    return _Levels(
-        np.array([level.scale for level in levels], np.float32),
-        np.array([level.nodes for level in levels], np.uint32),
-        np.array([level.offset for level in levels], np.int64),
-        np.array([level.size for level in levels], np.int64),
-        np.array([level.hashed for level in levels], np.bool_),
-    )
+    columns = zip(*((lv.scale, lv.nodes, lv.offset, lv.size, lv.hashed) for lv in layout.levels), strict=True)
+    types = (np.float32, np.uint32, np.int64, np.int64, np.bool_)
+    return _Levels(*(np.array(column, kind) for column, kind in zip(columns, types, strict=True)))
 
 
 @jit(exact=True)

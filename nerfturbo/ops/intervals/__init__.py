@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb
-from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor, refuse
+from .._checks import check_device, check_positive, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from ..positions import Contraction
 
@@ -105,11 +105,10 @@ def place_intervals(
     n_rays = places.shape[0]
     check_tensor("places", places, ("n_rays", "n + 1"))
     refuse(places.shape[1] < 2, "places", "at least one interval", tuple(places.shape))
-    for name, value in (("origins", origins), ("directions", directions)):
-        check_shape(name, value, (n_rays, 3))
-        check_dtype(name, value)
-    for name, value in (("near", near), ("far", far)):
-        check_shape(name, value, (n_rays, 1))
+    check_tensor("origins", origins, (n_rays, 3))
+    check_tensor("directions", directions, (n_rays, 3))
+    check_shape("near", near, (n_rays, 1))
+    check_shape("far", far, (n_rays, 1))
     check_positive("unit", unit)
     refuse(spacing not in SPACINGS, "spacing", '"uniform", "disparity" or "mixed"', repr(spacing))
     refuse(space.aabb is None and space.contraction != "none", "space", "a box to contract space about", "none")

@@ -35,12 +35,8 @@ class OccupancyBits:
     levels: int = 1
 
     def __post_init__(self) -> None:
-        refuse(
-            self.resolution < 4 or self.resolution % 4 != 0,
-            "resolution",
-            "a multiple of 4, at least 4",
-            self.resolution,
-        )
+        side = self.resolution
+        refuse(side < 4 or side % 4 != 0, "resolution", "a multiple of 4, at least 4", side)
         refuse(not 1 <= self.levels <= 16, "levels", "1 to 16", self.levels)
         check_tensor("bits", self.bits, (self.levels * self.resolution**3 // 32,), torch.int32)
 
@@ -59,6 +55,12 @@ class StepRule:
         check_positive("near", self.near, zero=True)
         check_positive("cone_angle", self.cone_angle, zero=True)
         refuse(not self.far > self.near, "far", f"more than near = {self.near}", self.far)
+
+    @property
+    def bend(self) -> tuple[float, float]:
+        """t_c and u_c, where steps begin to grow; for a cone angle only."""
+        t_c = max(self.near, self.step_size / self.cone_angle)
+        return t_c, (t_c - self.near) / self.step_size
 
 
 def march(

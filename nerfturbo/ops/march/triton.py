@@ -322,9 +322,7 @@ def _write_kernel(
 def _rule_arguments(rule: StepRule) -> tuple[float, ...]:
     if rule.cone_angle == 0.0:
         return (rule.near, rule.far, rule.step_size, 0.0, 0.0, 0.0)
-    t_c = max(rule.near, rule.step_size / rule.cone_angle)
-    u_c = (t_c - rule.near) / rule.step_size
-    return (rule.near, rule.far, rule.step_size, t_c, u_c, math.log1p(rule.cone_angle))
+    return (rule.near, rule.far, rule.step_size, *rule.bend, math.log1p(rule.cone_angle))
 
 
 @functools.lru_cache(maxsize=64)

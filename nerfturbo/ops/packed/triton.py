@@ -142,11 +142,10 @@ def _spread_kernel(
                 p_ray = p_grad_out + i_ray.to(tl.int64) * stride_out + channel * stride_out_channel
                 grad = tl.load(p_ray, mask=m_ray & (channel < n_channels), other=0.0)
                 for k in range(0, tl.max(count, 0), STEPS):
-                    step = k + tl.arange(0, STEPS)
-                    m = (step[None, :] < count[:, None]) & (channel < n_channels)
-                    row = (start[:, None] + step[None, :]).to(tl.int64)
+                    row, m = gpu.tile_rows(start, count, k, STEPS)
+                    p = p_grad + row.to(tl.int64) * stride_row + channel * stride_channel
                     value = grad[:, None] + tl.zeros([RAYS, STEPS], tl.float32)
-                    tl.store(p_grad + row * stride_row + channel * stride_channel, value, mask=m)
+                    tl.store(p, value, mask=m & (channel < n_channels))
     else:
         n_used = tl.load(p_offsets + n_rays)
         for channel in range(first_channel, tl.minimum(first_channel + CHANNELS, n_channels)):
@@ -185,9 +184,8 @@ def _count_kernel(p_keep, p_offsets, p_counts, p_sums, n_rays, GROUP: tl.constex
         i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, group, n_rays, GROUP)
         b_kept = tl.zeros([GROUP, STEPS], tl.int32)
         for k in range(0, tl.max(count, 0), STEPS):
-            step = k + tl.arange(0, STEPS)
-            m = step[None, :] < count[:, None]
-            b_kept += (tl.load(p_keep + start[:, None] + step[None, :], mask=m, other=0) != 0).to(tl.int32)
+            row, m = gpu.tile_rows(start, count, k, STEPS)
+            b_kept += (tl.load(p_keep + row, mask=m, other=0) != 0).to(tl.int32)
         kept = tl.sum(b_kept, 1)
         tl.store(p_counts + i_ray, kept, mask=m_ray)
         tl.store(p_sums + group, tl.sum(kept, 0))
@@ -214,9 +212,7 @@ def _compact_kernel(
             count = tl.where(end > target, count, 0)  # a ray that lost all its samples, or did not fit
             before = target[:, None] + tl.zeros([RAYS, STEPS], tl.int32)
             for k in range(0, tl.max(count, 0), STEPS):
-                step = k + tl.arange(0, STEPS)
-                m = step[None, :] < count[:, None]
-                row = start[:, None] + step[None, :]
+                row, m = gpu.tile_rows(start, count, k, STEPS)
                 code = tl.load(p_keep + row, mask=m, other=0)
                 keep = (code != 0).to(tl.int32)
                 running = before + tl.cumsum(keep, 1)
@@ -277,8 +273,7 @@ class _Cumsum(Node):
     @staticmethod
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
-        grad = _cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype)
-        return (grad,)
+        return (_cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype),)
 
 
 def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,7 @@
 """Box intervals and sample positions: a task = a chunk of rays or samples. fp32.
 
-Intervals are compiled without fused multiply-add and in the reference's order of operations: the marching kernel builds
-on them and promises the reference's samples to the bit. Positions are stored (3, capacity) and handed out transposed,
-as the encoder reads them; their backward to rays, which only camera refinement asks for, is plain torch.
+Intervals are compiled without fused multiply-add and in the reference's order of operations: marching builds on them
+and promises the reference's samples to the bit. Positions are stored (3, capacity); their backward is plain torch.
 """
 
 from __future__ import annotations

@@ -234,8 +234,12 @@ class _VoxelLookup(Node):
         positions, basis, density, source, rays, n_used = ctx.saved_tensors
         to_positions = to_basis = to_density = to_color = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            buffers = _sums((density, source)) if ctx.sink is None else ctx.sink.buffers
-            _add_table_gradients(ctx, grad, buffers)
+            zeros = (torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (density, source))
+            buffers, found_inf = (tuple(zeros), None) if ctx.sink is None else (ctx.sink.buffers, ctx.sink.found_inf)
+            if grad.shape[0]:
+                _backward_kernel[(cdiv(grad.shape[0], BLOCK),)](
+                    p_ddensity=buffers[0], p_dcolor=buffers[1], p_found_inf=found_inf, **_shared(ctx, grad)
+                )
             if ctx.sink is None:
                 to_density, to_color = (b.to(dtype) for b, dtype in zip(buffers, ctx.dtypes, strict=True))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
@@ -243,10 +247,6 @@ class _VoxelLookup(Node):
             to_positions = wide.to(positions.dtype)
             to_basis = per_ray.to(basis.dtype) if ctx.needs_input_grad[1] else None
         return to_positions, to_basis, to_density, to_color
-
-
-def _sums(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.zeros(table.shape, dtype=torch.float32, device=table.device) for table in tables)
 
 
 def _shared(ctx: Any, grad: Tensor) -> dict[str, Any]:
@@ -258,14 +258,6 @@ def _shared(ctx: Any, grad: Tensor) -> dict[str, Any]:
         "stride_gn": grad.stride(0), "stride_gc": grad.stride(1), "num_warps": WARPS,
         **_structure(ctx.index), **_shape(basis.shape[1], source),
     }  # fmt: skip
-
-
-def _add_table_gradients(ctx: Any, grad: Tensor, buffers: tuple[Tensor, ...]) -> None:
-    if grad.shape[0]:
-        found_inf = None if ctx.sink is None else ctx.sink.found_inf
-        _backward_kernel[(cdiv(grad.shape[0], BLOCK),)](
-            p_ddensity=buffers[0], p_dcolor=buffers[1], p_found_inf=found_inf, **_shared(ctx, grad)
-        )
 
 
 def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
