@@ -21,8 +21,9 @@ from nerfturbo.ops.adam import triton as adam_kernels  # noqa: E402
 from nerfturbo.ops.hash_encode import triton as hash_kernels  # noqa: E402
 from nerfturbo.ops.mlp import triton as mlp_kernels  # noqa: E402
 from nerfturbo.ops.mlp import wide_mlp  # noqa: E402
-from nerfturbo.ops.ngp import NgpWeights, ngp_density_logits, ngp_field  # noqa: E402
+from nerfturbo.ops.ngp import NgpDensity, NgpWeights, ngp_field  # noqa: E402
 from nerfturbo.ops.ngp import triton as field_kernels  # noqa: E402
+from nerfturbo.types import Aabb  # noqa: E402
 
 DEVICE = torch.device("cuda")
 CAPACITY, USED, N_RAYS, AHEAD = 1 << 18, 226_000, 8192, 1 << 20
@@ -166,7 +167,8 @@ def network_pieces(inputs: Inputs) -> list[Piece]:
     pieces += other_mlp_pieces(inputs)
 
     def ahead(name: str) -> Callable[[], object]:
-        return lambda: ngp_density_logits(inputs.ahead, inputs.halves[name], LAYOUTS[name], weights[:2])
+        field = NgpDensity(Aabb.cube(1.0), inputs.halves[name], LAYOUTS[name], weights[:2])
+        return lambda: field.at(inputs.ahead, logits=True)
 
     return pieces + [Piece(f"density of 2^20 samples {name}", ahead(name)) for name in ("16x2", "8x4")]
 

@@ -22,7 +22,8 @@ import torch
 
 from kernel_pieces import CAPACITY, DEVICE, GROUPS, LAYOUTS, USED, Inputs, Piece
 from nerfturbo.ops import hash_encode, use_backend
-from nerfturbo.ops.ngp import NgpWeights, ngp_density_logits, ngp_field
+from nerfturbo.ops.ngp import NgpDensity, NgpWeights, ngp_field
+from nerfturbo.types import Aabb
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -49,7 +50,8 @@ def gate(inputs: Inputs) -> dict[str, float]:
         logits = {}
         for backend in ("triton", "reference"):
             with use_backend(backend):
-                logits[backend] = ngp_density_logits(positions, inputs.halves[name], layout, inputs.weights[:2])
+                field = NgpDensity(Aabb.cube(1.0), inputs.halves[name], layout, inputs.weights[:2])
+                logits[backend] = field.at(positions, logits=True)
         errors[f"density {name}"] = relative(logits["triton"], logits["reference"])
     results = {}
     for backend in ("triton", "reference"):

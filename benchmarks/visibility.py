@@ -28,12 +28,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from nerfturbo.ops import HashLayout, OccupancyBits, StepRule, march, visibility  # noqa: E402
 from nerfturbo.ops.march import pack_bits  # noqa: E402
-from nerfturbo.ops.ngp import (  # noqa: E402
-    MAX_LOGIT,
-    NgpDensity,
-    ngp_density_logits,
-    ngp_visibility,
-)
+from nerfturbo.ops.ngp import NgpDensity  # noqa: E402
 from nerfturbo.ops.positions import sample_positions  # noqa: E402
 from nerfturbo.types import Aabb, PackedSamples  # noqa: E402
 
@@ -59,13 +54,11 @@ class Case:
     field: NgpDensity
 
     def walk(self) -> Tensor:
-        return ngp_visibility(self.origins, self.directions, self.samples, self.field, early_stop_eps=EPS)
+        return self.field.visibility(self.origins, self.directions, self.samples, early_stop_eps=EPS)
 
     def density(self) -> Tensor:
         positions = sample_positions(self.origins, self.directions, self.samples, aabb=BOX)
-        field = self.field
-        logits = ngp_density_logits(positions, field.table, field.layout, field.weights, n_used=self.samples.n_samples)
-        return torch.exp(logits.clamp(max=MAX_LOGIT))
+        return self.field.at(positions, n_used=self.samples.n_samples)
 
     def composition(self) -> Tensor:
         return visibility(self.density(), self.samples, early_stop_eps=EPS)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..fields.voxels import build_structure, node_keys, split_nodes
-from ..ops import ngp
 from ..ops.adam import COLUMNS, AdamState, RayBudget, StepState, adam_update, check_gradients, finish_step, record_step
 from ..ops.composite import Thinning, composite, composite_pixels, merge_weak_samples, visibility
 from ..ops.composite_loss import RayLossRule, composite_loss, ray_losses
@@ -19,6 +18,7 @@ from ..ops.hash_encode import HashLayout, fade_levels, hash_encode
 from ..ops.intervals import Space, importance_sample, interval_weights, place_intervals
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits
 from ..ops.mlp import fused_mlp, wide_mlp
+from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
 from ..ops.packed import compact, packed_cumsum, packed_sum
 from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words
 from ..ops.positions import ray_aabb, sample_positions
@@ -31,7 +31,7 @@ BOX, LAYOUT = Aabb.cube(1.0), HashLayout(log2_entries=17)
 RULE = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
 SHAPES = ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64))
-WEIGHTS = dict(zip(ngp.NgpWeights._fields, SHAPES, strict=True))
+WEIGHTS = dict(zip(NgpWeights._fields, SHAPES, strict=True))
 KEY: dict[str, Any] = {"seed": 1, "step": 2}
 USER: dict[str, Any] = KEY | {"stream": Stream.USER}
 CUBE: dict[str, Any] = {"aabb": BOX, "contraction": "cube"}
@@ -56,8 +56,8 @@ class Inputs:
         return PackedSamples(self.t_starts, self.t_ends, self.ray_indices, self.offsets)
 
     @property
-    def ngp_weights(self) -> ngp.NgpWeights:
-        return ngp.NgpWeights(*(self._tensors[name] for name in WEIGHTS))
+    def ngp_weights(self) -> NgpWeights:
+        return NgpWeights(*(self._tensors[name] for name in WEIGHTS))
 
     @property
     def voxels(self) -> tuple[VoxelTables, VoxelIndex]:
@@ -87,15 +87,20 @@ def _compact(x: Inputs) -> tuple[Tensor, ...]:
     return out.t_starts, out.t_ends, out.ray_indices, out.offsets
 
 
-def _ngp_logits(x: Inputs) -> Tensor:
-    ngp.skips_unused(x.table, x.ngp_weights)
-    return ngp.ngp_logits(x.positions, x.directions, x.rays, table=x.table, layout=LAYOUT, weights=x.ngp_weights)
+def _ngp_render(x: Inputs) -> tuple[Tensor, Tensor]:
+    skips_unused(x.table, x.ngp_weights)
+    with torch.no_grad():
+        return ngp_query(x.positions, x.directions, x.rays, NgpGrid(x.table, LAYOUT), x.ngp_weights, logits=True)
+
+
+def _ngp_density(x: Inputs) -> NgpDensity:
+    return NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2])
 
 
 def _ngp_visibility(x: Inputs) -> tuple[Tensor, ...]:
-    field, thinning = ngp.NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2]), Thinning(0.05, x.phases)
-    flags = ngp.ngp_visibility(x.origins, x.directions, x.samples, field, **LIMITS)
-    codes = ngp.ngp_visibility(x.origins, x.directions, x.samples, field, thinning=thinning, **LIMITS)
+    field, thinning = _ngp_density(x), Thinning(0.05, x.phases)
+    flags = field.visibility(x.origins, x.directions, x.samples, **LIMITS)
+    codes = field.visibility(x.origins, x.directions, x.samples, thinning=thinning, **LIMITS)
     return flags.float(), (codes != 0).float()
 
 
@@ -173,11 +178,11 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "spherical_harmonics": lambda x: spherical_harmonics(x.directions),
     "fused_mlp": lambda x: fused_mlp(x.inputs, x.starting("weight")),
     "wide_mlp": lambda x: wide_mlp(x.inputs, x.starting("weight"), x.starting("bias"), skip=2, relu_last=True),
-    "ngp_field": lambda x: ngp.ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
-    "ngp_density_logits": lambda x: ngp.ngp_density_logits(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
-    "ngp_densities": lambda x: ngp.ngp_densities(x.positions, x.table, LAYOUT, x.ngp_weights[:2]),
-    "ngp_logits": _ngp_logits,
-    "ngp_query": lambda x: ngp.ngp_query(x.positions, x.directions, x.table, LAYOUT, x.ngp_weights),
+    "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
+    "ngp_density_logits": lambda x: _ngp_density(x).at(x.positions, logits=True),
+    "ngp_densities": lambda x: _ngp_density(x).at(x.positions),
+    "ngp_logits": _ngp_render,
+    "ngp_query": lambda x: ngp_query(x.positions, x.directions, None, NgpGrid(x.table, LAYOUT), x.ngp_weights),
     "ngp_visibility": _ngp_visibility,
     "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *x.voxels),
     "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),

@@ -14,17 +14,7 @@ from ..ops.composite import Thinning, visible_codes
 from ..ops.frame import NextSamples
 from ..ops.hash_encode import HashLayout, fade_levels, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
-from ..ops.ngp import (
-    NgpDensity,
-    NgpWeights,
-    ngp_densities,
-    ngp_density_logits,
-    ngp_field,
-    ngp_logits,
-    ngp_query,
-    ngp_visibility,
-    skips_unused,
-)
+from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
 from ..ops.positions import Contraction, fold, sample_positions, unit_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
@@ -117,14 +107,14 @@ class InstantNGP(nn.Module):
         encoding = self.encoding(unit_positions, n_used)
         return encoding if self.level_weights is None else encoding * self._feature_weights().to(encoding.dtype)
 
-    def _density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        table, layout = self.encoding.values, self.encoding.layout
-        return ngp_density_logits(unit_positions, table, layout, self.faded_weights[:2], n_used=n_used)
+    @property
+    def _ahead(self) -> NgpDensity:
+        return NgpDensity(self.aabb, self.encoding.values, self.encoding.layout, self.faded_weights[:2])
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = unit_positions(positions, self.aabb, self.contraction)
         if not torch.is_grad_enabled() and unit.dtype != torch.float64:
-            return ngp_densities(unit, self.encoding.values, self.encoding.layout, self.faded_weights[:2])
+            return self._ahead.at(unit)
         return truncated_exp(fused_mlp(self._encode(unit), self.density_net.matrices)[:, 0])
 
     def forward(
@@ -138,7 +128,7 @@ class InstantNGP(nn.Module):
         angular = self.ray_features(directions, camera_indices)
         grid = self.encoding
         if self.level_weights is None and grid.sink is None and self.weight_sink is None:
-            return ngp_query(unit, angular, grid.table, grid.layout, self.weights, half=grid.half)
+            return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.half), self.weights)
         encoding = self._encode(unit)
         logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
         return activated(logits)
@@ -149,8 +139,7 @@ class InstantNGP(nn.Module):
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        positions = self._sample_positions(rays, samples)
-        return truncated_exp(self._density_logits(positions, samples.n_samples))
+        return self._ahead.at(self._sample_positions(rays, samples), n_used=samples.n_samples)
 
     def sample_visibility(
         self,
@@ -164,8 +153,7 @@ class InstantNGP(nn.Module):
         options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
         if self.contraction != "none":
             return visible_codes(self.sample_density(rays, samples), samples, **options)
-        field = NgpDensity(self.aabb, self.encoding.values, self.encoding.layout, self.faded_weights[:2])
-        return ngp_visibility(rays.origins, rays.directions, samples, field, **options)
+        return self._ahead.visibility(rays.origins, rays.directions, samples, **options)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         return self._encode(self._sample_positions(rays, samples), samples.n_samples)
@@ -202,18 +190,13 @@ class NgpEvaluator:
         self.weights, self.layout = field.faded_weights, field.encoding.layout
         self.angular = field.ray_features(rays.directions)
 
+    @torch.no_grad()
     def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
         """Density (n,) and colour (n, 3) logits of a round of rendering."""
-        logits = ngp_logits(
-            fold(samples.positions, self.field.contraction),  # scaled to the box already
-            self.angular,
-            samples.ray_indices,
-            table=self.table,
-            layout=self.layout,
-            weights=self.weights,
-            n_used=samples.n_used,
-        )
-        return logits[:, 3], logits[:, :3]
+        unit = fold(samples.positions, self.field.contraction)  # scaled to the box already
+        grid, options = NgpGrid(self.table, self.layout), {"n_used": samples.n_used, "logits": True}
+        rgb, density = ngp_query(unit, self.angular, samples.ray_indices, grid, self.weights, **options)
+        return density, rgb
 
 
 class AntiAliasedNGP(InstantNGP):

@@ -10,6 +10,12 @@ from ..errors import InputError
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+def refuse(bad: bool, name: str, expected: str, found: object, hint: str = "") -> None:
+    """Raise InputError where `bad`."""
+    if bad:
+        raise InputError(name, expected, str(found), hint)
+
+
 def check_shape(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
     """`shape` holds numbers that must match and names for free dimensions."""
     if not isinstance(value, Tensor):
@@ -63,6 +69,5 @@ def check_device(**tensors: Tensor | None) -> None:
 
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
-    good = value >= 0 if zero else value > 0
-    if not good or value == float("inf"):
-        raise InputError(name, "a finite number " + (">= 0" if zero else "> 0"), str(value))
+    good = (value >= 0 if zero else value > 0) and value != float("inf")
+    refuse(not good, name, "a finite number " + (">= 0" if zero else "> 0"), value)

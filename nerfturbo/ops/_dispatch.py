@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from ..errors import BackendError, InputError
@@ -27,9 +28,11 @@ Backend = Literal["auto", "reference", "cpu", "triton"]
 _PLAIN_TORCH = {
     ("cpu", "adam", "finish_step"),
     ("cpu", "adam", "record_step"),
+    ("cpu", "composite", "composite_pixels"),
     ("cpu", "frame", "finish_rays"),
     ("cpu", "mlp", "wide_mlp"),
     ("cpu", "ngp", "ngp_query"),
+    ("cpu", "ngp", "skips_unused"),
     ("cpu", "pixels", "camera_rays"),
 }
 _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
@@ -113,3 +116,22 @@ def implementation(op: str, function: str, tensor: Tensor) -> Callable[..., Any]
 def _load(backend: str, op: str, function: str) -> Callable[..., Any]:
     module = "reference" if (backend, op, function) in _PLAIN_TORCH else backend
     return getattr(importlib.import_module(f".{op}.{module}", package=__package__), function)
+
+
+@contextmanager
+def compile_only(device: torch.device | str) -> Iterator[bool]:
+    """Inside, Triton kernels compile side by side and do not run; elsewhere it yields False and changes nothing.
+
+    For code that reads nothing back from the device: what it computes inside is meaningless, and memory that kernels
+    would have written is zero. Where this release of Triton cannot do it, kernels compile later, one by one.
+    """
+    if torch.device(device).type != "cuda" or resolve(torch.empty(0, device=device)) != "triton":
+        yield False
+        return
+    try:
+        module = importlib.import_module("._triton.precompile", __package__)
+    except ImportError:  # the parts of Triton and torch it leans on are not public
+        yield False
+        return
+    with module.compile_only():
+        yield True

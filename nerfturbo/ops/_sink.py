@@ -1,4 +1,4 @@
-"""Parameter gradients that stay out of autograd, and rows past a device count: what several ops share."""
+"""What the ops share of autograd: their nodes, gradients that stay out of it, and rows past a device count."""
 
 from __future__ import annotations
 
@@ -8,8 +8,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
+from ._checks import refuse
+
+
+class Node(torch.autograd.Function):
+    """A function that is differentiable once; its backward returns the gradients of its first inputs, the others have
+    none."""
+
+    def __init_subclass__(cls) -> None:
+        own: Any = cls.backward
+
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            found = own(ctx, *grads)
+            return (*found, *(None,) * (len(ctx.needs_input_grad) - len(found)))
+
+        whole: Any = staticmethod(once_differentiable(backward))
+        cls.backward = whole
 
 
 @dataclass(frozen=True)
@@ -36,8 +53,7 @@ class GradientSink:
                 got = f"{tuple(buffer.shape)} {buffer.dtype} on {buffer.device}"
                 wanted = f"a contiguous floating tensor {tuple(parameter.shape)} on {parameter.device}"
                 raise InputError(f"sink buffer of {name}", wanted, got)
-            if buffer.requires_grad:
-                raise InputError(f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
+            refuse(buffer.requires_grad, f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
 
 
 class _Redirect(torch.autograd.Function):
@@ -55,12 +71,10 @@ class _Redirect(torch.autograd.Function):
         if ctx.found_inf is not None:
             finite = torch.isfinite(grad).all()
             ctx.found_inf.copy_(torch.where(finite, ctx.found_inf, torch.ones_like(ctx.found_inf)))
-        result = None
         if ctx.buffer is None:
-            result = grad.to(ctx.dtype)
-        else:
-            ctx.buffer.add_(grad)
-        return result, None, None, None  # parameter, value, buffer, found_inf
+            return grad.to(ctx.dtype), None, None, None  # parameter, value, buffer, found_inf
+        ctx.buffer.add_(grad)
+        return None, None, None, None
 
 
 def redirect(
@@ -83,9 +97,7 @@ def zero_tail(value: Tensor, n_used: Tensor | None) -> Tensor:
     if n_used is None:
         return value
     used = torch.arange(value.shape[0], device=value.device) < n_used
-    return torch.where(
-        used.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros((), dtype=value.dtype, device=value.device)
-    )
+    return torch.where(used.view(-1, *[1] * (value.dim() - 1)), value, value.new_zeros(()))
 
 
 def check_count(n_used: Tensor | None, device: torch.device) -> None:

@@ -22,6 +22,7 @@ from ..data.lenses import picture_directions
 from ..errors import InputError
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
+from ..ops._dispatch import compile_only
 from ..ops.composite import composite
 from ..ops.frame import (
     FinishedRays,
@@ -33,7 +34,6 @@ from ..ops.frame import (
     next_samples,
     start_rays,
 )
-from ..ops.precompile import compile_only
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..sampling.sampler import Sampler
 from ..types import Aabb, PackedSamples, Rays, RenderOutput

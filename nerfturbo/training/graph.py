@@ -24,8 +24,8 @@ from torch import Tensor
 from ..data.batches import PixelSampler
 from ..errors import BackendError
 from ..fields.field import offers
+from ..ops._dispatch import compile_only
 from ..ops.adam import COLUMNS, RayBudget, StepState
-from ..ops.precompile import compile_only
 from ..rendering.model import NerfModel
 from .distributed import Team
 from .loss import MARCHED_PER_TRAINED, Stages, StepResult, first_rays, rays_per_step, update_grid

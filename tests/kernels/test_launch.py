@@ -44,7 +44,7 @@ def test_a_loop_with_any_number_of_samples_compiles_each_kernel_once() -> None:
 
 @pytest.mark.parametrize("module", sorted(kernel_files()))
 def test_pointers_and_nothing_else_are_named_as_pointers(module: str) -> None:
-    for case in importlib.import_module(f"nerfturbo.ops.{module}.triton").COMPILE_CASES:
+    for case in importlib.import_module(f"tests.kernels.compile_cases.{module}").COMPILE_CASES:
         for name, kind in case.signature.items():
             assert name.startswith("p_") == (isinstance(kind, str) and kind.startswith("*")), f"{name}: {kind}"
 

@@ -13,7 +13,6 @@ from nerfturbo.ops.mlp import triton as _library
 from nerfturbo.ops.mlp import triton as mlp_kernels
 from nerfturbo.ops.mlp import wide_mlp
 from nerfturbo.ops.ngp import NgpWeights, ngp_field
-from nerfturbo.ops.ngp import triton as field_kernels
 
 from ..ops.cases import assert_close, generator
 
@@ -24,8 +23,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 def short_slices(monkeypatch: pytest.MonkeyPatch, kernel_device: torch.device) -> None:
     """Slices of 16 samples, and no fused kernel."""
     monkeypatch.setattr(_library, "SLICE", 16)
-    for module in (mlp_kernels, field_kernels):
-        monkeypatch.setattr(module, "fits", lambda *_: False)
+    monkeypatch.setattr(mlp_kernels, "fits", lambda *_: False)
 
 
 def draw(*shape: int, seed: int, device: torch.device) -> Tensor:

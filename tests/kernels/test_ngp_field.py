@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, HashLayout, use_backend
-from nerfturbo.ops.ngp import NgpWeights, ngp_densities, ngp_density_logits, ngp_field
+from nerfturbo.ops.ngp import NgpDensity, NgpWeights, ngp_field
+from nerfturbo.types import Aabb
 
 from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, generator, steady_rows
 
@@ -147,18 +149,19 @@ def test_density_matches_reference(
     weights = (torch.randn(hidden, layout.n_outputs, generator=draw), torch.randn(5, hidden, generator=draw))
     weights = (weights[0].to(device), weights[1].to(device))
     count = torch.tensor(40, dtype=torch.int32, device=device)
+    field = NgpDensity(Aabb.cube(1.0), table, layout, weights)
     for options in ({}, {"n_used": count}):
         with use_backend(backend):  # type: ignore[arg-type]
-            got = ngp_density_logits(positions, table, layout, weights, **options)
+            got = field.at(positions, logits=True, **options)
         with use_backend("reference"):
-            want = ngp_density_logits(positions, table, layout, weights, **options)
+            want = field.at(positions, logits=True, **options)
         assert_close("logit", got, want, 1e-5)
     with use_backend(backend):  # type: ignore[arg-type]
-        assert ngp_density_logits(positions[:0], table, layout, weights).shape == (0,)
-        scale = 20.0 / ngp_density_logits(positions, table, layout, weights).abs().max()  # the largest saturate
-        steep = weights[0], weights[1] * scale
-        logits = ngp_density_logits(positions, table, layout, steep)
-        assert_close("densities", ngp_densities(positions, table, layout, steep), logits.clamp(max=15.0).exp(), 1e-5)
+        assert field.at(positions[:0], logits=True).shape == (0,)
+        scale = 20.0 / field.at(positions, logits=True).abs().max()  # the largest saturate
+        steep = replace(field, weights=(weights[0], weights[1] * scale))
+        logits = steep.at(positions, logits=True)
+        assert_close("densities", steep.at(positions), logits.clamp(max=15.0).exp(), 1e-5)
 
 
 def test_wrong_weights_are_named(kernel_device: torch.device) -> None:

@@ -20,9 +20,9 @@ from nerfturbo.config import (
 )
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
+from nerfturbo.ops._dispatch import compile_only
 from nerfturbo.ops._triton.precompile import zeroed_memory
 from nerfturbo.ops.adam import RayBudget, StepState
-from nerfturbo.ops.precompile import compile_only
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.optim import Optimizer
 from nerfturbo.training.step import run_step

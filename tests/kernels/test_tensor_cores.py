@@ -21,7 +21,7 @@ PROGRAM = """
 import importlib, json, sys
 from tests.kernels.compile_kernels import compile_case
 module, capability = sys.argv[1:]
-for case in importlib.import_module(f"nerfturbo.ops.{module}.triton").TENSOR_CORE_CASES:
+for case in importlib.import_module(f"tests.kernels.compile_cases.{module}").TENSOR_CORE_CASES:
     print(json.dumps({"case": case.name, **compile_case(case, int(capability))}))
 """
 

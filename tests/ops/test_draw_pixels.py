@@ -50,7 +50,7 @@ def test_chosen_pixels_are_looked_up(sized: tuple[Target, int], poisoned_empty: 
             results.append(draw_pixels(pool, n, seed=0, step=0, indices=indices))
     for name in ("origins", "directions", "rgba", "image_indices"):
         assert_close(name, getattr(results[0], name), getattr(results[1], name))
-    assert torch.equal(results[0].rgba, pool.pixels[indices].float() / 255.0)
+    torch.testing.assert_close(results[0].rgba, pool.pixels[indices].float() / 255.0, rtol=2.0**-23, atol=0.0)  # 1 ulp
 
 
 def test_uniform_over_pixels_of_all_pictures():

@@ -12,7 +12,6 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops import compact, composite, random_bits, use_backend
 from nerfturbo.ops.composite import LONGEST, Thinning, merge_weak_samples, stretched
 from nerfturbo.ops.composite.reference import composite as plain_composite
-from nerfturbo.ops.ngp import ngp_visibility
 from nerfturbo.types import PackedSamples
 
 from .cases import Target, assert_close, assert_packed, generator, make_rays, make_samples, require, samples_to
@@ -163,12 +162,12 @@ def test_visibility_thins_alike(target: Target, eps: float, poisoned_empty: None
     thinning = Thinning(0.05, _phases(samples.n_rays).to(target.device))
     density = composition(origins, directions, samples, field)
     with use_backend("reference"):
-        keep = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps)
-        want = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps, thinning=thinning)
+        keep = field.visibility(origins, directions, samples, early_stop_eps=eps)
+        want = field.visibility(origins, directions, samples, early_stop_eps=eps, thinning=thinning)
     optical = torch.where(keep, density * (samples.t_ends - samples.t_starts), 0.0)
     assert torch.equal(want, _walk(optical, samples, thinning, "reference"))
     with use_backend(target.backend):  # type: ignore[arg-type]
-        got = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps, thinning=thinning)
+        got = field.visibility(origins, directions, samples, early_stop_eps=eps, thinning=thinning)
     assert got.dtype == torch.uint8
     assert int((got != want).sum()) <= 1 + samples.capacity // 200
     used = samples.used
@@ -181,7 +180,7 @@ def test_nothing_to_thin(target: Target):
     field, nothing = field_to(make_field(), target.device), torch.zeros(0, 3, device=target.device)
     thinning = Thinning(0.1, torch.zeros(0, dtype=torch.int32, device=target.device))
     with use_backend(target.backend):  # type: ignore[arg-type]
-        codes = ngp_visibility(nothing, nothing, samples, field, thinning=thinning)
+        codes = field.visibility(nothing, nothing, samples, thinning=thinning)
     assert codes.shape == (0,) and codes.dtype == torch.uint8
 
 

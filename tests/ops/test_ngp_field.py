@@ -9,7 +9,8 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.ops.hash_encode import hash_encode
-from nerfturbo.ops.ngp import NgpWeights, ngp_density_logits, ngp_field
+from nerfturbo.ops.ngp import NgpDensity, NgpWeights, ngp_field
+from nerfturbo.types import Aabb
 
 from .cases import (
     SMALL_LAYOUT,
@@ -148,6 +149,10 @@ def test_a_second_backward_gives_the_same_gradients(target: Target):
     assert not torch.equal(between[0], first[0])
 
 
+def _density(table: Tensor, weights: tuple[Tensor, Tensor]) -> NgpDensity:
+    return NgpDensity(Aabb.cube(1.0), table, SMALL_LAYOUT, weights)
+
+
 def test_density_matches_reference(sized: tuple[Target, int], poisoned_empty: None):
     target, n = sized
     require(target)
@@ -160,7 +165,7 @@ def test_density_matches_reference(sized: tuple[Target, int], poisoned_empty: No
     }
 
     def function(positions: Tensor, table: Tensor, density_in: Tensor, density_out: Tensor) -> Tensor:
-        return ngp_density_logits(positions, table, SMALL_LAYOUT, (density_in, density_out))
+        return _density(table, (density_in, density_out)).at(positions, logits=True)
 
     compare(target, function, tensors, tolerance=5e-3 if target.device == "cuda" else 1e-4)
 
@@ -170,7 +175,7 @@ def test_density_is_the_last_channel_of_the_field():
     positions, table = make_positions(50), make_table(SMALL_LAYOUT)
     weights = NgpWeights(*(inputs[name] for name in NgpWeights._fields))
     raw = ngp_field(hash_encode(positions, table, SMALL_LAYOUT), inputs["directions"], _rays(50), weights)
-    assert_close("density", ngp_density_logits(positions, table, SMALL_LAYOUT, weights[:2]), raw[:, 3], 1e-5)
+    assert_close("density", _density(table, weights[:2]).at(positions, logits=True), raw[:, 3], 1e-5)
 
 
 def test_gradcheck():

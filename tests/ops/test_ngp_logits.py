@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
-from nerfturbo.ops.ngp import NgpWeights, ngp_logits
+from nerfturbo.ops.ngp import NgpGrid, NgpWeights, ngp_query
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, make_positions, make_table, require
 
@@ -35,9 +35,12 @@ def make_inputs(n: int, layout: HashLayout, n_rays: int = 5) -> dict[str, torch.
 def call(layout: HashLayout, n_used: int | None = None):
     def function(positions, directions, rays, table, **weights):
         count = None if n_used is None else torch.tensor(n_used, dtype=torch.int32, device=positions.device)
-        out = ngp_logits(
-            positions, directions, rays, table=table, layout=layout, weights=NgpWeights(**weights), n_used=count
-        )
+        options = {"n_used": count, "logits": True}
+        with torch.no_grad():
+            rgb, density = ngp_query(
+                positions, directions, rays, NgpGrid(table, layout), NgpWeights(**weights), **options
+            )
+        out = torch.cat([rgb, density[:, None]], dim=-1)
         return out if n_used is None else out[:n_used].clone()
 
     return function

@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.hash_encode import hash_encode
-from nerfturbo.ops.ngp import NgpWeights, ngp_field, ngp_query
+from nerfturbo.ops.ngp import NgpGrid, NgpWeights, ngp_field, ngp_query
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, make_positions, make_table, require
 
@@ -28,7 +28,7 @@ def _inputs(n: int, hidden: int = 16, directions: int = 16) -> dict[str, Tensor]
 
 
 def _query(positions: Tensor, directions: Tensor, table: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:
-    return ngp_query(positions, directions, table, SMALL_LAYOUT, NgpWeights(**weights))
+    return ngp_query(positions, directions, None, NgpGrid(table, SMALL_LAYOUT), NgpWeights(**weights))
 
 
 def _tolerance(target: Target) -> float:
@@ -51,7 +51,8 @@ def test_is_its_parts_in_a_row(target: Target):
     weights = NgpWeights(**{name: inputs[name] for name in NgpWeights._fields})
     inputs["table"] *= 100.0  # some densities saturate
     with use_backend(target.backend):
-        rgb, density = ngp_query(inputs["positions"], inputs["directions"], inputs["table"], SMALL_LAYOUT, weights)
+        grid = NgpGrid(inputs["table"], SMALL_LAYOUT)
+        rgb, density = ngp_query(inputs["positions"], inputs["directions"], None, grid, weights)
         encoding = hash_encode(inputs["positions"], inputs["table"], SMALL_LAYOUT)
         logits = ngp_field(encoding, inputs["directions"], None, weights)
     assert bool((logits[:, 3] > 15.0).any())
@@ -64,11 +65,12 @@ def test_reads_the_half_copy_and_trains_the_table(target: Target):
     inputs = {name: value.to(target.device) for name, value in _inputs(64).items()}
     weights = NgpWeights(**{name: inputs[name].requires_grad_() for name in NgpWeights._fields})
     table, half = torch.zeros_like(inputs["table"]).requires_grad_(), inputs["table"].half()
+    seen = inputs["positions"], inputs["directions"]
     with use_backend(target.backend):
-        out = ngp_query(inputs["positions"], inputs["directions"], table, SMALL_LAYOUT, weights, half=half)
+        out = ngp_query(*seen, None, NgpGrid(table, SMALL_LAYOUT, half), weights)
         (out[0].sum() + out[1].sum()).backward()
     with use_backend("reference"):
-        want = ngp_query(inputs["positions"], inputs["directions"], half.float(), SMALL_LAYOUT, weights)
+        want = ngp_query(*seen, None, NgpGrid(half.float(), SMALL_LAYOUT), weights)
     for name, mine, theirs in zip(OUTPUTS, out, want, strict=True):
         assert mine.dtype == torch.float32
         assert_close(name, mine, theirs, 1e-2)

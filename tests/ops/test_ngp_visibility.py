@@ -13,8 +13,8 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout, use_backend
 from nerfturbo.ops.composite.reference import visibility
-from nerfturbo.ops.ngp import NgpDensity, ngp_visibility
-from nerfturbo.ops.ngp.reference import ngp_density_logits
+from nerfturbo.ops.ngp import NgpDensity
+from nerfturbo.ops.ngp.reference import density_at
 from nerfturbo.ops.positions.reference import sample_positions
 from nerfturbo.types import Aabb, PackedSamples
 
@@ -52,7 +52,7 @@ def field_to(field: NgpDensity, device: str) -> NgpDensity:
 def composition(origins: Tensor, directions: Tensor, samples: PackedSamples, field: NgpDensity) -> Tensor:
     positions = sample_positions(origins, directions, samples, aabb=field.aabb)
     positions = torch.where(samples.used[:, None], positions, 0.0)
-    return torch.exp(ngp_density_logits(positions, field.table, field.layout, field.weights).clamp(max=15.0))
+    return density_at(field, positions, n_used=None, logits=False)
 
 
 def undecided(density: Tensor, samples: PackedSamples, eps: float, alpha_thre: float, margin: float) -> Tensor:
@@ -82,7 +82,7 @@ def check(
     want = visibility(density, samples, early_stop_eps=eps, alpha_thre=alpha_thre).cpu()
     threshold = torch.tensor(alpha_thre, device=target.device) if on_device else alpha_thre
     with use_backend(target.backend):  # type: ignore[arg-type]
-        got = ngp_visibility(origins, directions, samples, field, early_stop_eps=eps, alpha_thre=threshold)
+        got = field.visibility(origins, directions, samples, early_stop_eps=eps, alpha_thre=threshold)
     assert got.dtype == torch.bool and got.shape == (samples.capacity,) and got.device == origins.device
     got = got.cpu()
     margin = MARGIN[field.table.dtype]
@@ -152,7 +152,7 @@ def test_overflowed_capacity_and_poisoned_tail(target: Target, poisoned_empty: N
     origins, directions = (value.to(target.device) for value in make_rays(n_rays))
     field = field_to(make_field(), target.device)
     with use_backend(target.backend):  # type: ignore[arg-type]
-        got = ngp_visibility(origins, directions, samples_to(poisoned, target.device), field, early_stop_eps=1e-3)
+        got = field.visibility(origins, directions, samples_to(poisoned, target.device), early_stop_eps=1e-3)
     assert torch.equal(got.cpu(), clean)
 
 
@@ -169,7 +169,7 @@ def test_extreme_densities(target: Target, logit: float):
     origins, directions = (value.to(target.device) for value in make_rays(samples.n_rays))
     field = field_to(replace(field, table=table, weights=weights), target.device)
     with use_backend(target.backend):  # type: ignore[arg-type]
-        got = ngp_visibility(origins, directions, samples_to(samples, target.device), field, early_stop_eps=1e-4).cpu()
+        got = field.visibility(origins, directions, samples_to(samples, target.device), early_stop_eps=1e-4).cpu()
     first = torch.zeros(samples.capacity, dtype=torch.bool)
     filled = samples.offsets[1:] > samples.offsets[:-1]
     first[samples.offsets[:-1][filled].long()] = True
@@ -183,7 +183,7 @@ def test_same_in_every_run(target: Target):
     origins, directions = (value.to(target.device) for value in make_rays(samples.n_rays))
     field = field_to(make_field(), target.device)
     with use_backend(target.backend):  # type: ignore[arg-type]
-        runs = [ngp_visibility(origins, directions, samples, field, early_stop_eps=1e-3) for _ in range(3)]
+        runs = [field.visibility(origins, directions, samples, early_stop_eps=1e-3) for _ in range(3)]
     assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])
 
 
@@ -191,8 +191,8 @@ def test_bad_inputs_are_named():
     samples, field = make_samples(3), make_field()
     origins, directions = make_rays(3)
     with pytest.raises(InputError, match="origins"):
-        ngp_visibility(origins[:2], directions, samples, field)
-    with pytest.raises(InputError, match=r"field\.table"):
-        ngp_visibility(origins, directions, samples, replace(field, table=field.table[:-1]))
+        field.visibility(origins[:2], directions, samples)
+    with pytest.raises(InputError, match="table"):
+        replace(field, table=field.table[:-1])
     with pytest.raises(InputError, match=r"weights\[1\]"):
-        ngp_visibility(origins, directions, samples, replace(field, weights=(field.weights[0], torch.ones(3, 5))))
+        replace(field, weights=(field.weights[0], torch.ones(3, 5)))

@@ -23,7 +23,7 @@ from ..composite_loss import composite_loss
 from ..frame import absorb_samples, next_samples, start_rays
 from ..hash_encode import HashLayout, hash_encode
 from ..march import OccupancyBits, StepRule, decay_and_max, march, threshold_bits
-from ..ngp import NgpDensity, NgpWeights, ngp_field, ngp_visibility
+from ..ngp import NgpDensity, NgpWeights, ngp_field
 from ..packed import compact
 from ..pixels import PixelPool, draw_pixels
 from ..positions import sample_positions
@@ -146,7 +146,7 @@ def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     weights = NgpWeights(*(torch.zeros(size, requires_grad=True) for size in sizes))
     samples = PackedSamples.from_counts(torch.tensor([1]), torch.ones(1), torch.ones(1) * 2)
     field = NgpDensity(box, table, layout, weights[:2])
-    yield "visibility", lambda: ngp_visibility(origins, directions, samples, field, early_stop_eps=1e-4)
+    yield "visibility", lambda: field.visibility(origins, directions, samples, early_stop_eps=1e-4)
     yield "compact", lambda: compact(samples, torch.ones(1, dtype=torch.bool))
 
     sink = GradientSink((torch.zeros_like(table),))

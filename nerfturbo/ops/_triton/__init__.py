@@ -1,15 +1,12 @@
-"""What the kernel files share: small jit helpers, allocation rules, and how a kernel is listed for compile checks.
+"""What the kernel files share: small jit helpers and allocation rules.
 
-Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp, so that it serves
-four rays of few samples or one ray of many. Programs take tiles in turn, about as many programs as the device holds:
-starting one costs more than a short ray. Programs behind those of the rays write the unused tail.
+Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp. Programs take tiles
+in turn, about as many programs as the device holds. Programs behind those of the rays write the unused tail.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import triton
@@ -26,46 +23,6 @@ TAIL_PROGRAMS = 256
 FEW, MANY = (32, 8) if INTERPRETED else (4, 8), (32, 8) if INTERPRETED else (1, 32)  # tiles: RAYS, STEPS
 FEW_SAMPLES = 12  # places per ray up to which rays count as short
 PROGRAMS = 32  # one-warp programs that a multiprocessor runs at a time
-
-
-@dataclass(frozen=True)
-class CompileCase:
-    """One specialisation of a kernel, compiled by the tests for every supported GPU without owning one.
-
-    `types` names what an argument's name does not tell, as "*i32 p_offsets p_rays, i32x4 strides, i32+fp32 pair".
-    By name, p_... is "*fp32", n, n_... and stride... are "i32", all else is "fp32". Arguments in `constexprs`, None for
-    an absent tensor included, have no type; those that the kernel does not have are left out.
-    """
-
-    kernel: Any  # a triton.jit function
-    types: str = ""
-    constexprs: dict[str, Any] = field(default_factory=dict)
-    num_warps: int = 1
-    num_stages: int = 1
-    max_spills: int = 0  # bytes of local memory per thread
-    name: str = ""  # tells two cases of one kernel apart
-
-    def __post_init__(self) -> None:
-        own = {name: value for name, value in self.constexprs.items() if name in self.kernel.arg_names}
-        object.__setattr__(self, "constexprs", own)
-
-    @property
-    def signature(self) -> dict[str, str | tuple[str, ...]]:
-        """A Triton type for each argument that is not a constexpr."""
-        groups = [group.split() for group in self.types.split(",")]
-        special = {name: group[0] for group in groups for name in group[1:]}
-        result: dict[str, str | tuple[str, ...]] = {}
-        for name in self.kernel.arg_names:
-            if name not in self.constexprs:
-                kind, _, count = special.get(name, _usual_type(name)).partition("x")
-                result[name] = (kind,) * int(count) if count else tuple(kind.split("+")) if "+" in kind else kind
-        return result
-
-
-def _usual_type(name: str) -> str:
-    if name.startswith("p_"):
-        return "*fp32"
-    return "i32" if name == "n" or name.startswith(("n_", "stride")) else "fp32"
 
 
 def ray_grid(n_rows: int, n_rays: int, device: torch.device) -> tuple[dict[str, int], int]:
@@ -195,13 +152,47 @@ def clamp_unit(x):
 
 
 @triton.jit
+def own_block(n, BLOCK: tl.constexpr):
+    """The BLOCK items of this program, and which of them are below n."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return i, i < n
+
+
+@triton.jit
+def tile_rows(start, count, k, STEPS: tl.constexpr):
+    """Rows (RAYS, STEPS) of the samples of a tile's rays from the k-th on, and which of them there are."""
+    step = k + tl.arange(0, STEPS)
+    return start[:, None] + step[None, :], step[None, :] < count[:, None]
+
+
+@triton.jit
 def load_point(p_positions, i, m, stride_n, stride_c):
     """x, y, z of the rows `i`: fp32 blocks of i's shape."""
     p = p_positions + i.to(tl.int64) * stride_n
-    x = tl.load(p, mask=m, other=0.0)
-    y = tl.load(p + stride_c, mask=m, other=0.0)
-    z = tl.load(p + 2 * stride_c, mask=m, other=0.0)
+    x = tl.load(p, mask=m, other=0.0).to(tl.float32)
+    y = tl.load(p + stride_c, mask=m, other=0.0).to(tl.float32)
+    z = tl.load(p + 2 * stride_c, mask=m, other=0.0).to(tl.float32)
     return x, y, z
+
+
+@triton.jit
+def corner_slopes(value, fx, fy, fz, C: tl.constexpr):
+    """What `value` at corner C of a cell adds to the blend's derivatives along x, y and z."""
+    wx = fx if C & 1 else 1.0 - fx
+    wy = fy if C & 2 else 1.0 - fy
+    wz = fz if C & 4 else 1.0 - fz
+    dx = (value if C & 1 else -value) * wy * wz
+    dy = (value if C & 2 else -value) * wx * wz
+    return dx, dy, (value if C & 4 else -value) * wx * wy
+
+
+@triton.jit
+def store_slopes(p, i, n, m, x, y, z, gx, gy, gz):
+    """Into (3, n): the gradient to positions, zero past the borders of [0, 1] and where `m` is not set."""
+    p += i
+    tl.store(p, tl.where(m & (x >= 0.0) & (x <= 1.0), gx, 0.0), mask=i < n)
+    tl.store(p + n, tl.where(m & (y >= 0.0) & (y <= 1.0), gy, 0.0), mask=i < n)
+    tl.store(p + 2 * n.to(tl.int64), tl.where(m & (z >= 0.0) & (z <= 1.0), gz, 0.0), mask=i < n)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_dtype, check_positive, check_shape
+from .._checks import check_device, check_dtype, check_positive, check_shape, refuse
 from .._dispatch import implementation
 
 
@@ -34,8 +34,7 @@ class AdamRule:
     skip_untouched: bool = False
 
     def __post_init__(self) -> None:
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise InputError("betas", "two numbers in [0, 1)", str(self.betas))
+        refuse(not all(0.0 <= beta < 1.0 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)
         check_positive("eps", self.eps, zero=True)
         check_positive("weight_decay", self.weight_decay, zero=True)
 
@@ -107,8 +106,7 @@ def check_gradients(grads: Sequence[Tensor], found_inf: Tensor) -> Tensor:
     >>> check_gradients([torch.tensor([3.0]), torch.tensor([4.0])], flag).item(), flag.item()
     (5.0, 0.0)
     """
-    if not grads:
-        raise InputError("grads", "at least one tensor", "none")
+    refuse(not grads, "grads", "at least one tensor", "none")
     for index, grad in enumerate(grads):
         check_dtype(f"grads[{index}]", grad)
         check_device(found_inf=found_inf, **{f"grads_{index}": grad})
@@ -129,8 +127,7 @@ class ScaleRule:
     def __post_init__(self) -> None:
         if not (self.growth >= 1.0 and 0.0 < self.backoff < 1.0):
             raise InputError("growth, backoff", "growth >= 1 > backoff > 0", f"{self.growth:g}, {self.backoff:g}")
-        if self.growth_interval < 1:
-            raise InputError("growth_interval", "at least 1 step", str(self.growth_interval))
+        refuse(self.growth_interval < 1, "growth_interval", "at least 1 step", self.growth_interval)
         if not 0.0 < self.lowest <= self.highest:
             raise InputError("lowest, highest", "0 < lowest <= highest", f"{self.lowest:g}, {self.highest:g}")
 
@@ -155,8 +152,7 @@ def finish_step(
     >>> step.item(), flag.item()
     (4, 0.0)
     """
-    if (scale is None) != (good_steps is None):
-        raise InputError("scale and good_steps", "both or neither", "one of them")
+    refuse((scale is None) != (good_steps is None), "scale and good_steps", "both or neither", "one of them")
     scalars = {"step": step, "found_inf": found_inf, "scale": scale, "good_steps": good_steps, "skipped": skipped}
     _check_scalars(**scalars)
     check_device(**scalars)

@@ -66,18 +66,9 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
     if found_inf is not None and found_inf.item() != 0:  # on a CPU reading a number costs nothing
         grad.zero_()
         return
-    time = state.step.item() + 1
-    numbers = [
-        1.0 if grad_scale is None else 1.0 / grad_scale.item(),
-        1.0 / (1.0 - rule.betas[0] ** time),
-        1.0 / (1.0 - rule.betas[1] ** time),
-        lr.item(),
-        *rule.betas,
-        1.0 - rule.betas[0],
-        1.0 - rule.betas[1],
-        rule.eps,
-        rule.weight_decay,
-    ]
+    time, scale = state.step.item() + 1, 1.0 if grad_scale is None else 1.0 / grad_scale.item()
+    corrections, rests = [1.0 / (1.0 - beta**time) for beta in rule.betas], [1.0 - beta for beta in rule.betas]
+    numbers = [scale, *corrections, lr.item(), *rule.betas, *rests, rule.eps, rule.weight_decay]
     arrays = [t.detach().view(-1).numpy() for t in (params, grad, state.first, state.second)]
     flags = (rule.decoupled, rule.skip_untouched)
     launch(_update, params.numel(), CHUNK, *arrays, *(np.float32(x) for x in numbers), *flags)

@@ -1,11 +1,9 @@
 """Adam in one pass over memory, and the step's counters in one launch of one program.
 
-One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. The master,
-its moments and the gradient are read once; master, moments, half copy and the zeroed gradient are written once. With
+One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. With
 `skip_untouched`, rows of four without gradient read and write nothing else. The non-finite flag is read before the
-first write, so a skipped step is skipped everywhere.
-
-dtypes: fp32 master; moments, gradient and copy of any float type; fp32 arithmetic. Deterministic, no atomics.
+first write, so a skipped step is skipped everywhere. fp32 master and arithmetic; moments, gradient and copy of any
+float type.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import CompileCase, check_kernel_float
+from .._triton import check_kernel_float
 from .._triton.launch import cdiv, launchable
 from . import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 
@@ -187,41 +185,7 @@ def _record_kernel(
 
 
 def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
-    _record_kernel[(1,)](
-        state.step,
-        state.n_active,
-        state.totals,
-        state.ring,
-        *(values[name] for name in COLUMNS[:-1]),
-        budget.samples,
-        budget.marched,
-        budget.max_rays,
-        state.ring.shape[0],
-        COLUMNS=len(COLUMNS),
-        MIN_RAYS=MIN_RAYS,
-        MAX_GROWTH=MAX_GROWTH,
-        num_warps=1,
-    )
-
-
-def _adam_case(grad: str, skip: bool, scalars: bool = True) -> CompileCase:
-    constexprs = {"DECAY": 1, "SKIP": skip, "ROWS_OF_4": True, "BLOCK": BLOCK}
-    if not scalars:
-        constexprs |= {"p_grad_scale": None, "p_found_inf": None}
-    # For sm_80 the assembler stays at 32 registers for full occupancy and parks two numbers of the fp16 case.
-    spills = 8 if grad == "fp16" else 0
-    name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}"
-    types = f"*fp16 p_half, *{grad} p_grad, *i64 p_step"
-    return CompileCase(_adam_kernel, types, constexprs, WARPS, max_spills=spills, name=name)
-
-
-COMPILE_CASES = [
-    *(_adam_case(grad, skip) for grad in ("fp32", "fp16") for skip in (False, True)),
-    _adam_case("fp32", False, scalars=False),
-    CompileCase(_norm_kernel, "", {"BLOCK": CHECK_BLOCK}, 8, name="norm"),
-    CompileCase(
-        _record_kernel,
-        "*i64 p_step p_totals, *i32 p_active p_rays p_samples p_marched, i32 samples marched max_rays length",
-        {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH},
-    ),
-]
+    counters = (state.step, state.n_active, state.totals, state.ring)
+    sizes = (budget.samples, budget.marched, budget.max_rays, state.ring.shape[0])
+    constants = {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH}
+    _record_kernel[(1,)](*counters, *(values[name] for name in COLUMNS[:-1]), *sizes, **constants, num_warps=1)

@@ -5,8 +5,8 @@
     w_i     = T_i * alpha_i
     rgb     = sum_i w_i rgb_i,   opacity = sum_i w_i,   depth = sum_i w_i * t_mid_i
 
-Samples with alpha_i < alpha_thre are skipped: no weight and no attenuation. From the first sample with
-T_i < early_stop_eps on, a ray has no weight. Both are masks: no gradient passes through them.
+Samples with alpha_i < alpha_thre are skipped: no weight and no attenuation. From the first sample with T_i <
+early_stop_eps on, a ray has no weight. Both are masks: no gradient passes through them.
 
 `merge_weak_samples`: neighbours that together add little become one, drawn from them by chance.
 
@@ -15,11 +15,9 @@ T_i < early_stop_eps on, a ray has no weight. Both are masks: no gradient passes
     keep   one sample of every run, sample i with probability w_i / (sum of w over the run)
     length : tau of the whole run over the density of the kept sample, about its own middle
 
-A run as thick as its samples were together passes the light they passed: the transmittance behind every run is what it
-was, and so is the run's weight. With the kept sample's colour in proportion to w, the expected colour of the ray is
-exactly its colour. Gradients are right on average to first order in a run's thickness. A sample of more than `weight`
-is a run of its own: surfaces keep all their samples, fog and what lies behind a surface few. Runs end at four, since
-Adam steps as far for a large gradient as for a small one: features visited once in n steps learn n times as slowly.
+The transmittance behind every run, and the run's weight, are what they were; the expected colour of the ray is exactly
+its colour; gradients are right on average to first order in a run's thickness. Surfaces keep all their samples, fog and
+what lies behind a surface few. Runs end at four: features visited once in n steps learn n times as slowly under Adam.
 
 A decision is one byte per sample, 0 for a sample that is left out, otherwise 1 + 16 log2(stretch), rounded: lengths are
 right within 2.2%, and to the bit for a sample that stands for itself alone. `compact` reads it.
@@ -91,15 +89,6 @@ def composite_pixels(
         check_device(rgb=rgb, background=background)
     _check(density, rgb, samples)
     return Composited(*implementation("composite", "composite_pixels", density)(density, rgb, samples, background))
-
-
-def as_pixels(
-    rgb: Tensor, opacity: Tensor, depth: Tensor, weights: Tensor, background: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four results of `composite` as `composite_pixels` gives them: what backends without a kernel for it do."""
-    if background is not None:
-        rgb = rgb + background * (1.0 - opacity[:, None])
-    return rgb, opacity, depth / opacity.clamp_min(torch.finfo(torch.float32).eps), weights
 
 
 def visibility(

@@ -1,12 +1,8 @@
 """Compositing along rays, forward and analytic backward, the visibility test, and runs of weak samples.
 
-A task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the first). With
-e_i = 1 - alpha_i and g_i the gradient that reaches weight i through all four results,
-
-    dL/ddensity_i = length_i * (T_i e_i g_i - sum_{j > i} w_j g_j),        dL/drgb_i = w_i * dL/drgb.
-
-The forward keeps T_i e_i for the backward, -1 where a threshold took the weight away. fp32 whatever comes in; gradients
-in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
+A task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the first;
+docs/ops/composite.md). The forward keeps T_i (1 - alpha_i) for the backward, -1 where a threshold took the weight away.
+fp32 whatever comes in; gradients in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
 """
 
 from __future__ import annotations
@@ -16,11 +12,11 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
-from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning, as_pixels
+from .._sink import Node
+from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
 
 CHUNK = 256  # rays
 
@@ -88,7 +84,7 @@ def _intervals(samples: PackedSamples) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return array(samples.offsets), array(starts), array(ends)
 
 
-class _Composite(torch.autograd.Function):
+class _Composite(Node):
     @staticmethod
     def forward(ctx, density, rgb, samples, eps, threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n_rays, used = samples.n_rays, int(samples.offsets[-1])
@@ -104,8 +100,7 @@ class _Composite(torch.autograd.Function):
         return out_rgb, out_ray[0], out_ray[1], weights
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, g_rgb, g_opacity, g_depth, g_weights) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, g_rgb, g_opacity, g_depth, g_weights) -> tuple[Tensor | None, ...]:
         rgb, weights, passed = ctx.saved_tensors
         samples, used = ctx.samples, int(ctx.samples.offsets[-1])
         grad_density, grad_rgb = torch.empty(samples.capacity), torch.empty(rgb.shape)
@@ -115,16 +110,11 @@ class _Composite(torch.autograd.Function):
         saved = (array(rgb.float()), weights.numpy(), passed.numpy())
         results = (grad_density.numpy(), grad_rgb.numpy())
         launch(_backward, samples.n_rays, CHUNK, *_intervals(samples), *saved, *incoming, *results)
-        # density, rgb, samples, eps, threshold
-        return grad_density.to(ctx.dtype), grad_rgb.to(rgb.dtype), None, None, None
+        return grad_density.to(ctx.dtype), grad_rgb.to(rgb.dtype)
 
 
 def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _Composite.apply(density, rgb, samples, early_stop_eps, float(alpha_thre))
-
-
-def composite_pixels(density, rgb, samples, background) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
 
 
 @torch.no_grad()

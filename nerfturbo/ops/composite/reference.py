@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from ..packed.reference import packed_cumsum, packed_sum, row_rays, widen
-from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning, as_pixels
+from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
+from . import composite as any_composite
 
 
 def _optical_depth(density: Tensor, samples: PackedSamples, alpha_thre: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -29,20 +30,19 @@ def composite(density, rgb, samples, *, early_stop_eps, alpha_thre) -> tuple[Ten
     transmittance = _transmittance(optical, samples.offsets)
     lit = counted & (transmittance.detach() >= early_stop_eps)
     weights = torch.where(lit, transmittance * -torch.expm1(-optical), torch.zeros_like(optical))
-    colour = torch.where(
-        lit[:, None], widen(rgb).to(weights.dtype), torch.zeros((), dtype=weights.dtype, device=rgb.device)
-    )
+    colour = torch.where(lit[:, None], widen(rgb).to(weights.dtype), weights.new_zeros(()))
     middle = samples.midpoints().detach().to(weights.dtype)
-    return (
-        packed_sum(weights[:, None] * colour, samples.offsets),
-        packed_sum(weights, samples.offsets),
-        packed_sum(weights * middle, samples.offsets),
-        weights,
-    )
+    parts = (weights[:, None] * colour, weights, weights * middle)
+    rgb, opacity, depth = (packed_sum(part, samples.offsets) for part in parts)
+    return rgb, opacity, depth, weights
 
 
 def composite_pixels(density, rgb, samples, background) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return as_pixels(*composite(density, rgb, samples, early_stop_eps=0.0, alpha_thre=0.0), background)
+    """From `composite` of whichever backend is chosen."""
+    rgb, opacity, depth, weights = any_composite(density, rgb, samples)
+    if background is not None:
+        rgb = rgb + background * (1.0 - opacity[:, None])
+    return rgb, opacity, depth / opacity.clamp_min(torch.finfo(torch.float32).eps), weights
 
 
 @torch.no_grad()

@@ -1,14 +1,10 @@
 """Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_triton`.
 
 A program holds the running transmittance of its rays and walks along them; a scan inside the tile gives the product of
-(1 - alpha) before each sample. The second axis of the forward's grid takes further groups of channels, which
-repeat the scan. The backward recomputes what the forward knew: with g_i = dL/dw_i,
-
-    dL/ddensity_i = length_i * (T_i * (1 - alpha_i) * g_i - sum_{j > i} w_j g_j),    dL/drgb_i = w_i * dL/drgb
-
-(docs/ops/composite.md). A background b adds (1 - opacity) * b to a ray's colour, so that each colour above counts as
-rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the inputs' dtype and layout, zero in the
-tail. Weak samples: one lane a ray; a run is written when it ends, one byte at the row that was drawn. No atomics.
+(1 - alpha) before each sample. The second axis of the forward's grid takes further groups of channels, which repeat the
+scan. The backward recomputes what the forward knew (docs/ops/composite.md). A background b adds (1 - opacity) * b to a
+ray's colour, so that each colour counts as rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in
+the inputs' dtype and layout, zero in the tail. Weak samples: one lane a ray; a run is written when it ends. No atomics.
 """
 
 from __future__ import annotations
@@ -19,28 +15,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
-from .._triton import (
-    INTERPRETED,
-    TAIL_BLOCK,
-    CompileCase,
-    check_kernel_float,
-    empty_in_layout_of,
-    one_minus_exp,
-    ray_grid,
-    ray_strides,
-    ray_tile,
-    scalar_or_pointer,
-    shift_right,
-    signed_word,
-    spread_last,
-    strides_of,
-    sum_after,
-    tail_programs,
-    zero_tail,
-)
+from .. import _triton as gpu
+from .._sink import Node
+from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..random.triton import unit_float
 from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
@@ -60,29 +39,29 @@ GRADIENTS = ["p_grad_rgb", "p_grad_opacity", "p_grad_depth", "p_grad_weights"]
 @triton.jit
 def tile_weights(optical, m, through, early_stop_eps, alpha_thre, RAYS: tl.constexpr, STEPS: tl.constexpr):
     """1 - alpha, T, w and who has weight, for a tile (RAYS, STEPS); `through` is T before it, and after it."""
-    alpha = one_minus_exp(optical)
+    alpha = gpu.one_minus_exp(optical)
     counted = m & (alpha >= alpha_thre)  # false for NaN
     passed = tl.where(counted, tl.exp(-optical), 1.0)
     product = tl.cumprod(passed, 1)
-    before = through * shift_right(product, 1.0, RAYS, STEPS)
+    before = through * gpu.shift_right(product, 1.0, RAYS, STEPS)
     lit = counted & (before >= early_stop_eps)
     weight = tl.where(lit, before * alpha, 0.0)
-    return passed, before, weight, lit, through * spread_last(product, RAYS, STEPS)
+    return passed, before, weight, lit, through * gpu.spread_last(product, RAYS, STEPS)
 
 
 @triton.jit
 def _load_weights(
-    p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre,
+    p_density, p_starts, p_ends, start, count, k, stride, through, limits,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """t0, t1 and `tile_weights` of the samples in these rows."""
+    """Rows, t0, t1 and `tile_weights` of the samples of a tile."""
+    row, m = gpu.tile_rows(start, count, k, STEPS)
     t0 = tl.load(p_starts + row, mask=m, other=0.0)
     t1 = tl.load(p_ends + row, mask=m, other=0.0)
     density = tl.load(p_density + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
-    passed, before, weight, lit, through = tile_weights(
-        density * (t1 - t0), m, through, early_stop_eps, alpha_thre, RAYS, STEPS
-    )
-    return t0, t1, passed, before, weight, lit, through
+    optical = density * (t1 - t0)
+    passed, before, weight, lit, through = tile_weights(optical, m, through, limits[0], limits[1], RAYS, STEPS)
+    return row, m, t0, t1, passed, before, weight, lit, through
 
 
 @triton.jit
@@ -101,20 +80,17 @@ def _forward_kernel(
 ):  # fmt: skip
     is_first = tl.program_id(1) == 0
     if tl.program_id(0) < ray_programs:
-        alpha_thre = _threshold(alpha_thre, p_alpha_thre)
+        limits = (early_stop_eps, _threshold(alpha_thre, p_alpha_thre))
         i_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             rgb = tl.zeros([RAYS, CHANNELS], tl.float32)
             b_opacity = tl.zeros([RAYS, STEPS], tl.float32)
             b_depth = tl.zeros([RAYS, STEPS], tl.float32)
             through = tl.full([RAYS, STEPS], 1.0, tl.float32)
             for k in range(0, tl.max(count, 0), STEPS):
-                step = k + tl.arange(0, STEPS)
-                m = step[None, :] < count[:, None]
-                row = start[:, None] + step[None, :]
-                t0, t1, passed, before, weight, lit, through = _load_weights(
-                    p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+                row, m, t0, t1, passed, before, weight, lit, through = _load_weights(
+                    p_density, p_starts, p_ends, start, count, k, strides[0], through, limits, RAYS, STEPS
                 )
                 b_opacity += weight
                 b_depth += weight * (t0 + t1) * 0.5
@@ -137,7 +113,7 @@ def _forward_kernel(
                 rgb += (1.0 - opacity)[:, None] * tl.load(p_behind, mask=m_out, other=0.0).to(tl.float32)
             tl.store(p_out_rgb + i_ray.to(tl.int64)[:, None] * n_channels + i_channel[None, :], rgb, mask=m_out)
     elif is_first:
-        zero_tail(p_out_weights, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        gpu.zero_tail(p_out_weights, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
 @triton.jit
@@ -171,17 +147,15 @@ def _weight_gradient(
 @triton.jit
 def _ray_total(
     p_density, p_rgb, p_starts, p_ends, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
-    i_ray, m_ray, start, count, longest, stride_rgb, strides, early_stop_eps, alpha_thre,
+    i_ray, m_ray, start, count, longest, stride_rgb, strides, limits,
     N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Sum of w dL/dw along each ray of a tile."""
     total = tl.zeros([RAYS], tl.float32)
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
-        m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
-        row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
-        t0, t1, passed, before, weight, lit, through = _load_weights(
-            p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+        row, m, t0, t1, passed, before, weight, lit, through = _load_weights(
+            p_density, p_starts, p_ends, start, count, k, strides[0], through, limits, RAYS, STEPS
         )
         g = _weight_gradient(
             p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, None, i_ray, m_ray, row, m,
@@ -199,25 +173,22 @@ def _backward_kernel(
     N_CHANNELS: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        alpha_thre = _threshold(alpha_thre, p_alpha_thre)
+        limits = (early_stop_eps, _threshold(alpha_thre, p_alpha_thre))
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             longest = tl.max(count, 0)
             total = tl.zeros([RAYS], tl.float32)  # a ray of one tile does not need it
             if longest > STEPS:
                 total = _ray_total(
                     p_density, p_rgb, p_starts, p_ends, p_background,
                     p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights,
-                    i_ray, m_ray, start, count, longest, stride_rgb, strides, early_stop_eps, alpha_thre, N_CHANNELS,
-                    RAYS, STEPS,
+                    i_ray, m_ray, start, count, longest, stride_rgb, strides, limits, N_CHANNELS, RAYS, STEPS,
                 )  # fmt: skip
             seen = tl.zeros([RAYS], tl.float32)  # added up like the total, so that nothing is left behind the last tile
             through = tl.full([RAYS, STEPS], 1.0, tl.float32)
             for k in range(0, longest, STEPS):
-                m = (k + tl.arange(0, STEPS))[None, :] < count[:, None]
-                row = start[:, None] + (k + tl.arange(0, STEPS))[None, :]
-                t0, t1, passed, before, weight, lit, through = _load_weights(
-                    p_density, p_starts, p_ends, row, m, strides[0], through, early_stop_eps, alpha_thre, RAYS, STEPS
+                row, m, t0, t1, passed, before, weight, lit, through = _load_weights(
+                    p_density, p_starts, p_ends, start, count, k, strides[0], through, limits, RAYS, STEPS
                 )
                 g = _weight_gradient(
                     p_rgb, p_background, p_grad_rgb, p_grad_opacity, p_grad_depth, p_grad_weights, p_out_rgb,
@@ -227,16 +198,16 @@ def _backward_kernel(
                     b_wg = weight * g
                     seen += tl.sum(b_wg, 1)
                     behind = tl.where(longest > STEPS, total - seen, 0.0)
-                    later = behind[:, None] + sum_after(b_wg, RAYS, STEPS)
+                    later = behind[:, None] + gpu.sum_after(b_wg, RAYS, STEPS)
                     grad = (t1 - t0) * tl.where(lit, before * passed * g - later, 0.0)
                     tl.store(p_out_density + row.to(tl.int64) * strides[8], grad, mask=m)
     else:
         n_used = tl.load(p_offsets + n_rays)
         if p_out_density is not None:
-            zero_tail(p_out_density, strides[8], ray_programs, n_used, n_rows, TAIL)
+            gpu.zero_tail(p_out_density, strides[8], ray_programs, n_used, n_rows, TAIL)
         if p_out_rgb is not None:
             for c in range(N_CHANNELS):
-                zero_tail(p_out_rgb + c * stride_out, strides[7], ray_programs, n_used, n_rows, TAIL)
+                gpu.zero_tail(p_out_rgb + c * stride_out, strides[7], ray_programs, n_used, n_rows, TAIL)
 
 
 @launchable(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SAMPLES)
@@ -245,23 +216,20 @@ def _visibility_kernel(
     early_stop_eps, alpha_thre, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        alpha_thre = _threshold(alpha_thre, p_alpha_thre)
+        limits = (early_stop_eps, _threshold(alpha_thre, p_alpha_thre))
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             through = tl.full([RAYS, STEPS], 1.0, tl.float32)
             for k in range(0, tl.max(count, 0), STEPS):
-                step = k + tl.arange(0, STEPS)
-                m = step[None, :] < count[:, None]
-                row = start[:, None] + step[None, :]
-                t0, t1, passed, before, weight, lit, through = _load_weights(
-                    p_density, p_starts, p_ends, row, m, stride, through, early_stop_eps, alpha_thre, RAYS, STEPS
+                row, m, t0, t1, passed, before, weight, lit, through = _load_weights(
+                    p_density, p_starts, p_ends, start, count, k, stride, through, limits, RAYS, STEPS
                 )
                 tl.store(p_out + row, lit.to(tl.uint8), mask=m)
     else:
-        zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        gpu.zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
-class _Composite(torch.autograd.Function):
+class _Composite(Node):
     @staticmethod
     def forward(
         ctx, density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
@@ -271,15 +239,15 @@ class _Composite(torch.autograd.Function):
         opacity = torch.empty(n_rays, dtype=torch.float32, device=rgb.device)
         depth = torch.empty_like(opacity)
         weights = torch.empty(n_rows, dtype=torch.float32, device=rgb.device)
-        number, pointer = scalar_or_pointer(alpha_thre, rgb.device)
-        tile, programs = ray_grid(n_rows, n_rays, rgb.device)
+        number, pointer = gpu.scalar_or_pointer(alpha_thre, rgb.device)
+        tile, programs = gpu.ray_grid(n_rows, n_rays, rgb.device)
         channels = min(CHANNELS, next_power_of_2(max(n_channels, 1)))
         if n_rays or n_rows:
-            grid = (programs + tail_programs(n_rows), max(1, cdiv(n_channels, channels)))
+            grid = (programs + gpu.tail_programs(n_rows), max(1, cdiv(n_channels, channels)))
             _forward_kernel[grid](
                 density, rgb, t_starts, t_ends, offsets, pointer, background, out_rgb, opacity, depth, weights,
                 n_rays, n_rows, programs, n_channels, rgb.stride(1),
-                (density.stride(0), rgb.stride(0), *ray_strides(background)), early_stop_eps, number,
+                (density.stride(0), rgb.stride(0), *gpu.ray_strides(background)), early_stop_eps, number,
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, MEAN=mean, num_warps=1,
             )  # fmt: skip
         results = (opacity, depth) if mean else (opacity, None)
@@ -289,24 +257,23 @@ class _Composite(torch.autograd.Function):
         return out_rgb, opacity, depth, weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         density, rgb, t_starts, t_ends, offsets, pointer, background, opacity, mean_depth = ctx.saved_tensors
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, rgb.shape
         if mean_depth is not None and grads[2] is not None:
             grads = _through_mean(grads, opacity, mean_depth)
         wants_density, wants_rgb = ctx.needs_input_grad[0], ctx.needs_input_grad[1] and grads[0] is not None
-        grad_density = empty_in_layout_of(density) if wants_density else None
-        grad_rgb = empty_in_layout_of(rgb) if wants_rgb else None
+        grad_density = gpu.empty_in_layout_of(density) if wants_density else None
+        grad_rgb = gpu.empty_in_layout_of(rgb) if wants_rgb else None
         if n_rows and (wants_density or wants_rgb):
-            tile, programs = ray_grid(n_rows, n_rays, rgb.device)
-            own_rgb = strides_of(grad_rgb, 2)
-            strides = (
-                density.stride(0), rgb.stride(0), *strides_of(grads[0], 2), *strides_of(grads[1], 1),
-                *strides_of(grads[2], 1), *strides_of(grads[3], 1), own_rgb[0], *strides_of(grad_density, 1),
-                *ray_strides(background),
-            )  # fmt: skip
-            _backward_kernel[(programs + tail_programs(n_rows),)](
+            tile, programs = gpu.ray_grid(n_rows, n_rays, rgb.device)
+            own_rgb = gpu.strides_of(grad_rgb, 2)
+            incoming = [
+                stride for grad, n in zip(grads, (2, 1, 1, 1), strict=True) for stride in gpu.strides_of(grad, n)
+            ]
+            outgoing = (own_rgb[0], *gpu.strides_of(grad_density, 1))
+            strides = (density.stride(0), rgb.stride(0), *incoming, *outgoing, *gpu.ray_strides(background))
+            _backward_kernel[(programs + gpu.tail_programs(n_rows),)](
                 density, rgb, t_starts, t_ends, offsets, pointer, background, *grads, grad_density, grad_rgb, n_rays,
                 n_rows, programs, rgb.stride(1), own_rgb[1], strides, *ctx.thresholds, N_CHANNELS=n_channels, **tile,
                 TAIL=TAIL_BLOCK, num_warps=1,
@@ -315,8 +282,7 @@ class _Composite(torch.autograd.Function):
         if ctx.needs_input_grad[7] and grads[0] is not None:
             grad_background = grads[0] * (1.0 - opacity)[:, None]
             grad_background = grad_background.sum(0) if background.dim() == 1 else grad_background
-        # density, rgb, t_starts, t_ends, offsets, early_stop_eps, alpha_thre, background, mean
-        return grad_density, grad_rgb, None, None, None, None, None, grad_background, None
+        return grad_density, grad_rgb, None, None, None, None, None, grad_background
 
 
 def _through_mean(grads: Sequence[Tensor | None], opacity: Tensor, mean: Tensor) -> tuple[Tensor | None, ...]:
@@ -350,9 +316,9 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
     n_rays, n_rows = samples.n_rays, samples.capacity
     out = torch.empty(n_rows, dtype=torch.uint8, device=density.device)
     if n_rows:
-        number, pointer = scalar_or_pointer(alpha_thre, density.device)
-        tile, programs = ray_grid(n_rows, n_rays, density.device)
-        _visibility_kernel[(programs + tail_programs(n_rows),)](
+        number, pointer = gpu.scalar_or_pointer(alpha_thre, density.device)
+        tile, programs = gpu.ray_grid(n_rows, n_rays, density.device)
+        _visibility_kernel[(programs + gpu.tail_programs(n_rows),)](
             density, *intervals(samples), pointer, out, n_rays, n_rows, programs, density.stride(0),
             float(early_stop_eps), number, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
@@ -360,7 +326,7 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
 
 
 RAYS = 512 if INTERPRETED else 32
-STEP, FIRST, SECOND = (tl.constexpr(signed_word(word)) for word in (GOLDEN, *MIX))
+STEP, FIRST, SECOND = (tl.constexpr(gpu.signed_word(word)) for word in (GOLDEN, *MIX))
 MEMBERS = tl.constexpr(LONGEST)
 OCTAVE, LAST, THICK = tl.constexpr(float(PER_OCTAVE)), tl.constexpr(LAST_CODE), tl.constexpr(OPAQUE)
 
@@ -384,7 +350,7 @@ def _close(p_codes, chosen, stretch, done):
 @launchable(do_not_specialize=["n_rays"])
 def _merge_kernel(p_optical, p_offsets, p_phases, p_codes, n_rays, limit, RAYS: tl.constexpr):
     """p_codes must hold zeros: only rows that are kept are written."""
-    i_ray, m_ray, start, count = ray_tile(p_offsets, tl.program_id(0), n_rays, RAYS)
+    i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tl.program_id(0), n_rays, RAYS)
     phase = tl.load(p_phases + i_ray, mask=m_ray, other=0)
     depth = tl.zeros([RAYS], tl.float32)
     weight, thickness, own = depth, depth, depth + 1.0  # of the run that is under way, and of the row drawn from it
@@ -394,7 +360,7 @@ def _merge_kernel(p_optical, p_offsets, p_phases, p_codes, n_rays, limit, RAYS: 
         tau = tl.load(p_optical + row, mask=place < count, other=0.0).to(tl.float32)
         counts = tau > 0.0  # false for NaN
         tau = tl.where(counts, tl.minimum(tau, THICK), 0.0)
-        added = tl.exp(-depth) * one_minus_exp(tau)
+        added = tl.exp(-depth) * gpu.one_minus_exp(tau)
         fresh = counts & ((weight + added > limit) | (members == MEMBERS))
         _close(p_codes, chosen, thickness / own, fresh)
         weight = tl.where(fresh, 0.0, weight) + added
@@ -417,26 +383,3 @@ def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinni
             p_codes=codes, n_rays=samples.n_rays, limit=float(thinning.weight), RAYS=RAYS, num_warps=1,
         )  # fmt: skip
     return codes
-
-
-def _cases(rays: int, steps: int) -> list[CompileCase]:
-    types = "*fp16 p_density p_rgb, *i32 p_offsets, i32 ray_programs"
-    tile, name = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}, f"{rays}x{steps}"
-    forward = {"CHANNELS": CHANNELS, "MEAN": True, **tile}
-    return [
-        CompileCase(_forward_kernel, f"{types}, i32x4 strides", forward, name=name),
-        CompileCase(
-            _backward_kernel,
-            f"{types}, *fp16 p_out_density p_out_rgb, i32x11 strides",
-            {"N_CHANNELS": 3, **tile},
-            name=name,
-        ),
-        CompileCase(_visibility_kernel, f"{types}, *u8 p_out", tile, name=name),
-    ]
-
-
-COMPILE_CASES = [
-    *_cases(4, 8),
-    *_cases(1, 32),
-    CompileCase(_merge_kernel, "*i32 p_offsets p_phases, *u8 p_codes", {"RAYS": 32}),
-]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import PackedSamples
-from .._checks import check_device, check_positive, check_shape, check_tensor
+from .._checks import check_device, check_positive, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 
 LossKind = Literal["huber", "mse"]
@@ -45,8 +45,7 @@ class LossRule:
     delta: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(LossKind):
-            raise InputError("kind", "one of " + ", ".join(get_args(LossKind)), repr(self.kind))
+        refuse(self.kind not in get_args(LossKind), "kind", "one of " + ", ".join(get_args(LossKind)), repr(self.kind))
         check_positive("delta", self.delta)
 
 

@@ -1,21 +1,15 @@
 """Compositing, colour loss and their gradient, ray by ray.
 
-Decomposition: a task = a chunk of rays. A ray is walked to its end for its colour and, once its error is known, back to
-its start for the gradient of the loss to the logits; the backward only multiplies by the gradient that arrives. With
-g_i = sum over channels of dL/dcolour * (rgb_i - background), the gradient that reaches weight i,
+A task = a chunk of rays. A ray is walked to its end for its colour and, once its error is known, back to its start for
+the gradient of the loss to the logits; the backward only multiplies by what arrives. With g_i = sum over channels of
+dL/dcolour * (rgb_i - background), the gradient that reaches weight i,
 
     dL/dlogit_3 = density_i * length_i * (T_i e_i g_i - sum_{j > i} w_j g_j)
     dL/dlogit_c = w_i * dL/dcolour_c * rgb_ic * (1 - rgb_ic).
 
-Logits are read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deterministic. Rows that no ray
-owns are never read.
-
-The regularisers walk rays likewise. With g_i = dL/dw_i (for the distortion 2 (sum_j w_j |m_i - m_j| + w_i length_i / 3)
-/ unit, for the opacity log((1 - O) / O)),
-
-    dL/dlogit_i = tau_i * (T_i (1 - alpha_i) g_i - sum_{j > i} w_j g_j + 4 sparsity tau_i / (1 + 2 tau_i^2)).
-
-Lengths are measured from the ray's first sample.
+The regularisers walk rays likewise (docs/ops/ray_losses.md), lengths measured from the ray's first sample. Logits are
+read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deterministic. Rows that no ray owns are
+never read.
 """
 
 from __future__ import annotations
@@ -26,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from ..composite.cpu import _intervals
 from ..ngp import MAX_LOGIT
 from . import SURE, RayLossRule
@@ -127,7 +121,7 @@ def _counts(samples: PackedSamples) -> tuple[int, int, int]:
     return n_rays, int(samples.offsets[-1]), n_rays if kept is None else min(int(kept), n_rays)
 
 
-class _CompositeLoss(torch.autograd.Function):
+class _CompositeLoss(Node):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, used, kept = _counts(samples)
@@ -138,19 +132,8 @@ class _CompositeLoss(torch.autograd.Function):
         pictures = (array(background.float()), array(target.float()))
         settings = (rule.kind == "huber", np.float32(rule.delta), np.float32(share))
         logits = array(as_float32("raw", raw).t())
-        launch(
-            _forward,
-            n_rays,
-            CHUNK,
-            *_intervals(samples),
-            logits,
-            *pictures,
-            kept,
-            *settings,
-            losses,
-            rgb.numpy(),
-            grad.numpy(),
-        )
+        results = (losses, rgb.numpy(), grad.numpy())
+        launch(_forward, n_rays, CHUNK, *_intervals(samples), logits, *pictures, kept, *settings, *results)
         loss, mse = (torch.tensor(total * share, dtype=torch.float32) for total in losses.sum(axis=0))
         ctx.save_for_backward(grad)
         ctx.dtype = raw.dtype
@@ -158,12 +141,9 @@ class _CompositeLoss(torch.autograd.Function):
         return loss, mse, rgb
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g_loss: Tensor, g_mse: Tensor, g_rgb: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        scale = float(g_loss)
-        result = grad if scale == 1.0 else grad * scale
-        return result.t().to(ctx.dtype), None, None, None, None  # raw, samples, background, target, rule
+        (grad,), scale = ctx.saved_tensors, float(g_loss)
+        return ((grad if scale == 1.0 else grad * scale).t().to(ctx.dtype),)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +219,7 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights,
             after_moment += weight * middle
 
 
-class _RayLosses(torch.autograd.Function):
+class _RayLosses(Node):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
         n_rays, used, kept = _counts(samples)
@@ -256,12 +236,11 @@ class _RayLosses(torch.autograd.Function):
         return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         out = torch.zeros(4, grad.shape[0])
         torch.mul(grad, float(arrived), out=out[3])
-        return out.t().to(ctx.dtype), None, None  # raw, samples, rule
+        return (out.t().to(ctx.dtype),)
 
 
 def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:

@@ -1,15 +1,14 @@
 """Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits.
 
 Tiles of rays as in `_triton`. A program composites its rays, knows their error at once, and writes the gradient of what
-it still holds in registers; rays longer than a tile are walked along a second time, out of the cache, for the rest.
-The derivation is that of `composite` (docs/ops/composite.md). Each program leaves its part of the loss in memory and
-one last program adds the parts in order: no atomics, deterministic. The backward multiplies the gradient by what
-arrives at the loss, read on the device.
+it still holds in registers; rays longer than a tile are walked along a second time for the rest. Each program leaves
+its part of the loss in memory and one last program adds the parts in order: deterministic. The backward multiplies the
+gradient by what arrives at the loss, read on the device.
 
-The regularisers walk along their rays twice: once for weights and sums, once for the gradient, which needs the sums of
-the whole ray. With g_i = dL/dw_i, sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights,
-of degree two, so its part is twice the distortion, and the opacity's part is O times its slope. The rest is derived in
-docs/ops/ray_losses.md. Sums over samples include the sample itself: its distance to itself is zero.
+The regularisers walk along their rays twice: once for weights and sums, once for the gradient. With g_i = dL/dw_i,
+sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights, of degree two, so its part is
+twice the distortion, and the opacity's part is O times its slope. Derivations: docs/ops/composite.md,
+docs/ops/ray_losses.md.
 
 Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
 """
@@ -22,20 +21,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .._triton import (
-    TAIL_BLOCK,
-    CompileCase,
-    check_kernel_float,
-    empty_in_layout_of,
-    ray_grid,
-    ray_tile,
-    sum_after,
-    tail_programs,
-    used_rows,
-    zero_tail,
-)
+from .. import _triton as gpu
+from .._sink import Node
+from .._triton import TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..composite.triton import intervals, tile_weights
 from . import SURE
@@ -89,19 +78,13 @@ def _store_gradient(
     """Gradient to the four logits of a tile's samples, given the sum of w dL/dw behind the tile."""
     g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
     b_wg = weight * g
-    later = behind + sum_after(b_wg, RAYS, STEPS)
+    later = behind + gpu.sum_after(b_wg, RAYS, STEPS)
     grad = length * tl.where(lit, before * passed * g - later, 0.0) * tl.where(lit, density, 0.0)
     p = p_grad + row.to(tl.int64) * strides[6]
     tl.store(p, weight * slopes[0][:, None] * red * (1.0 - red), mask=m)
     tl.store(p + strides[7], weight * slopes[1][:, None] * green * (1.0 - green), mask=m)
     tl.store(p + 2 * strides[7], weight * slopes[2][:, None] * blue * (1.0 - blue), mask=m)
     tl.store(p + 3 * strides[7], grad, mask=m)
-
-
-@triton.jit
-def _tile_rows(start, count, k, STEPS: tl.constexpr):
-    step = k + tl.arange(0, STEPS)
-    return start[:, None] + step[None, :], step[None, :] < count[:, None]
 
 
 @triton.jit
@@ -114,7 +97,7 @@ def _write_gradient(
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     k = 0
     while k + STEPS < longest:
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides)
         passed, before, weight, lit, through = tile_weights(density * length, m, through, 0.0, 0.0, RAYS, STEPS)
         g = slopes[0][:, None] * red + slopes[1][:, None] * green + slopes[2][:, None] * blue - background[:, None]
@@ -128,7 +111,7 @@ def _write_gradient(
             strides, RAYS, STEPS,
         )  # fmt: skip
         k += STEPS
-    row, m = _tile_rows(start, count, k, STEPS)
+    row, m = gpu.tile_rows(start, count, k, STEPS)
     _store_gradient(
         p_grad, row, m, last[0], last[1], last[2], last[3], last[4], last[5], last[6], last[7], m & (last[8] != 0),
         slopes, background, tl.zeros([RAYS, STEPS], tl.float32), strides, RAYS, STEPS,
@@ -147,7 +130,7 @@ def _colours(
     shines = tl.zeros([RAYS, STEPS], tl.int32)
     through = zero + 1.0
     for k in range(0, longest, STEPS):
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, density, red, green, blue = _activate(p_raw, p_starts, p_ends, row, m, strides)
         passed, before, weight, lit, through = tile_weights(density * length, m, through, 0.0, 0.0, RAYS, STEPS)
         shines = lit.to(tl.int32)
@@ -166,12 +149,12 @@ def _loss_kernel(
     HUBER: tl.constexpr, ALPHA: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
-        n_trained = used_rows(p_kept, n_rays)
+        n_trained = gpu.used_rows(p_kept, n_rays)
         share = 1.0 / (3.0 * tl.maximum(n_trained, 1).to(tl.float32))
         b_loss = tl.zeros([RAYS], tl.float32)
         b_square = tl.zeros([RAYS], tl.float32)
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             longest = tl.max(count, 0)
             red, green, blue, opacity, last = _colours(
                 p_raw, p_starts, p_ends, start, count, longest, strides, RAYS, STEPS
@@ -188,7 +171,7 @@ def _loss_kernel(
     elif p_grad is not None:
         n_used = tl.load(p_offsets + n_rays)
         for c in range(4):
-            zero_tail(p_grad + c * strides[7], strides[6], ray_programs, n_used, n_rows, TAIL)
+            gpu.zero_tail(p_grad + c * strides[7], strides[6], ray_programs, n_used, n_rows, TAIL)
 
 
 @triton.jit
@@ -254,23 +237,22 @@ def _scaled(grad: Tensor, arrived: Tensor, scale: Tensor | None) -> Tensor:
     return out
 
 
-class _CompositeLoss(torch.autograd.Function):
+class _CompositeLoss(Node):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule, scale) -> tuple[Tensor, Tensor, Tensor]:
         n_rays, n_rows, device = samples.n_rays, raw.shape[0], raw.device
-        tile, programs = ray_grid(n_rows, n_rays, device)
-        grad = empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
+        tile, programs = gpu.ray_grid(n_rows, n_rays, device)
+        grad = gpu.empty_in_layout_of(raw) if ctx.needs_input_grad[0] else None
         rgb = torch.empty(n_rays, 3, dtype=torch.float32, device=device)
         parts = torch.empty(2 * programs, dtype=torch.float32, device=device)
         loss, mse = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
         grad_strides = (0, 0) if grad is None else grad.stride()
         if n_rays or n_rows:
-            _loss_kernel[(programs + (0 if grad is None else tail_programs(n_rows)),)](
+            _loss_kernel[(programs + (0 if grad is None else gpu.tail_programs(n_rows)),)](
                 raw, *intervals(samples), background, target, samples.n_rays_kept, scale, rgb, parts, grad,
-                n_rays, n_rows, programs,
-                (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
-                rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4,
-                **tile, TAIL=TAIL_BLOCK, num_warps=1,
+                n_rays, n_rows, programs, (*raw.stride(), *background.stride(), *target.stride(), *grad_strides),
+                rule.delta, HUBER=rule.kind == "huber", ALPHA=target.shape[1] == 4, **tile, TAIL=TAIL_BLOCK,
+                num_warps=1,
             )  # fmt: skip
         _sum_kernel[(1,)](parts, loss, mse, programs, BLOCK=SUM_BLOCK, num_warps=8)
         ctx.save_for_backward(grad, scale)
@@ -278,11 +260,9 @@ class _CompositeLoss(torch.autograd.Function):
         return loss, mse, rgb
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad, scale = ctx.saved_tensors
-        # raw, samples, background, target, rule, scale
-        return _scaled(grad, arrived, scale), None, None, None, None, None
+        return (_scaled(grad, arrived, scale),)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
@@ -315,7 +295,7 @@ def _ray_sums(
     moment, spread, fog, reach = total, total, total, total
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride)
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         b_total = total[:, None] + tl.cumsum(weight, 1)
@@ -339,7 +319,7 @@ def _write_density_gradient(
     b_seen, seen = a_seen, a_seen
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
-        row, m = _tile_rows(start, count, k, STEPS)
+        row, m = gpu.tile_rows(start, count, k, STEPS)
         length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, strides[0])
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         a = a_seen[:, None] + tl.cumsum(weight, 1)
@@ -349,7 +329,7 @@ def _write_density_gradient(
         seen += tl.sum(weight * g, 1)
         bound = through * largest[:, None]  # what lies behind is a difference of sums: see composite_loss
         behind = tl.minimum(tl.maximum((whole - seen)[:, None], -bound), bound)
-        later = behind + sum_after(weight * g, RAYS, STEPS)
+        later = behind + gpu.sum_after(weight * g, RAYS, STEPS)
         fog = 4.0 * thin[:, None] * optical / (1.0 + 2.0 * optical * optical)
         slope = before * passed * g - later + fog
         tl.store(p_grad + row.to(tl.int64) * strides[1], tl.where(lit, optical * slope, 0.0), mask=m)
@@ -363,14 +343,14 @@ def _rays_kernel(
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """`weights` of distortion over unit, opacity and sparsity; p_parts (programs,): of the loss."""
-    n_trained = used_rows(p_kept, n_rays)
+    n_trained = gpu.used_rows(p_kept, n_rays)
     share = 1.0 / tl.maximum(n_trained, 1).to(tl.float32)
     scale = share
     if p_scale is not None:
         scale *= tl.load(p_scale)
     b_loss = tl.zeros([RAYS], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-        i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+        i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
         longest = tl.max(count, 0)
         m_first = count > 0
         origin = tl.load(p_starts + start, mask=m_first, other=0.0) + tl.load(p_ends + start, mask=m_first, other=0.0)
@@ -395,11 +375,11 @@ def _rays_kernel(
     tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
 
 
-class _RayLosses(torch.autograd.Function):
+class _RayLosses(Node):
     @staticmethod
     def forward(ctx, raw, samples, rule, scale) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
-        tile, programs = ray_grid(raw.shape[0], n_rays, device)
+        tile, programs = gpu.ray_grid(raw.shape[0], n_rays, device)
         grad = torch.zeros_like(raw) if ctx.needs_input_grad[0] else None
         parts = torch.empty(programs, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)
@@ -415,31 +395,12 @@ class _RayLosses(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         grad, scale = ctx.saved_tensors
-        return _scaled(grad, arrived, scale), None, None, None  # raw, samples, rule, scale
+        return (_scaled(grad, arrived, scale),)
 
 
 def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
     check_kernel_float(raw=raw)
     scale = None if gradient_scale is None else gradient_scale.detach().float()
     return _RayLosses.apply(raw, samples, rule, scale)
-
-
-def _cases(rays: int, steps: int) -> list[CompileCase]:
-    types, tile = "*i32 p_offsets p_kept, i32 ray_programs", {"RAYS": rays, "STEPS": steps}
-    losses = {"HUBER": True, "ALPHA": True, **tile, "TAIL": TAIL_BLOCK}
-    return [
-        # ptxas trades a few bytes for more programs at a time
-        CompileCase(_loss_kernel, f"{types}, i32x8 strides", losses, max_spills=32, name=f"{rays}x{steps}"),
-        CompileCase(_rays_kernel, f"{types}, i32x2 strides, fp32x3 weights", tile, name=f"{rays}x{steps}"),
-    ]
-
-
-COMPILE_CASES = [
-    *_cases(4, 8),
-    *_cases(1, 32),
-    CompileCase(_sum_kernel, "", {"BLOCK": SUM_BLOCK}, num_warps=8),
-    CompileCase(_scale_kernel, "", {"BLOCK": SCALE_BLOCK}, num_warps=4),
-]

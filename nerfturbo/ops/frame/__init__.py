@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb
-from .._checks import check_device, check_dtype, check_shape, check_tensor
+from .._checks import check_device, check_dtype, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from ..march import OccupancyBits, StepRule
 
@@ -113,8 +113,7 @@ def start_rays(
     if order is None:
         order = torch.arange(n_rays, dtype=torch.int32, device=device)
     check_tensor("order", order, (n_rays,), torch.int32)
-    if channels < 1:
-        raise InputError("channels", "at least 1", str(channels))
+    refuse(channels < 1, "channels", "at least 1", channels)
     state = torch.zeros(n_rays, -(-(COLOR + channels) // 8) * 8, device=device)  # rows of whole 32-byte sectors
     state[:, THROUGH] = 1.0
     places = torch.empty(2, n_rays, dtype=torch.int32, device=device)
@@ -136,10 +135,8 @@ def next_samples(
     """
     limits = limits or RoundLimits()
     least = 8 * WINDOW * limits.most
-    if rows < least:
-        raise InputError("rows", f"at least {least}, so that every round makes progress", str(rows))
-    if rows >= 1 << 30:
-        raise InputError("rows", "less than 2^30", str(rows))
+    refuse(rows < least, "rows", f"at least {least}, so that every round makes progress", rows)
+    refuse(rows >= 1 << 30, "rows", "less than 2^30", rows)
     return implementation("frame", "next_samples", live.state)(live, rows=rows, limits=limits, aabb=aabb)
 
 
@@ -158,10 +155,8 @@ def absorb_samples(
     `density` (n,) and `rgb` (n, channels) for the first n rows, all those in use; with `logits` their logits: density =
     exp(min(x, 15)), rgb = sigmoid(x). Not differentiable.
     """
-    check_dtype("density", density)
-    check_dtype("rgb", rgb)
-    check_shape("density", density, ("n",))
-    check_shape("rgb", rgb, (density.shape[0], live.channels))
+    check_tensor("density", density, ("n",))
+    check_tensor("rgb", rgb, (density.shape[0], live.channels))
     check_device(density=density, rgb=rgb, state=live.state)
     implementation("frame", "absorb_samples", live.state)(
         live, samples, density, rgb, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, logits=logits

@@ -1,7 +1,7 @@
 """Front-to-back rounds on a CPU: rays walk from cell to cell as in `march`, and stop at what one round allows.
 
-Decomposition: a task = a chunk of the queue. Find (first lattice step and a word of WINDOW bits per ray), a prefix sum
-that gives rows to the rays that fit, write; composite; gather the survivors in order. fp32; deterministic.
+A task = a chunk of the queue. Find, a prefix sum that gives rows to the rays that fit, write; composite; gather the
+survivors in order. fp32; deterministic.
 """
 
 from __future__ import annotations
@@ -13,19 +13,8 @@ import torch
 
 from ...types import Aabb
 from .._cpu import as_float32, jit, launch
-from ..march.cpu import (
-    ROUNDING,
-    TINY,
-    _grid,
-    _inverse,
-    _last_before,
-    _lattice,
-    _leave,
-    _look,
-    _midpoint,
-    _rule,
-    summarize_grid,
-)
+from ..march import cpu as marching
+from ..march.cpu import summarize_grid
 from ..positions.cpu import box_interval
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
@@ -39,25 +28,26 @@ __all__ = ["absorb_samples", "next_samples", "summarize_grid"]
 def _find(o, d, grid, rule, t_min, t_max, k, limit):
     """From lattice step k on: the first sample's step, a word that tells the samples from there, how many, and the
     step to go on with, -1 at the end of the ray."""
-    ix = ONE / (d[0] if abs(d[0]) > TINY else TINY)
-    iy = ONE / (d[1] if abs(d[1]) > TINY else TINY)
-    iz = ONE / (d[2] if abs(d[2]) > TINY else TINY)
-    margin = ROUNDING * (abs(o[0]) + abs(o[1]) + abs(o[2]) + t_max)
-    first_step = max(np.float32(math.floor(_inverse(rule, t_min))) - ONE, ZERO)
-    last_step = min(np.float32(math.ceil(_inverse(rule, t_max))) + ONE, first_step + np.float32(WALKED))
+    ix = ONE / (d[0] if abs(d[0]) > marching.TINY else marching.TINY)
+    iy = ONE / (d[1] if abs(d[1]) > marching.TINY else marching.TINY)
+    iz = ONE / (d[2] if abs(d[2]) > marching.TINY else marching.TINY)
+    margin = marching.ROUNDING * (abs(o[0]) + abs(o[1]) + abs(o[2]) + t_max)
+    first_step = max(np.float32(math.floor(marching._inverse(rule, t_min))) - ONE, ZERO)
+    last_step = min(np.float32(math.ceil(marching._inverse(rule, t_max))) + ONE, first_step + np.float32(WALKED))
     k, first, word, count = max(k, first_step), ZERO, np.uint32(0), 0
     while k <= last_step:
-        middle = _midpoint(rule, k)
+        middle = marching._midpoint(rule, k)
         if middle >= t_max:
             break
         if middle < t_min:
             k += ONE
             continue
-        occupied, growth, x, y, z, size = _look(grid, o[0] + d[0] * middle, o[1] + d[1] * middle, o[2] + d[2] * middle)
-        leave = min(t_max - margin, _leave(grid, 0, growth, x, size, o[0], ix, margin))
-        leave = min(leave, _leave(grid, 1, growth, y, size, o[1], iy, margin))
-        leave = min(leave, _leave(grid, 2, growth, z, size, o[2], iz, margin))
-        last = min(_last_before(rule, ZERO, k, leave), last_step) if leave > middle else k
+        px, py, pz = o[0] + d[0] * middle, o[1] + d[1] * middle, o[2] + d[2] * middle
+        occupied, growth, x, y, z, size = marching._look(grid, px, py, pz)
+        leave = min(t_max - margin, marching._leave(grid, 0, growth, x, size, o[0], ix, margin))
+        leave = min(leave, marching._leave(grid, 1, growth, y, size, o[1], iy, margin))
+        leave = min(leave, marching._leave(grid, 2, growth, z, size, o[2], iz, margin))
+        last = min(marching._last_before(rule, ZERO, k, leave), last_step) if leave > middle else k
         if occupied:
             first = k if count == 0 else first
             last = min(last, first + SPAN - ONE)
@@ -115,7 +105,7 @@ def _write(start, end, queue, origins, directions, state, rule, firsts, words, s
             while word & np.uint32(1) == 0:
                 word >>= np.uint32(1)
                 k += ONE
-            t0s[row], t1s[row], rays[row] = _lattice(rule, k), _lattice(rule, k + ONE), ray
+            t0s[row], t1s[row], rays[row] = marching._lattice(rule, k), marching._lattice(rule, k + ONE), ray
             middle = (t0s[row] + t1s[row]) * HALF
             for axis in range(3):
                 positions[axis, row] = origins[ray, axis] + middle * directions[ray, axis]
@@ -152,7 +142,7 @@ def _absorb(start, end, queue, state, spans, t0s, t1s, density, rgb, eps, thresh
 
 @torch.no_grad()
 def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb | None) -> NextSamples:
-    n_live, rule = int(live.n_live), _rule(live.rule)
+    n_live, rule = int(live.n_live), marching._rule(live.rule)
     outer = live.grid.aabb.scaled(2.0 ** (live.grid.levels - 1))
     box = np.array([outer.low, outer.high], np.float32)
     bounds = np.array([limits.least, limits.most, limits.growth], np.float32)
@@ -161,7 +151,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     firsts, words = np.empty(n_live, np.float32), np.empty(n_live, np.uint32)
     counts, steps = np.empty(n_live, np.int32), np.empty(n_live, np.float32)
     launch(
-        _find_all, n_live, CHUNK, queue, origins, directions, state, _grid(live.grid, live.summary), rule, box,
+        _find_all, n_live, CHUNK, queue, origins, directions, state, marching._grid(live.grid, live.summary), rule, box,
         np.float32(live.rule.near), np.float32(live.rule.far), bounds, firsts, words, counts, steps,
     )  # fmt: skip
     spans = torch.empty(2, live.state.shape[0], dtype=torch.int32)

@@ -64,16 +64,13 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     return NextSamples(positions, t_starts, t_ends, owner.int(), spans, live.counts[2])
 
 
-def activate(density: Tensor, rgb: Tensor, logits: bool) -> tuple[Tensor, Tensor]:
-    density, rgb = density.float(), rgb.float()
-    return (torch.exp(density.clamp(max=MAX_EXPONENT)), torch.sigmoid(rgb)) if logits else (density, rgb)
-
-
 def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, logits) -> None:
     n_live = int(live.n_live)
     rays = live.places[live.side, :n_live].long()
     first, count = samples.spans[:, :n_live].long()
-    density, rgb = activate(density, rgb, logits)
+    density, rgb = density.float(), rgb.float()
+    if logits:
+        density, rgb = torch.exp(density.clamp(max=MAX_EXPONENT)), torch.sigmoid(rgb)
     state = live.state[rays]
     for j in range(int(count.max()) if n_live else 0):
         row = torch.where(j < count, first + j, 0)

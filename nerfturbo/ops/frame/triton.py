@@ -1,15 +1,14 @@
 """Front-to-back rounds: two launches a round besides the field's, one for the samples, one for compositing them.
 
 Samples: one lane per place of the queue walks to its ray's next samples and keeps them as a lattice step and a word of
-bits, in registers; one atomic add per program of BLOCK rays then hands out rows, so that samples lie without gaps. A
-lane tests one lattice step at a time, with `march`'s own test, and leaps over what cannot hold a sample: to the last
-step inside an empty cell, or as far as the blocks around are known to be empty. A program for which there is no room
-leaves its rays as they were. Compositing: one lane per place; the weights of its few samples pass through memory once,
-so that any number of channels is summed by the same loop. Survivors enter the next queue by one atomic add.
+bits; one atomic add per program of BLOCK rays then hands out rows, without gaps. A lane tests one lattice step at a
+time, with `march`'s own test, and leaps over what cannot hold a sample. A program for which there is no room leaves its
+rays as they were. Compositing: one lane per place; the weights of its few samples pass through memory once, so that any
+number of channels is summed by the same loop. Survivors enter the next queue by one atomic add.
 
-Programs are as many as the device holds and share the blocks of the queue: queues shrink, launches do not. Some walks
-are ten times as long as others, so walking programs draw their next block from a counter. Which rows and places a ray
-gets depends on timing, its values do not. fp32; nothing is read back. See docs/rendering.md.
+Programs are as many as the device holds and share the blocks of the queue; walking ones draw their next block from a
+counter, since some walks are ten times as long as others. Which rows and places a ray gets depends on timing, its
+values do not. fp32; nothing is read back. See docs/rendering.md.
 """
 
 from __future__ import annotations
@@ -20,22 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Aabb
-from .._triton import INTERPRETED, CompileCase, one_minus_exp, ray_programs, ray_strides, scalar_or_pointer
+from .. import _triton as gpu
+from .._triton import INTERPRETED
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..march import OccupancyBits
-from ..march.triton import (
-    BLOCK_CELLS,
-    _box_arguments,
-    _clamp,
-    _inverse_lattice,
-    _locate,
-    _rule_arguments,
-    lattice,
-    pop_lowest,
-    summarize,
-    test_segment,
-)
-from ..positions.triton import box_interval, load_xyz, unit_box
+from ..march import triton as marching
+from ..positions.triton import box_interval, unit_box
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
 SHORT = tl.constexpr(1e-3)  # cells by which a leap stops short of a face: more than rounding moves a point
@@ -47,7 +36,7 @@ SAFE = tl.constexpr(0.05)  # lattice steps likewise; also what the middle of a g
 def _middle(k, rule, CONE: tl.constexpr):
     """As `test_segment` computes it."""
     if CONE:
-        return (lattice(k, rule, CONE) + lattice(k + 1.0, rule, CONE)) * 0.5
+        return (marching.lattice(k, rule, CONE) + marching.lattice(k + 1.0, rule, CONE)) * 0.5
     else:
         return tl.fma(k + 0.5, rule[2], rule[0])
 
@@ -63,16 +52,17 @@ def _free_time(
     p_distance, x, y, z, direction, inverse, m, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, SKIP: tl.constexpr
 ):
     """For points in empty cells: how long rays stay clear of other cells that may be occupied."""
-    level, scale, x, y, z = _locate(x, y, z, LEVELS, RESOLUTION)
-    cx, cy, cz = _clamp(x, RESOLUTION - 1), _clamp(y, RESOLUTION - 1), _clamp(z, RESOLUTION - 1)
+    level, scale, x, y, z = marching._locate(x, y, z, LEVELS, RESOLUTION)
+    last: tl.constexpr = RESOLUTION - 1
+    cx, cy, cz = marching._clamp(x, last), marching._clamp(y, last), marching._clamp(z, last)
     shortest = tl.minimum(tl.minimum(inverse[0], inverse[1]), inverse[2])  # the time of one cell
     time = tl.minimum(_left(x, cx, direction[0], inverse[0]), _left(y, cy, direction[1], inverse[1]))
     time = tl.minimum(time, _left(z, cz, direction[2], inverse[2])) - shortest * SHORT
     if SKIP:
-        blocks: tl.constexpr = RESOLUTION // BLOCK_CELLS
-        i_block = (level * blocks + cx // BLOCK_CELLS) * blocks + cy // BLOCK_CELLS
-        free = tl.load(p_distance + i_block * blocks + cz // BLOCK_CELLS, mask=m, other=0).to(tl.float32)
-        time = tl.where(free > 0.0, shortest * (free * BLOCK_CELLS - ROOM), time)
+        blocks: tl.constexpr = RESOLUTION // marching.BLOCK_CELLS
+        i_block = (level * blocks + cx // marching.BLOCK_CELLS) * blocks + cy // marching.BLOCK_CELLS
+        free = tl.load(p_distance + i_block * blocks + cz // marching.BLOCK_CELLS, mask=m, other=0).to(tl.float32)
+        time = tl.where(free > 0.0, shortest * (free * marching.BLOCK_CELLS - ROOM), time)
     return time / scale
 
 
@@ -80,7 +70,7 @@ def _free_time(
 def _leap(k, middle, time, rule, CONE: tl.constexpr):
     """The first lattice step after k whose middle may lie past middle + time."""
     if CONE:
-        after = tl.floor(_inverse_lattice(middle + time, rule, CONE) - (0.5 + SAFE)) + 1.0
+        after = tl.floor(marching._inverse_lattice(middle + time, rule, CONE) - (0.5 + SAFE)) + 1.0
     else:
         after = k + tl.floor(time / rule[2] - SAFE) + 1.0
     return tl.where(after > k + 1.0, after, k + 1.0)  # also where time is not a number
@@ -109,7 +99,7 @@ def find_samples(
         beyond = ((middle < t_max) & (k < end)) == 0
         ended = ended | (walking & beyond)
         walking = walking & (beyond == 0)
-        hit = test_segment(
+        hit = marching.test_segment(
             p_bits, k, origin, direction, t_min, tl.where(walking, t_max, t_min), rule, CONE, LEVELS, RESOLUTION
         )
         x = tl.fma(middle, direction[0], origin[0])
@@ -130,12 +120,12 @@ def find_samples(
 def load_live_rays(p_origins, p_directions, ray, m, step, rule, box, walked, CONE: tl.constexpr):
     """Rays in cells of the finest level from the grid's centre, as `prepare_rays` leaves them, their part inside the
     box, and the lattice steps to begin and to end with."""
-    ox, oy, oz = load_xyz(p_origins, ray, 3, 1, m)
-    dx, dy, dz = load_xyz(p_directions, ray, 3, 1, m)
+    ox, oy, oz = gpu.load_point(p_origins, ray, m, 3, 1)
+    dx, dy, dz = gpu.load_point(p_directions, ray, m, 3, 1)
     t_min, t_max = box_interval(
         ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], rule[0], rule[1]
     )  # fmt: skip
-    first = tl.maximum(tl.floor(_inverse_lattice(t_min, rule, CONE)) - 1.0, 0.0)
+    first = tl.maximum(tl.floor(marching._inverse_lattice(t_min, rule, CONE)) - 1.0, 0.0)
     origin = ((ox - box[6]) * box[9], (oy - box[7]) * box[10], (oz - box[8]) * box[11])
     direction = (dx * box[9], dy * box[10], dz * box[11])
     t_max = tl.where(m, t_max, t_min)
@@ -155,15 +145,14 @@ AT_DEPTH, AT_COLOR = tl.constexpr(DEPTH), tl.constexpr(COLOR)
 
 @launchable
 def _summary_kernel(p_bits, p_summary, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, WORDS: tl.constexpr):
-    summarize(p_bits, p_summary, tl.program_id(0), LEVELS, RESOLUTION, WORDS)
+    marching.summarize(p_bits, p_summary, tl.program_id(0), LEVELS, RESOLUTION, WORDS)
 
 
 @launchable(do_not_specialize=["n_blocks"])
 def _distance_kernel(p_in, p_out, n_blocks, STRIDE: tl.constexpr, SIDE: tl.constexpr, FAR: tl.constexpr,
                      FIRST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One axis of a distance in the maximum norm: min over j of max(|i - j|, value at j), at most FAR."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n_blocks
+    i, m = gpu.own_block(n_blocks, BLOCK)
     place = i // STRIDE % SIDE
     least = tl.full([BLOCK], FAR, tl.int32)
     for step in tl.static_range(-FAR + 1, FAR):
@@ -184,10 +173,10 @@ def _store_samples(
     """One row per bit of each lane's word, from its first row on."""
     while tl.max((word != 0).to(tl.int32), 0) > 0:
         m = word != 0
-        bit, word = pop_lowest(word)
+        bit, word = marching.pop_lowest(word)
         k = first + bit.to(tl.float32)
-        t0 = lattice(k, rule, CONE)
-        t1 = lattice(k + 1.0, rule, CONE)
+        t0 = marching.lattice(k, rule, CONE)
+        t1 = marching.lattice(k + 1.0, rule, CONE)
         middle = (t0 + t1) * 0.5
         tl.store(p_starts + row, t0, mask=m)
         tl.store(p_ends + row, t1, mask=m)
@@ -284,7 +273,7 @@ def _absorb_rays(
             t0 = tl.load(p_starts + i_row, mask=lit, other=0.0)
             t1 = tl.load(p_ends + i_row, mask=lit, other=0.0)
             sigma = _sigma(tl.load(p_density + i_row.to(tl.int64) * strides[0], mask=lit, other=0.0), LOGITS)
-            alpha = one_minus_exp(sigma * (t1 - t0))
+            alpha = gpu.one_minus_exp(sigma * (t1 - t0))
             lit = lit & (alpha >= alpha_thre)  # false for NaN
             weight = tl.where(lit, through * alpha, 0.0)
             tl.store(p_weights + i_row, weight, mask=has & (j < count))
@@ -343,8 +332,7 @@ def _finish_kernel(
     p_state, p_background, p_rgb, p_opacity, p_depth, n_rays, n_channels, stride_ray, stride_channel,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i_ray < n_rays
+    i_ray, m = gpu.own_block(n_rays, BLOCK)
     p_ray = p_state + i_ray.to(tl.int64) * COLUMNS
     through = tl.load(p_ray + AT_THROUGH, mask=m, other=0.0)
     opacity = 1.0 - through
@@ -379,7 +367,7 @@ def summarize_grid(grid: OccupancyBits) -> Tensor | None:
 
 
 def _programs(live: LiveRays) -> int:
-    return max(1, ray_programs(cdiv(live.state.shape[0], BLOCK), live.state.device))
+    return max(1, gpu.ray_programs(cdiv(live.state.shape[0], BLOCK), live.state.device))
 
 
 @torch.no_grad()
@@ -393,7 +381,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     _next_kernel[(_programs(live),)](
         live.origins, live.directions, live.state, live.places[side], counts[side:], counts[1 - side :], counts[2:],
         grid.bits, live.summary, floats, floats[3], floats[4], ray_indices, spans, rows, n_rays,
-        _rule_arguments(live.rule), _box_arguments(grid.aabb, grid.resolution, grid.levels), unit,
+        marching._rule_arguments(live.rule), marching._box_arguments(grid.aabb, grid.resolution, grid.levels), unit,
         (limits.least, limits.most, limits.growth),
         COLUMNS=live.state.shape[1], CONE=live.rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
         SKIP=live.summary is not None, WINDOW=WINDOW, WALKED=float(WALKED), BLOCK=BLOCK,
@@ -406,7 +394,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
 def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, logits) -> None:
     side, n_rays, counts = live.side, live.state.shape[0], live.counts
     weights = torch.empty(density.shape[0], dtype=torch.float32, device=density.device)
-    number, pointer = scalar_or_pointer(alpha_thre, density.device)
+    number, pointer = gpu.scalar_or_pointer(alpha_thre, density.device)
     _absorb_kernel[(_programs(live),)](
         live.state, live.places[side], live.places[1 - side], counts[side:], counts[1 - side :], counts[2:],
         samples.spans, samples.t_starts, samples.t_ends, density.detach(), rgb.detach(), weights, pointer, n_rays,
@@ -422,29 +410,7 @@ def finish_rays(live: LiveRays, background: Tensor | None) -> tuple[Tensor, Tens
     opacity, depth = torch.empty(2, n_rays, dtype=torch.float32, device=device)
     if n_rays:
         _finish_kernel[(cdiv(n_rays, FINISH_BLOCK),)](
-            live.state, background, rgb, opacity, depth, n_rays, live.channels, *ray_strides(background),
+            live.state, background, rgb, opacity, depth, n_rays, live.channels, *gpu.ray_strides(background),
             COLUMNS=live.state.shape[1], BLOCK=FINISH_BLOCK, num_warps=4,
         )  # fmt: skip
     return rgb, opacity, depth
-
-
-def _cases() -> list[CompileCase]:
-    types = "*i32 p_queue p_next_queue p_live p_next_live p_used p_spans p_bits p_rays, *i8 p_distance, i32 rows"
-    walk = f"{types}, fp32x6 rule unit, fp32x12 box, i32+i32+fp32 limits"
-    sizes = {"COLUMNS": 8, "BLOCK": 32, "WINDOW": WINDOW, "WALKED": float(WALKED)}
-    cases = [
-        CompileCase(_absorb_kernel, f"{types}, i32x3 strides", {**sizes, "LOGITS": logits}, name=f"{logits}")
-        for logits in (0, 1)
-    ]
-    for cone, levels, skip in ((False, 1, True), (False, 1, False), (True, 5, True)):
-        grid = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "SKIP": skip}
-        cases.append(CompileCase(_next_kernel, walk, {**sizes, **grid}, name=f"{levels} {skip}"))
-    line = {"STRIDE": 32, "SIDE": 32, "FAR": FAR, "FIRST": False, "BLOCK": 256}
-    cases.append(CompileCase(_distance_kernel, "*i8 p_in p_out", line, num_warps=4))
-    grid = {"LEVELS": 1, "RESOLUTION": 128, "WORDS": 4}
-    cases.append(CompileCase(_summary_kernel, "*i32 p_bits, *i8 p_summary", grid))
-    cases.append(CompileCase(_finish_kernel, "", {"COLUMNS": 8, "BLOCK": FINISH_BLOCK}, num_warps=4))
-    return cases
-
-
-COMPILE_CASES = _cases()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_tensor
+from .._checks import check_device, check_tensor, refuse
 from .._dispatch import implementation
 from .._sink import GradientSink, check_count
 
@@ -57,12 +57,9 @@ class HashLayout:
     max_resolution: int = 2048
 
     def __post_init__(self) -> None:
-        if self.n_features not in (1, 2, 4, 8):
-            raise InputError("n_features", "1, 2, 4 or 8", str(self.n_features))
-        if not 1 <= self.n_levels <= 32:
-            raise InputError("n_levels", "1 to 32", str(self.n_levels))
-        if not 3 <= self.log2_entries <= 28:
-            raise InputError("log2_entries", "3 to 28", str(self.log2_entries))
+        refuse(self.n_features not in (1, 2, 4, 8), "n_features", "1, 2, 4 or 8", self.n_features)
+        refuse(not 1 <= self.n_levels <= 32, "n_levels", "1 to 32", self.n_levels)
+        refuse(not 3 <= self.log2_entries <= 28, "log2_entries", "3 to 28", self.log2_entries)
         if not 1 <= self.base_resolution <= self.max_resolution:
             raise InputError(
                 "max_resolution", f"at least base_resolution = {self.base_resolution}", str(self.max_resolution)

@@ -1,13 +1,11 @@
 """Hash encoding: eight look-ups per level and point, blended; and the scatter of their gradients.
 
 Positions are clamped and stored (3, n) once; the encoding and its gradient are stored (levels * features, n) and handed
-out transposed, so that each level reads and writes streams, and its slice of the table stays in a core's cache while
-all points pass through it. A block of points first gets its table rows and fractions, which compiles to vector
-instructions; then each point loads its eight rows as vectors of n_features. Forward: a task = one level and a chunk of
-points. Backward to the table: a task = one level, whose slice nobody else touches: no atomics, and the finest, slowest
-levels go first so that threads end together. Backward to positions and fading: a task = a chunk of points.
-
-fp32 inside; half tables are widened once per call. Deterministic.
+out transposed, so that a level's slice of the table stays in a core's cache while all points pass through it. A block
+of points first gets its table rows and fractions, which compiles to vector instructions; then each point loads its
+eight rows as vectors of n_features. Forward: a task = one level and a chunk of points. Backward to the table: a task =
+one level, whose slice nobody else touches, the slowest first. Backward to positions and fading: a task = a chunk of
+points. fp32 inside; half tables are widened once per call. Deterministic.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
 from .._cpu.vector import add_to, dot, lerp, load, load_column, multiply_add, scale, store_column, total, zeros
+from .._sink import Node
 from . import PRIMES, HashLayout
 
 BLOCK = 128  # points whose rows and fractions are held at a time: they stay in the first-level cache
@@ -43,14 +41,9 @@ class _Levels(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _levels(layout: HashLayout) -> _Levels:
-    levels = layout.levels
-    return _Levels(
-        np.array([level.scale for level in levels], np.float32),
-        np.array([level.nodes for level in levels], np.uint32),
-        np.array([level.offset for level in levels], np.int64),
-        np.array([level.size for level in levels], np.int64),
-        np.array([level.hashed for level in levels], np.bool_),
-    )
+    columns = zip(*((lv.scale, lv.nodes, lv.offset, lv.size, lv.hashed) for lv in layout.levels), strict=True)
+    types = (np.float32, np.uint32, np.int64, np.int64, np.bool_)
+    return _Levels(*(np.array(column, kind) for column, kind in zip(columns, types, strict=True)))
 
 
 @jit(exact=True)
@@ -197,7 +190,7 @@ def encode(positions: Tensor, table: Tensor, layout: HashLayout, unit: Tensor, o
     launch(_encode, layout.n_levels * n_chunks, 1, n_chunks, unit.numpy(), rows, levels, lanes, out.numpy())
 
 
-class _HashEncode(torch.autograd.Function):
+class _HashEncode(Node):
     @staticmethod
     def forward(ctx, positions, table, values, layout, n_used, sink) -> Tensor:
         unit, out = torch.empty(3, n_used), torch.empty(layout.n_outputs, positions.shape[0])
@@ -208,7 +201,6 @@ class _HashEncode(torch.autograd.Function):
         return out.t().to(values.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, values, unit = ctx.saved_tensors
         layout, n_used = ctx.layout, ctx.n_used
@@ -223,7 +215,7 @@ class _HashEncode(torch.autograd.Function):
             source, rows = positions.detach().float().numpy(), array(values.float())
             launch(_slope, n_used, CHUNK // 4, source, unit.numpy(), rows, columns, levels, lanes, wide.numpy())
             to_positions = wide.to(positions.dtype)
-        return to_positions, to_table, None, None, None, None  # positions, table, values, layout, n_used, sink
+        return to_positions, to_table
 
 
 def _table_gradient(unit, columns, layout, sink, n_used) -> Tensor | None:
@@ -272,7 +264,7 @@ def _run(values: Tensor, footprints: Tensor, layout: HashLayout, used: int) -> T
     return out.to(values.dtype)
 
 
-class _FadeLevels(torch.autograd.Function):
+class _FadeLevels(Node):
     @staticmethod
     def forward(ctx: Any, encoding: Tensor, footprints: Tensor, layout: HashLayout, used: int) -> Tensor:
         ctx.save_for_backward(footprints)
@@ -280,9 +272,8 @@ class _FadeLevels(torch.autograd.Function):
         return _run(encoding, footprints, layout, used)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _run(grad, ctx.saved_tensors[0], *ctx.rest), None, None, None  # encoding, footprints, layout, used
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (_run(grad, ctx.saved_tensors[0], *ctx.rest),)
 
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:

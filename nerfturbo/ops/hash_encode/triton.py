@@ -1,19 +1,17 @@
 """Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
 
-Forward: one program = BLOCK samples of one level, level fastest in the grid, so that neighbouring programs read the
-same positions. The two corners along x are neighbours in the table wherever `row0 ^ row1 == 1` (the first hash prime
-is 1), and one load of 2 F numbers fetches both; where they are not, a second load of F numbers is predicated on. The
-result is stored feature-major: an (n_levels * F, n) buffer, transposed. Backward to positions: one program = BLOCK
+Forward: one program = BLOCK samples of one level, level fastest in the grid. The two corners along x are neighbours in
+the table wherever `row0 ^ row1 == 1` (the first hash prime is 1), and one load of 2 F numbers fetches both; where they
+are not, a second load of F numbers is predicated on. Stored feature-major. Backward to positions: one program = BLOCK
 samples, all levels in turn, so no atomics. Fading: one pass over the encoding; its backward is itself on the gradient.
 
 Backward to the table: as the forward, by atomic additions, which are not deterministic:
-- PAIR: the two corners along x that are neighbours in the table go out as one block of 2 F numbers, which becomes a
-  vector atomic (fp32: compute capability 9.0 and up; fp16: two numbers everywhere, more from 9.0 on). Where fp32
-  vectors are missing, pairs win nothing and each corner goes out alone.
-- RUNS: on coarse levels consecutive samples of a ray share a cell, and thousands of atomics would queue for few rows.
-  A segmented scan over the samples of one warp adds them up first; only the last sample of a run writes.
-- A scale, in deterministic mode: sums are int64 fixed-point numbers, and integer addition knows no order. The scale is
-  a power of two from the largest incoming gradient, so that the sum cannot overflow and keeps ~40 bits.
+- PAIR: corners that are neighbours go out as one vector atomic of 2 F numbers (fp32: compute capability 9.0 and up;
+  fp16: two numbers everywhere, more from 9.0 on). Where fp32 vectors are missing, each corner goes out alone.
+- RUNS: on coarse levels consecutive samples of a ray share a cell. A segmented scan over the samples of one warp adds
+  them up first; only the last sample of a run writes.
+- A scale, in deterministic mode: sums are int64 fixed-point numbers. The scale is a power of two from the largest
+  incoming gradient, so that the sum cannot overflow and keeps ~40 bits.
 
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Derivation: docs/ops/hash_encode.md.
 """
@@ -28,20 +26,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from .._sink import zero_tail
-from .._triton import (
-    INTERPRETED,
-    CompileCase,
-    check_kernel_float,
-    clamp_unit,
-    empty_in_layout_of,
-    feature_major,
-    load_point,
-    used_rows,
-)
+from .. import _triton as gpu
+from .._sink import Node, zero_tail
+from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from . import HashLayout
 
@@ -60,7 +49,7 @@ def level_constants(layout: HashLayout, device: torch.device) -> tuple[Tensor, T
 @triton.jit
 def cell_of(x, scale):
     """Cell and fraction of a coordinate along one axis."""
-    p = clamp_unit(x) * scale + 0.5
+    p = gpu.clamp_unit(x) * scale + 0.5
     cell = p.to(tl.int32)  # p >= 0.5, so truncation is floor
     return cell, p - cell.to(tl.float32)
 
@@ -134,7 +123,7 @@ def _load_gradient(p_grad, p_found_inf, i, m, stride_gn, stride_gf, i_level, F: 
 
 @triton.jit
 def _cell(p_positions, i, m, stride_xn, stride_xc, scale):
-    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     ix, fx = cell_of(x, scale)
     iy, fy = cell_of(y, scale)
     iz, fz = cell_of(z, scale)
@@ -162,7 +151,7 @@ def _backward_table_kernel(
 ):  # fmt: skip
     i_level = first_level + tl.program_id(0) % LEVELS
     start = (tl.program_id(0) // LEVELS) * BLOCK
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     if start < n_used:
         i = start + tl.arange(0, BLOCK)
         m = i < n_used
@@ -303,7 +292,7 @@ def _forward_kernel(
     i_level = tl.program_id(0) % LEVELS
     start = (tl.program_id(0) // LEVELS) * BLOCK
     i = start + tl.arange(0, BLOCK)
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
     b_lone = tl.zeros([BLOCK, F], tl.float32)
     if start < n_used:
@@ -318,10 +307,9 @@ def _backward_positions_kernel(
     p_positions, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_gn, stride_gf,
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < used_rows(p_used, n)
+    i, m = gpu.own_block(gpu.used_rows(p_used, n), BLOCK)
     i_feature = tl.arange(0, F)
-    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     gx = tl.zeros([BLOCK], tl.float32)
     gy = tl.zeros([BLOCK], tl.float32)
     gz = tl.zeros([BLOCK], tl.float32)
@@ -338,22 +326,16 @@ def _backward_positions_kernel(
             p = p_table + offset * F + (row * F)[:, None] + i_feature[None, :]
             b_entry = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)
             dot = tl.sum(b_grad * b_entry, 1) * scale
-            wx = fx if c & 1 else 1.0 - fx
-            wy = fy if c & 2 else 1.0 - fy
-            wz = fz if c & 4 else 1.0 - fz
-            gx += (dot if c & 1 else -dot) * wy * wz
-            gy += (dot if c & 2 else -dot) * wx * wz
-            gz += (dot if c & 4 else -dot) * wx * wy
-    m_row = i < n
-    p = p_out + i  # (3, n), transposed
-    tl.store(p, tl.where((x >= 0.0) & (x <= 1.0), gx, 0.0), mask=m_row)
-    tl.store(p + n, tl.where((y >= 0.0) & (y <= 1.0), gy, 0.0), mask=m_row)
-    tl.store(p + 2 * n.to(tl.int64), tl.where((z >= 0.0) & (z <= 1.0), gz, 0.0), mask=m_row)
+            dx, dy, dz = gpu.corner_slopes(dot, fx, fy, fz, c)
+            gx += dx
+            gy += dy
+            gz += dz
+    gpu.store_slopes(p_out, i, n, m, x, y, z, gx, gy, gz)
 
 
 def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
     n = positions.shape[0]
-    out = feature_major(n, layout.n_outputs, table.dtype, table.device)
+    out = gpu.feature_major(n, layout.n_outputs, table.dtype, table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
         _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
@@ -378,7 +360,7 @@ def positions_gradient(positions, table, grad, layout, n_used) -> Tensor:
     return out.t()
 
 
-class _HashEncode(torch.autograd.Function):
+class _HashEncode(Node):
     @staticmethod
     def forward(ctx, positions, table, half, layout, sink, n_used) -> Tensor:
         source = table if half is None else half
@@ -387,7 +369,6 @@ class _HashEncode(torch.autograd.Function):
         return encode_forward(positions, source, layout, n_used)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, source, n_used = ctx.saved_tensors
         grad_positions = grad_table = None
@@ -402,8 +383,7 @@ class _HashEncode(torch.autograd.Function):
                 grad_table = buffer.to(dtype)
             else:
                 add_table_gradient(ctx.sink.buffers[0], positions, grad, ctx.layout, n_used, found_inf)
-        # positions, table, half, layout, sink, n_used
-        return grad_positions, grad_table, None, None, None, None
+        return grad_positions, grad_table
 
 
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
@@ -434,7 +414,7 @@ def _fade_kernel(
 ):  # fmt: skip
     i_level = tl.program_id(0) % LEVELS
     i = (tl.program_id(0) // LEVELS) * BLOCK + tl.arange(0, BLOCK)
-    m = i < used_rows(p_used, n)
+    m = i < gpu.used_rows(p_used, n)
     footprint = tl.maximum(tl.load(p_footprints + i, mask=m, other=1.0), 1e-12)  # at a point no level fades
     weight = _erf(1.0 / (2.8284271 * footprint * tl.load(p_scales + i_level)))
     for f in tl.static_range(F):
@@ -445,7 +425,7 @@ def _fade_kernel(
 
 
 def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
-    out, n = empty_in_layout_of(values), values.shape[0]
+    out, n = gpu.empty_in_layout_of(values), values.shape[0]
     if n:
         _, scales = level_constants(layout, values.device)
         _fade_kernel[(cdiv(n, FADE_BLOCK) * layout.n_levels,)](
@@ -456,7 +436,7 @@ def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor 
     return out
 
 
-class _FadeLevels(torch.autograd.Function):
+class _FadeLevels(Node):
     @staticmethod
     def forward(ctx: Any, encoding: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
         ctx.save_for_backward(footprints, n_used)
@@ -464,49 +444,11 @@ class _FadeLevels(torch.autograd.Function):
         return _run(encoding, footprints, layout, n_used)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         footprints, n_used = ctx.saved_tensors
-        return _run(grad, footprints, ctx.layout, n_used), None, None, None  # encoding, footprints, layout, n_used
+        return (_run(grad, footprints, ctx.layout, n_used),)
 
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
     check_kernel_float(encoding=encoding, footprints=footprints)
     return _FadeLevels.apply(encoding, footprints.float().contiguous(), layout, n_used)
-
-
-def _table_case(dtype: str, features: int, runs: bool, pair: bool = True, scale: bool = False) -> CompileCase:
-    types = f"*fp16 p_grad, *{dtype} p_table, *i32 p_levels p_used, i32 first_level"
-    constexprs = {"LEVELS": 8, "F": features, "BLOCK": RUN_BLOCK if runs else BLOCK, "PAIR": pair, "RUNS": runs}
-    constexprs |= {"stride_xn": 1, "stride_gn": 1} | ({} if scale else {"p_scale": None})
-    name = f"table-{dtype}-{features}-{'runs' if runs else 'each'}{'' if pair else '-lone'}"
-    return CompileCase(_backward_table_kernel, types, constexprs, RUN_WARPS if runs else WARPS, name=name)
-
-
-def _forward_case(dtype: str, features: int) -> CompileCase:
-    constexprs = {"LEVELS": 32 // features, "F": features, "BLOCK": BLOCK}
-    constexprs |= {"stride_xn": 1, "stride_xc": 1 << 18, "stride_of": 1 << 18}
-    types = f"*i32 p_levels p_used, *{dtype} p_table p_out"
-    return CompileCase(_forward_kernel, types, constexprs, WARPS, name=f"forward-{dtype}-{features}")
-
-
-def _fade_case(dtype: str, features: int) -> CompileCase:
-    shape = {"LEVELS": 32 // features, "F": features, "BLOCK": 256}
-    types = f"*{dtype} p_values p_out, *i32 p_used, i32x4 strides"
-    return CompileCase(_fade_kernel, types, shape, FADE_WARPS, name=f"{dtype}-{features}")
-
-
-COMPILE_CASES = [
-    *(_table_case(*kind, runs) for kind in (("fp32", 2), ("fp16", 2), ("fp16", 4)) for runs in (True, False)),
-    *(_table_case("fp32", features, runs, pair=False) for features in (2, 4) for runs in (True, False)),
-    *(_table_case("i64", 2, runs, pair=False, scale=True) for runs in (True, False)),
-    *(_forward_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("bf16", 2), ("fp32", 2))),
-    CompileCase(
-        _backward_positions_kernel,
-        "*i32 p_levels p_used, *fp16 p_table p_grad",
-        {"LEVELS": 16, "F": 2, "BLOCK": BLOCK},
-        WARPS,
-        name="positions-fp16",
-    ),
-    *(_fade_case(dtype, features) for dtype, features in (("fp16", 2), ("fp16", 4), ("fp32", 2))),
-]

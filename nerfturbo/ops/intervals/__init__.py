@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb
-from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor
+from .._checks import check_device, check_positive, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from ..positions import Contraction
 
@@ -104,18 +104,14 @@ def place_intervals(
     """
     n_rays = places.shape[0]
     check_tensor("places", places, ("n_rays", "n + 1"))
-    if places.shape[1] < 2:
-        raise InputError("places", "at least one interval", str(tuple(places.shape)))
-    for name, value in (("origins", origins), ("directions", directions)):
-        check_shape(name, value, (n_rays, 3))
-        check_dtype(name, value)
-    for name, value in (("near", near), ("far", far)):
-        check_shape(name, value, (n_rays, 1))
+    refuse(places.shape[1] < 2, "places", "at least one interval", tuple(places.shape))
+    check_tensor("origins", origins, (n_rays, 3))
+    check_tensor("directions", directions, (n_rays, 3))
+    check_shape("near", near, (n_rays, 1))
+    check_shape("far", far, (n_rays, 1))
     check_positive("unit", unit)
-    if spacing not in SPACINGS:
-        raise InputError("spacing", '"uniform", "disparity" or "mixed"', repr(spacing))
-    if space.aabb is None and space.contraction != "none":
-        raise InputError("space", "a box to contract space about", "none")
+    refuse(spacing not in SPACINGS, "spacing", '"uniform", "disparity" or "mixed"', repr(spacing))
+    refuse(space.aabb is None and space.contraction != "none", "space", "a box to contract space about", "none")
     check_device(places=places, origins=origins, directions=directions, near=near, far=far)
     place = implementation("intervals", "place_intervals", places)
     options = {"near": near, "far": far, "spacing": spacing, "unit": unit, "space": space}
@@ -157,10 +153,8 @@ def importance_sample(
     check_tensor("edges", edges, ("n_rays", "n_bins + 1"))
     check_tensor("weights", weights, (edges.shape[0], edges.shape[1] - 1))
     check_device(edges=edges, weights=weights, jitter=jitter)
-    if n_samples < 1:
-        raise InputError("n_samples", "at least 1", str(n_samples))
-    if edges.shape[1] < 2:
-        raise InputError("edges", "at least one bin", str(tuple(edges.shape)))
+    refuse(n_samples < 1, "n_samples", "at least 1", n_samples)
+    refuse(edges.shape[1] < 2, "edges", "at least one bin", tuple(edges.shape))
     if jitter is not None and tuple(jitter.shape) not in ((edges.shape[0], 1), (edges.shape[0], n_samples + 1)):
         raise InputError("jitter", f"shape (n_rays, 1) or (n_rays, {n_samples + 1})", str(tuple(jitter.shape)))
     check_positive("padding", padding, zero=True)

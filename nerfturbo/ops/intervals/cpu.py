@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
 from . import LEAST, LEAST_REST, SPACINGS
 
@@ -97,7 +97,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, unit, sp
     return distances, positions.t()
 
 
-class _IntervalWeights(torch.autograd.Function):
+class _IntervalWeights(Node):
     @staticmethod
     def forward(ctx: Any, density: Tensor, distances: Tensor) -> Tensor:
         weights, passed = torch.empty(density.shape), torch.empty(density.shape)
@@ -108,13 +108,12 @@ class _IntervalWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         distances, weights, passed = ctx.saved_tensors
         grad = torch.empty(weights.shape)
         saved = (array(distances.float()), array(weights), array(passed))
         launch(_weigh_back, weights.shape[0], CHUNK, *saved, array(arrived.float()), grad.numpy())
-        return grad.to(ctx.dtype), None  # density, distances
+        return (grad.to(ctx.dtype),)
 
 
 def interval_weights(density: Tensor, distances: Tensor) -> Tensor:

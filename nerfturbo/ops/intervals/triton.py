@@ -1,11 +1,7 @@
 """Step functions along rays: a launch each for distances and positions, weights, their gradient; two to draw.
 
 Placing: one program = BLOCK intervals of any rays; each computes both its ends, which costs less than to fetch one.
-Weights: a program owns a tile of rays and walks along them, STEPS intervals at a time; the gradient walks back. With
-`passed` the light that leaves an interval and g = dL/dw,
-
-    dL/ddensity_i = length_i (passed_i g_i - sum_{j > i} w_j g_j).
-
+Weights: a program walks along a tile of rays, STEPS intervals at a time; the gradient, as in `cpu`, walks back.
 Drawing: a program scans the bins of a tile of rays; then one program = BLOCK new edges of any rays, each found by
 halving its interval. Inputs fp16/bf16/fp32, fp32 inside. No atomics.
 """
@@ -18,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .._triton import INTERPRETED, CompileCase, check_kernel_float, one_minus_exp, shift_right, spread_last, sum_after
+from .. import _triton as gpu
+from .._sink import Node
+from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
 from . import LEAST, LEAST_REST, SPACINGS
@@ -56,8 +53,7 @@ def _place_kernel(
     SPACING: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """box: low, then 1 / size of each axis."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n_total
+    i, m = gpu.own_block(n_total, BLOCK)
     i_ray = i // n
     i_place = i + i_ray  # a ray has one place more than intervals
     low = _warp(tl.load(p_near + i_ray, mask=m, other=0.0) / unit, SPACING)
@@ -95,11 +91,11 @@ def _weights_kernel(p_density, p_distances, p_weights, p_passed, n_rays, n, RAYS
         optical = tl.load(p_density + i_ray * n + i_bin, mask=m, other=0.0).to(tl.float32) * length
         inside = tl.cumsum(optical, 1)
         # Shifted, not subtracted: a dense interval would leave nothing of the digits before it.
-        depth = before + shift_right(inside, 0.0, RAYS, STEPS)
-        tl.store(p_weights + i_ray * n + i_bin, tl.exp(-depth) * one_minus_exp(optical), mask=m)
+        depth = before + gpu.shift_right(inside, 0.0, RAYS, STEPS)
+        tl.store(p_weights + i_ray * n + i_bin, tl.exp(-depth) * gpu.one_minus_exp(optical), mask=m)
         if p_passed is not None:
             tl.store(p_passed + i_ray * n + i_bin, tl.exp(-(before + inside)), mask=m)
-        before += spread_last(inside, RAYS, STEPS)
+        before += gpu.spread_last(inside, RAYS, STEPS)
 
 
 @launchable(do_not_specialize=["n_rays", "n"])
@@ -117,7 +113,7 @@ def _gradient_kernel(
         g = tl.load(p_arrived + i_ray * stride_ray + i_bin * stride_bin, mask=m, other=0.0).to(tl.float32)
         weighed = g * tl.load(p_weights + i_ray * n + i_bin, mask=m, other=0.0)
         passed = tl.load(p_passed + i_ray * n + i_bin, mask=m, other=0.0)
-        later = behind[:, None] + sum_after(weighed, RAYS, STEPS)
+        later = behind[:, None] + gpu.sum_after(weighed, RAYS, STEPS)
         tl.store(p_grad + i_ray * n + i_bin, length * (passed * g - later), mask=m)
         behind += tl.sum(weighed, 1)
 
@@ -138,7 +134,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, unit, sp
     return distances, positions.t()
 
 
-class _IntervalWeights(torch.autograd.Function):
+class _IntervalWeights(Node):
     @staticmethod
     def forward(ctx: Any, density: Tensor, distances: Tensor) -> Tensor:
         (n_rays, n), device = density.shape, density.device
@@ -154,8 +150,7 @@ class _IntervalWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         distances, weights, passed = ctx.saved_tensors
         n_rays, n = weights.shape
         grad = torch.empty(n_rays, n, dtype=torch.float32, device=weights.device)
@@ -164,7 +159,7 @@ class _IntervalWeights(torch.autograd.Function):
                 distances, weights, passed, arrived, grad, n_rays, n, *arrived.stride(), RAYS=RAYS, STEPS=STEPS,
                 num_warps=1,
             )  # fmt: skip
-        return grad.to(ctx.dtype), None  # density, distances
+        return (grad.to(ctx.dtype),)
 
 
 def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
@@ -201,7 +196,7 @@ def _cumulate_kernel(
         weight = tl.where(m, weight + padding, 0.0)
         running = before + tl.cumsum(tl.where(use_weights, weight, high - low), 1)
         tl.store(p_cdf + 1 + i_bin, running, mask=m)
-        before = spread_last(running, RAYS, STEPS)
+        before = gpu.spread_last(running, RAYS, STEPS)
 
 
 @launchable(do_not_specialize=["n_total", "n_bins", "n_edges", "search"])
@@ -252,15 +247,3 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
         (*edges.stride(), *jitter_strides), BLOCK=DRAW_BLOCK,
     )  # fmt: skip
     return out
-
-
-COMPILE_CASES = [
-    *(
-        CompileCase(_place_kernel, "fp32x6 box", {"SPACING": w, "FOLD": f, "BLOCK": BLOCK}, 4, name=f"{w}-{f}")
-        for w, f in ((0, 0), (1, 1), (2, 2))
-    ),
-    CompileCase(_weights_kernel, "", {"RAYS": 1, "STEPS": 32}),
-    CompileCase(_gradient_kernel, "", {"RAYS": 1, "STEPS": 32, "stride_bin": 1}),
-    CompileCase(_cumulate_kernel, "i32x4 strides", {"RAYS": 1, "STEPS": 32}),
-    CompileCase(_invert_kernel, "i32x4 strides, i32 search", {"BLOCK": DRAW_BLOCK}, num_warps=4),
-]

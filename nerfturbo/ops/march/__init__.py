@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import InputError
 from ...types import Aabb, PackedSamples
-from .._checks import check_device, check_positive, check_shape, check_tensor
+from .._checks import check_device, check_positive, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 
 
@@ -36,10 +35,9 @@ class OccupancyBits:
     levels: int = 1
 
     def __post_init__(self) -> None:
-        if self.resolution < 4 or self.resolution % 4:
-            raise InputError("resolution", "a multiple of 4, at least 4", str(self.resolution))
-        if not 1 <= self.levels <= 16:
-            raise InputError("levels", "1 to 16", str(self.levels))
+        side = self.resolution
+        refuse(side < 4 or side % 4 != 0, "resolution", "a multiple of 4, at least 4", side)
+        refuse(not 1 <= self.levels <= 16, "levels", "1 to 16", self.levels)
         check_tensor("bits", self.bits, (self.levels * self.resolution**3 // 32,), torch.int32)
 
 
@@ -56,8 +54,13 @@ class StepRule:
         check_positive("step_size", self.step_size)
         check_positive("near", self.near, zero=True)
         check_positive("cone_angle", self.cone_angle, zero=True)
-        if not self.far > self.near:
-            raise InputError("far", f"more than near = {self.near}", str(self.far))
+        refuse(not self.far > self.near, "far", f"more than near = {self.near}", self.far)
+
+    @property
+    def bend(self) -> tuple[float, float]:
+        """t_c and u_c, where steps begin to grow; for a cone angle only."""
+        t_c = max(self.near, self.step_size / self.cone_angle)
+        return t_c, (t_c - self.near) / self.step_size
 
 
 def march(
@@ -93,8 +96,7 @@ def march(
         check_shape("jitter", jitter, (n_rays,))
     if limits is not None:
         check_shape("limits", limits, (n_rays, 2))
-    if capacity is not None and capacity < 1:
-        raise InputError("capacity", "at least 1", str(capacity))
+    refuse(capacity is not None and capacity < 1, "capacity", "at least 1", capacity)
     check_device(
         origins=origins, directions=directions, bits=grid.bits, jitter=jitter, limits=limits, n_active=n_active
     )

@@ -1,13 +1,12 @@
 """Marching from cell to cell, with exactly the samples that testing every lattice point would give.
 
-One look at a cell decides for all lattice points in it; where a whole brick of BRICK^3 cells is empty, for all in
-the brick. Decisions use the reference's float32 operations in its order, without fused multiply-add, and a leap ends
-short of the cell's face by more than rounding can move a point: every point that it passes would have been found in the
-same cell. (With a cone angle the two exponentials may round differently in the last bit.)
+One look at a cell decides for all lattice points in it; where a whole brick of BRICK^3 cells is empty, for all in the
+brick. Decisions use the reference's float32 operations in its order, without fused multiply-add, and a leap ends short
+of the cell's face by more than rounding can move a point. (With a cone angle the two exponentials may round differently
+in the last bit.) A task = a chunk of rays: count, prefix sum over whole rays, write.
 
-A task = a chunk of rays. Count (which also notes each ray's first and last sample, so that writing need not search),
-prefix sum over whole rays, write. The occupancy grid: a task = a chunk of cells or of words of 32. Cells may repeat:
-all old values are read before any decays, and the maximum is atomic. fp32, the mean in fp64; deterministic.
+The occupancy grid: a task = a chunk of cells or of words of 32. Cells may repeat: all old values are read before any
+decays, and the maximum is atomic. fp32, the mean in fp64; deterministic.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import PackedSamples
+from .._checks import refuse
 from .._cpu import array, as_float32, jit, launch, scratch
 from .._cpu.vector import atomic_max
 from ..packed.cpu import empty_samples, fit_offsets
@@ -316,5 +316,4 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
 def _check_in_place(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise InputError(name, "a contiguous tensor, it is written in place", f"strides {tensor.stride()}")
-    if name == "density" and tensor.dtype != torch.float32:
-        raise InputError(name, "torch.float32", str(tensor.dtype))
+    refuse(name == "density" and tensor.dtype != torch.float32, name, "torch.float32", tensor.dtype)

@@ -1,7 +1,4 @@
-"""Marching by testing every step of the lattice: slow, and plainly right.
-
-Occupancy arithmetic in plain torch, without a read-back.
-"""
+"""Marching by testing every step of the lattice: slow, and plainly right. Occupancy arithmetic without a read-back."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ def lattice(rule: StepRule, u: Tensor) -> Tensor:
     linear = rule.near + u * rule.step_size
     if rule.cone_angle == 0.0:
         return linear
-    t_c = max(rule.near, rule.step_size / rule.cone_angle)
-    u_c = (t_c - rule.near) / rule.step_size
+    t_c, u_c = rule.bend
     geometric = t_c * torch.exp((u - u_c).clamp(min=0.0) * math.log1p(rule.cone_angle))
     return torch.where(u < u_c, linear, geometric)
 
@@ -34,8 +30,7 @@ def inverse_lattice(rule: StepRule, t: Tensor) -> Tensor:
     linear = (t - rule.near) / rule.step_size
     if rule.cone_angle == 0.0:
         return linear
-    t_c = max(rule.near, rule.step_size / rule.cone_angle)
-    u_c = (t_c - rule.near) / rule.step_size
+    t_c, u_c = rule.bend
     geometric = u_c + torch.log(t.clamp(min=t_c) / t_c) / math.log1p(rule.cone_angle)
     return torch.where(t < t_c, linear, geometric)
 

@@ -1,17 +1,14 @@
 """Marching in four launches: prepare, count per ray, offsets, write per ray. Ray order is an invariant.
 
-Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise
-the bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays, one after
-the other. Each lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the
-steps of the segments that may hold samples, a lane a step. So empty space costs a look at a byte per segment, and
-neighbours on a ray share words of the bitfield. Both must decide alike about each lattice point, so both call the same
-functions, with explicit `fma` and launched with `enable_fp_fusion=False`. fp32 throughout, no atomics, nothing read
-back when a capacity is given. See docs/ops/march.md.
+Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise the
+bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays in turn. Each
+lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the steps of the
+segments that may hold samples, a lane a step. Both must decide alike about each lattice point, so both call the same
+functions, with explicit `fma` and launched with `enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
 
 The occupancy grid: `decay_and_max` is three launches (keep old values, decay, maximum), since a cell may be listed
-twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered like the
-floats, and the order of arguments does not matter. `threshold_bits` is two: PARTS programs add up their share of the
-cells, then every program adds the PARTS sums itself and packs BLOCK cells into words.
+twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered as they are.
+`threshold_bits` is two: PARTS programs add up their share, then every program adds the PARTS sums itself and packs.
 """
 
 from __future__ import annotations
@@ -25,10 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Aabb, PackedSamples
-from .._triton import INTERPRETED, TAIL_BLOCK, CompileCase, check_kernel_float, ray_programs, tail_programs, used_rows
+from .. import _triton as gpu
+from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..packed.triton import GROUP, empty_counts, empty_samples, fit_offsets, write_tail
-from ..positions.triton import box_interval, load_xyz
+from ..positions.triton import box_interval
 from . import OccupancyBits, StepRule
 
 LANES = tl.constexpr(32)  # segments behind one word of flags
@@ -58,8 +56,8 @@ def _inverse_lattice(t, rule, CONE: tl.constexpr):
 def prepare_rays(p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, m, strides, rule, box, CONE: tl.constexpr):
     """Write what a walk along a ray needs: origin and direction in cells of the finest level from the grid's centre,
     t_min, t_max, first lattice step, jitter, number of steps, and the largest component of the direction."""
-    ox, oy, oz = load_xyz(p_origins, i_ray, strides[0], strides[1], m)
-    dx, dy, dz = load_xyz(p_directions, i_ray, strides[2], strides[3], m)
+    ox, oy, oz = gpu.load_point(p_origins, i_ray, m, strides[0], strides[1])
+    dx, dy, dz = gpu.load_point(p_directions, i_ray, m, strides[2], strides[3])
     t_min, t_max = box_interval(
         ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], rule[0], rule[1]
     )  # fmt: skip
@@ -230,7 +228,7 @@ def _prepare_kernel(
     block = tl.program_id(0)
     if block < ray_blocks:
         i_ray = block * RAYS + tl.arange(0, RAYS)
-        n_active = used_rows(p_n_active, n_rays)
+        n_active = gpu.used_rows(p_n_active, n_rays)
         prepare_rays(
             p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, i_ray < n_active, strides, rule, box, CONE
         )
@@ -245,7 +243,7 @@ def _count_kernel(
     GROUP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr,
     RESOLUTION: tl.constexpr,
 ):  # fmt: skip
-    n_active = used_rows(p_n_active, n_rays)
+    n_active = gpu.used_rows(p_n_active, n_rays)
     i_step = tl.arange(0, STEPS)
     i_segment = tl.arange(0, LANES)
     for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
@@ -324,9 +322,7 @@ def _write_kernel(
 def _rule_arguments(rule: StepRule) -> tuple[float, ...]:
     if rule.cone_angle == 0.0:
         return (rule.near, rule.far, rule.step_size, 0.0, 0.0, 0.0)
-    t_c = max(rule.near, rule.step_size / rule.cone_angle)
-    u_c = (t_c - rule.near) / rule.step_size
-    return (rule.near, rule.far, rule.step_size, t_c, u_c, math.log1p(rule.cone_angle))
+    return (rule.near, rule.far, rule.step_size, *rule.bend, math.log1p(rule.cone_angle))
 
 
 @functools.lru_cache(maxsize=64)
@@ -381,15 +377,15 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
         rays, summary = _prepare(
             origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
         )
-        _count_kernel[(ray_programs(cdiv(n_rays, GROUP), device),)](
+        _count_kernel[(gpu.ray_programs(cdiv(n_rays, GROUP), device),)](
             rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
         )
     offsets, kept = fit_offsets(counts, sums, capacity)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, origins)
     if n_rows:
-        programs = ray_programs(n_rays, device)
-        _write_kernel[(programs + (0 if capacity is None else tail_programs(n_rows)),)](
+        programs = gpu.ray_programs(n_rays, device)
+        _write_kernel[(programs + (0 if capacity is None else gpu.tail_programs(n_rows)),)](
             rays, grid.bits, summary, offsets, *new, n_rays, n_rows, programs, numbers, **shape, TAIL=TAIL_BLOCK,
             **OPTIONS,
         )  # fmt: skip
@@ -402,16 +398,14 @@ PARTS = 512
 
 @launchable(do_not_specialize=["n"])
 def _gather_kernel(p_density, p_cells, p_old, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+    i, m = gpu.own_block(n, BLOCK)
     i_cell = tl.load(p_cells + i, mask=m, other=0)
     tl.store(p_old + i, tl.load(p_density + i_cell, mask=m, other=0.0), mask=m)
 
 
 @launchable(do_not_specialize=["n"])
 def _decay_kernel(p_density, p_cells, p_old, n, decay, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+    i, m = gpu.own_block(n, BLOCK)
     i_cell = tl.load(p_cells + i, mask=m, other=0)
     old = tl.load(p_old + i, mask=m, other=-1.0)
     tl.store(p_density + i_cell, old * decay, mask=m & (old >= 0.0))
@@ -419,8 +413,7 @@ def _decay_kernel(p_density, p_cells, p_old, n, decay, BLOCK: tl.constexpr):
 
 @launchable(do_not_specialize=["n"])
 def _maximum_kernel(p_density_bits, p_cells, p_old, p_fresh, n, stride_fresh, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+    i, m = gpu.own_block(n, BLOCK)
     i_cell = tl.load(p_cells + i, mask=m, other=0)
     old = tl.load(p_old + i, mask=m, other=-1.0)
     fresh = tl.load(p_fresh + i.to(tl.int64) * stride_fresh, mask=m, other=0.0).to(tl.float32)
@@ -487,26 +480,3 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
         density, sums, counts, bits, mean, n_words, float(threshold), PARTS=parts, WORDS=words
     )
     return mean
-
-
-def _cases(cone: bool, levels: int, parts: int) -> list[CompileCase]:
-    types = "*i32 p_bits p_n_active p_counts p_sums p_offsets p_out_rays, *i8 p_summary, i32 ray_blocks ray_programs, "
-    types += "i32x4 strides, fp32x6 rule, fp32x12 box"
-    shape = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "WORDS": 4, "RAYS": PREPARED, "STEPS": 32}
-    shape |= {"PARTS": parts, "GROUP": GROUP, "TAIL": TAIL_BLOCK}
-    if not parts:  # a grid that is not summarised, and every ray active
-        shape |= dict.fromkeys(("p_summary", "p_n_active", "p_jitter", "p_limits"))
-    kernels = (_prepare_kernel, _count_kernel, _write_kernel)
-    return [CompileCase(kernel, types, shape, name=f"{levels} levels") for kernel in kernels]
-
-
-COMPILE_CASES = [
-    *_cases(False, 1, 1),
-    *_cases(True, 5, 4),
-    *_cases(False, 2, 0),
-    *(
-        CompileCase(kernel, "*i64 p_cells, *i32 p_density_bits p_counts", {"PARTS": PARTS, "BLOCK": BLOCK}, num_warps=4)
-        for kernel in (_gather_kernel, _decay_kernel, _maximum_kernel, _sum_kernel)
-    ),
-    CompileCase(_bits_kernel, "*i32 p_counts p_bits", {"PARTS": PARTS, "WORDS": BLOCK // 32}, num_warps=4),
-]

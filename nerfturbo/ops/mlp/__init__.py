@@ -1,8 +1,4 @@
-"""Fully-connected networks: small ones without biases behind a hash grid, wide ones with biases as in NeRF.
-
-Of wide ones the matrices are large enough for the vendor's matrix library; what costs time besides is memory traffic,
-so bias and ReLU run inside the products and the ReLU's backward shares one pass with the biases' gradients.
-"""
+"""Fully-connected networks: small ones without biases behind a hash grid, wide ones with biases as in NeRF."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_shape, check_tensor
+from .._checks import check_device, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from .._sink import GradientSink, check_count, zero_tail
 
@@ -31,8 +27,7 @@ def fused_mlp(
     """
     check_tensor("inputs", inputs, ("n", "inputs"))
     check_count(n_used, inputs.device)
-    if not weights:
-        raise InputError("weights", "at least one matrix", "none")
+    refuse(not weights, "weights", "at least one matrix", "none")
     width = inputs.shape[1]
     for index, weight in enumerate(weights):
         check_shape(f"weights[{index}]", weight, ("outputs", width))
@@ -67,8 +62,7 @@ def wide_mlp(
     check_count(n_used, inputs.device)
     if not weights or len(weights) != len(biases):
         raise InputError("weights and biases", "the same number, at least one", f"{len(weights)} and {len(biases)}")
-    if skip is not None and not 0 < skip < len(weights):
-        raise InputError("skip", f"a layer from 1 to {len(weights) - 1}", str(skip))
+    refuse(skip is not None and not 0 < skip < len(weights), "skip", f"a layer from 1 to {len(weights) - 1}", skip)
     width = inputs.shape[1]
     for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         check_shape(f"weights[{index}]", weight, ("outputs", width + (inputs.shape[1] if index == skip else 0)))

@@ -1,9 +1,9 @@
 """Small networks, a block of points at a time: hidden layers stay in cache, ReLU costs no pass of its own.
 
-A block holds POINTS points; an activation is (features, POINTS) with the points contiguous, so that one vector holds
-one feature of several points and no product needs a reduction. Feature counts are padded to multiples of 4 with zeros.
-Weights are packed four outputs at a time (forward) and four inputs at a time (backward), in the order in which the
-inner loops read them; these keep sixteen 4-lane registers of sums, about 90% of a core's peak.
+A block holds POINTS points; an activation is (features, POINTS) with the points contiguous, so that no product needs a
+reduction. Feature counts are padded to multiples of 4 with zeros. Weights are packed four outputs at a time (forward)
+and four inputs at a time (backward), in the order in which the inner loops read them; these keep sixteen 4-lane
+registers of sums, about 90% of a core's peak.
 
 A task = a chunk of blocks. The backward computes the hidden layers again and writes each gradient over the activation
 it belongs to; every chunk sums its own weight gradients and the chunks are added in order: deterministic. fp32; wide
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
 from .._cpu.vector import (
@@ -32,7 +31,7 @@ from .._cpu.vector import (
     where_positive,
     zeros,
 )
-from .._sink import GradientSink
+from .._sink import GradientSink, Node
 from . import reference
 
 POINTS = 128
@@ -263,7 +262,7 @@ def _rows(layers: Layers) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(layers.inputs), layers.inputs.sum() + layers.outputs[-1:]])
 
 
-class _FusedMlp(torch.autograd.Function):
+class _FusedMlp(Node):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, n_used: int, sink: GradientSink | None, *weights: Tensor) -> Tensor:
         layers = pack_layers(weights)
@@ -275,7 +274,6 @@ class _FusedMlp(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, *weights = ctx.saved_tensors
         n_used, layers = ctx.n_used, ctx.layers
@@ -286,7 +284,6 @@ class _FusedMlp(torch.autograd.Function):
         data = (*by_features(inputs), array(grad.t()), sums, to_inputs.numpy())
         launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *data)
         own = weight_gradients(sums.sum(axis=0), layers, weights, ctx.sink)
-        # inputs, n_used, sink, each of the weights
         return to_inputs.t() if ctx.needs_input_grad[0] else None, None, None, *own
 
 

@@ -1,31 +1,26 @@
-"""Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library.
+"""Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library. See docs/ops/mlp.md.
 
 Fused: persistent programs load all weights once, then walk over blocks of BLOCK samples; hidden layers stay in
-registers. Tiles are [BLOCK, columns] in any strides; what is allocated here is feature-major (an (outputs, n) buffer,
-transposed), which coalesces for the encoder before and the field after. A weight (outputs, inputs) is loaded as the
-right operand [inputs, outputs]. Widths below 16 or no power of two are padded with zeros, which change no sum and no
-gradient. The backward recomputes the hidden layers (cheaper than storing them), keeps weight gradients in registers
-over the whole walk and adds them once per program. Where they do not all fit, several launches each take some layers.
+registers. What is allocated here is feature-major, which coalesces for the encoder before and the field after. A weight
+(outputs, inputs) is loaded as the right operand [inputs, outputs]; widths are padded with zeros to powers of two from
+16 on. The backward recomputes the hidden layers, keeps weight gradients in registers over the whole walk and adds them
+once per program; where they do not all fit, several launches each take some layers.
 
-Library: what runs where no fused kernel is the right way (`fits`). A weight's gradient is a sum over all samples: few
-rows, few columns, and hundreds of thousands of terms. In fp32 without TF32 the library may give such a product to as
-many programs as the result has tiles and leave the rest of the GPU idle. So there the samples are cut into slices of
-SLICE, every slice is one product of a batch, and the partial sums are added at the end.
+Library: where no fused kernel is the right way (`fits`). In fp32 without TF32 the library may give the product that is
+a weight's gradient, few rows and columns but many terms, to few programs: samples are cut into slices of SLICE, each a
+product of a batch, and the partial sums are added.
 
-Wide: at 256 columns a product already runs near the memory's speed, and fusing layers would only save what training
-writes for the backward anyway. So the forward is one library call per layer with bias and ReLU in its epilogue. In the
-backward, one kernel per layer masks the gradient where the ReLU was off and sums it into the bias's gradient. Columns
-are padded with zeros to multiples of 8, which fast half products ask for.
+Wide: one library call per layer with bias and ReLU in its epilogue. In the backward, one kernel per layer masks the
+gradient where the ReLU was off and sums it into the bias's. Columns are padded to multiples of 8 for fast half
+products.
 
-dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does (TF32
-only when allowed). Weights of any float type. Weight and bias gradients are atomic sums of per-program sums; in
-deterministic mode those are stored and added in order. Derivation: docs/ops/mlp.md.
+dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does. Weight
+and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,11 +28,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import InputError
-from .._sink import GradientSink, redirect_all, zero_tail
-from .._triton import CompileCase, check_kernel_float, feature_major, processors, used_rows
+from .._sink import GradientSink, Node, redirect_all, zero_tail
+from .._triton import check_kernel_float, feature_major, processors, used_rows
 from .._triton.launch import cdiv, for_any_count, launchable
 
 ROUND = 4096
@@ -252,7 +246,7 @@ class _Linear(torch.autograd.Function):
         return torch.nn.functional.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         return grad @ weight if needs_x else None, sum_of_products(grad, x) if needs_weight else None
@@ -472,7 +466,7 @@ def mlp_backward(x, weights, dy, n_used, *, needs_x, sums, found_inf=None) -> Te
     return dx
 
 
-class _FusedMlp(torch.autograd.Function):
+class _FusedMlp(Node):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sink: GradientSink | None, n_used: Tensor | None, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, n_used, *weights)
@@ -480,7 +474,6 @@ class _FusedMlp(torch.autograd.Function):
         return mlp_forward(x, list(weights), n_used)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, n_used, *weights = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
@@ -509,22 +502,6 @@ def fused_mlp(inputs, weights, *, sink=None, n_used=None) -> Tensor:
     if not fits(weights, inputs.dtype, inputs.device):
         return zero_tail(library_mlp(zero_tail(inputs, n_used), redirect_all(weights, sink)), n_used)
     return _FusedMlp.apply(inputs, sink, n_used, *(w.contiguous() for w in weights))
-
-
-def _cases(dtype: str, operand: Any, widths: tuple[int, ...]) -> list[CompileCase]:
-    weights = [torch.empty(b, a, device="meta") for a, b in itertools.pairwise(widths)]
-    shape = _shape(torch.empty(1, widths[0], device="meta"), weights) | {"T": operand, "PRECISION": "tf32"}
-    shape |= {"BLOCK": BLOCK, "EVEN": True, "PARTIAL": False, "EXPONENTIAL": False}
-    shape |= {f"p_{kind}{k}": None for kind in "wg" for k in range(shape["HIDDEN"], 3)}
-    shape |= {f"stride_{name}{axis}": step for name in "xyd" for axis, step in (("n", 1), ("c", 1 << 18))}
-    types, name = f"*{dtype} p_x p_y p_dy p_dx, *i32 p_used", f"{dtype}-{'-'.join(map(str, widths))}"
-    return [
-        CompileCase(_forward_kernel, types, shape, 4, STAGES, name=f"forward-{name}"),
-        CompileCase(_backward_kernel, types, shape, 4, STAGES, name=f"backward-{name}"),
-    ]
-
-
-TENSOR_CORE_CASES = [*_cases("fp16", tl.float16, (32, 64, 16)), *_cases("bf16", tl.bfloat16, (32, 64, 64, 16))]
 
 
 ROWS, COLS, WARPS = 32, 128, 4
@@ -613,7 +590,7 @@ def _layers(inputs, parameters, skip, relu_last, kept=None) -> Tensor:
     return hidden
 
 
-class _WideMlp(torch.autograd.Function):
+class _WideMlp(Node):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, skip: int | None, relu_last: bool, *parameters: Tensor) -> Tensor:
         weights, kept = parameters[: len(parameters) // 2], []
@@ -625,7 +602,6 @@ class _WideMlp(torch.autograd.Function):
         return hidden
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         depth = len(ctx.dtypes) // 2
         saved = ctx.saved_tensors
@@ -665,13 +641,3 @@ def wide_mlp(inputs, weights, biases, *, skip, relu_last) -> Tensor:
     if not torch.is_grad_enabled():  # the grid asks for many points at once, and eight layers of them are a gigabyte
         return _layers(inputs, [*weights, *biases], skip, relu_last)
     return _WideMlp.apply(inputs, skip, relu_last, *weights, *biases)
-
-
-def _mask_case(dtype: str, mask: bool) -> CompileCase:
-    sizes = {"WIDTH": 256, "ROWS": ROWS, "COLS": COLS, "MASK": mask, "PARTIAL": False}
-    sizes |= {"stride_g": 256, "stride_h": 256, "stride_o": 256}
-    sizes |= {} if mask else {"p_hidden": None, "p_out": None}
-    return CompileCase(_mask_kernel, f"*{dtype} p_grad p_hidden p_out", sizes, WARPS, name=f"mask-{dtype}-{mask}")
-
-
-COMPILE_CASES = [_mask_case(dtype, mask) for dtype in ("fp16", "bf16", "fp32") for mask in (True, False)]

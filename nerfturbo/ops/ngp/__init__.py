@@ -4,10 +4,8 @@
     c   = W_5 relu(W_4 relu(W_3 [direction, y]))        colour network on the direction's encoding and all of y
     raw = (c_0, c_1, c_2, y_0)                          logits: rgb = sigmoid(c), density = exp(min(y_0, 15))
 
-Differentiable: `ngp_field` from an encoding to logits; `ngp_query` from positions to rgb and density, one node of
-autograd for loops that ask a field point by point. For rendering: `ngp_logits`. For looking ahead, without gradient:
-`ngp_density_logits`, `ngp_densities` and `ngp_visibility`, which follows each ray from its first sample, a few samples
-at a time, and leaves it once it is opaque: nothing behind a surface is computed.
+Three ways to ask: `ngp_field` from an encoding to logits; `ngp_query` from positions to rgb and density, for rendering
+and for loops that ask a field point by point; `NgpDensity` looks ahead, without gradient.
 
 Fused because the networks are so small that moving their hidden layers through memory would cost more than computing
 them. The gradient of a saturated density is that of the exponential, not zero.
@@ -76,52 +74,6 @@ def ngp_field(
     return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
 
 
-def ngp_density_logits(
-    positions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
-    weights: tuple[Tensor, Tensor],
-    *,
-    n_used: Tensor | None = None,
-) -> Tensor:
-    """(n,) fp32 density logits at `positions` (n, 3) in [0, 1]: encoding and density network in one, no gradient.
-
-    For looking ahead: which samples are visible, which cells of a grid are occupied. `weights` are density_in and
-    density_out; `table` (n_entries, n_features) sets the precision (pass the half copy). Rows past the device count
-    `n_used` come out as zero.
-
-    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
-    >>> table = torch.ones(layout.n_entries, 2)
-    >>> ngp_density_logits(torch.rand(1, 3), table, layout, (torch.ones(3, 4), torch.ones(2, 3))).round().tolist()
-    [12.0]
-    """
-    check_tensor("positions", positions, ("n", 3))
-    _check_density(positions, table, layout, weights)
-    check_count(n_used, positions.device)
-    with torch.no_grad():
-        return implementation("ngp", "ngp_density_logits", positions)(positions, table, layout, weights, n_used=n_used)
-
-
-def ngp_densities(positions: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor]) -> Tensor:
-    """(n,) fp32 densities, exp(min(logit, 15)) of `ngp_density_logits`; no gradient."""
-    check_tensor("positions", positions, ("n", 3))
-    _check_density(positions, table, layout, weights)
-    with torch.no_grad():
-        return implementation("ngp", "ngp_density_logits", positions)(
-            positions, table, layout, weights, n_used=None, exponential=True
-        )
-
-
-def _check_density(
-    points: Tensor, table: Tensor, layout: HashLayout, weights: tuple[Tensor, Tensor], owner: str = ""
-) -> None:
-    check_tensor(f"{owner}table", table, (layout.n_entries, layout.n_features))
-    density_in, density_out = weights
-    check_shape(f"{owner}weights[0]", density_in, ("hidden", layout.n_outputs))
-    check_shape(f"{owner}weights[1]", density_out, ("features", density_in.shape[0]))
-    check_device(positions=points, table=table, density_in=density_in, density_out=density_out)
-
-
 def _check_directions(directions: Tensor, ray_indices: Tensor | None, n: int) -> None:
     """One row per ray, of which each of n samples points at one; without `ray_indices` one per sample."""
     check_tensor("directions", directions, ("n_rays", "directions") if ray_indices is not None else (n, "directions"))
@@ -154,45 +106,11 @@ def _fit(shapes: tuple[tuple[int, ...], ...], encoding: int, directions: int) ->
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
-    """Whether unused rows cost `ngp_logits` nothing here, so that it may be called with many more than are in use.
+    """Whether unused rows cost `ngp_query` nothing here, so that it may be called with many more than are in use.
 
     Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed.
     """
     return implementation("ngp", "skips_unused", table)(table, weights)
-
-
-def ngp_logits(
-    positions: Tensor,
-    directions: Tensor,
-    ray_indices: Tensor,
-    *,
-    table: Tensor,
-    layout: HashLayout,
-    weights: NgpWeights,
-    n_used: Tensor | None = None,
-) -> Tensor:
-    """(n, 4) fp32: `ngp_field` of `hash_encode`, in one pass where that is faster. Not differentiable.
-
-    `positions` (n, 3) in [0, 1]; `directions` (n_rays, directions), the encoded view directions; `ray_indices` (n,)
-    int32 says which row is a sample's; `table` (n_entries, n_features) sets the precision (pass the half copy). Rows
-    from the device count `n_used` on, whatever they hold, come out as anything at all and cost nothing.
-
-    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
-    >>> weights = NgpWeights(*(torch.ones(s) for s in ((2, 4), (2, 2), (2, 4), (2, 2), (3, 2))))
-    >>> rays, table = torch.zeros(1, dtype=torch.int32), torch.ones(layout.n_entries, 2)
-    >>> ngp_logits(torch.rand(1, 3), torch.ones(1, 2), rays, table=table, layout=layout, weights=weights).round()
-    tensor([[72., 72., 72.,  8.]])
-    """
-    check_tensor("positions", positions, ("n", 3))
-    check_tensor("table", table, (layout.n_entries, layout.n_features))
-    weights = NgpWeights(*weights)
-    _check_directions(directions, ray_indices, positions.shape[0])
-    check_count(n_used, positions.device)
-    check_weights(weights, layout.n_outputs, directions.shape[1])
-    check_device(positions=positions, directions=directions, ray_indices=ray_indices, table=table, **weights._asdict())
-    logits = implementation("ngp", "ngp_logits", positions)
-    with torch.no_grad():
-        return logits(positions, directions, ray_indices, table=table, layout=layout, weights=weights, n_used=n_used)
 
 
 class _Activate(torch.autograd.Function):
@@ -226,77 +144,112 @@ def activate(logits: Tensor) -> tuple[Tensor, Tensor]:
     return _Activate.apply(logits)  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class NgpGrid:
+    """The hash grid in front of the networks."""
+
+    table: Tensor  # (n_entries, n_features), what gradients go to
+    layout: HashLayout
+    half: Tensor | None = None  # a half copy of the table, which is read in its place and sets the precision
+
+    def __post_init__(self) -> None:
+        for name, value in (("table", self.table), ("half", self.half)):
+            if value is not None:
+                check_tensor(name, value, (self.layout.n_entries, self.layout.n_features))
+
+
 def ngp_query(
     positions: Tensor,
     directions: Tensor,
-    table: Tensor,
-    layout: HashLayout,
+    ray_indices: Tensor | None,
+    grid: NgpGrid,
     weights: NgpWeights,
     *,
-    half: Tensor | None = None,
+    n_used: Tensor | None = None,
+    logits: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """rgb (n, 3) and density (n,), fp32, at `positions` (n, 3) in [0, 1] seen along encoded `directions` (n, ...).
+    """rgb (n, 3) and density (n,), fp32, at `positions` (n, 3) in [0, 1], or their `logits`; directions as in
+    `ngp_field`, which this is of `hash_encode`.
 
-    Differentiable to positions, directions, table and weights. `half`, a half copy of the table, is read in its place.
+    Differentiable to positions, directions, table and weights. Rows from the device count `n_used` on, whatever they
+    hold, come out as anything at all; without gradients they cost nothing.
 
-    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> grid = NgpGrid(torch.ones(4312, 2), HashLayout(2, 2, log2_entries=12, base_resolution=4, max_resolution=64))
     >>> weights = NgpWeights(*(torch.zeros(s) for s in ((2, 4), (2, 2), (2, 4), (2, 2), (3, 2))))
-    >>> rgb, density = ngp_query(torch.rand(5, 3), torch.ones(5, 2), torch.ones(layout.n_entries, 2), layout, weights)
+    >>> rgb, density = ngp_query(torch.rand(5, 3), torch.ones(5, 2), None, grid, weights)
     >>> rgb.mean().item(), density.tolist()
     (0.5, [1.0, 1.0, 1.0, 1.0, 1.0])
     """
     check_tensor("positions", positions, ("n", 3))
-    check_tensor("table", table, (layout.n_entries, layout.n_features))
-    _check_directions(directions, None, positions.shape[0])
-    if half is not None:
-        check_tensor("half", half, (layout.n_entries, layout.n_features))
-    check_weights(weights, layout.n_outputs, directions.shape[1])
-    check_device(positions=positions, directions=directions, table=table, half=half, **weights._asdict())
+    weights = NgpWeights(*weights)
+    _check_directions(directions, ray_indices, positions.shape[0])
+    check_count(n_used, positions.device)
+    check_weights(weights, grid.layout.n_outputs, directions.shape[1])
+    tensors = {"positions": positions, "directions": directions, "ray_indices": ray_indices, **weights._asdict()}
+    check_device(**tensors, table=grid.table, half=grid.half)
     query = implementation("ngp", "ngp_query", positions)
-    return query(positions, directions, table, layout, weights, half=half)
+    return query(positions, directions, ray_indices, grid, weights, n_used=n_used, logits=logits)
 
 
 @dataclass(frozen=True)
 class NgpDensity:
-    """Everything that decides Instant-NGP's density at a point of the box."""
+    """Everything that decides Instant-NGP's density at a point of the box, for looking ahead: no gradient.
+
+    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
+    >>> table, weights = torch.full((layout.n_entries, 2), 0.5), (torch.ones(3, 4), torch.ones(2, 3))
+    >>> field = NgpDensity(Aabb.cube(1.0), table, layout, weights)
+    >>> field.at(torch.rand(1, 3), logits=True).round().tolist()
+    [6.0]
+    >>> samples = PackedSamples.from_counts(torch.tensor([3]), torch.arange(3) / 10, torch.arange(1, 4) / 10)
+    >>> origins, directions = torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]])
+    >>> field.visibility(origins, directions, samples, early_stop_eps=1e-4).tolist()  # density exp(6), length 0.1
+    [True, False, False]
+    """
 
     aabb: Aabb
     table: Tensor  # (n_entries, n_features); its dtype sets the precision: pass the half copy where there is one
     layout: HashLayout
     weights: tuple[Tensor, Tensor]  # density_in (hidden, n_outputs), density_out (features, hidden)
 
+    def __post_init__(self) -> None:
+        check_tensor("table", self.table, (self.layout.n_entries, self.layout.n_features))
+        density_in, density_out = self.weights
+        check_shape("weights[0]", density_in, ("hidden", self.layout.n_outputs))
+        check_shape("weights[1]", density_out, ("features", density_in.shape[0]))
+        check_device(table=self.table, density_in=density_in, density_out=density_out)
 
-def ngp_visibility(
-    origins: Tensor,
-    directions: Tensor,
-    samples: PackedSamples,
-    field: NgpDensity,
-    *,
-    early_stop_eps: float = 0.0,
-    alpha_thre: float | Tensor = 0.0,
-    thinning: Thinning | None = None,
-) -> Tensor:
-    """(capacity,) bool: `visibility` of the samples under the density of `field`, False in the tail.
+    def at(self, positions: Tensor, *, n_used: Tensor | None = None, logits: bool = False) -> Tensor:
+        """(n,) fp32 densities exp(min(y_0, 15)), or their `logits`, at `positions` (n, 3) with the box at [0, 1]; rows
+        past the device count `n_used` come out as any finite number."""
+        check_tensor("positions", positions, ("n", 3))
+        check_device(positions=positions, table=self.table)
+        check_count(n_used, positions.device)
+        with torch.no_grad():
+            return implementation("ngp", "density_at", positions)(self, positions, n_used=n_used, logits=logits)
 
-    `origins` and `directions` are (n_rays, 3); `alpha_thre` may be a () tensor on the device. Not differentiable. With
-    `thinning` the result is its codes, (capacity,) uint8: samples that add little are kept by chance.
+    def visibility(
+        self,
+        origins: Tensor,
+        directions: Tensor,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float = 0.0,
+        alpha_thre: float | Tensor = 0.0,
+        thinning: Thinning | None = None,
+    ) -> Tensor:
+        """(capacity,) bool: `visibility` of the samples of rays (n_rays, 3), False in the tail. Each ray is followed
+        from its first sample and left once it is opaque: nothing behind a surface is computed.
 
-    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
-    >>> weights = (torch.ones(3, 4), torch.ones(2, 3))
-    >>> field = NgpDensity(Aabb.cube(1.0), torch.full((layout.n_entries, 2), 0.5), layout, weights)
-    >>> samples = PackedSamples.from_counts(torch.tensor([3]), torch.arange(3) / 10, torch.arange(1, 4) / 10)
-    >>> origins, directions = torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]])
-    >>> ngp_visibility(origins, directions, samples, field, early_stop_eps=1e-4).tolist()  # density exp(6), length 0.1
-    [True, False, False]
-    """
-    check_tensor("origins", origins, (samples.n_rays, 3))
-    check_tensor("directions", directions, (samples.n_rays, 3))
-    _check_density(origins, field.table, field.layout, field.weights, "field.")
-    check_device(origins=origins, directions=directions, t_starts=samples.t_starts)
-    if thinning is not None:
-        check_shape("thinning.phases", thinning.phases, (samples.n_rays,))
-        check_device(origins=origins, phases=thinning.phases)
-    visible = implementation("ngp", "ngp_visibility", origins)
-    options = {"early_stop_eps": float(early_stop_eps), "alpha_thre": alpha_thre, "thinning": thinning}
-    with torch.no_grad():
-        return visible(origins, directions, samples, field, **options)
+        `alpha_thre` may be a () tensor on the device. With `thinning` the result is its codes, (capacity,) uint8:
+        samples that add little are kept by chance.
+        """
+        check_tensor("origins", origins, (samples.n_rays, 3))
+        check_tensor("directions", directions, (samples.n_rays, 3))
+        phases = None if thinning is None else thinning.phases
+        if phases is not None:
+            check_shape("thinning.phases", phases, (samples.n_rays,))
+        rays = {"origins": origins, "directions": directions, "t_starts": samples.t_starts, "phases": phases}
+        check_device(**rays, table=self.table)
+        options = {"early_stop_eps": float(early_stop_eps), "alpha_thre": alpha_thre, "thinning": thinning}
+        with torch.no_grad():
+            return implementation("ngp", "visibility", origins)(self, origins, directions, samples, **options)

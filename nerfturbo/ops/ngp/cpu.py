@@ -6,8 +6,7 @@ finds the activations where the forward kept them, or computes them again where 
 chunk sums its own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
 
 Visibility: a round takes FIRST samples of each ray that still lets light through, the next one twice as many, and so
-on: few rounds for a ray that nothing stops, little wasted on one that stops at once. Within a round all samples pass
-level by level through the encoder and then through the network, which keeps tables in cache.
+on. Within a round all samples pass level by level through the encoder and then through the network.
 
 fp32 inside; half encodings are widened once. Rows past `n_used`, and rows that no ray owns, are not read.
 """
@@ -21,29 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch, release_scratch, scratch
+from .._sink import Node
 from ..composite.cpu import merge_weak_samples
 from ..hash_encode import HashLayout
-from ..hash_encode.cpu import encode, hash_encode
-from ..mlp.cpu import (
-    ALL,
-    LINEAR,
-    MASKED,
-    POINTS,
-    RELU,
-    Layers,
-    backward_layer,
-    by_features,
-    forward_layer,
-    pack_layers,
-    read_block,
-    weight_gradient,
-    weight_gradients,
-    write_block,
-)
-from . import MAX_LOGIT, NgpWeights
+from ..hash_encode.cpu import encode
+from ..mlp import cpu as mlp
+from . import MAX_LOGIT
 
 CHUNK = 8  # blocks
 SLICE = 1 << 15  # points whose density is looked up at a time
@@ -55,10 +39,10 @@ L0, L1, L2, L3, L4 = (np.int64(k) for k in range(5))  # not literals, see `jit`
 @jit(inner=True)
 def _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts):
     """All activations of points start ... start + n - 1, at the rows that `rows` gives for each layer's input."""
-    read_block(encoding, point_major, start, n, acts, rows[0])
-    forward_layer(layers, L0, acts, rows[0], rows[1], RELU)
+    mlp.read_block(encoding, point_major, start, n, acts, rows[0])
+    mlp.forward_layer(layers, L0, acts, rows[0], rows[1], mlp.RELU)
     features = rows[2] + directions.shape[1]
-    forward_layer(layers, L1, acts, rows[1], features, LINEAR)
+    mlp.forward_layer(layers, L1, acts, rows[1], features, mlp.LINEAR)
     for f in range(directions.shape[1]):
         line = acts[rows[2] + f]
         for k in range(n):
@@ -66,23 +50,23 @@ def _forward_block(layers, rows, encoding, point_major, directions, rays, start,
         line[n:] = ZERO
     for row in range(features + layers.outputs[1], rows[3]):
         acts[row, :] = ZERO
-    forward_layer(layers, L2, acts, rows[2], rows[3], RELU)
-    forward_layer(layers, L3, acts, rows[3], rows[4], RELU)
-    forward_layer(layers, L4, acts, rows[4], rows[5], LINEAR)
+    mlp.forward_layer(layers, L2, acts, rows[2], rows[3], mlp.RELU)
+    mlp.forward_layer(layers, L3, acts, rows[3], rows[4], mlp.RELU)
+    mlp.forward_layer(layers, L4, acts, rows[4], rows[5], mlp.LINEAR)
 
 
 @jit()
 def _forward(first, last, n_used, layers, rows, encoding, point_major, directions, rays, kept, out):
     """Blocks first ... last - 1; out (4, n). Activations stay in kept (blocks, rows, POINTS), unless that is empty."""
-    acts = np.empty((rows[6], POINTS), np.float32)
+    acts = np.empty((rows[6], mlp.POINTS), np.float32)
     for block in range(first, last):
-        start = block * POINTS
-        n = min(POINTS, n_used - start)
+        start = block * mlp.POINTS
+        n = min(mlp.POINTS, n_used - start)
         if kept.shape[0] > 0:
             acts = kept[block]
         _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
-        write_block(acts, rows[5], L3, start, n, out)
-        write_block(acts, rows[2] + directions.shape[1], L1, start, n, out[3:])
+        mlp.write_block(acts, rows[5], L3, start, n, out)
+        mlp.write_block(acts, rows[2] + directions.shape[1], L1, start, n, out[3:])
 
 
 @jit()
@@ -91,36 +75,36 @@ def _backward(
     to_directions,
 ):  # fmt: skip
     """Chunks first ... last - 1. sums (chunks, weights); to_encoding (e, n) and to_directions (d, n), or empty."""
-    acts = np.empty((rows[6], POINTS), np.float32)
+    acts = np.empty((rows[6], mlp.POINTS), np.float32)
     features = rows[2] + directions.shape[1]
     unwanted = L0 if to_directions.shape[0] > 0 else directions.shape[1] // 4 * 4  # rows nobody asks the gradient of
     for chunk in range(first, last):
         own = sums[chunk]
         own[:] = ZERO
-        for start in range(chunk * CHUNK * POINTS, min((chunk + 1) * CHUNK * POINTS, n_used), POINTS):
-            n = min(POINTS, n_used - start)
+        for start in range(chunk * CHUNK * mlp.POINTS, min((chunk + 1) * CHUNK * mlp.POINTS, n_used), mlp.POINTS):
+            n = min(mlp.POINTS, n_used - start)
             if kept.shape[0] > 0:
-                acts = kept[start // POINTS]
+                acts = kept[start // mlp.POINTS]
             else:
                 _forward_block(layers, rows, encoding, point_major, directions, rays, start, n, acts)
-            read_block(grad[:3], point_major != point_major, start, n, acts, rows[5])
+            mlp.read_block(grad[:3], point_major != point_major, start, n, acts, rows[5])
             for layer in range(4, 2, -1):
-                weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], own)
-                backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], ALL, MASKED)
-            weight_gradient(layers, L2, acts, rows[3], rows[2], own)
-            backward_layer(layers, L2, acts, rows[3], rows[2], unwanted, LINEAR)
-            write_block(acts, rows[2], to_directions.shape[0], start, n, to_directions)
+                mlp.weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], own)
+                mlp.backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], mlp.ALL, mlp.MASKED)
+            mlp.weight_gradient(layers, L2, acts, rows[3], rows[2], own)
+            mlp.backward_layer(layers, L2, acts, rows[3], rows[2], unwanted, mlp.LINEAR)
+            mlp.write_block(acts, rows[2], to_directions.shape[0], start, n, to_directions)
             for k in range(n):
                 acts[features, k] += grad[3, start + k]
-            weight_gradient(layers, L1, acts, features, rows[1], own)
-            backward_layer(layers, L1, acts, features, rows[1], ALL, MASKED)
-            weight_gradient(layers, L0, acts, rows[1], rows[0], own)
+            mlp.weight_gradient(layers, L1, acts, features, rows[1], own)
+            mlp.backward_layer(layers, L1, acts, features, rows[1], mlp.ALL, mlp.MASKED)
+            mlp.weight_gradient(layers, L0, acts, rows[1], rows[0], own)
             if to_encoding.shape[0] > 0:
-                backward_layer(layers, L0, acts, rows[1], rows[0], ALL, LINEAR)
-                write_block(acts, rows[0], to_encoding.shape[0], start, n, to_encoding)
+                mlp.backward_layer(layers, L0, acts, rows[1], rows[0], mlp.ALL, mlp.LINEAR)
+                mlp.write_block(acts, rows[0], to_encoding.shape[0], start, n, to_encoding)
 
 
-def _rows(layers: Layers, n_directions: int) -> np.ndarray:
+def _rows(layers: mlp.Layers, n_directions: int) -> np.ndarray:
     """The row at which each layer's input begins, then the outputs and their end. Features follow the directions."""
     colour = max(int(layers.inputs[2]), n_directions + int(layers.outputs[1]))
     sizes = [layers.inputs[0], layers.inputs[1], colour, layers.inputs[3], layers.inputs[4], layers.outputs[4]]
@@ -145,16 +129,16 @@ def release() -> None:
     release_scratch()
 
 
-class _NgpField(torch.autograd.Function):
+class _NgpField(Node):
     @staticmethod
     def forward(ctx, encoding, directions, rays, n_used, sink, differentiable, *weights) -> Tensor:
-        layers = pack_layers(weights)
+        layers = mlp.pack_layers(weights)
         out = torch.empty(4, encoding.shape[0])
         out[:, n_used:] = 0.0
-        source = (*by_features(as_float32("encoding", encoding)), array(as_float32("directions", directions)))
-        rows, n_blocks = _rows(layers, directions.shape[1]), -(-n_used // POINTS)
-        keep = differentiable and n_blocks * rows[6] * POINTS * 4 <= MAX_KEPT
-        shape = (n_blocks if keep else 0, int(rows[6]), POINTS)
+        source = (*mlp.by_features(as_float32("encoding", encoding)), array(as_float32("directions", directions)))
+        rows, n_blocks = _rows(layers, directions.shape[1]), -(-n_used // mlp.POINTS)
+        keep = differentiable and n_blocks * rows[6] * mlp.POINTS * 4 <= MAX_KEPT
+        shape = (n_blocks if keep else 0, int(rows[6]), mlp.POINTS)
         ctx.memory = _take(math.prod(shape)) if keep else torch.empty(0)
         kept = ctx.memory[: math.prod(shape)].view(shape)
         launch(_forward, n_blocks, CHUNK, n_used, layers, rows, *source, array(rays), kept.numpy(), out.numpy())
@@ -163,7 +147,6 @@ class _NgpField(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         encoding, directions, rays, *weights = ctx.saved_tensors
         n, n_used, layers, kept = encoding.shape[0], ctx.n_used, ctx.layers, ctx.kept
@@ -171,23 +154,23 @@ class _NgpField(torch.autograd.Function):
         g_directions = torch.empty(directions.shape[1] if ctx.needs_input_grad[1] else 0, n)
         for tail in (g_encoding[:, n_used:], g_directions[:, n_used:]):
             tail.zero_()
-        n_chunks = -(-n_used // (CHUNK * POINTS))
+        n_chunks = -(-n_used // (CHUNK * mlp.POINTS))
         sums = np.empty((n_chunks, layers.starts[-1]), np.float32)
-        source = (*by_features(encoding.float()), array(directions.float()), array(rays), kept.numpy(), array(grad.t()))
+        rays_read = (array(directions.float()), array(rays))
+        source = (*mlp.by_features(encoding.float()), *rays_read, kept.numpy(), array(grad.t()))
         results = (sums, g_encoding.numpy(), g_directions.numpy())
         launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *source, *results)
         # Gradients lie where the activations were: a second backward would have to compute those again.
         if ctx.kept.shape[0]:
             _free.append(ctx.memory)
             ctx.kept, ctx.memory = kept[:0].clone(), None
-        own = weight_gradients(sums.sum(axis=0), layers, weights, ctx.sink)
+        own = mlp.weight_gradients(sums.sum(axis=0), layers, weights, ctx.sink)
         to_encoding = g_encoding.t().to(encoding.dtype) if ctx.needs_input_grad[0] else None
         to_directions = None
         if ctx.needs_input_grad[1]:
             to_directions = torch.zeros(directions.shape[0], directions.shape[1])
             to_directions.index_add_(0, rays[:n_used].long(), g_directions[:, :n_used].t())
             to_directions = to_directions.to(directions.dtype)
-        # encoding, directions, rays, n_used, sink, differentiable, each of the weights
         return to_encoding, to_directions, None, None, None, None, *own
 
 
@@ -204,17 +187,17 @@ def _density(first, last, n_used, layers, encoding, point_major, out):
     """Blocks first ... last - 1 of out (1, n) through the density network alone."""
     hidden = layers.inputs[0]
     logits = hidden + layers.outputs[0]
-    acts = np.empty((logits + layers.outputs[1], POINTS), np.float32)
+    acts = np.empty((logits + layers.outputs[1], mlp.POINTS), np.float32)
     for block in range(first, last):
-        start = block * POINTS
-        n = min(POINTS, n_used - start)
-        read_block(encoding, point_major, start, n, acts, L0)
-        forward_layer(layers, L0, acts, L0, hidden, RELU)
-        forward_layer(layers, L1, acts, hidden, logits, LINEAR)
-        write_block(acts, logits, L1, start, n, out)
+        start = block * mlp.POINTS
+        n = min(mlp.POINTS, n_used - start)
+        mlp.read_block(encoding, point_major, start, n, acts, L0)
+        mlp.forward_layer(layers, L0, acts, L0, hidden, mlp.RELU)
+        mlp.forward_layer(layers, L1, acts, hidden, logits, mlp.LINEAR)
+        mlp.write_block(acts, logits, L1, start, n, out)
 
 
-def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: Layers, out: Tensor) -> None:
+def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: mlp.Layers, out: Tensor) -> None:
     """out (n,) for positions (n, 3), both fp32; `layers` as `pack_layers([density_in, density_out[:1]])` packs them.
 
     Goes through the points in slices, whose encoding stays in cache between encoder and network.
@@ -225,29 +208,18 @@ def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers
         unit, encoding = scratch("unit", 3, part.shape[0]), scratch("encoding", layout.n_outputs, part.shape[0])
         encode(part, table, layout, unit, encoding)
         own = out[start : start + SLICE][None].numpy()
-        n_blocks = -(-part.shape[0] // POINTS)
+        n_blocks = -(-part.shape[0] // mlp.POINTS)
         launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
 
 
-def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
+def density_at(field, positions, *, n_used, logits) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     out = torch.empty(positions.shape[0])
     out[used:] = 0.0
-    points, rows = as_float32("positions", positions)[:used], as_float32("table", table)
-    _density_logits(points, rows, layout, pack_layers([weights[0], weights[1][:1]]), out[:used])
-    return out.clamp_(max=MAX_LOGIT).exp_() if exponential else out
-
-
-def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
-    return True
-
-
-def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
-    n = positions.shape[0]
-    used = n if n_used is None else min(int(n_used), n)
-    encoding = hash_encode(positions[:used], table.detach(), layout)
-    logits = ngp_field(encoding, directions, ray_indices[:used], NgpWeights(*(w.detach() for w in weights)))
-    return logits if used == n else torch.cat([logits, logits.new_empty(n - used, 4)])
+    layers = mlp.pack_layers([field.weights[0], field.weights[1][:1]])
+    points, table = as_float32("positions", positions)[:used], as_float32("table", field.table)
+    _density_logits(points, table, field.layout, layers, out[:used])
+    return out if logits else out.clamp_(max=MAX_LOGIT).exp_()
 
 
 FIRST = 8  # samples of a ray in the first round
@@ -289,11 +261,9 @@ def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps
         through[ray] = light
 
 
-@torch.no_grad()
-def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
+def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thre, thinning) -> Tensor:
     keep = torch.zeros(samples.capacity, dtype=torch.uint8)
-    table = as_float32("field.table", field.table.detach())
-    weights = (field.weights[0].detach().float(), field.weights[1][:1].detach().float())
+    table, layers = as_float32("table", field.table), mlp.pack_layers([field.weights[0], field.weights[1][:1]])
     rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
     intervals = (array(samples.t_starts), array(samples.t_ends))
     box = (np.array(field.aabb.low, np.float32), np.array(field.aabb.size, np.float32))
@@ -307,8 +277,9 @@ def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha
         np.cumsum(np.minimum(end[live] - begin[live], steps), out=slots[1:])
         positions = torch.empty(int(slots[-1]), 3)
         launch(_place, live.size, RAY_CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
-        logits = ngp_density_logits(positions, table, field.layout, weights).numpy()
-        rays_state = (live, begin, through, *intervals, logits, slots, *limits)
+        logits = torch.empty(positions.shape[0])
+        _density_logits(positions, table, field.layout, layers, logits)
+        rays_state = (live, begin, through, *intervals, logits.numpy(), slots, *limits)
         launch(_advance, live.size, RAY_CHUNK, *rays_state, keep.numpy(), optical.numpy())
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import hash_encode as any_hash_encode
 from .._sink import redirect_all, zero_tail
-from ..composite import visible_thickness
-from ..composite.reference import merge_weak_samples, visibility
+from ..composite import visible_codes
 from ..hash_encode.reference import hash_encode
 from ..mlp.reference import fused_mlp
 from ..packed import take_rows
 from ..positions.reference import sample_positions
 from . import MAX_LOGIT, NgpWeights, activate
+from . import ngp_field as any_ngp_field
 
 
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
@@ -27,38 +28,30 @@ def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=N
     return zero_tail(raw, n_used)
 
 
-def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False):
-    encoding = hash_encode(zero_tail(positions, n_used), table, layout)
+def density_at(field, positions, *, n_used, logits) -> Tensor:
+    encoding = hash_encode(zero_tail(positions, n_used), field.table, field.layout)
     work = torch.promote_types(encoding.dtype, torch.float32)
-    density_in, density_out = (w.to(work) for w in weights)
-    logits = fused_mlp(encoding.to(work), [density_in, density_out[:1]])[:, 0]
-    return logits.clamp(max=MAX_LOGIT).exp() if exponential else zero_tail(logits, n_used)
+    density_in, density_out = (w.to(work) for w in field.weights)
+    values = zero_tail(fused_mlp(encoding.to(work), [density_in, density_out[:1]])[:, 0], n_used)
+    return values if logits else values.clamp(max=MAX_LOGIT).exp()
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     return True
 
 
-def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
-    n = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
-    out = torch.empty(positions.shape[0], 4, device=positions.device)
-    out[:n] = ngp_field(hash_encode(positions[:n], table, layout), directions, ray_indices[:n], weights).float()
-    return out
+def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logits) -> tuple[Tensor, Tensor]:
+    """By the ops of whichever backend is chosen; rows past the used ones are left out."""
+    n = positions.shape[0]
+    used = n if n_used is None else min(int(n_used), n)
+    encoding = any_hash_encode(positions[:used], grid.table, grid.layout, half=grid.half)
+    rays = None if ray_indices is None else ray_indices[:used]
+    raw = any_ngp_field(encoding, directions[:used] if rays is None else directions, rays, weights)
+    raw = raw if used == n else torch.cat([raw, raw.new_empty(n - used, 4)])
+    return (raw[:, :3], raw[:, 3]) if logits else activate(raw)
 
 
-def ngp_query(positions, directions, table, layout, weights, *, half) -> tuple[Tensor, Tensor]:
-    from ..hash_encode import hash_encode
-    from . import ngp_field
-
-    return activate(ngp_field(hash_encode(positions, table, layout, half=half), directions, None, weights))
-
-
-@torch.no_grad()
-def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
+def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thre, thinning) -> Tensor:
     positions = sample_positions(origins, directions, samples, aabb=field.aabb)
-    options = {"n_used": samples.n_samples, "exponential": True}
-    density = ngp_density_logits(positions, field.table, field.layout, field.weights, **options)
-    keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
-    if thinning is None:
-        return keep
-    return merge_weak_samples(visible_thickness(density, samples, keep), samples, thinning)
+    density = density_at(field, positions, n_used=samples.n_samples, logits=False)
+    return visible_codes(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, thinning=thinning)

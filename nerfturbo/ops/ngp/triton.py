@@ -1,23 +1,18 @@
 """Instant-NGP's networks fused: one forward kernel, two backward kernels; and density and visibility in one walk.
 
-Networks: persistent programs load the weights once and walk over blocks of BLOCK samples; hidden layers never leave
-the multiprocessor. Encoding, features and their gradients are feature-major, raw is stored (4, n); the direction's
-encoding is gathered per ray, and instead of concatenating it with the density features, two products share one
-accumulator. The forward keeps the density network's 16 outputs per sample. With them the backward splits into a colour
-and a density kernel: one backward of all five layers needs more registers than there are. Weight gradients stay in
-registers over the walk and are added atomically once per program (deterministic mode: stored per program and added in
-order). `ngp_query` runs the same kernels, with those of `hash_encode`, behind one node of autograd. `ngp_logits` visits
-the rows in use only, so that late rounds of a frame cost little. Encoding and network are two launches everywhere: one
-kernel for both took three times as long on an H200, since with all levels in registers few gathers are in flight.
+Networks: persistent programs load the weights once and walk over blocks of BLOCK samples. Encoding, features and their
+gradients are feature-major, raw is stored (4, n). Instead of concatenating the direction's encoding, gathered per ray,
+with the density features, two products share one accumulator. The backward splits into a colour and a density kernel,
+for one of all five layers needs more registers than there are. Weight gradients are added atomically once per program
+(deterministic mode: stored per program and added in order). Encoding and network are two launches: one kernel for both
+took three times as long on an H200, with few gathers in flight.
 
-Visibility: one launch lists the rays that have samples, long ones from the front of the list and short ones from its
-back, so that none of the long ones is begun last. Then persistent programs, each with SLOTS slots: a slot holds one
-ray, takes its next STEPS samples in each round, and takes another ray from the list, by an atomic counter, once its own
-has ended or is opaque. So every round works on a full tile of SLOTS * STEPS samples, whatever the rays' lengths. Which
+Visibility: one launch lists the rays that have samples, long ones first. Then persistent programs, each with SLOTS
+slots: a slot holds one ray, takes its next STEPS samples in each round, and takes another ray from the list, by an
+atomic counter, once its own has ended or is opaque: every round works on a full tile, whatever the rays' lengths. Which
 slot takes which ray depends on timing, the result does not.
 
-dtypes: products in the encoding's (the table's) type; weights of any float type; sums, raw and its gradient fp32.
-Derivation: docs/ops/mlp.md.
+dtypes: products in the table's type; weights of any float type; sums, raw and its gradient fp32. See docs/ops/mlp.md.
 """
 
 from __future__ import annotations
@@ -31,69 +26,31 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ...errors import InputError
-from .._sink import redirect_all, zero_tail
-from .._triton import (
-    INTERPRETED,
-    CompileCase,
-    check_kernel_float,
-    feature_major,
-    one_minus_exp,
-    processors,
-    scalar_or_pointer,
-    used_rows,
-)
+from .. import _triton as gpu
+from .._checks import refuse
+from .._sink import Node, redirect_all, zero_tail
+from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, for_any_count, launchable
-from ..composite import OPAQUE, visible_thickness
-from ..composite.triton import merge_weak_samples, visibility
+from ..composite import OPAQUE, visible_codes
+from ..composite.triton import merge_weak_samples
 from ..hash_encode import HashLayout
-from ..hash_encode.triton import (
-    add_table_gradient,
-    cell_of,
-    encode_forward,
-    encode_level,
-    hash_encode,
-    level_constants,
-    positions_gradient,
-    store_level,
-)
+from ..hash_encode import triton as hashing
+from ..mlp import triton as mlp
 from ..mlp.reference import fused_mlp
-from ..mlp.triton import (
-    add_products,
-    add_weight,
-    fits,
-    fp32_precision,
-    is_capacity,
-    keep_rows,
-    library_mlp,
-    load_tile,
-    load_weight,
-    mlp_backward,
-    mlp_forward,
-    operand_type,
-    operands,
-    padded,
-    relu_backward,
-    relu_layer,
-    store_tile,
-    zero_blocks,
-    zero_sum,
-)
 from ..positions.triton import sample_positions
 from . import MAX_LOGIT, NgpWeights, activate
 
 
-def ngp_density_logits(positions, table, layout, weights, *, n_used=None, exponential=False) -> Tensor:
-    density_in, density_out = weights[0].contiguous(), weights[1].contiguous()
-    check_kernel_float(positions=positions, table=table, density_in=density_in, density_out=density_out)
-    encoding = hash_encode(positions, table, layout, n_used=n_used)
+def density_at(field, positions, *, n_used, logits) -> Tensor:
+    density_in, density_out = (w.contiguous() for w in field.weights)
+    check_kernel_float(positions=positions, table=field.table, density_in=density_in, density_out=density_out)
+    encoding = hashing.hash_encode(positions, field.table, field.layout, n_used=n_used)
     own = [density_in, density_out[:1]]
-    if not fits(weights, table.dtype, positions.device):
-        logits = fused_mlp(encoding, own)[:, 0].float()
-        return logits.clamp(max=MAX_LOGIT).exp() if exponential else logits
-    return mlp_forward(encoding, own, n_used, dtype=torch.float32, exponential=exponential)[:, 0]
+    if not mlp.fits(field.weights, field.table.dtype, positions.device):
+        values = fused_mlp(encoding, own)[:, 0].float()
+        return values if logits else values.clamp(max=MAX_LOGIT).exp()
+    return mlp.mlp_forward(encoding, own, n_used, dtype=torch.float32, exponential=not logits)[:, 0]
 
 
 BLOCK, WARPS, STAGES = 64, 4, 3
@@ -125,7 +82,7 @@ def _colour_hidden(b_s, b_y, W3a, W3b, W4, T: tl.constexpr, PRECISION: tl.conste
     """The two hidden layers of the colour network."""
     b_pre = tl.dot(b_s, W3a, tl.dot(b_y, W3b, input_precision=PRECISION), input_precision=PRECISION)
     h1 = tl.maximum(b_pre, 0.0).to(T)
-    return h1, relu_layer(h1, W4, T, PRECISION)
+    return h1, mlp.relu_layer(h1, W4, T, PRECISION)
 
 
 @launchable(do_not_specialize=["n"])
@@ -138,36 +95,36 @@ def _forward_kernel(
     LOOSE: tl.constexpr,
 ):  # fmt: skip
     """LOOSE: rows past the used ones may hold anything before, rays too, and after; otherwise they become zero."""
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     ALL: tl.constexpr = LOOSE or (EVEN and p_used is None)
-    W1 = load_weight(p_w1, PE, PH, DE, DH, DE, T)
-    W2 = load_weight(p_w2, PH, PF, DH, DF, DH, T)
-    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
-    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
-    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
-    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    W1 = mlp.load_weight(p_w1, PE, PH, DE, DH, DE, T)
+    W2 = mlp.load_weight(p_w2, PH, PF, DH, DF, DH, T)
+    W3a = mlp.load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = mlp.load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = mlp.load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = mlp.load_weight(p_w5, PH, 16, DH, 3, DH, T)
     for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK)
         m = i < n_used
-        b_x = load_tile(p_x, i, n, stride_xn, stride_xc, DE, PE, EVEN, T)
+        b_x = mlp.load_tile(p_x, i, n, stride_xn, stride_xc, DE, PE, EVEN, T)
         if LOOSE:
             _ray, b_s = _load_directions(p_directions, p_rays, i, n_used, DS, PS, False, T)
         else:
             _ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
-        b_y = tl.dot(relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
-        b_y = keep_rows(b_y, m, ALL)
+        b_y = tl.dot(mlp.relu_layer(b_x, W1, T, PRECISION), W2, input_precision=PRECISION)
+        b_y = mlp.keep_rows(b_y, m, ALL)
         _h1, h2 = _colour_hidden(b_s, b_y.to(T), W3a, W3b, W4, T, PRECISION)
-        b_c = keep_rows(tl.dot(h2, W5, input_precision=PRECISION), m, ALL)
+        b_c = mlp.keep_rows(tl.dot(h2, W5, input_precision=PRECISION), m, ALL)
         if p_features is not None:
-            store_tile(p_features, b_y, i, n, 1, stride_c, DF, PF, EVEN)
+            mlp.store_tile(p_features, b_y, i, n, 1, stride_c, DF, PF, EVEN)
         logit = tl.sum(tl.where((tl.arange(0, PF) == 0)[None, :], b_y, 0.0), 1)
         if ACTIVATED:
             b_c = 1.0 / (1.0 + tl.exp(-b_c))
             logit = tl.exp(tl.where(logit > LARGEST, LARGEST, logit))
-        store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
+        mlp.store_tile(p_raw, b_c, i, n, 1, stride_c, 3, 16, EVEN)
         tl.store(p_raw + 3 * tl.cast(stride_c, tl.int64) + i, logit, mask=i < n)
     if not LOOSE:
-        zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
+        mlp.zero_blocks(p_raw, n_used, n, 1, stride_c, 4, 4, BLOCK, EVEN)
 
 
 @launchable(do_not_specialize=["n"])
@@ -177,49 +134,49 @@ def _colour_backward_kernel(
     DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     ALL: tl.constexpr = EVEN and p_used is None
-    W3a = load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
-    W3b = load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
-    W4 = load_weight(p_w4, PH, PH, DH, DH, DH, T)
-    W5 = load_weight(p_w5, PH, 16, DH, 3, DH, T)
-    G3a = zero_sum(PS, PH)
-    G3b = zero_sum(PF, PH)
-    G4 = zero_sum(PH, PH)
-    G5 = zero_sum(PH, 16)
+    W3a = mlp.load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
+    W3b = mlp.load_weight(p_w3 + DS, PF, PH, DF, DH, DS + DF, T)
+    W4 = mlp.load_weight(p_w4, PH, PH, DH, DH, DH, T)
+    W5 = mlp.load_weight(p_w5, PH, 16, DH, 3, DH, T)
+    G3a = mlp.zero_sum(PS, PH)
+    G3b = mlp.zero_sum(PF, PH)
+    G4 = mlp.zero_sum(PH, PH)
+    G5 = mlp.zero_sum(PH, 16)
     for block in range(tl.program_id(0), tl.cdiv(n_used, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK)
         m = i < n_used
         ray, b_s = _load_directions(p_directions, p_rays, i, n, DS, PS, EVEN, T)
-        b_y = keep_rows(load_tile(p_features, i, n, 1, stride_c, DF, PF, EVEN, T), m, ALL)
+        b_y = mlp.keep_rows(mlp.load_tile(p_features, i, n, 1, stride_c, DF, PF, EVEN, T), m, ALL)
         dlogit = tl.load(p_dlogit + i.to(tl.int64) * stride_ln, mask=m, other=0.0).to(tl.float32)
         if p_values is None:
-            b_d = keep_rows(load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, T), m, ALL)
+            b_d = mlp.keep_rows(mlp.load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, T), m, ALL)
         else:  # gradients of colours and densities, which were stored
-            b_rgb = load_tile(p_values, i, n, 1, stride_c, 3, 16, EVEN, tl.float32)
-            b_d = load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, tl.float32)
-            b_d = keep_rows((b_d * b_rgb * (1.0 - b_rgb)).to(T), m, ALL)
+            b_rgb = mlp.load_tile(p_values, i, n, 1, stride_c, 3, 16, EVEN, tl.float32)
+            b_d = mlp.load_tile(p_draw, i, n, stride_rn, stride_rc, 3, 16, EVEN, tl.float32)
+            b_d = mlp.keep_rows((b_d * b_rgb * (1.0 - b_rgb)).to(T), m, ALL)
             dlogit *= tl.load(p_values + 3 * tl.cast(stride_c, tl.int64) + i, mask=m, other=0.0)
         h1, h2 = _colour_hidden(b_s, b_y, W3a, W3b, W4, T, PRECISION)
-        G5 = add_products(G5, h2, b_d, PH, 16, PRECISION)
-        b_d = relu_backward(h2, b_d, W5, T, PRECISION)
-        G4 = add_products(G4, h1, b_d, PH, PH, PRECISION)
-        b_d = relu_backward(h1, b_d, W4, T, PRECISION)
-        G3a = add_products(G3a, b_s, b_d, PS, PH, PRECISION)
-        G3b = add_products(G3b, b_y, b_d, PF, PH, PRECISION)
+        G5 = mlp.add_products(G5, h2, b_d, PH, 16, PRECISION)
+        b_d = mlp.relu_backward(h2, b_d, W5, T, PRECISION)
+        G4 = mlp.add_products(G4, h1, b_d, PH, PH, PRECISION)
+        b_d = mlp.relu_backward(h1, b_d, W4, T, PRECISION)
+        G3a = mlp.add_products(G3a, b_s, b_d, PS, PH, PRECISION)
+        G3b = mlp.add_products(G3b, b_y, b_d, PF, PH, PRECISION)
         b_dy = tl.dot(b_d, tl.trans(W3b), input_precision=PRECISION)
         b_dy += tl.where((tl.arange(0, PF) == 0)[None, :], dlogit[:, None], 0.0)
-        store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
+        mlp.store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
         if p_ddirections is not None:
             b_ds = tl.dot(b_d, tl.trans(W3a), input_precision=PRECISION)
             c = tl.arange(0, PS)
             row = i if PARTIAL else ray  # deterministic mode keeps samples apart
             p = p_ddirections + row.to(tl.int64)[:, None] * DS + c[None, :]
             tl.atomic_add(p, b_ds, mask=m[:, None] & (c < DS)[None, :], sem="relaxed")
-    add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
-    add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
-    add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH, p_found_inf)
-    add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
+    mlp.add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    mlp.add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    mlp.add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH, p_found_inf)
+    mlp.add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
 
 
 _any_forward_kernel = for_any_count(_forward_kernel, "stride_xc", "stride_c")
@@ -229,16 +186,16 @@ _any_colour_backward_kernel = for_any_count(_colour_backward_kernel, "stride_c",
 @functools.lru_cache(maxsize=64)
 def _widths(encoding: int, directions: int, features: int, hidden: int) -> dict[str, int]:
     widths = {"DE": encoding, "DS": directions, "DF": features, "DH": hidden}
-    return widths | {"P" + name[1:]: padded(width) for name, width in widths.items()}
+    return widths | {"P" + name[1:]: mlp.padded(width) for name, width in widths.items()}
 
 
 def _shape(x: Tensor, directions: Tensor, weights: NgpWeights, fixed: bool) -> dict[str, Any]:
     widths = _widths(x.shape[1], directions.shape[1], weights.density_out.shape[0], weights.density_in.shape[0])
-    return widths | operands(x.dtype, x.device) | {"BLOCK": BLOCK, "EVEN": fixed and x.shape[0] % BLOCK == 0}
+    return widths | mlp.operands(x.dtype, x.device) | {"BLOCK": BLOCK, "EVEN": fixed and x.shape[0] % BLOCK == 0}
 
 
 def _programs(n: int, per_processor: int, device: torch.device) -> int:
-    return min(cdiv(n, BLOCK), per_processor * processors(device))
+    return min(cdiv(n, BLOCK), per_processor * gpu.processors(device))
 
 
 def forward(
@@ -246,11 +203,11 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """raw (n, 4), or colours and densities, and, if kept, the density network's output (n, features)."""
     n = x.shape[0]
-    raw = feature_major(n, 4, torch.float32, x.device)
-    features = feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
+    raw = gpu.feature_major(n, 4, torch.float32, x.device)
+    features = gpu.feature_major(n, weights.density_out.shape[0], x.dtype, x.device) if keep else None
     if n:
         w1, w2, w3, w4, w5 = weights
-        fixed = is_capacity(n, n_used)
+        fixed = mlp.is_capacity(n, n_used)
         kernel = _forward_kernel if fixed else _any_forward_kernel
         kernel[(_programs(n, FORWARD_PROGRAMS, x.device),)](
             p_x=x, p_directions=directions, p_rays=rays, p_w1=w1, p_w2=w2, p_w3=w3, p_w4=w4, p_w5=w5,
@@ -275,7 +232,7 @@ def colour_backward(
     programs = _programs(n, BACKWARD_PROGRAMS, features.device)
     partial = torch.are_deterministic_algorithms_enabled()
     targets = [torch.empty(programs, *s.shape, device=s.device) if partial else s for s in sums[2:]]
-    fixed = is_capacity(n, n_used)
+    fixed = mlp.is_capacity(n, n_used)
     shape = _shape(x, directions, weights, fixed)
     del shape["DE"], shape["PE"]
     kernel = _colour_backward_kernel if fixed else _any_colour_backward_kernel
@@ -313,7 +270,7 @@ def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tenso
     return [s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
 
 
-class _NgpField(torch.autograd.Function):
+class _NgpField(Node):
     @staticmethod
     def forward(ctx, x, directions, rays, sink, n_used, *weights) -> Tensor:
         raw, features = forward(x, directions, rays, NgpWeights(*weights), n_used, any(ctx.needs_input_grad))
@@ -322,7 +279,6 @@ class _NgpField(torch.autograd.Function):
         return raw
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
         x, directions, rays, features, n_used, *weights = ctx.saved_tensors
         sums = zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
@@ -333,7 +289,7 @@ class _NgpField(torch.autograd.Function):
             dfeatures = colour_backward(
                 x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections, found_inf
             )
-            dx = mlp_backward(
+            dx = mlp.mlp_backward(
                 x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2], found_inf=found_inf
             )
         if ddirections is not None:
@@ -347,51 +303,26 @@ class _NgpField(torch.autograd.Function):
 
 def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
     widest = max(encoding, directions, weights.density_out.shape[0], weights.density_in.shape[0])
-    if widest > 64:
-        raise InputError("weights", "widths up to 64 on the Triton backend", str(widest), "use ops.fused_mlp")
+    refuse(widest > 64, "weights", "widths up to 64 on the Triton backend", widest, "use ops.fused_mlp")
 
 
 def _library_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
     """`ngp_field`, layer by layer in fp32."""
     density_in, density_out, colour_in, colour_mid, colour_out = (w.float() for w in weights)
-    features = library_mlp(encoding.float(), [density_in, density_out])
+    features = mlp.library_mlp(encoding.float(), [density_in, density_out])
     own = directions.float() if ray_indices is None else directions.float()[ray_indices.long()]
-    colour = library_mlp(torch.cat([own, features], dim=-1), [colour_in, colour_mid, colour_out])
+    colour = mlp.library_mlp(torch.cat([own, features], dim=-1), [colour_in, colour_mid, colour_out])
     return torch.cat([colour, features[:, :1]], dim=-1)
 
 
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
     check_widths(encoding.shape[1], directions.shape[1], weights)
-    if not fits(weights, encoding.dtype, encoding.device):
+    if not mlp.fits(weights, encoding.dtype, encoding.device):
         own = NgpWeights(*redirect_all(weights, sink))
         return zero_tail(_library_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
-
-
-def _cases(dtype: str, operand: Any, *, rays: bool = True, loose: bool = False) -> list[CompileCase]:
-    shape = {"DE": 32, "DS": 16, "DF": 16, "DH": 64, "PE": 32, "PS": 16, "PF": 16, "PH": 64, "BLOCK": BLOCK}
-    shape |= {"T": operand, "PRECISION": "tf32", "EVEN": True, "PARTIAL": False, "ACTIVATED": not rays, "LOOSE": loose}
-    shape |= {"stride_xn": 1, "stride_rn": 1, "stride_ln": 1, "p_ddirections": None}
-    shape |= {"p_values": None} if rays else {"p_rays": None}
-    shape |= dict.fromkeys(["stride_xc", "stride_c", "stride_rc"], 1 << 18)
-    types = f"*{dtype} p_x p_features p_dfeatures, *i32 p_used p_rays"
-    name = f"{dtype}{'' if rays else '-own'}"
-    if loose:
-        return [CompileCase(_forward_kernel, types, shape | {"p_features": None}, WARPS, STAGES, 64, f"loose-{name}")]
-    return [
-        CompileCase(_forward_kernel, types, shape, WARPS, STAGES, 64, f"forward-{name}"),
-        CompileCase(_colour_backward_kernel, types, shape, WARPS, STAGES, 64, f"colour-backward-{name}"),
-    ]
-
-
-TENSOR_CORE_CASES = [
-    *_cases("fp16", tl.float16),
-    *_cases("fp16", tl.float16, rays=False),
-    *_cases("bf16", tl.bfloat16),
-    *_cases("fp16", tl.float16, loose=True),
-]
 
 
 ENCODE_BLOCK, ENCODE_WARPS, ENCODE_PROGRAMS = 128, 4, 12
@@ -403,23 +334,23 @@ def _encode_kernel(
     LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`hash_encode` of the rows in use, by persistent programs; the others are not written."""
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     for task in range(tl.program_id(0), tl.cdiv(n_used, BLOCK) * LEVELS, tl.num_programs(0)):
         i_level = task % LEVELS
         i = (task // LEVELS) * BLOCK + tl.arange(0, BLOCK)
-        b_pair, b_lone = encode_level(
+        b_pair, b_lone = hashing.encode_level(
             p_positions, p_table, p_levels, p_scales, i, i < n_used, i_level, stride_xn, stride_xc, F, BLOCK
         )
-        store_level(p_out, b_pair, b_lone, i, i < n_used, i_level, n, F)
+        hashing.store_level(p_out, b_pair, b_lone, i, i < n_used, i_level, n, F)
 
 
 def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
     n, device = positions.shape[0], table.device
     encoding = torch.empty(layout.n_outputs, n, dtype=table.dtype, device=device)
-    levels, scales = level_constants(layout, device)
+    levels, scales = hashing.level_constants(layout, device)
     tasks = cdiv(n, ENCODE_BLOCK) * layout.n_levels
     # An odd number, so that every program meets all levels: fine ones take several times as long as coarse ones.
-    _encode_kernel[(min(tasks, ENCODE_PROGRAMS * processors(device) - 1 | 1),)](
+    _encode_kernel[(min(tasks, ENCODE_PROGRAMS * gpu.processors(device) - 1 | 1),)](
         p_positions=positions, p_table=table, p_out=encoding, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
         stride_xn=positions.stride(0), stride_xc=positions.stride(1), LEVELS=layout.n_levels, F=layout.n_features,
         BLOCK=ENCODE_BLOCK, num_warps=ENCODE_WARPS,
@@ -430,41 +361,14 @@ def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: T
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     """Whether the kernels here run; otherwise encoding and networks run apart, on all rows."""
     widest = max(*weights.density_in.shape, weights.colour_in.shape[1])
-    return widest <= 64 and fits(weights, table.dtype, table.device)
+    return widest <= 64 and mlp.fits(weights, table.dtype, table.device)
 
 
-def ngp_logits(positions, directions, ray_indices, *, table, layout, weights, n_used) -> Tensor:
-    check_kernel_float(positions=positions, directions=directions, table=table, **weights._asdict())
-    positions, table = positions.detach().float(), table.detach().contiguous()
-    own = NgpWeights(*(w.detach().contiguous() for w in weights))
-    if not skips_unused(table, own):
-        used = torch.arange(positions.shape[0], device=table.device) < (
-            positions.shape[0] if n_used is None else n_used
-        )
-        rays = torch.where(used, ray_indices, 0)
-        encoding = encode_forward(positions, table, layout, n_used)
-        return ngp_field(encoding, directions, rays, own, n_used=n_used)
-    if positions.shape[0] == 0:
-        return torch.empty(0, 4, dtype=torch.float32, device=table.device)
-    x = _encode_used(positions, table, layout, n_used)
-    return forward(x, directions.contiguous(), ray_indices.contiguous(), own, n_used, False, loose=True)[0]
-
-
-def _encode_case(features: int) -> CompileCase:
-    shape = {"LEVELS": 32 // features, "F": features, "BLOCK": ENCODE_BLOCK, "stride_xn": 1}
-    return CompileCase(
-        _encode_kernel, "*fp16 p_table p_out, *i32 p_levels p_used", shape, ENCODE_WARPS, name=f"{features}"
-    )
-
-
-COMPILE_CASES = [_encode_case(2), _encode_case(4)]
-
-
-class _NgpQuery(torch.autograd.Function):
+class _NgpQuery(Node):
     @staticmethod
     def forward(ctx, positions, directions, table, half, layout, *weights) -> tuple[Tensor, Tensor]:
         source = table if half is None else half
-        x = encode_forward(positions, source, layout, None)
+        x = hashing.encode_forward(positions, source, layout, None)
         values, features = forward(
             x, directions, None, NgpWeights(*weights), None, any(ctx.needs_input_grad), activated=True
         )
@@ -474,7 +378,6 @@ class _NgpQuery(torch.autograd.Function):
         return values[:, :3], values[:, 3]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_rgb: Tensor, grad_density: Tensor) -> tuple[Tensor | None, ...]:
         positions, directions, source, x, features, values, *weights = ctx.saved_tensors
         shape, dtype = ctx.like
@@ -490,31 +393,43 @@ class _NgpQuery(torch.autograd.Function):
                 dlogit=grad_density, values=values,
             )  # fmt: skip
             needs_x = ctx.needs_input_grad[0] or to_table is not None
-            dx = mlp_backward(x, weights[:2], dfeatures, None, needs_x=needs_x, sums=sums[:2])
+            dx = mlp.mlp_backward(x, weights[:2], dfeatures, None, needs_x=needs_x, sums=sums[:2])
             if dx is not None and to_table is not None:
-                add_table_gradient(to_table, positions, dx, ctx.layout, None, None)
+                hashing.add_table_gradient(to_table, positions, dx, ctx.layout, None, None)
             if dx is not None and ctx.needs_input_grad[0]:
-                to_positions = positions_gradient(positions, source, dx, ctx.layout, None)
+                to_positions = hashing.positions_gradient(positions, source, dx, ctx.layout, None)
         elif ctx.needs_input_grad[0]:
             to_positions = torch.zeros_like(positions)
         if to_table is not None and dtype != torch.float32:
             to_table = to_table.to(dtype)
         if to_directions is not None and directions.dtype != torch.float32:
             to_directions = to_directions.to(directions.dtype)
-        # positions, directions, table, half, layout, weights
         return to_positions, to_directions, to_table, None, None, *in_types_of(weights, sums)
 
 
-def ngp_query(positions, directions, table, layout, weights, *, half) -> tuple[Tensor, Tensor]:
+def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logits) -> tuple[Tensor, Tensor]:
+    table, half, layout = grid.table, grid.half, grid.layout
     source = table if half is None else half
     check_kernel_float(positions=positions, directions=directions, table=table, half=half, **weights._asdict())
-    if not fits(weights, source.dtype, positions.device):
-        encoding = hash_encode(positions, table, layout, half=half)
-        return activate(ngp_field(encoding, directions, None, weights))
-    check_widths(layout.n_outputs, directions.shape[1], weights)
-    half = None if half is None else half.detach().contiguous()
-    own = (w.contiguous() for w in weights)
-    return _NgpQuery.apply(positions.float(), directions.contiguous(), table.contiguous(), half, layout, *own)
+    positions, directions = positions.float(), directions.contiguous()
+    own = NgpWeights(*(w.contiguous() for w in weights))
+    rays = None if ray_indices is None else ray_indices.contiguous()
+    if not torch.is_grad_enabled() and rays is not None and skips_unused(source, own):
+        if positions.shape[0] == 0:
+            return positions.new_empty(0, 3), positions.new_empty(0)
+        x = _encode_used(positions, source.contiguous(), layout, n_used)
+        raw, _ = forward(x, directions, rays, own, n_used, False, activated=not logits, loose=True)
+        return raw[:, :3], raw[:, 3]
+    if rays is None and n_used is None and not logits and mlp.fits(own, source.dtype, positions.device):
+        check_widths(layout.n_outputs, directions.shape[1], own)
+        half = None if half is None else half.detach().contiguous()
+        return _NgpQuery.apply(positions, directions, table.contiguous(), half, layout, *own)
+    if rays is not None and n_used is not None:  # those past the used ones may hold anything
+        rays = torch.where(torch.arange(positions.shape[0], device=rays.device) < n_used, rays, 0)
+    raw = ngp_field(
+        hashing.hash_encode(positions, table, layout, half=half, n_used=n_used), directions, rays, own, n_used=n_used
+    )
+    return (raw[:, :3], raw[:, 3]) if logits else activate(raw)
 
 
 SLOTS, STEPS, VISIBILITY_WARPS, VISIBILITY_PROGRAMS = 16 if INTERPRETED else 4, 8, 4, 4
@@ -609,9 +524,9 @@ def _encode_points(
     nodes = tl.load(p + 1, mask=m_level, other=0)[:, None]
     hash_mask = tl.load(p + 2, mask=m_level, other=0)[:, None]
     scale = tl.load(p_scales + i_level, mask=m_level, other=0.0)
-    ix, fx = cell_of(x[None, :], scale[:, None])
-    iy, fy = cell_of(y[None, :], scale[:, None])
-    iz, fz = cell_of(z[None, :], scale[:, None])
+    ix, fx = hashing.cell_of(x[None, :], scale[:, None])
+    iy, fy = hashing.cell_of(y[None, :], scale[:, None])
+    iz, fz = hashing.cell_of(z[None, :], scale[:, None])
     m_entry = (m_level[:, None] & m[None, :])[:, :, None]
     p_level = p_table + offset[:, None, None]
     b_pair = tl.zeros([ROWS, BLOCK, 2 * F], tl.float32)
@@ -635,7 +550,7 @@ def _visible_kernel(
     With `p_optical`, their thickness is written there instead."""
     if p_alpha_thre is not None:
         alpha_thre = tl.load(p_alpha_thre)
-    W1 = load_weight(p_w1, ROWS * F, PH, LEVELS * F, DH, LEVELS * F, T)
+    W1 = mlp.load_weight(p_w1, ROWS * F, PH, LEVELS * F, DH, LEVELS * F, T)
     i_hidden = tl.arange(0, PH)
     w2 = tl.load(p_w2 + i_hidden, mask=i_hidden < DH, other=0.0).to(T).to(tl.float32)
     nothing = tl.zeros([SLOTS], tl.int32)
@@ -654,12 +569,12 @@ def _visible_kernel(
             p_table, p_levels, p_scales, x, y, z, tl.reshape(m, [SLOTS * STEPS]),
             LEVELS=LEVELS, ROWS=ROWS, F=F, BLOCK=SLOTS * STEPS,
         )  # fmt: skip
-        h = relu_layer(b_x.to(T), W1, T, PRECISION)
+        h = mlp.relu_layer(b_x.to(T), W1, T, PRECISION)
         logit = tl.sum(h.to(tl.float32) * w2[None, :], 1)
         # This gather keeps the order, but ends the product's layout, in which each thread would hold four samples.
         logit = tl.reshape(tl.gather(logit, tl.arange(0, SLOTS * STEPS), 0), [SLOTS, STEPS])
         optical = tl.exp(tl.where(logit > MAX_LOGIT, MAX_LOGIT, logit)) * (t1 - t0)
-        counted = m & (one_minus_exp(optical) >= alpha_thre)  # false for NaN
+        counted = m & (gpu.one_minus_exp(optical) >= alpha_thre)  # false for NaN
         optical = tl.where(counted, tl.minimum(optical, THICK), 0.0)
         before = depth[:, None] + (tl.cumsum(optical, 1) - optical)
         if p_optical is not None:
@@ -685,16 +600,16 @@ def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, t
         p_offsets=samples.offsets, p_counters=counters, p_list=rays, n_rays=n_rays, LONG=LONG, BLOCK=LIST_BLOCK,
         num_warps=4,
     )  # fmt: skip
-    number, pointer = scalar_or_pointer(alpha_thre, device)
-    levels, scales = level_constants(layout, device)
-    _visible_kernel[(min(cdiv(n_rays, SLOTS), VISIBILITY_PROGRAMS * processors(device)),)](
+    number, pointer = gpu.scalar_or_pointer(alpha_thre, device)
+    levels, scales = hashing.level_constants(layout, device)
+    _visible_kernel[(min(cdiv(n_rays, SLOTS), VISIBILITY_PROGRAMS * gpu.processors(device)),)](
         p_origins=origins, p_directions=directions, p_starts=samples.t_starts.contiguous(),
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
         p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,
         p_keep=seen if thinning is None else None, p_optical=None if thinning is None else seen, n_rays=n_rays,
         box=(*field.aabb.low, *(1.0 / size for size in field.aabb.size)), limit=limit, alpha_thre=number,
         MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=_rows_for(layout.n_levels, features), F=features,
-        DH=hidden, PH=padded(hidden), T=operand_type(table.dtype, device), PRECISION=fp32_precision(),
+        DH=hidden, PH=mlp.padded(hidden), T=mlp.operand_type(table.dtype, device), PRECISION=mlp.fp32_precision(),
         SLOTS=SLOTS, STEPS=STEPS, num_warps=VISIBILITY_WARPS,
     )  # fmt: skip
     return seen.view(torch.bool) if thinning is None else merge_weak_samples(seen, samples, thinning)
@@ -705,37 +620,15 @@ def _rows_for(levels: int, features: int) -> int:
     return max(16 // features, 1 << (levels - 1).bit_length())
 
 
-def ngp_visibility(origins, directions, samples, field, *, early_stop_eps, alpha_thre, thinning=None) -> Tensor:
+def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thre, thinning) -> Tensor:
     if samples.capacity == 0 or samples.n_rays == 0:
         dtype = torch.bool if thinning is None else torch.uint8
         return torch.zeros(samples.capacity, dtype=dtype, device=origins.device)
     check_kernel_float(origins=origins, directions=directions)
     origins, directions = origins.detach().float().contiguous(), directions.detach().float().contiguous()
-    if not fits(field.weights, field.table.dtype, origins.device):
+    if not mlp.fits(field.weights, field.table.dtype, origins.device):
         positions = sample_positions(origins, directions, samples, aabb=field.aabb)
-        density = ngp_density_logits(
-            positions, field.table, field.layout, field.weights, n_used=samples.n_samples, exponential=True
-        )
-        keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
-        if thinning is None:
-            return keep
-        return merge_weak_samples(visible_thickness(density, samples, keep), samples, thinning)
+        density = density_at(field, positions, n_used=samples.n_samples, logits=False)
+        return visible_codes(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, thinning=thinning)
     limit = math.inf if early_stop_eps <= 0.0 else -math.log(early_stop_eps)  # T >= eps is depth <= -log(eps)
     return _launch_visibility(origins, directions, samples, field, limit, alpha_thre, thinning)
-
-
-def _visibility_case(features: int, dtype: str = "fp16", hidden: int = 64, *, thin: bool = False) -> CompileCase:
-    operand = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype]
-    shape = {"LEVELS": 32 // features, "ROWS": 32 // features, "F": features, "DH": hidden, "PH": hidden}
-    shape |= {"T": operand, "PRECISION": "tf32", "SLOTS": SLOTS, "STEPS": STEPS, "MAX_LOGIT": MAX_LOGIT}
-    shape |= {"p_keep": None} if thin else {"p_optical": None}
-    types = f"*{dtype} p_table, *i32 p_counters p_list p_levels, *u8 p_keep, fp32x6 box"
-    name = f"visible-{dtype}-{features}-{hidden}{'-thin' if thin else ''}"
-    return CompileCase(_visible_kernel, types, shape, VISIBILITY_WARPS, name=name)
-
-
-COMPILE_CASES += [CompileCase(_list_kernel, "*i32 p_offsets p_counters p_list", {"LONG": LONG, "BLOCK": LIST_BLOCK}, 4)]
-TENSOR_CORE_CASES += [
-    *(_visibility_case(2), _visibility_case(4), _visibility_case(4, "bf16"), _visibility_case(4, "fp32")),
-    *(_visibility_case(4, hidden=128), _visibility_case(4, thin=True)),
-]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import InputError
 from ...types import PackedSamples
-from .._checks import check_device, check_dtype, check_shape, check_tensor
+from .._checks import check_device, check_dtype, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 
 
@@ -40,18 +39,15 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None
     """
     check_tensor("keep", keep, (samples.capacity,), torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
     check_device(keep=keep, offsets=samples.offsets)
-    if capacity is not None and capacity < 1:
-        raise InputError("capacity", "at least 1", str(capacity))
+    refuse(capacity is not None and capacity < 1, "capacity", "at least 1", capacity)
     return implementation("packed", "compact", samples.t_starts)(samples, keep, capacity=capacity)
 
 
 def _check_values(values: Tensor, offsets: Tensor) -> None:
-    if values.dim() not in (1, 2):
-        raise InputError("values", "shape (n,) or (n, channels)", str(tuple(values.shape)))
+    refuse(values.dim() not in (1, 2), "values", "shape (n,) or (n, channels)", tuple(values.shape))
     check_dtype("values", values)
     check_tensor("offsets", offsets, ("n_rays + 1",), torch.int32)
-    if offsets.shape[0] < 1:
-        raise InputError("offsets", "at least one element, offsets[0] = 0", str(tuple(offsets.shape)))
+    refuse(offsets.shape[0] < 1, "offsets", "at least one element, offsets[0] = 0", tuple(offsets.shape))
     check_device(values=values, offsets=offsets)
 
 

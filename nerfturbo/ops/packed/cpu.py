@@ -1,7 +1,6 @@
-"""Sums, scans and compaction of packed samples.
+"""Sums, scans and compaction of packed samples: a task = a chunk of rays, each walked from first to last sample.
 
-Decomposition: a task = a chunk of rays, each walked from its first sample to its last; the tail is written by the
-launcher. Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
+Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from ..composite import PER_OCTAVE
 
 CHUNK = 1024  # rays
@@ -114,7 +113,7 @@ def empty_samples(offsets: Tensor, capacity: int | None, n_rays_kept: Tensor | N
     return PackedSamples(t_starts, t_ends, ray_indices, offsets, n_rays_kept)
 
 
-class _PackedSum(torch.autograd.Function):
+class _PackedSum(Node):
     @staticmethod
     def forward(ctx: Any, values: Tensor, offsets: Tensor) -> Tensor:
         n_rays = offsets.shape[0] - 1
@@ -126,8 +125,7 @@ class _PackedSum(torch.autograd.Function):
         return out.view(n_rays, *values.shape[1:])
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
         shape, dtype = ctx.like
         n_rays, used = offsets.shape[0] - 1, int(offsets[-1])
@@ -135,7 +133,7 @@ class _PackedSum(torch.autograd.Function):
         out[used:] = 0.0
         rows = array(grad.float()).reshape(n_rays, out.shape[1])
         launch(_spread, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
-        return out.view(shape).to(dtype), None  # values, offsets
+        return (out.view(shape).to(dtype),)
 
 
 def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
@@ -150,7 +148,7 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> 
     return out
 
 
-class _PackedCumsum(torch.autograd.Function):
+class _PackedCumsum(Node):
     @staticmethod
     def forward(ctx: Any, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
         ctx.save_for_backward(offsets)
@@ -158,12 +156,10 @@ class _PackedCumsum(torch.autograd.Function):
         return _cumsum(values, offsets, exclusive, reverse)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
         dtype, exclusive, reverse = ctx.mode
-        # values, offsets, exclusive, reverse
-        return _cumsum(grad, offsets, exclusive, not reverse).to(dtype), None, None, None
+        return (_cumsum(grad, offsets, exclusive, not reverse).to(dtype),)
 
 
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:

@@ -25,12 +25,11 @@ def widen(values: Tensor) -> Tensor:
 
 def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
     ray, used = row_rays(offsets, values.shape[0])
-    shape = (offsets.shape[0] - 1, *values.shape[1:])
+    wide, shape = widen(values), (offsets.shape[0] - 1, *values.shape[1:])
     mask = used if values.dim() == 1 else used[:, None]
     if shape[0] == 0:
-        return widen(values).new_zeros(shape) + 0.0 * widen(values)[:0].sum()
-    clean = torch.where(mask, widen(values), torch.zeros((), dtype=widen(values).dtype, device=values.device))
-    return widen(values).new_zeros(shape).index_add(0, ray, clean)
+        return wide.new_zeros(shape) + 0.0 * wide[:0].sum()
+    return wide.new_zeros(shape).index_add(0, ray, torch.where(mask, wide, wide.new_zeros(())))
 
 
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:

@@ -1,13 +1,10 @@
 """Sums, scans and compaction of packed samples. Layouts and tiles as in `_triton`; values fp16/bf16/fp32, fp32 inside.
 
-packed_sum     one program sums a tile of rays, up to four channels of them; the backward spreads a ray's gradient.
-packed_cumsum  one program scans a tile of rays; its backward is the same scan in the other direction.
-compact        count per ray, offsets, write per ray. Nothing is read back when a capacity is given.
-
-Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns FIT_BLOCK rays and adds up
-all sums before its own itself: more reads, but in parallel and from the cache, which for the sizes of a training step
-beats handing a total from program to program. Rays are kept whole from the first on; a program that starts past the
-overflow looks for the place where it happened. No atomics. Derivations: docs/ops/packed.md.
+A program sums or scans a tile of rays; the backward of a sum spreads a ray's gradient, that of a scan is the scan in
+the other direction. Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns
+FIT_BLOCK rays and adds up all sums before its own itself, which beats handing a total from program to program. Rays are
+kept whole from the first on; a program that starts past the overflow looks for the place where it happened. No atomics;
+nothing is read back when a capacity is given. Derivations: docs/ops/packed.md.
 """
 
 from __future__ import annotations
@@ -16,23 +13,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import PackedSamples
-from .._triton import (
-    INTERPRETED,
-    TAIL_BLOCK,
-    CompileCase,
-    check_kernel_float,
-    ray_grid,
-    ray_programs,
-    ray_tile,
-    shift_right,
-    spread_last,
-    tail_programs,
-    tile_for,
-    zero_tail,
-)
+from .. import _triton as gpu
+from .._sink import Node
+from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..composite import PER_OCTAVE
 
@@ -128,7 +113,7 @@ def _sum_kernel(
 ):  # fmt: skip
     i_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), tl.num_programs(0)):
-        i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+        i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
         total = tl.zeros([RAYS, CHANNELS], tl.float32)
         for k in range(0, tl.max(count, 0), STEPS):
             step = k + tl.arange(0, STEPS)
@@ -151,21 +136,20 @@ def _spread_kernel(
     first_channel = tl.program_id(1) * CHANNELS
     if tl.program_id(0) < ray_programs:
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             for c in tl.static_range(CHANNELS):
                 channel = first_channel + c
                 p_ray = p_grad_out + i_ray.to(tl.int64) * stride_out + channel * stride_out_channel
                 grad = tl.load(p_ray, mask=m_ray & (channel < n_channels), other=0.0)
                 for k in range(0, tl.max(count, 0), STEPS):
-                    step = k + tl.arange(0, STEPS)
-                    m = (step[None, :] < count[:, None]) & (channel < n_channels)
-                    row = (start[:, None] + step[None, :]).to(tl.int64)
+                    row, m = gpu.tile_rows(start, count, k, STEPS)
+                    p = p_grad + row.to(tl.int64) * stride_row + channel * stride_channel
                     value = grad[:, None] + tl.zeros([RAYS, STEPS], tl.float32)
-                    tl.store(p_grad + row * stride_row + channel * stride_channel, value, mask=m)
+                    tl.store(p, value, mask=m & (channel < n_channels))
     else:
         n_used = tl.load(p_offsets + n_rays)
         for channel in range(first_channel, tl.minimum(first_channel + CHANNELS, n_channels)):
-            zero_tail(p_grad + channel * stride_channel, stride_row, ray_programs, n_used, n_rows, TAIL)
+            gpu.zero_tail(p_grad + channel * stride_channel, stride_row, ray_programs, n_used, n_rows, TAIL)
 
 
 @launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
@@ -175,7 +159,7 @@ def _cumsum_kernel(
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             before = tl.zeros([RAYS, STEPS], tl.float32)
             for k in range(0, tl.max(count, 0), STEPS):
                 step = (k + tl.arange(0, STEPS))[None, :] + tl.zeros([RAYS, STEPS], tl.int32)
@@ -185,24 +169,23 @@ def _cumsum_kernel(
                 row = start[:, None] + step
                 value = tl.load(p_values + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
                 running = tl.cumsum(value, 1)
-                total = spread_last(running, RAYS, STEPS)
+                total = gpu.spread_last(running, RAYS, STEPS)
                 if EXCLUSIVE:  # shifted, not subtracted: a large value must not eat the digits of the sum before it
-                    running = shift_right(running, 0.0, RAYS, STEPS)
+                    running = gpu.shift_right(running, 0.0, RAYS, STEPS)
                 tl.store(p_out + row, before + running, mask=m)
                 before += total
     else:
-        zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
+        gpu.zero_tail(p_out, 1, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
 
 
 @launchable(do_not_specialize=["n_rays"])
 def _count_kernel(p_keep, p_offsets, p_counts, p_sums, n_rays, GROUP: tl.constexpr, STEPS: tl.constexpr):
     for group in range(tl.program_id(0), tl.cdiv(n_rays, GROUP), tl.num_programs(0)):
-        i_ray, m_ray, start, count = ray_tile(p_offsets, group, n_rays, GROUP)
+        i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, group, n_rays, GROUP)
         b_kept = tl.zeros([GROUP, STEPS], tl.int32)
         for k in range(0, tl.max(count, 0), STEPS):
-            step = k + tl.arange(0, STEPS)
-            m = step[None, :] < count[:, None]
-            b_kept += (tl.load(p_keep + start[:, None] + step[None, :], mask=m, other=0) != 0).to(tl.int32)
+            row, m = gpu.tile_rows(start, count, k, STEPS)
+            b_kept += (tl.load(p_keep + row, mask=m, other=0) != 0).to(tl.int32)
         kept = tl.sum(b_kept, 1)
         tl.store(p_counts + i_ray, kept, mask=m_ray)
         tl.store(p_sums + group, tl.sum(kept, 0))
@@ -211,9 +194,9 @@ def _count_kernel(p_keep, p_offsets, p_counts, p_sums, n_rays, GROUP: tl.constex
 @triton.jit
 def write_tail(p_starts, p_ends, p_rays, first_program, n_used, n_rows, TAIL: tl.constexpr):
     """t = 0 and ray 0 in the places that hold no sample."""
-    zero_tail(p_starts, 1, first_program, n_used, n_rows, TAIL)
-    zero_tail(p_ends, 1, first_program, n_used, n_rows, TAIL)
-    zero_tail(p_rays, 1, first_program, n_used, n_rows, TAIL)
+    gpu.zero_tail(p_starts, 1, first_program, n_used, n_rows, TAIL)
+    gpu.zero_tail(p_ends, 1, first_program, n_used, n_rows, TAIL)
+    gpu.zero_tail(p_rays, 1, first_program, n_used, n_rows, TAIL)
 
 
 @launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
@@ -223,19 +206,17 @@ def _compact_kernel(
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         for tile in range(tl.program_id(0), tl.cdiv(n_rays, RAYS), ray_programs):
-            i_ray, m_ray, start, count = ray_tile(p_offsets, tile, n_rays, RAYS)
+            i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
             target = tl.load(p_new_offsets + i_ray, mask=m_ray, other=0)
             end = tl.load(p_new_offsets + i_ray + 1, mask=m_ray, other=0)
             count = tl.where(end > target, count, 0)  # a ray that lost all its samples, or did not fit
             before = target[:, None] + tl.zeros([RAYS, STEPS], tl.int32)
             for k in range(0, tl.max(count, 0), STEPS):
-                step = k + tl.arange(0, STEPS)
-                m = step[None, :] < count[:, None]
-                row = start[:, None] + step[None, :]
+                row, m = gpu.tile_rows(start, count, k, STEPS)
                 code = tl.load(p_keep + row, mask=m, other=0)
                 keep = (code != 0).to(tl.int32)
                 running = before + tl.cumsum(keep, 1)
-                before = spread_last(running, RAYS, STEPS)
+                before = gpu.spread_last(running, RAYS, STEPS)
                 m_keep = keep != 0
                 t0 = tl.load(p_starts + row, mask=m_keep, other=0.0)
                 t1 = tl.load(p_ends + row, mask=m_keep, other=0.0)
@@ -252,13 +233,13 @@ def _compact_kernel(
         write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(Node):
     @staticmethod
     def forward(ctx, values: Tensor, offsets: Tensor) -> Tensor:
         n_rays, n_channels = offsets.shape[0] - 1, values.shape[1]
         out = torch.empty(n_rays, n_channels, dtype=torch.float32, device=values.device)
         if out.numel():
-            tile, programs = ray_grid(values.shape[0], n_rays, values.device)
+            tile, programs = gpu.ray_grid(values.shape[0], n_rays, values.device)
             channels = min(CHANNELS, next_power_of_2(n_channels))
             _sum_kernel[(programs, cdiv(n_channels, channels))](
                 values, offsets, out, n_rays, n_channels, *values.stride(), CHANNELS=channels, **tile, num_warps=1
@@ -268,22 +249,21 @@ class _Sum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
         grad = torch.empty(ctx.shape, dtype=ctx.dtype, device=offsets.device)
         n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
         if grad.numel():
-            tile, programs = ray_grid(n_rows, n_rays, grad.device)
+            tile, programs = gpu.ray_grid(n_rows, n_rays, grad.device)
             channels = min(CHANNELS, next_power_of_2(n_channels))
-            _spread_kernel[(programs + tail_programs(n_rows), cdiv(n_channels, channels))](
+            _spread_kernel[(programs + gpu.tail_programs(n_rows), cdiv(n_channels, channels))](
                 grad_out, offsets, grad, n_rays, n_rows, programs, n_channels, *grad_out.stride(), *grad.stride(),
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
-        return grad, None  # offsets
+        return (grad,)
 
 
-class _Cumsum(torch.autograd.Function):
+class _Cumsum(Node):
     @staticmethod
     def forward(ctx, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
         ctx.save_for_backward(offsets)
@@ -291,19 +271,17 @@ class _Cumsum(torch.autograd.Function):
         return _cumsum(values, offsets, exclusive, reverse, torch.float32)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (offsets,) = ctx.saved_tensors
-        grad = _cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype)
-        return grad, None, None, None  # offsets, exclusive, reverse
+        return (_cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype),)
 
 
 def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
     n_rows, n_rays = values.shape[0], offsets.shape[0] - 1
     out = torch.empty(n_rows, dtype=dtype, device=values.device)
     if n_rows:
-        tile, programs = ray_grid(n_rows, n_rays, values.device)
-        _cumsum_kernel[(programs + tail_programs(n_rows),)](
+        tile, programs = gpu.ray_grid(n_rows, n_rays, values.device)
+        _cumsum_kernel[(programs + gpu.tail_programs(n_rows),)](
             values, offsets, out, n_rays, n_rows, programs, values.stride(0),
             EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
@@ -330,46 +308,20 @@ def empty_samples(n_rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
     check_kernel_float(t_starts=samples.t_starts)
     n_rays, device, marks = samples.n_rays, keep.device, keep.contiguous().view(torch.uint8)
-    tile = tile_for(samples.capacity, n_rays)
+    tile = gpu.tile_for(samples.capacity, n_rays)
     counts, sums = empty_counts(n_rays, device)
     if n_rays:
-        _count_kernel[(ray_programs(cdiv(n_rays, GROUP), device),)](
+        _count_kernel[(gpu.ray_programs(cdiv(n_rays, GROUP), device),)](
             marks, samples.offsets, counts, sums, n_rays, GROUP=GROUP, STEPS=tile["STEPS"], num_warps=1
         )
     offsets, kept = fit_offsets(counts, sums, capacity, samples.n_rays_kept)
     n_rows = int(offsets[-1]) if capacity is None else capacity
     new = empty_samples(n_rows, keep)
     if n_rows:
-        programs = ray_programs(cdiv(n_rays, tile["RAYS"]), device)
-        tail = 0 if capacity is None else tail_programs(n_rows)
+        programs = gpu.ray_programs(cdiv(n_rays, tile["RAYS"]), device)
+        tail = 0 if capacity is None else gpu.tail_programs(n_rows)
         _compact_kernel[(programs + tail,)](
             samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, programs,
             CODES=keep.dtype == torch.uint8, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
-
-
-def _cases(rays: int, steps: int) -> list[CompileCase]:
-    types = "*i32 p_offsets p_counts p_sums p_new_rays p_new_offsets, *u8 p_keep, i32 ray_programs"
-    tile, name = {"RAYS": rays, "STEPS": steps, "TAIL": TAIL_BLOCK}, f"{rays}x{steps}"
-    scan, sums = {"EXCLUSIVE": True, "REVERSE": True, **tile}, {"CHANNELS": CHANNELS, **tile}
-    return [
-        CompileCase(_sum_kernel, f"{types}, *fp16 p_values", sums, name=name),
-        CompileCase(_spread_kernel, f"{types}, *fp16 p_grad", sums, name=name),
-        CompileCase(_cumsum_kernel, types, scan, name=name),
-        CompileCase(_count_kernel, types, {"GROUP": GROUP, "STEPS": steps}, name=name),
-        CompileCase(_compact_kernel, types, {"CODES": False, **tile}, name=name),
-        CompileCase(_compact_kernel, types, {"CODES": True, **tile}, name=f"{name}-codes"),
-    ]
-
-
-COMPILE_CASES = [
-    *_cases(4, 8),
-    *_cases(1, 32),
-    CompileCase(
-        _fit_kernel,
-        "*i32 p_counts p_sums p_offsets p_kept p_limit, i32 capacity",
-        {"GROUP": GROUP, "BLOCK": FIT_BLOCK, "WIDE": WIDE},
-        num_warps=8,
-    ),
-]

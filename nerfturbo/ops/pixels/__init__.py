@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor
+from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from ..random import Stream, random_uniform
 
@@ -46,8 +46,7 @@ class PixelMask:
         check_dtype("before", self.before, torch.int64)
         check_shape("before", self.before, (self.words.shape[0] + 1,))
         check_device(words=self.words, before=self.before)
-        if self.n_drawable < 1:
-            raise InputError("mask", "at least one pixel that may be drawn", "none")
+        refuse(self.n_drawable < 1, "mask", "at least one pixel that may be drawn", "none")
 
     @classmethod
     def of_words(cls, words: Tensor) -> PixelMask:
@@ -73,8 +72,7 @@ class PixelGuide:
         check_dtype("ends", self.ends, torch.int64)
         check_dtype("first_tiles", self.first_tiles, torch.int64)
         check_device(ends=self.ends, first_tiles=self.first_tiles)
-        if self.tile < 1:
-            raise InputError("tile", "a side of at least 1 pixel", str(self.tile))
+        refuse(self.tile < 1, "tile", "a side of at least 1 pixel", self.tile)
 
 
 class ChosenPixels(NamedTuple):
@@ -128,8 +126,7 @@ def choose_pixels(
 
     Pictures as in `PixelPool`: `offsets` (n_images + 1,) int64 and `widths` (n_images,) int64.
     """
-    if n_rays < 0:
-        raise InputError("n_rays", "a count >= 0", str(n_rays))
+    refuse(n_rays < 0, "n_rays", "a count >= 0", n_rays)
     check_tensor("offsets", offsets, (widths.shape[0] + 1,), torch.int64)
     words, ends = None if mask is None else mask.words, None if guide is None else guide.ends
     check_device(offsets=offsets, widths=widths, mask=words, guide=ends)
@@ -192,11 +189,9 @@ def draw_pixels(
 
     `indices` (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any.
     """
-    if n_rays < 0:
-        raise InputError("n_rays", "a count >= 0", str(n_rays))
+    refuse(n_rays < 0, "n_rays", "a count >= 0", n_rays)
     check_positive("spread", spread, zero=True)
-    if strata < 1:
-        raise InputError("strata", "at least 1", str(strata))
+    refuse(strata < 1, "strata", "at least 1", strata)
     if indices is not None:
         check_tensor("indices", indices, (n_rays,), torch.int64)
         check_device(pixels=pool.pixels, indices=indices)
@@ -217,6 +212,5 @@ def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Ten
     [[0.0, 0.0, -1.0]]
     """
     check_tensor("camera", camera, (16,))
-    if width < 0 or height < 0:
-        raise InputError("width and height", "at least 0", f"{width} and {height}")
+    refuse(width < 0 or height < 0, "width and height", "at least 0", f"{width} and {height}")
     return implementation("pixels", "camera_rays", camera)(camera.detach().float(), width=width, height=height)

@@ -10,14 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import CompileCase, signed_word
+from .._triton import own_block, signed_word
 from .._triton.launch import cdiv, launchable
 from ..random import Stream
 from ..random.triton import philox, unit_float
 
 BLOCK = 128
 _DRAW = ("n_rays", "step", "stream", "seed_low", "seed_high", "first")
-_GUIDED = (*_DRAW, "n_tiles", "n_drawable", "n_images", "side")
 
 
 @triton.jit
@@ -53,13 +52,22 @@ def _count_bits(b_bits):
 def _nth_bit(b_word, b_rest):
     """Where the bit of rank `rest` stands in a word: halves of it are skipped while they hold too few."""
     b_place = b_rest * 0
-    for k in tl.static_range(6):
-        half = 32 >> k
-        b_count = _count_bits((b_word >> b_place) & ((1 << half) - 1))
+    for k in tl.static_range(6):  # no name for 32 >> k: a variable is an int32, in which 1 << 32 does not fit
+        b_count = _count_bits((b_word >> b_place) & ((1 << (32 >> k)) - 1))
         m_skip = b_rest >= b_count
         b_rest = tl.where(m_skip, b_rest - b_count, b_rest)
-        b_place = tl.where(m_skip, b_place + half, b_place)
+        b_place = tl.where(m_skip, b_place + (32 >> k), b_place)
     return b_place
+
+
+@triton.jit
+def _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr):
+    """The rays of this program, which of them there are, and the four random words of each."""
+    i_ray, m_ray = own_block(n_rays, BLOCK)
+    if p_step is not None:
+        step = tl.load(p_step)
+    b_word0, b_word1, b_word2, b_word3 = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    return i_ray, m_ray, b_word0, b_word1, b_word2, b_word3
 
 
 @launchable(do_not_specialize=[*_DRAW, "n_words"])
@@ -67,11 +75,7 @@ def _masked_kernel(
     p_words, p_before, p_step, p_pixels, n_rays, n_words, step, stream, seed_low, seed_high, first,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_ray = i_ray < n_rays
-    if p_step is not None:
-        step = tl.load(p_step)
-    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    i_ray, m_ray, b_word0, b_word1, _2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
     b_rank = _scaled(b_word0, b_word1, tl.load(p_before + n_words))
     i_word = _last_not_above(p_before, n_words + 1, b_rank, m_ray, STEPS, BLOCK)
     b_rest = b_rank - tl.load(p_before + i_word, mask=m_ray, other=0)
@@ -79,17 +83,13 @@ def _masked_kernel(
     tl.store(p_pixels + i_ray, i_word * 64 + _nth_bit(b_flags, b_rest), mask=m_ray)
 
 
-@launchable(do_not_specialize=list(_GUIDED))
+@launchable(do_not_specialize=[*_DRAW, "n_tiles", "n_drawable", "n_images", "side"])
 def _guided_kernel(
     p_words, p_ends, p_first_tiles, p_offsets, p_widths, p_step, p_pixels, p_weights, p_tiles,
     n_rays, n_tiles, n_drawable, n_images, side, step, stream, seed_low, seed_high, first,
     TILE_STEPS: tl.constexpr, IMAGE_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_ray = i_ray < n_rays
-    if p_step is not None:
-        step = tl.load(p_step)
-    b_word0, b_word1, b_word2, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    i_ray, m_ray, b_word0, b_word1, b_word2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
     total = tl.load(p_ends + n_tiles - 1)
     b_goal = _scaled(b_word0, b_word1, total)
     i_tile = _last_not_above(p_ends, n_tiles, b_goal, m_ray, TILE_STEPS, BLOCK)
@@ -122,11 +122,8 @@ def _guided_kernel(
 def _uniform_kernel(
     p_offsets, p_step, p_pixels, n_rays, n_images, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr
 ):
-    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if p_step is not None:
-        step = tl.load(p_step)
-    b_word0, b_word1, _, _ = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
-    tl.store(p_pixels + i_ray, _scaled(b_word0, b_word1, tl.load(p_offsets + n_images)), mask=i_ray < n_rays)
+    i_ray, m_ray, b_word0, b_word1, _2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
+    tl.store(p_pixels + i_ray, _scaled(b_word0, b_word1, tl.load(p_offsets + n_images)), mask=m_ray)
 
 
 def _search_steps(n: int) -> int:
@@ -170,34 +167,20 @@ def choose_pixels(
     return pixels, weights, tiles
 
 
-@launchable(do_not_specialize=["n_rays", "n_pixels", "n_images", "step", "stream", "seed_low", "seed_high", "first"])
+@launchable(do_not_specialize=[*_DRAW, "n_pixels", "n_images"])
 def _draw_kernel(
     p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
     p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread,
-    DRAWN: tl.constexpr, SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_ray = i_ray < n_rays
-    if DRAWN:
-        if p_step is not None:
-            step = tl.load(p_step)
-        b_word0, b_word1, b_word2, b_word3 = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    i_ray, m_ray, b_word0, b_word1, b_word2, b_word3 = _draw(
+        p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK
+    )
     if p_indices is not None:
         i_pixel = tl.load(p_indices + i_ray, mask=m_ray, other=0)
     else:
-        b_high = (b_word0 >> 8).to(tl.int64)
-        b_low = (b_word1 >> 8).to(tl.int64)
-        n_total = n_pixels.to(tl.int64)
-        i_pixel = (b_high * n_total + ((b_low * n_total) >> 24)) >> 24  # (BLOCK,) int64
-
-    i_image = tl.zeros([BLOCK], tl.int32)
-    i_end = tl.zeros([BLOCK], tl.int32) + n_images
-    for _ in tl.static_range(SEARCH_STEPS):
-        i_middle = (i_image + i_end) // 2
-        m_below = tl.load(p_offsets + i_middle, mask=m_ray, other=0) <= i_pixel
-        i_image = tl.where(m_below, i_middle, i_image)
-        i_end = tl.where(m_below, i_end, i_middle)
+        i_pixel = _scaled(b_word0, b_word1, n_pixels)  # (BLOCK,) int64
+    i_image = _last_not_above(p_offsets, n_images + 1, i_pixel, m_ray, SEARCH_STEPS, BLOCK)
     b_local = i_pixel - tl.load(p_offsets + i_image, mask=m_ray, other=0)
     b_width = tl.load(p_widths + i_image, mask=m_ray, other=1)
     b_row = b_local // b_width
@@ -215,7 +198,7 @@ def _draw_kernel(
     b_x = b_x / tl.load(p_camera, mask=m_ray, other=1.0)
     b_y = b_y / tl.load(p_camera + 1, mask=m_ray, other=1.0)
     _store_rays(p_poses + i_image * 12, b_x, b_y, p_origins + i_ray * 3, p_directions + i_ray * 3, m_ray)
-    tl.store(p_images + i_ray, i_image.to(tl.int64), mask=m_ray)
+    tl.store(p_images + i_ray, i_image, mask=m_ray)
     for channel in tl.static_range(CHANNELS):
         b_value = tl.load(p_pixels + i_pixel * CHANNELS + channel, mask=m_ray, other=0)
         tl.store(p_rgba + i_ray * CHANNELS + channel, tl.div_rn(b_value.to(tl.float32), 255.0), mask=m_ray)
@@ -254,7 +237,7 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
         _draw_kernel[(cdiv(n_rays, BLOCK),)](
             pool.pixels, pool.offsets, pool.widths, pool.poses.contiguous(), pool.intrinsics.contiguous(), p_step,
             indices, origins, directions, rgba, images, n_rays, pool.pixels.shape[0], n_images, *numbers, spread,
-            DRAWN=indices is None or spread > 0.0, STRATA=strata, SPREAD=spread > 0.0, CHANNELS=channels,
+            STRATA=strata, SPREAD=spread > 0.0, CHANNELS=channels,
             SEARCH_STEPS=_search_steps(n_images), BLOCK=BLOCK,
         )  # fmt: skip
     return origins, directions, rgba, images
@@ -265,8 +248,7 @@ RAYS_BLOCK = 256
 
 @launchable(do_not_specialize=["n_rays", "width"])
 def _rays_kernel(p_camera, p_origins, p_directions, n_rays, width, BLOCK: tl.constexpr):
-    i_ray = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_ray = i_ray < n_rays
+    i_ray, m_ray = own_block(n_rays, BLOCK)
     row = i_ray // width
     x = ((i_ray - row * width).to(tl.float32) + 0.5 - tl.load(p_camera + 14)) / tl.load(p_camera + 12)
     y = (row.to(tl.float32) + 0.5 - tl.load(p_camera + 15)) / tl.load(p_camera + 13)
@@ -282,21 +264,3 @@ def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Ten
             camera.contiguous(), origins, directions, n_rays, width, BLOCK=RAYS_BLOCK
         )
     return origins, directions
-
-
-def _cases() -> list[CompileCase]:
-    types = "*i64 p_words p_before p_ends p_first_tiles p_offsets p_widths p_step p_pixels p_tiles p_indices p_images, "
-    types += "i32 step stream seed_low seed_high first side"
-    draw, bytes_ = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": BLOCK, "STRATA": 1}, f"{types}, *u8 p_pixels"
-    return [
-        CompileCase(_masked_kernel, types, {"STEPS": 22, "BLOCK": BLOCK}, 4),
-        CompileCase(_guided_kernel, types, {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": BLOCK}, 4),
-        CompileCase(_uniform_kernel, types, {"BLOCK": BLOCK}, 4),
-        CompileCase(_draw_kernel, bytes_, draw | {"p_indices": None, "DRAWN": True, "SPREAD": False}, 4, name="drawn"),
-        CompileCase(_draw_kernel, bytes_, draw | {"DRAWN": False, "SPREAD": False}, 4, name="chosen"),
-        CompileCase(_draw_kernel, bytes_, draw | {"DRAWN": True, "SPREAD": True, "STRATA": 2}, 4, name="spread"),
-        CompileCase(_rays_kernel, "i32 width", {"BLOCK": RAYS_BLOCK}, 4),
-    ]
-
-
-COMPILE_CASES = _cases()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...types import Aabb, PackedSamples
-from .._checks import check_device, check_shape, check_tensor
+from .._checks import check_device, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 
 Norm = Literal["euclidean", "max"]
@@ -83,14 +83,12 @@ def _shift_and_scale(aabb: Aabb, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _norm(contraction: str) -> Norm:
-    if contraction not in _NORMS:
-        raise InputError("contraction", '"none", "sphere" or "cube"', repr(contraction))
+    refuse(contraction not in _NORMS, "contraction", '"none", "sphere" or "cube"', repr(contraction))
     return _NORMS[contraction]
 
 
 def _size(positions: Tensor, norm: str) -> Tensor:
-    if positions.shape[-1:] != (3,):
-        raise InputError("positions", "shape (..., 3)", str(tuple(positions.shape)))
+    refuse(positions.shape[-1:] != (3,), "positions", "shape (..., 3)", tuple(positions.shape))
     if norm == "euclidean":
         square = positions.square().sum(-1, keepdim=True)
         return torch.where(square > 1.0, square, torch.ones_like(square)).sqrt()
@@ -140,8 +138,7 @@ def sample_positions(
     check_tensor("origins", origins, (samples.n_rays, 3))
     check_shape("directions", directions, (samples.n_rays, 3))
     check_device(origins=origins, directions=directions, t_starts=samples.t_starts)
-    if aabb is None and contraction != "none":
-        raise InputError("aabb", "a box to contract space about", "None")
+    refuse(aabb is None and contraction != "none", "aabb", "a box to contract space about", "None")
     place = implementation("positions", "sample_positions", origins)
     if contraction != "none" and torch.is_grad_enabled() and (origins.requires_grad or directions.requires_grad):
         return fold(place(origins, directions, samples, aabb=aabb, contraction="none"), contraction)

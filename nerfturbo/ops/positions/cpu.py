@@ -1,8 +1,7 @@
 """Box intervals and sample positions: a task = a chunk of rays or samples. fp32.
 
-Intervals are compiled without fused multiply-add and in the reference's order of operations: the marching kernel builds
-on them and promises the reference's samples to the bit. Positions are stored (3, capacity) and handed out transposed,
-as the encoder reads them; their backward to rays, which only camera refinement asks for, is plain torch.
+Intervals are compiled without fused multiply-add and in the reference's order of operations: marching builds on them
+and promises the reference's samples to the bit. Positions are stored (3, capacity); their backward is plain torch.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import Aabb
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from . import Contraction, reference
 
 FOLDS = ("none", "sphere", "cube")
@@ -83,7 +82,7 @@ def _place(first, last, origins, directions, rays, starts, ends, low, inverse, f
             out[0, i], out[1, i], out[2, i] = fold_unit(out[0, i], out[1, i], out[2, i], fold)
 
 
-class _SamplePositions(torch.autograd.Function):
+class _SamplePositions(Node):
     @staticmethod
     def forward(ctx, origins, directions, samples, aabb, contraction) -> Tensor:
         low, inverse = np.zeros(3, np.float32), np.ones(3, np.float32)
@@ -97,7 +96,6 @@ class _SamplePositions(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         samples, index, empty = ctx.samples, ctx.samples.ray_indices.long(), torch.zeros(ctx.n_rays, 3)
         grad, to_origins, to_directions = grad * ctx.inverse, None, None
@@ -105,7 +103,7 @@ class _SamplePositions(torch.autograd.Function):
             to_origins = empty.index_add(0, index, grad)
         if ctx.needs_input_grad[1]:
             to_directions = empty.index_add(0, index, grad * samples.midpoints().detach()[:, None])
-        return to_origins, to_directions, None, None, None  # origins, directions, samples, aabb, contraction
+        return to_origins, to_directions
 
 
 def sample_positions(origins, directions, samples, *, aabb, contraction: Contraction = "none") -> Tensor:

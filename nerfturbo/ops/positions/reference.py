@@ -1,7 +1,4 @@
-"""The slab test.
-
-Gather and multiply-add; gradients by autograd.
-"""
+"""The slab test; positions by gather and multiply-add, gradients by autograd."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Box intervals and sample positions: one program = BLOCK rays or samples, fp32 inside; a sample gathers its ray.
 
-Positions are stored (3, capacity), handed out transposed, so that the encoder reads each axis in one stride. The
-backward to rays, which only camera refinement asks for, is a sum over each ray's samples.
+Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...types import Aabb
-from .._triton import CompileCase, check_kernel_float
+from .._sink import Node
+from .._triton import check_kernel_float, load_point, own_block
 from .._triton.launch import cdiv, launchable
 from ..packed.triton import packed_sum
 
@@ -69,28 +68,16 @@ def box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, hi
     return tl.where(hit, t_min, near), tl.where(hit, t_max, near)
 
 
-@triton.jit
-def load_xyz(p, i, stride_row, stride_column, m):
-    row = p + i.to(tl.int64) * stride_row
-    x = tl.load(row, mask=m, other=0.0).to(tl.float32)
-    y = tl.load(row + stride_column, mask=m, other=0.0).to(tl.float32)
-    z = tl.load(row + 2 * stride_column, mask=m, other=0.0).to(tl.float32)
-    return x, y, z
-
-
 @launchable(do_not_specialize=["n_rays"])
 def _aabb_kernel(
     p_origins, p_directions, p_t_min, p_t_max, n_rays,
     stride_origins, stride_origins_axis, stride_directions, stride_directions_axis,
     low_x, low_y, low_z, high_x, high_y, high_z, near, far, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n_rays
-    ox, oy, oz = load_xyz(p_origins, i, stride_origins, stride_origins_axis, m)
-    dx, dy, dz = load_xyz(p_directions, i, stride_directions, stride_directions_axis, m)
-    t_min, t_max = box_interval(
-        ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far
-    )  # fmt: skip
+    i, m = own_block(n_rays, BLOCK)
+    ox, oy, oz = load_point(p_origins, i, m, stride_origins, stride_origins_axis)
+    dx, dy, dz = load_point(p_directions, i, m, stride_directions, stride_directions_axis)
+    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far)
     tl.store(p_t_min + i, t_min, mask=m)
     tl.store(p_t_max + i, t_max, mask=m)
 
@@ -116,8 +103,7 @@ def _positions_kernel(
     p_origins, p_directions, p_starts, p_ends, p_rays, p_positions, capacity,
     low_x, low_y, low_z, scale_x, scale_y, scale_z, FOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_sample = i_sample < capacity
+    i_sample, m_sample = own_block(capacity, BLOCK)
     b_middle = 0.5 * (
         tl.load(p_starts + i_sample, mask=m_sample, other=0.0) + tl.load(p_ends + i_sample, mask=m_sample, other=0.0)
     )
@@ -133,45 +119,28 @@ def _positions_kernel(
     tl.store(p + 2 * capacity.to(tl.int64), z, mask=m_sample)
 
 
-def _launch(origins, directions, samples, box, contraction) -> Tensor:
-    capacity = samples.capacity
-    positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
-    if capacity:
-        _positions_kernel[(cdiv(capacity, BLOCK),)](
-            origins.contiguous(), directions.contiguous(), samples.t_starts, samples.t_ends, samples.ray_indices,
-            positions, capacity, *box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
-        )  # fmt: skip
-    return positions.t()
-
-
-class _SamplePositions(torch.autograd.Function):
+class _SamplePositions(Node):
     @staticmethod
     def forward(ctx, origins, directions, samples, box, contraction) -> Tensor:
-        ctx.samples, ctx.box = samples, box
-        return _launch(origins, directions, samples, box, contraction)
+        ctx.samples, ctx.box, capacity = samples, box, samples.capacity
+        positions = torch.empty((3, capacity), device=origins.device, dtype=torch.float32)
+        if capacity:
+            _positions_kernel[(cdiv(capacity, BLOCK),)](
+                origins.contiguous(), directions.contiguous(), samples.t_starts, samples.t_ends, samples.ray_indices,
+                positions, capacity, *box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
+            )  # fmt: skip
+        return positions.t()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         samples = ctx.samples
         per_sample = torch.stack([grad[:, axis].float() * ctx.box[3 + axis] for axis in range(3)], dim=-1)
         along = per_sample * samples.midpoints()[:, None]
         grads = (packed_sum(value.contiguous(), samples.offsets) for value in (per_sample, along))
-        return *grads, None, None, None  # samples, box, contraction: there is none where gradients are asked for
+        return tuple(grads)  # there is no contraction where they are asked for
 
 
 def sample_positions(origins, directions, samples, *, aabb, contraction="none") -> Tensor:
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
-    box = unit_box(aabb)
-    rays = origins.float(), directions.float()
-    return _SamplePositions.apply(*rays, samples, box, contraction)  # type: ignore[no-any-return]
-
-
-COMPILE_CASES = [
-    CompileCase(_aabb_kernel, "", {"BLOCK": BOX_BLOCK}, num_warps=4),
-    *(
-        CompileCase(_positions_kernel, "*i32 p_rays, i32 capacity", {"FOLD": fold, "BLOCK": BLOCK}, 4, name=contraction)
-        for contraction, fold in FOLDS.items()
-    ),
-]
+    return _SamplePositions.apply(origins.float(), directions.float(), samples, unit_box(aabb), contraction)

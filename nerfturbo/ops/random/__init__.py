@@ -11,8 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from ...errors import InputError
-from .._checks import check_tensor
+from .._checks import check_tensor, refuse
 from .._dispatch import implementation
 
 
@@ -66,10 +65,8 @@ def random_uniform(
 
 
 def _check(n: int, columns: int, step: int | Tensor, device: torch.device | str) -> Tensor:
-    if not 1 <= columns <= 4:
-        raise InputError("columns", "1 to 4", str(columns), "draw from another stream for more")
-    if n < 0:
-        raise InputError("n", "a count >= 0", str(n))
+    refuse(not 1 <= columns <= 4, "columns", "1 to 4", columns, "draw from another stream for more")
+    refuse(n < 0, "n", "a count >= 0", n)
     if isinstance(step, Tensor):
         check_tensor("step", step, (), torch.int64)
     return torch.empty(0, device=device)

@@ -1,8 +1,4 @@
-"""Philox-4x32-10, one counter at a time: the same bits as the reference.
-
-Decomposition: a task = a chunk of counters, each of which gives one row of 1 to 4 words. 32-bit words are held in
-uint64, where a product of two keeps all its bits. Deterministic by construction.
-"""
+"""Philox-4x32-10, a task = a chunk of counters; 32-bit words are held in uint64, where a product keeps all its bits."""
 
 from __future__ import annotations
 

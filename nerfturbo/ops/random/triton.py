@@ -1,7 +1,6 @@
-"""Philox-4x32-10 on the GPU: the same bits as the reference, bit by bit.
+"""Philox-4x32-10 on the GPU: one program draws BLOCK consecutive indices.
 
-One program draws BLOCK consecutive indices, one counter each, and writes (n, columns) row by row. The step may be a
-() int64 tensor that is read on the device, so that a captured graph draws anew at each replay. No atomics.
+The step may be a () int64 tensor, read on the device, so that a captured graph draws anew at each replay.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import CompileCase, signed_word
+from .._triton import signed_word
 from .._triton.launch import cdiv, launchable
 
 BLOCK = 512
@@ -33,14 +32,6 @@ def unit_float(word):
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
 
 
-@triton.jit
-def _store(p_out, i_out, word, m_out, UNIFORM: tl.constexpr):
-    if UNIFORM:
-        tl.store(p_out + i_out, unit_float(word), mask=m_out)
-    else:
-        tl.store(p_out + i_out, word.to(tl.int32, bitcast=True), mask=m_out)
-
-
 @launchable(do_not_specialize=["n", "first", "step", "stream", "seed_low", "seed_high"])
 def _random_kernel(
     p_out, p_step, n, first, step, stream, seed_low, seed_high,
@@ -50,14 +41,12 @@ def _random_kernel(
         step = tl.load(p_step)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
-    w0, w1, w2, w3 = philox(i + first, step, stream, seed_low, seed_high)
-    _store(p_out, i * COLUMNS, w0, m, UNIFORM)
-    if COLUMNS > 1:
-        _store(p_out, i * COLUMNS + 1, w1, m, UNIFORM)
-    if COLUMNS > 2:
-        _store(p_out, i * COLUMNS + 2, w2, m, UNIFORM)
-    if COLUMNS > 3:
-        _store(p_out, i * COLUMNS + 3, w3, m, UNIFORM)
+    words = philox(i + first, step, stream, seed_low, seed_high)
+    for c in tl.static_range(COLUMNS):
+        if UNIFORM:
+            tl.store(p_out + i * COLUMNS + c, unit_float(words[c]), mask=m)
+        else:
+            tl.store(p_out + i * COLUMNS + c, words[c].to(tl.int32, bitcast=True), mask=m)
 
 
 def _launch(out, *, columns, seed, stream, step, first, uniform) -> Tensor:
@@ -79,16 +68,3 @@ def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
 def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
     out = torch.empty(n, columns, dtype=torch.float32, device=device)
     return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=True)
-
-
-_WORDS = "*i64 p_step, i32 first step stream seed_low seed_high"
-COMPILE_CASES = [
-    CompileCase(_random_kernel, _WORDS, {"COLUMNS": 4, "UNIFORM": True, "BLOCK": BLOCK}, num_warps=4),
-    CompileCase(
-        _random_kernel,
-        f"{_WORDS}, *i32 p_out",
-        {"p_step": None, "COLUMNS": 1, "UNIFORM": False, "BLOCK": BLOCK},
-        num_warps=4,
-        name="host step",
-    ),
-]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...errors import InputError
-from .._checks import check_tensor
+from .._checks import check_tensor, refuse
 from .._dispatch import implementation
 
 
@@ -19,6 +18,5 @@ def spherical_harmonics(directions: Tensor, degree: int = 4) -> Tensor:
     [0.2821, -0.2932, 0.3909, -0.0]
     """
     check_tensor("directions", directions, ("n", 3))
-    if not 1 <= degree <= 4:
-        raise InputError("degree", "1 to 4", str(degree))
+    refuse(not 1 <= degree <= 4, "degree", "1 to 4", degree)
     return implementation("spherical_harmonics", "spherical_harmonics", directions)(directions, degree)

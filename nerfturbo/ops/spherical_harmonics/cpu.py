@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
+from .._sink import Node
 from .reference import C0, C1, C2, C3
 
 CHUNK = 8192
@@ -58,7 +58,7 @@ def _differentiate(first, last, directions, degree, grad, out):
         out[i, 0], out[i, 1], out[i, 2] = dx, dy, dz
 
 
-class _SphericalHarmonics(torch.autograd.Function):
+class _SphericalHarmonics(Node):
     @staticmethod
     def forward(ctx: Any, directions: Tensor, degree: int) -> Tensor:
         ctx.save_for_backward(directions)
@@ -69,13 +69,12 @@ class _SphericalHarmonics(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (directions,) = ctx.saved_tensors
         out = torch.empty(directions.shape[0], 3)
         source = array(directions.float())
         launch(_differentiate, directions.shape[0], CHUNK, source, ctx.degree, array(grad.float()), out.numpy())
-        return out.to(directions.dtype), None  # directions, degree
+        return (out.to(directions.dtype),)
 
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Spherical harmonics up to degree 4: one program evaluates BLOCK directions, all basis functions of each.
 
-Values (n, degree^2) fp32 row by row; the backward contracts the incoming gradient with the polynomials' derivatives
-(docs/ops/spherical_harmonics.md). Directions fp16/bf16/fp32 with any strides. No atomics.
+Values (n, degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .._triton import CompileCase, check_kernel_float, empty_in_layout_of
+from .._sink import Node
+from .._triton import check_kernel_float, empty_in_layout_of, load_point, own_block
 from .._triton.launch import cdiv, launchable
-from ..positions.triton import load_xyz
 
 BLOCK = 128
 
 
 @launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_axis"])
 def _forward_kernel(p_directions, p_out, n, stride_row, stride_axis, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
-    x, y, z = load_xyz(p_directions, i, stride_row, stride_axis, m)
+    i, m = own_block(n, BLOCK)
+    x, y, z = load_point(p_directions, i, m, stride_row, stride_axis)
     p = p_out + i.to(tl.int64) * (DEGREE * DEGREE)
     tl.store(p, tl.full([BLOCK], 0.28209479177387814, tl.float32), mask=m)
     if DEGREE > 1:
@@ -80,9 +77,8 @@ def _backward_kernel(
     p_directions, p_grad_out, p_grad, n, stride_row, stride_axis, stride_grad, stride_grad_axis,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
-    x, y, z = load_xyz(p_directions, i, stride_row, stride_axis, m)
+    i, m = own_block(n, BLOCK)
+    x, y, z = load_point(p_directions, i, m, stride_row, stride_axis)
     p = p_grad_out + i.to(tl.int64) * (DEGREE * DEGREE)
     dx, dy, dz = x * 0.0, y * 0.0, z * 0.0
     if DEGREE > 1:
@@ -109,7 +105,7 @@ def _forward(directions: Tensor, degree: int) -> Tensor:
     return out
 
 
-class _SphericalHarmonics(torch.autograd.Function):
+class _SphericalHarmonics(Node):
     @staticmethod
     def forward(ctx, directions: Tensor, degree: int) -> Tensor:
         ctx.save_for_backward(directions)
@@ -117,8 +113,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         return _forward(directions, degree)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         (directions,) = ctx.saved_tensors
         grad, n = empty_in_layout_of(directions), directions.shape[0]
         if n:
@@ -126,7 +121,7 @@ class _SphericalHarmonics(torch.autograd.Function):
                 directions, grad_out.contiguous(), grad, n, *directions.stride(), *grad.stride(),
                 DEGREE=ctx.degree, BLOCK=BLOCK,
             )  # fmt: skip
-        return grad, None  # degree
+        return (grad,)
 
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
@@ -134,9 +129,3 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     if not directions.requires_grad or not torch.is_grad_enabled():
         return _forward(directions, degree)
     return _SphericalHarmonics.apply(directions, degree)
-
-
-COMPILE_CASES = [
-    CompileCase(_forward_kernel, "", {"DEGREE": 4, "BLOCK": BLOCK}, num_warps=4),
-    CompileCase(_backward_kernel, "", {"DEGREE": 4, "BLOCK": BLOCK}, num_warps=4),
-]

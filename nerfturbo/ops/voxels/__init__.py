@@ -1,22 +1,19 @@
 """Look-up in sparse voxels: trilinear in the eight corners of a voxel, density and spherical-harmonic colour.
 
-The unit cube has `resolution` voxels a side, hence resolution + 1 nodes. Data belongs to nodes, so that neighbouring
-voxels share it and nothing jumps at their faces. Only some nodes are stored: `blocks` (g, g, g) holds the number of
-each block of 8^3 nodes, -1 for an empty one, and `rows` (n_blocks, 512) the row of each node of a block, -1 for a
-missing one, with the block's z fastest. Memory is that of the stored nodes and their blocks. A missing node has the
-density `empty` and zero coefficients, the same for every voxel around it, so that the field stays continuous there too.
+The unit cube has `resolution` voxels a side, hence resolution + 1 nodes, to which data belongs. Only some nodes are
+stored: `blocks` (g, g, g) holds the number of each block of 8^3 nodes, -1 for an empty one, and `rows` (n_blocks, 512)
+the row of each node of a block, -1 for a missing one, with the block's z fastest. A missing node has the density
+`empty` and zero coefficients, the same for every voxel around it, so that the field stays continuous there too.
 
     value = sum over corners c of w_c(x) * table[row_c]
     logits = (sum_k sh_k * value_red,k,  ... green,  ... blue,  value_density)
 
 A row of the colour table holds the coefficients of red, then green, then blue, and zeros up to a multiple of 4.
 
-Total variation of sparse voxels: how much the nodes differ from their neighbours, over some of the nodes.
-
     variation = 1 / m * sum over chosen nodes of the mean over channels of sqrt(d_x^2 + d_y^2 + d_z^2 + 1e-8) - 1e-4
 
-with d the difference to the next node along an axis, zero where that one is not stored: the border of what is stored
-costs nothing. The square root is over all three axes, so that edges of every direction cost the same.
+with d the difference to the next node along an axis, zero where that one is not stored. The square root is over all
+three axes, so that edges of every direction cost the same.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_dtype, check_shape, check_tensor
+from .._checks import check_device, check_dtype, check_shape, check_tensor, refuse
 from .._dispatch import implementation
 from .._sink import GradientSink, check_count
 
@@ -53,8 +50,7 @@ class VoxelIndex:
     empty: float = -9.0  # density of the nodes that are not stored
 
     def __post_init__(self) -> None:
-        if not 1 <= self.resolution <= MAX_RESOLUTION:
-            raise InputError("resolution", f"1 to {MAX_RESOLUTION}", str(self.resolution))
+        refuse(not 1 <= self.resolution <= MAX_RESOLUTION, "resolution", f"1 to {MAX_RESOLUTION}", self.resolution)
         side = blocks_per_axis(self.resolution)
         check_tensor("blocks", self.blocks, (side, side, side), torch.int32)
         check_tensor("rows", self.rows, ("n_blocks", SIDE**3), torch.int32)
@@ -139,8 +135,7 @@ def _check(positions: Tensor, tables: VoxelTables, index: VoxelIndex, n_used: Te
     check_dtype("tables.color", tables.color)
     check_device(positions=positions, density=tables.density, color=tables.color, blocks=index.blocks)
     check_count(n_used, positions.device)
-    if tables.density.shape[0] == 0:
-        raise InputError("tables.density", "at least one row", "(0,)")
+    refuse(tables.density.shape[0] == 0, "tables.density", "at least one row", "(0,)")
 
 
 FLOOR = 1e-4  # the root of the 1e-8: smooth where nothing differs

@@ -2,9 +2,8 @@
 
 A position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to
 positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three
-colours, over all positions: its part of every row is nobody else's, so there are no atomics and the order of additions
-is fixed. Total variation: neighbours of different nodes may be the same, so one thread sums the gradient; the chosen
-nodes are few. fp32 inside, sums of the variation in fp64. Deterministic.
+colours, over all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of
+the few chosen nodes. fp32 inside, sums of the variation in fp64. Deterministic.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._cpu import array, as_float32, jit, launch
-from .._sink import GradientSink
+from .._sink import GradientSink, Node
 from . import FLOOR, VoxelIndex
 
 CHUNK = 2048
@@ -158,7 +156,7 @@ def _slope(first, last, places, found, fractions, resolution, density, color, ba
         out[i, 2] = gz * size if places[i, 2] >= ZERO and places[i, 2] <= ONE else ZERO
 
 
-class _VoxelLookup(torch.autograd.Function):
+class _VoxelLookup(Node):
     @staticmethod
     def forward(ctx, positions, basis, density, color, rays, half, index, n_used, sink) -> Tensor:
         n = positions.shape[0]
@@ -177,7 +175,6 @@ class _VoxelLookup(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, basis, density, color, values, rays, found, fractions = ctx.saved_tensors
         n_used, gradient = ctx.n_used, array(grad.float())
@@ -202,8 +199,7 @@ class _VoxelLookup(torch.autograd.Function):
             launch(_slope, n_used, CHUNK // 4, source, *places, ctx.index.resolution, *tables, *numbers)
             to_positions = wide.to(positions.dtype)
             to_basis = torch.zeros(basis.shape).index_add_(0, rays.long(), per_position).to(basis.dtype)
-        # positions, basis, density, color, rays, half, index, n_used, sink
-        return to_positions, to_basis, to_density, to_color, None, None, None, None, None
+        return to_positions, to_basis, to_density, to_color
 
 
 def _deliver(sink: GradientSink, parts: list[Tensor] | None, checks: np.ndarray) -> None:
@@ -278,7 +274,7 @@ def _spread_back(first, last, chosen, nodes, blocks, rows, resolution, table, n_
                     grad[row, j] -= scale * rises[axis]
 
 
-class _Variation(torch.autograd.Function):
+class _Variation(Node):
     @staticmethod
     def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
         ctx.save_for_backward(density, color, nodes, chosen)
@@ -292,7 +288,6 @@ class _Variation(torch.autograd.Function):
         return torch.tensor(values, dtype=torch.float32)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         density, color, nodes, chosen = ctx.saved_tensors
         structure, m = _structure(ctx.index, nodes, chosen), chosen.shape[0]
@@ -307,7 +302,7 @@ class _Variation(torch.autograd.Function):
             if buffer is not None and not direct:
                 buffer.add_(target)
             results.append(None if buffer is not None else target.to(table.dtype))
-        return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
+        return tuple(results)
 
 
 def _structure(index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> tuple[Any, ...]:

@@ -1,7 +1,4 @@
-"""Sparse voxels by fancy indexing, corner by corner; gradients by autograd.
-
-Total variation of sparse voxels by fancy indexing; gradients by autograd.
-"""
+"""Sparse voxels and their total variation by fancy indexing, corner by corner; gradients by autograd."""
 
 from __future__ import annotations
 

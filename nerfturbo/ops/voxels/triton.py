@@ -1,13 +1,12 @@
 """Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass; total variation.
 
 Forward: one program = BLOCK positions. A corner's row comes from two dependent loads, the block's number and the node's
-row in it; both tables of the structure are small and stay in the caches. Rows of the colour table are loaded as
-[BLOCK, PC] tiles, a few lanes a row. Backward to the tables: the same walk, each corner's share added by atomics
-(vectors of four on compute capability 9.0), nothing at all for positions without a gradient. Backward to positions and
-basis: a third kernel, only where asked for. Variation: one program = VARIATION_BLOCK nodes with all their channels.
+row in it; rows of the colour table are loaded as [BLOCK, PC] tiles. Backward to the tables: the same walk, each
+corner's share added by atomics, nothing at all for positions without a gradient. Backward to positions and basis: a
+third kernel, only where asked for. Variation: one program = VARIATION_BLOCK nodes with all their channels.
 
-dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights and sums fp32. Table gradients are sums
-by atomics, not deterministic; under torch.use_deterministic_algorithms the reference computes them.
+dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights and sums fp32. Table gradients are not
+deterministic; under torch.use_deterministic_algorithms the reference computes them.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .._triton import CompileCase, check_kernel_float, clamp_unit, load_point, used_rows
+from .. import _triton as gpu
+from .._sink import Node
+from .._triton import check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from . import FLOOR, VoxelIndex, blocks_per_axis, reference
 
@@ -39,18 +39,26 @@ def node_row(p_blocks, p_rows, x, y, z, side, m):
 @triton.jit
 def _cell(x, resolution):
     """Voxel and fraction along an axis."""
-    p = clamp_unit(x) * resolution.to(tl.float32)
+    p = gpu.clamp_unit(x) * resolution.to(tl.float32)
     cell = tl.minimum(p.to(tl.int32), resolution - 1)
     return cell, p - cell.to(tl.float32)
 
 
 @triton.jit
 def _locate(p_positions, i, m, stride_xn, stride_xc, resolution):
-    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     ix, fx = _cell(x, resolution)
     iy, fy = _cell(y, resolution)
     iz, fz = _cell(z, resolution)
     return ix, iy, iz, fx, fy, fz
+
+
+@triton.jit
+def _corner(p_blocks, p_rows, cell, side, m, C: tl.constexpr):
+    """Row of corner C of a voxel, and its weight."""
+    row = node_row(p_blocks, p_rows, cell[0] + (C & 1), cell[1] + ((C >> 1) & 1), cell[2] + (C >> 2), side, m)
+    fx, fy, fz = cell[3], cell[4], cell[5]
+    return row, (fx if C & 1 else 1.0 - fx) * (fy if C & 2 else 1.0 - fy) * (fz if C & 4 else 1.0 - fz)
 
 
 @triton.jit
@@ -93,16 +101,15 @@ def _forward_kernel(
     stride_xn, stride_xc, K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     m = i < n_used
     density = tl.zeros([BLOCK], tl.float32)
     b_color = tl.zeros([BLOCK, PC], tl.float32)
     if tl.program_id(0) * BLOCK < n_used:
-        ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+        cell = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
         for c in tl.static_range(8):
-            row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+            row, w = _corner(p_blocks, p_rows, cell, side, m, c)
             here = row >= 0
-            w = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
             thick = tl.load(p_density + row, mask=here, other=0.0).to(tl.float32)
             density += w * tl.where(here, thick, empty)
             b_color += w[:, None] * _load_colors(p_color, row, here, C, PC)
@@ -121,14 +128,13 @@ def _density_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     m = i < n_used
     density = tl.zeros([BLOCK], tl.float32)
     if tl.program_id(0) * BLOCK < n_used:
-        ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+        cell = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
         for c in tl.static_range(8):
-            row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
-            w = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
+            row, w = _corner(p_blocks, p_rows, cell, side, m, c)
             thick = tl.load(p_density + row, mask=row >= 0, other=0.0).to(tl.float32)
             density += w * tl.where(row >= 0, thick, empty)
     tl.store(p_out + i, tl.where(m, density, 0.0), mask=i < n)
@@ -140,25 +146,23 @@ def _backward_kernel(
     n, resolution, side, stride_xn, stride_xc, stride_gn, stride_gc,
     K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    n_used = used_rows(p_used, n)
+    n_used = gpu.used_rows(p_used, n)
     if tl.program_id(0) * BLOCK >= n_used:
         return
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n_used
+    i, m = gpu.own_block(n_used, BLOCK)
     red, green, blue, thick = _load_gradient(p_grad, i, m, stride_gn, stride_gc)
     if p_found_inf is not None:
         total = tl.abs(red) + tl.abs(green) + tl.abs(blue) + tl.abs(thick)
         bad = (total != total) | (total == float("inf"))
         tl.store(p_found_inf + i * 0, tl.full([BLOCK], 1.0, tl.float32), mask=bad)
     m = m & ((red != 0.0) | (green != 0.0) | (blue != 0.0) | (thick != 0.0))
-    ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+    cell = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
     b_basis, _ray = _load_basis(p_basis, p_rays, i, m, K, PC)
     b_grad = _spread_colors(red, green, blue, K, PC) * b_basis
     j = tl.arange(0, PC)
     for c in tl.static_range(8):
-        row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+        row, w = _corner(p_blocks, p_rows, cell, side, m, c)
         here = row >= 0
-        w = (fx if c & 1 else 1.0 - fx) * (fy if c & 2 else 1.0 - fy) * (fz if c & 4 else 1.0 - fz)
         tl.atomic_add(p_ddensity + row, w * thick, mask=here, sem="relaxed")
         # The padding column takes part, with zero: leaving it out would break the vectors.
         p = p_dcolor + (row.to(tl.int64) * C)[:, None] + j[None, :]
@@ -171,10 +175,9 @@ def _inputs_kernel(
     n, resolution, side, empty, stride_xn, stride_xc, stride_gn, stride_gc,
     K: tl.constexpr, C: tl.constexpr, PC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < used_rows(p_used, n)
+    i, m = gpu.own_block(gpu.used_rows(p_used, n), BLOCK)
     red, green, blue, thick = _load_gradient(p_grad, i, m, stride_gn, stride_gc)
-    ix, iy, iz, fx, fy, fz = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
+    cell = _locate(p_positions, i, m, stride_xn, stride_xc, resolution)
     b_basis, ray = _load_basis(p_basis, p_rays, i, m, K, PC)
     b_spread = _spread_colors(red, green, blue, K, PC)
     b_grad = b_spread * b_basis
@@ -183,25 +186,19 @@ def _inputs_kernel(
     gy = tl.zeros([BLOCK], tl.float32)
     gz = tl.zeros([BLOCK], tl.float32)
     for c in tl.static_range(8):
-        row = node_row(p_blocks, p_rows, ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), side, m)
+        row, w = _corner(p_blocks, p_rows, cell, side, m, c)
         here = row >= 0
-        wx = fx if c & 1 else 1.0 - fx
-        wy = fy if c & 2 else 1.0 - fy
-        wz = fz if c & 4 else 1.0 - fz
         b_row = _load_colors(p_color, row, here, C, PC)
-        b_color += (wx * wy * wz)[:, None] * b_row
+        b_color += w[:, None] * b_row
         value = tl.where(here, tl.load(p_density + row, mask=here, other=0.0).to(tl.float32), empty)
         dot = tl.sum(b_grad * b_row, 1) + thick * value
-        gx += (dot if c & 1 else -dot) * wy * wz
-        gy += (dot if c & 2 else -dot) * wx * wz
-        gz += (dot if c & 4 else -dot) * wx * wy
-    x, y, z = load_point(p_positions, i, m, stride_xn, stride_xc)
+        dx, dy, dz = gpu.corner_slopes(dot, cell[3], cell[4], cell[5], c)
+        gx += dx
+        gy += dy
+        gz += dz
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     size = resolution.to(tl.float32)
-    p = p_out + i  # (3, n), transposed
-    m_row = i < n
-    tl.store(p, tl.where(m & (x >= 0.0) & (x <= 1.0), gx * size, 0.0), mask=m_row)
-    tl.store(p + n, tl.where(m & (y >= 0.0) & (y <= 1.0), gy * size, 0.0), mask=m_row)
-    tl.store(p + 2 * n.to(tl.int64), tl.where(m & (z >= 0.0) & (z <= 1.0), gz * size, 0.0), mask=m_row)
+    gpu.store_slopes(p_out, i, n, m, x, y, z, gx * size, gy * size, gz * size)
     if p_dbasis is not None:
         j = tl.arange(0, PC)
         p = p_dbasis + (ray * K)[:, None] + (j % K)[None, :]
@@ -217,7 +214,7 @@ def _structure(index: VoxelIndex) -> dict[str, Any]:
     return {"p_blocks": index.blocks, "p_rows": index.rows, "resolution": index.resolution, "side": side}
 
 
-class _VoxelLookup(torch.autograd.Function):
+class _VoxelLookup(Node):
     @staticmethod
     def forward(ctx, positions, basis, density, color, rays, half, index, n_used, sink) -> Tensor:
         n, source = positions.shape[0], color if half is None else half
@@ -233,25 +230,23 @@ class _VoxelLookup(torch.autograd.Function):
         return out.t()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, basis, density, source, rays, n_used = ctx.saved_tensors
         to_positions = to_basis = to_density = to_color = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            buffers = _sums((density, source)) if ctx.sink is None else ctx.sink.buffers
-            _add_table_gradients(ctx, grad, buffers)
+            zeros = (torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (density, source))
+            buffers, found_inf = (tuple(zeros), None) if ctx.sink is None else (ctx.sink.buffers, ctx.sink.found_inf)
+            if grad.shape[0]:
+                _backward_kernel[(cdiv(grad.shape[0], BLOCK),)](
+                    p_ddensity=buffers[0], p_dcolor=buffers[1], p_found_inf=found_inf, **_shared(ctx, grad)
+                )
             if ctx.sink is None:
                 to_density, to_color = (b.to(dtype) for b, dtype in zip(buffers, ctx.dtypes, strict=True))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             wide, per_ray = _input_gradients(ctx, grad)
             to_positions = wide.to(positions.dtype)
             to_basis = per_ray.to(basis.dtype) if ctx.needs_input_grad[1] else None
-        # positions, basis, density, color, rays, half, index, n_used, sink
-        return to_positions, to_basis, to_density, to_color, None, None, None, None, None
-
-
-def _sums(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.zeros(table.shape, dtype=torch.float32, device=table.device) for table in tables)
+        return to_positions, to_basis, to_density, to_color
 
 
 def _shared(ctx: Any, grad: Tensor) -> dict[str, Any]:
@@ -263,14 +258,6 @@ def _shared(ctx: Any, grad: Tensor) -> dict[str, Any]:
         "stride_gn": grad.stride(0), "stride_gc": grad.stride(1), "num_warps": WARPS,
         **_structure(ctx.index), **_shape(basis.shape[1], source),
     }  # fmt: skip
-
-
-def _add_table_gradients(ctx: Any, grad: Tensor, buffers: tuple[Tensor, ...]) -> None:
-    if grad.shape[0]:
-        found_inf = None if ctx.sink is None else ctx.sink.found_inf
-        _backward_kernel[(cdiv(grad.shape[0], BLOCK),)](
-            p_ddensity=buffers[0], p_dcolor=buffers[1], p_found_inf=found_inf, **_shared(ctx, grad)
-        )
 
 
 def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,10 +302,22 @@ VARIATION_BLOCK = 32
 
 
 @triton.jit
-def _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK: tl.constexpr):
-    """Row of each node of the block, and those of its next nodes along x, y and z; -1 where there is none."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
+def _rise(p_table, b_here, m, row, C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr):
+    """[BLOCK, PC]: the next node's values minus these; zero where there is none."""
+    j = tl.arange(0, PC)[None, :]
+    m_there = (row >= 0)[:, None] & (j < CHANNELS) & m[:, None]
+    b_there = tl.load(p_table + (row.to(tl.int64) * C)[:, None] + j, mask=m_there, other=0.0)
+    return tl.where(m_there, b_there - b_here, 0.0)
+
+
+@triton.jit
+def _rises(
+    p_table, p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side,
+    C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Which nodes of the block there are; the rows of each and of its next nodes along x, y and z, -1 where there is
+    none; and how much the values rise to those."""
+    i, m = gpu.own_block(n, BLOCK)
     row = tl.load(p_chosen + i, mask=m, other=0)  # int64
     node = tl.load(p_nodes + row, mask=m, other=0)
     along = resolution + 1
@@ -328,16 +327,12 @@ def _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK:
     row_x = node_row(p_blocks, p_rows, x + 1, y, z, side, m & (x < resolution))
     row_y = node_row(p_blocks, p_rows, x, y + 1, z, side, m & (y < resolution))
     row_z = node_row(p_blocks, p_rows, x, y, z + 1, side, m & (z < resolution))
-    return m, row, row_x, row_y, row_z
-
-
-@triton.jit
-def _rise(p_table, b_here, m, row, C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr):
-    """[BLOCK, PC]: the next node's values minus these; zero where there is none."""
     j = tl.arange(0, PC)[None, :]
-    m_there = (row >= 0)[:, None] & (j < CHANNELS) & m[:, None]
-    b_there = tl.load(p_table + (row.to(tl.int64) * C)[:, None] + j, mask=m_there, other=0.0)
-    return tl.where(m_there, b_there - b_here, 0.0)
+    b_here = tl.load(p_table + (row * C)[:, None] + j, mask=m[:, None] & (j < CHANNELS), other=0.0)
+    b_x = _rise(p_table, b_here, m, row_x, C, PC, CHANNELS)
+    b_y = _rise(p_table, b_here, m, row_y, C, PC, CHANNELS)
+    b_z = _rise(p_table, b_here, m, row_z, C, PC, CHANNELS)
+    return m, row, row_x, row_y, row_z, b_x, b_y, b_z
 
 
 @launchable(do_not_specialize=["n", "resolution", "side"])
@@ -345,15 +340,20 @@ def _measure_kernel(
     p_table, p_chosen, p_nodes, p_blocks, p_rows, p_out, n, resolution, side, floor,
     C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    m, row, row_x, row_y, row_z = _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK)
-    j = tl.arange(0, PC)[None, :]
-    m_here = m[:, None] & (j < CHANNELS)
-    b_here = tl.load(p_table + (row * C)[:, None] + j, mask=m_here, other=0.0)
-    b_x = _rise(p_table, b_here, m, row_x, C, PC, CHANNELS)
-    b_y = _rise(p_table, b_here, m, row_y, C, PC, CHANNELS)
-    b_z = _rise(p_table, b_here, m, row_z, C, PC, CHANNELS)
+    m, _row, _row_x, _row_y, _row_z, b_x, b_y, b_z = _rises(
+        p_table, p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, C, PC, CHANNELS, BLOCK
+    )
     b_root = tl.sqrt(b_x * b_x + b_y * b_y + b_z * b_z + floor * floor) - floor
+    m_here = m[:, None] & (tl.arange(0, PC) < CHANNELS)[None, :]
     tl.store(p_out + tl.program_id(0), tl.sum(tl.sum(tl.where(m_here, b_root, 0.0), 1), 0))
+
+
+@triton.jit
+def _add_rows(p_grad, row, b_value, m, C: tl.constexpr, PC: tl.constexpr):
+    """Whole rows, with the padding, whose gradient is zero, for the vectors' sake."""
+    j = tl.arange(0, PC)[None, :]
+    p = p_grad + (row.to(tl.int64) * C)[:, None] + j
+    tl.atomic_add(p, b_value, mask=m[:, None] & (j < C) & (row >= 0)[:, None], sem="relaxed")
 
 
 @launchable(do_not_specialize=["n", "resolution", "side"])
@@ -361,23 +361,14 @@ def _spread_kernel(
     p_table, p_chosen, p_nodes, p_blocks, p_rows, p_factor, p_grad, n, resolution, side, floor,
     C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    m, row, row_x, row_y, row_z = _neighbours(p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, BLOCK)
-    j = tl.arange(0, PC)[None, :]
-    m_here = m[:, None] & (j < CHANNELS)
-    b_here = tl.load(p_table + (row * C)[:, None] + j, mask=m_here, other=0.0)
-    b_x = _rise(p_table, b_here, m, row_x, C, PC, CHANNELS)
-    b_y = _rise(p_table, b_here, m, row_y, C, PC, CHANNELS)
-    b_z = _rise(p_table, b_here, m, row_z, C, PC, CHANNELS)
+    m, row, row_x, row_y, row_z, b_x, b_y, b_z = _rises(
+        p_table, p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, C, PC, CHANNELS, BLOCK
+    )
     b_scale = tl.load(p_factor) / tl.sqrt(b_x * b_x + b_y * b_y + b_z * b_z + floor * floor)
-    m_row = m[:, None] & (j < C)  # with the padding, whose gradient is zero, for the vectors' sake
-    p = p_grad + (row * C)[:, None] + j
-    tl.atomic_add(p, -b_scale * (b_x + b_y + b_z), mask=m_row, sem="relaxed")
-    m_x = m_row & (row_x >= 0)[:, None]
-    tl.atomic_add(p_grad + (row_x.to(tl.int64) * C)[:, None] + j, b_scale * b_x, mask=m_x, sem="relaxed")
-    m_y = m_row & (row_y >= 0)[:, None]
-    tl.atomic_add(p_grad + (row_y.to(tl.int64) * C)[:, None] + j, b_scale * b_y, mask=m_y, sem="relaxed")
-    m_z = m_row & (row_z >= 0)[:, None]
-    tl.atomic_add(p_grad + (row_z.to(tl.int64) * C)[:, None] + j, b_scale * b_z, mask=m_z, sem="relaxed")
+    _add_rows(p_grad, row, -b_scale * (b_x + b_y + b_z), m, C, PC)
+    _add_rows(p_grad, row_x, b_scale * b_x, m, C, PC)
+    _add_rows(p_grad, row_y, b_scale * b_y, m, C, PC)
+    _add_rows(p_grad, row_z, b_scale * b_z, m, C, PC)
 
 
 def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> dict[str, Any]:
@@ -390,7 +381,7 @@ def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, c
     }  # fmt: skip
 
 
-class _Variation(torch.autograd.Function):
+class _Variation(Node):
     @staticmethod
     def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
         ctx.save_for_backward(density, color, nodes, chosen)
@@ -406,7 +397,6 @@ class _Variation(torch.autograd.Function):
         return torch.stack(values)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         density, color, nodes, chosen = ctx.saved_tensors
         m, results = chosen.shape[0], []
@@ -418,7 +408,7 @@ class _Variation(torch.autograd.Function):
                 arguments = _arguments(table, channels, ctx.index, nodes, chosen)
                 _spread_kernel[(cdiv(m, VARIATION_BLOCK),)](p_factor=factor, p_grad=target, **arguments)
             results.append(None if buffer is not None else target.to(table.dtype))
-        return *results, None, None, None, None, None  # density, color, index, nodes, chosen, n_basis, sink
+        return tuple(results)
 
 
 def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
@@ -427,17 +417,3 @@ def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tens
         return reference.voxel_variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)
     density, color = (table.contiguous() for table in tables)
     return _Variation.apply(density, color, index, nodes, chosen.contiguous(), n_basis, sink)
-
-
-_TYPES = "*i32 p_rays p_blocks p_rows p_used p_nodes, *i64 p_chosen, i32 resolution side"
-_WIDTHS = {"K": 9, "C": 28, "PC": 32, "CHANNELS": 27}
-_STRIDES = {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18, "BLOCK": BLOCK}
-COMPILE_CASES = [
-    *(
-        CompileCase(kernel, f"{_TYPES}, *fp16 p_color", _WIDTHS | _STRIDES, WARPS)
-        for kernel in (_forward_kernel, _backward_kernel, _inputs_kernel)
-    ),
-    CompileCase(_density_kernel, _TYPES, {"BLOCK": DENSITY_BLOCK}, WARPS),
-    CompileCase(_measure_kernel, _TYPES, _WIDTHS | {"BLOCK": VARIATION_BLOCK}, WARPS),
-    CompileCase(_spread_kernel, _TYPES, _WIDTHS | {"BLOCK": VARIATION_BLOCK}, WARPS),
-]

@@ -1,0 +1,21 @@
+"""Specialisations of the kernels of `ops/positions`."""
+
+from __future__ import annotations
+
+from nerfturbo.ops.positions import triton as kernels
+
+from . import CompileCase
+
+COMPILE_CASES = [
+    CompileCase(kernels._aabb_kernel, "", {"BLOCK": kernels.BOX_BLOCK}, num_warps=4),
+    *(
+        CompileCase(
+            kernels._positions_kernel,
+            "*i32 p_rays, i32 capacity",
+            {"FOLD": fold, "BLOCK": kernels.BLOCK},
+            4,
+            name=contraction,
+        )
+        for contraction, fold in kernels.FOLDS.items()
+    ),
+]
