@@ -27,7 +27,6 @@ from ..training import callbacks
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from ..training.distributed import Team, join_team, launched_rank
 from ..training.precision import resolve_precision
-from ..training.stability import StabilityGuard
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .common import open_data, print_json
@@ -75,7 +74,7 @@ def _run(plan: Plan, display: Display) -> int:
         team = join_team(plan.device, compression=config.train.compress_gradients)
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
     display.phase("preparing the model")
-    trainer = Trainer(config, train_scene, device=plan.device, team=team)
+    trainer = Trainer(config, train_scene, device=plan.device, team=team, test_scene=test_scene)
     if trainer.device.type == "cuda" or trainer.pixels.on_host:
         display.note(trainer.pixels.note)
     preview = Preview(test_scene, len(test_scene) // 2)
@@ -244,8 +243,8 @@ class Session:
         precision = resolve_precision(trainer.config.train.precision, trainer.device)
         if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
-        guard = StabilityGuard(precision, report=log.add_event)  # before saving: what is hopeless is not saved
-        trainer.callbacks += [log, guard, self._look, self._show, saving]
+        trainer.guard.report = log.add_event
+        trainer.callbacks += [log, self._look, self._show, saving]
         self.display.phase("preparing the step")  # on a GPU: recording the graph
         trainer.stepper.prepare()
         self.display.phase("training")
@@ -314,10 +313,6 @@ class Session:
             return None
         self._last_score = (trainer.step, value)
         self.log.add_preview(trainer, value, self.run.preview_file)
-        target = trainer.config.train.target_psnr
-        if target is not None and value >= target and not trainer.should_stop:
-            self.display.note(f"step {trainer.step}: the preview reached {value:.2f} dB, the target is {target:g}")
-            trainer.stop("target psnr")
         return value
 
 

@@ -337,6 +337,12 @@ class DeviceStep:
             loss_scale=row["loss_scale"],
         )
 
+    def newest(self) -> tuple[float, float]:
+        """Loss and squared error of the last step that was queued; waits for it."""
+        self.finish()
+        row = self.state.ring[(int(self.state.step) - 1) % RING].tolist()
+        return row[COLUMNS.index("loss")], row[COLUMNS.index("mse")]
+
     def finish(self) -> None:
         """Wait for everything queued."""
         self._stream.synchronize()

@@ -1,13 +1,14 @@
-"""Training under PyTorch Lightning: the same step, driven by `lightning.Trainer`.
+"""Training under PyTorch Lightning: the native trainer and its step, driven by `lightning.Trainer`.
 
     import lightning as L
     from nerfturbo.training.lightning import NerfData, NerfModule
 
     L.Trainer(max_steps=2000).fit(NerfModule(config), NerfData(config))
 
-`NerfModule(config)` leaves optimization to Lightning, eagerly: every flag of its trainer works. `NerfModule(config,
-captured=True)` runs several steps of the native trainer per `training_step`, recorded graphs on a GPU; precision,
-clipping and accumulation then come from the config, and flags that contradict it are refused by name.
+Every value of the config acts as in the native trainer. Flags of Lightning that say the same thing (`max_steps`,
+`precision`, `gradient_clip_val`, `accumulate_grad_batches`) become values of the config; a flag that contradicts it is
+refused by name. `NerfModule(config)` runs the step eagerly and leaves backward and update to Lightning's loop;
+`NerfModule(config, captured=True)` replays recorded graphs on a GPU.
 
 Importing this file imports lightning; nothing else of the package does.
 """
@@ -15,10 +16,14 @@ Importing this file imports lightning; nothing else of the package does.
 from __future__ import annotations
 
 import logging
+import math
 import os
-import time
+import signal
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +32,37 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..config import Config, from_dict, to_dict
+from ..data.batches import PixelBatch
 from ..data.images import save_image
 from ..data.options import LoadOptions
 from ..data.scene import Scene, open_scenes
 from ..errors import BackendError, InputError
-from ..fields.field import connect, field_part, is_adaptive
+from ..fields.field import field_part
 from ..rendering.model import NerfModel, SceneBounds
+from .callbacks import view_psnr
 from .checkpoint import LIGHTNING_KEY, CheckpointState
 from .distributed import ProcessTeam, Team
 from .loss import Stages, StepResult
-from .optim import FieldAdam, learning_rate
-from .refine import cull_unseen, culls, is_due, match_shapes, recall_culled, refine_field
-from .step import RayBatches, start_totals, totals_of
+from .optim import FieldAdam, Optimizer
+from .refine import match_shapes
+from .step import StepRecord, TrainingStep, backward, gradient_scale, mean_result, start_totals
 from .trainer import Trainer, TrainSummary
 
 try:
     import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
     raise BackendError(
         f"training under Lightning needs the package lightning ({error}); pip install 'nerfturbo[lightning]'"
     ) from error
 
-LOG = logging.getLogger("nerfturbo")
+PRECISIONS = {
+    "32-true": None,
+    "64-true": None,
+    "16-mixed": "fp16",
+    "bf16-mixed": "bf16",
+}  # the first is the default: the config decides
 
 
 class _Steps(IterableDataset):
@@ -88,26 +102,31 @@ class NerfData(pl.LightningDataModule):
         return self._scenes[1]
 
     def train_dataloader(self) -> DataLoader[int]:
-        accumulate = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
-        return DataLoader(_Steps(self.config.train.steps * accumulate), batch_size=None)
+        steps, parts = self.config.train.steps, 1
+        if self.trainer is not None:
+            steps = self.trainer.max_steps if self.trainer.max_steps >= 0 else steps
+            parts = self.trainer.accumulate_grad_batches
+        return DataLoader(_Steps(steps * parts), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[int]:
         return DataLoader(list(range(len(self.test_scene))), batch_size=None)  # type: ignore[arg-type]
 
-    test_dataloader = val_dataloader
+    test_dataloader = predict_dataloader = val_dataloader
 
 
 class NerfModule(pl.LightningModule):
-    """A field with its grid over the scene of a `NerfData`.
+    """A field with its sampler over the scene of a `NerfData`: the native trainer, driven by Lightning.
 
     `field` and `sampler` are those of `Trainer`, `start` is a checkpoint of the native trainer to go on from, `stages`
-    replaces parts of the step, `steps_per_call` is how many captured steps one `training_step` runs. `engine` hands in
-    a native trainer that is already made.
+    replaces parts of the step, `steps_per_call` is how many captured steps are queued at once where nothing looks in
+    between. `engine` hands in a native trainer that is already made.
     """
+
+    last: StepRecord | None = None  # what the last step did
 
     def __init__(
         self,
-        config: Config,
+        config: Config | dict[str, Any],
         *,
         field: torch.nn.Module | None = None,
         sampler: Any = None,
@@ -120,41 +139,66 @@ class NerfModule(pl.LightningModule):
         super().__init__()
         if steps_per_call < 1:
             raise InputError("steps_per_call", "a number >= 1", str(steps_per_call))
+        config = config if isinstance(config, Config) else from_dict(Config, config)
         self.save_hyperparameters({"config": to_dict(config), "captured": captured, "steps_per_call": steps_per_call})
         self.config, self.captured, self.steps_per_call = config, captured or engine is not None, steps_per_call
         self.automatic_optimization = not self.captured
         self.engine = engine
-        self._stages, self._start = stages, start
-        self._plugged = {"field": field, "sampler": sampler}
+        self._options = {"stages": stages, "field": field, "sampler": sampler}
+        self._start, self._restored = start, None
+        self._results: list[StepResult] = []  # of the batches of one step
+        self._ahead = 0  # captured steps that Lightning has not counted yet
+        self._paused = ExitStack()
+        self._quiet = engine is not None  # whoever made it logs
+        self.summary: TrainSummary | None = None
         self.model: NerfModel | None = None if engine is None else engine.model
-        self.batches: RayBatches | None = None
-        self.last: StepResult | None = None
-        self._first_step, self._part, self._part_of = 0, 0, -1
-        self._restored: dict[str, Any] | None = None
-        self._seconds, self._started = 0.0, None
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The grid's update and the non-finite guard come along; in captured mode they are part of the step."""
-        if self.captured:
-            self._refuse_conflicts()
+        """Make Lightning's flags and the config say the same; what they cannot agree on is refused by name."""
+        if self.trainer.state.fn != "fit":
             return []
-        given = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
-        return [kind() for kind in (Refinement, GridUpdate, NonFiniteGuard) if kind not in given]
+        self._agree_on_flags()
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                callback.save_on_exception = True  # an epoch is the whole run: nothing else would be saved
+        return []
 
-    def _refuse_conflicts(self) -> None:
-        """Flags of Lightning that the captured step would ignore."""
-        trainer, hint = self.trainer, "or leave captured=True out"
-        conflicts = {
-            "precision": (trainer.precision, "32-true", "set train.precision in the config"),
-            "gradient_clip_val": (trainer.gradient_clip_val, None, "set optim.clip_norm in the config"),
-            "accumulate_grad_batches": (trainer.accumulate_grad_batches, 1, "set train.accumulate in the config"),
-        }
-        for name, (found, neutral, instead) in conflicts.items():
-            if found != neutral:
-                expected = f"its default with NerfModule(captured=True), which {instead.replace('set', 'takes')}"
-                raise InputError(f"Trainer({name}=...)", expected, repr(found), f"{instead}, {hint}")
+    def _agree_on_flags(self) -> None:
+        trainer, config = self.trainer, self.config
+        strategy = trainer.strategy
+        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+            hint = "every process holds the whole field"
+            raise InputError("Trainer(strategy=...)", "one device or ddp", type(strategy).__name__, hint)
+        train, optim, instead = config.train, config.optim, "or leave captured=True out"
+        if trainer.precision not in PRECISIONS:
+            hint = "masters and reductions of a field are fp32"
+            raise InputError("Trainer(precision=...)", " or ".join(PRECISIONS), repr(trainer.precision), hint)
+        if (precision := PRECISIONS[trainer.precision]) is not None:
+            train = replace(train, precision=_agreed("precision", precision, train.precision, "auto"))
+        if trainer.max_steps >= 0:
+            train = replace(train, steps=max(1, trainer.max_steps))
+        parts, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
+        if self.captured and parts != 1:
+            hint = f"set train.accumulate in the config, {instead}"
+            raise InputError("Trainer(accumulate_grad_batches=...)", "1 with captured=True", str(parts), hint)
+        if self.captured and trainer.precision == "64-true":
+            raise InputError("Trainer(precision=...)", "32-true with captured=True", "'64-true'", instead[3:])
+        if self.captured and trainer.overfit_batches > 0:
+            raise InputError("Trainer(overfit_batches=...)", "0 with captured=True", str(trainer.overfit_batches))
+        if self.captured and clip is not None:
+            hint = f"set optim.clip_norm in the config, {instead}"
+            raise InputError("Trainer(gradient_clip_val=...)", "None with captured=True", str(clip), hint)
+        if parts != 1:
+            train = replace(train, accumulate=_agreed("accumulate_grad_batches", parts, train.accumulate, 1))
+        elif not self.captured:
+            trainer.accumulate_grad_batches = train.accumulate
+        if clip is not None and trainer.gradient_clip_algorithm != "value":
+            optim = replace(optim, clip_norm=_agreed("gradient_clip_val", float(clip), optim.clip_norm, 0.0))
+        self.config = replace(config, train=train, optim=optim)
+        if self.engine is not None:
+            self.engine.reconfigure(self.config)
 
     @property
     def _data(self) -> NerfData:
@@ -164,300 +208,322 @@ class NerfModule(pl.LightningModule):
         return data
 
     def configure_model(self) -> None:
-        """Build the model once the device and the scene are known."""
-        if self.model is not None or self._trainer is None:  # without a trainer: load_from_checkpoint makes it
+        """Build the trainer once the device and the scene are known."""
+        if self.engine is not None or self._trainer is None:  # without a trainer: load_from_checkpoint makes the model
             return
-        scene, device = self._data.train_scene, self._device_of_rank()
+        data, device = self._data, torch.device(self.trainer.strategy.root_device)
+        team = Team()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            team = ProcessTeam(device, compression=self.config.train.compress_gradients)
+        tested = data.test_scene if self.config.train.target_psnr is not None else None
         dtype = torch.get_default_dtype()  # float64 under Trainer(precision="64-true")
         torch.set_default_dtype(torch.float32)
         try:
             # Lightning makes its own device the default here; the trainer places things itself.
             with torch.device("cpu"):
-                options = {"stages": self._stages, "team": self._team(device), **self._plugged}
-                self.engine = Trainer(self.config, scene, device=device, **options)
+                options = {"device": device, "team": team, "test_scene": tested, **self._options}
+                engine = Trainer(self.config, data.train_scene, **options)
         finally:
             torch.set_default_dtype(dtype)
-        self.model, self.config = self.engine.model, self.engine.config
-        if self._start is not None:
-            self._begin_from(self._start)
+        if dtype == torch.float64:
+            engine.optimizer = Optimizer(engine.model.double(), engine.config.optim)
+            stages = self._options["stages"] or Stages()
+            self._options["stages"] = replace(stages, draw=_doubled(stages.draw))
         if not self.captured:
-            self._disconnect(self.engine)
-            self.model.to(dtype)
-            self.engine = None
-
-    def _device_of_rank(self) -> torch.device:
-        return torch.device(self.trainer.strategy.root_device)
-
-    def _team(self, device: torch.device) -> Team:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return Team()
-        return ProcessTeam(device, compression=self.config.train.compress_gradients)
-
-    def _disconnect(self, engine: Trainer) -> None:
-        """Give gradients back to autograd: the native optimizer's buffers are not used here."""
-        connect(engine.model, None)
-        for parameter in engine.model.parameters():
-            parameter.data, parameter.grad = parameter.data.clone(), None
-        self.batches = RayBatches(engine.model, engine.pixels, stages=self._stages, team=engine.team)
-        self.batches.n_rays = engine.stepper.n_rays
-
-    def _begin_from(self, checkpoint: Path) -> None:
-        assert self.engine is not None
-        self.engine.resume(checkpoint)
-        self._first_step, self._seconds = self.engine.step, self.engine.train_seconds
-        self._start_state = {name: value.clone() for name, value in self.engine.optimizer.state_tensors().items()}
+            options = {"stages": self._options["stages"], "team": team}
+            engine.stepper = TrainingStep(engine.model, engine.pixels, engine.optimizer, **options)
+            engine.optimizer.scaled &= getattr(self.trainer.precision_plugin, "scaler", None) is None
+        self.engine, self.model, self.config = engine, engine.model, engine.config
+        if self._start is not None:
+            engine.resume(self._start)
+        if self._restored is not None:
+            self._restore(*self._restored)
 
     def configure_optimizers(self) -> Any:
-        assert self.model is not None
+        engine = self._engine
+        self.optimizer = FieldAdam(engine.model, engine.config.optim, native=engine.optimizer)
         if self.captured:
-            return None
-        optimizer = FieldAdam(self.model, self.config.optim)
-        if self._start is not None:
-            optimizer.load_state_tensors(self._start_state)
-        total = self.config.train.steps
+            return self.optimizer
 
         def factor(n_steps: int) -> float:
-            made, limit = self._first_step + n_steps, self.config.train.time_limit
-            by_clock = 0.0 if limit is None else self.train_seconds / limit
-            rate = learning_rate(self.config.optim, made, min(1.0, max(made / max(1, total), by_clock)))
-            return rate / self.config.optim.lr
+            return engine.learning_rate / engine.config.optim.lr
 
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+        return {"optimizer": self.optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    @property
+    def _engine(self) -> Trainer:
+        assert self.engine is not None
+        return self.engine
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate, where Lightning's finder looks for it."""
+        return self.config.optim.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._change(optim=replace(self.config.optim, lr=float(value)))
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step, where Lightning's finder looks for it."""
+        return self.config.train.batch_samples
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        self._change(train=replace(self.config.train, batch_samples=int(value)))
+
+    def _change(self, **sections: Any) -> None:
+        self.config = replace(self.config, **sections)
+        if self.engine is not None:
+            self.engine.reconfigure(self.config)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """Steps done since the start of training, those of the checkpoint it began from included."""
-        if self.captured:
-            return 0 if self.engine is None else self.engine.step
-        return self._first_step + self.trainer.global_step
-
-    @property
-    def progress(self) -> float:
-        """Share of the run that is over, by steps or by the first rank's clock; the same on all ranks."""
-        by_steps, limit = self.step / max(1, self.config.train.steps), self.config.train.time_limit
-        if limit is None or self.batches is None:
-            return min(1.0, by_steps)
-        _, (seconds,) = self.batches.team.agree(False, (self.train_seconds,))
-        return min(1.0, max(by_steps, seconds / limit))
+        return 0 if self.engine is None else self.engine.step
 
     @property
     def train_seconds(self) -> float:
-        return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
+        return 0.0 if self.engine is None else self.engine.train_seconds
 
     def on_fit_start(self) -> None:
-        self._started = time.perf_counter()
-        if self._restored is not None and self.batches is not None:
-            self.batches.n_rays = self._restored["n_rays"]
-        if self.captured:
-            assert self.engine is not None
-            wrapped = self.trainer.strategy.model
-            if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
-                wrapped.require_backward_grad_sync = False  # the step reduces its gradients itself
-            self.engine.begin()
+        wrapped = self.trainer.strategy.model
+        if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False  # the step does both itself
 
     def on_train_start(self) -> None:
-        if not self.captured and self.batches is not None:
-            recall_culled(self.batches.model, self.step)
+        self._engine.begin()
 
     def on_fit_end(self) -> None:
-        if self.captured and self.engine is not None:
-            self.engine.end()
-        elif self.batches is not None and not self.trainer.interrupted and culls(self.batches.model):
-            cull_unseen(self.batches.model, self.batches.pixels, self.step)
+        engine = self._engine
+        self.summary = engine.end("interrupted" if self.trainer.interrupted else engine.stop_reason)
 
     def cpu(self) -> NerfModule:
-        """Lightning ends with this on every module; a captured one stays where its graphs and buffers are."""
+        """Lightning ends with this on every module; this one stays where its graphs and buffers are."""
         return self if self.engine is not None else super().cpu()
 
+    def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
+        engine = self._engine
+        if not self.captured and not self._results:
+            engine.prepare_step()
+            engine.stepper.refresh(engine.step)  # type: ignore[union-attr]
+            self.optimizer.follow()
+
     def training_step(self, batch: int, batch_idx: int) -> Tensor | None:
-        return self._captured_steps() if self.captured else self._eager_step()
+        with torch.autocast(self.device.type, enabled=False):  # the config has the flag's precision
+            return self._captured_step() if self.captured else self._eager_loss(batch)
 
-    def _captured_steps(self) -> None:
-        """Up to K steps of the native trainer; Lightning's own count goes on by as many."""
-        engine, limit = self.engine, self.trainer.max_steps
-        assert engine is not None
-        before = engine.step
-        due = self.steps_per_call if limit < 0 else min(self.steps_per_call, limit - self.trainer.global_step)
-        record = None
-        while engine.step - before < due and engine.step < self.config.train.steps and not engine.is_over:
-            record = engine.advance(due - (engine.step - before))
-        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        for tracker in (progress.total, progress.current):
-            tracker.ready += engine.step - before
-            tracker.completed += engine.step - before
-        if record is None or engine.step >= self.config.train.steps or engine.should_stop:
-            self.trainer.should_stop = True
-        if record is not None and self.trainer.logger is not None:
-            self.log_dict({"loss": record.loss, "n_rays": float(record.n_rays)})
-
-    def _eager_step(self) -> Tensor:
-        """The loss of one batch, weighted so that the mean of the ranks' gradients is that of all rays."""
-        assert self.batches is not None
-        step = self.step
-        self._part = self._part + 1 if step == self._part_of else 0
-        self._part_of = step
-        if self.batches.model.photos is not None:
-            self.batches.model.set_progress(self.progress)
-        result = self.batches.loss(step, self._part)
-        loss, team = result.loss, self.batches.team
-        if not loss.requires_grad:  # no samples anywhere: DDP still waits for every parameter
+    def _eager_loss(self, batch: int) -> Tensor:
+        """The loss of one batch of a step."""
+        engine, parts = self._engine, self.trainer.accumulate_grad_batches
+        step, part = engine.step, len(self._results)
+        if self.trainer.overfit_batches > 0:
+            step, part = divmod(int(batch), parts)
+        result = engine.stepper.loss(step, part, self._loss_scale(parts))  # type: ignore[union-attr]
+        self._results.append(result)
+        loss = result.loss
+        if not loss.requires_grad:  # no samples anywhere
             loss = loss + sum(parameter.sum() * 0.0 for parameter in self.parameters())
-        if not team.alone:
-            sums, wait = start_totals(result, team)
-            wait()
-            result, weight = totals_of(sums, result)
-            loss = loss * (weight * team.world).to(loss.dtype)
-        self.last = result
-        if self.trainer.logger is not None and step % getattr(self.trainer, "log_every_n_steps", 50) == 0:
-            self.log_dict({"loss": result.loss.detach(), "n_rays": result.n_rays.float()})
         return loss
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.captured or self.batches is None or self.last is None:
+    def _loss_scale(self, parts: int) -> Tensor | None:
+        """() what the loss will be multiplied by: by Lightning's GradScaler, or by `backward` below."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is None:
+            return gradient_scale(self._engine.optimizer, parts)
+        return torch.tensor(scaler.get_scale() / parts, device=self.device)
+
+    def backward(self, loss: Tensor) -> None:  # type: ignore[override]
+        backward(loss, self._engine.optimizer.loss_scale)
+
+    def on_after_backward(self) -> None:
+        """After the last batch of a step: the mean of all ranks' gradients."""
+        engine = self._engine
+        if self.captured or self.trainer.fit_loop._should_accumulate():
             return
-        if self.step != self._part_of:  # an update was made
-            self.batches.adapt(int(self.last.n_samples), int(self.last.n_marched))
-        limit = self.config.train.time_limit
-        if self.step >= self.config.train.steps or (limit is not None and self.train_seconds >= limit):
+        result = mean_result(self._results)
+        if not engine.team.alone:
+            sums, wait = start_totals(result, engine.team)
+            wait()
+            result = engine.stepper.share(sums, result)  # type: ignore[union-attr]
+        self._results = [result]
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """The norm is clipped by the optimizer; single values are clipped here, before they are unscaled."""
+        if gradient_clip_val is not None and gradient_clip_algorithm == "value":
+            limit = float(gradient_clip_val) * float(self._loss_scale(1) or 1.0)
+            for buffer in self._engine.optimizer.buffers:
+                buffer.grads.clamp_(-limit, limit)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        engine, step = self._engine, self._engine.step
+        skipped = int(engine.optimizer.skipped)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        stepper, (result,) = engine.stepper, self._results
+        skipped, self._results = int(engine.optimizer.skipped) - skipped, []
+        stepper.average(step)  # type: ignore[union-attr]
+        parts = self.trainer.accumulate_grad_batches
+        self.last = stepper.record(step, result, skipped, float(engine.optimizer.scale), parts)  # type: ignore[union-attr]
+        engine.note(self.last)
+
+    def _captured_step(self) -> None:
+        """One step more for Lightning; the trainer runs several at once, up to the next that anybody looks at."""
+        engine, trainer = self._engine, self.trainer
+        if self._ahead == 0:
+            before, due = engine.step, self._next_look()
+            while engine.step - before < due and not engine.is_over and engine.step < engine.config.train.steps:
+                self.last = engine.advance(due - (engine.step - before))
+            self._ahead = engine.step - before
+            for group, buffer in zip(self.optimizer.param_groups, engine.optimizer.buffers, strict=True):
+                group["lr"] = engine.learning_rate * buffer.rate / engine.config.optim.lr
+        if self._ahead:
+            self._ahead -= 1
+            progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            for tracker in (progress.total, progress.current):
+                tracker.ready += 1
+                tracker.completed += 1
+        if self._ahead == 0:
+            if not self._quiet and self.last is not None:
+                self._log(*engine.stepper.newest())
+            self._stop_when_over()
+
+    def _log(self, loss: float, mse: float) -> None:
+        """Of the step in hand; the rest is of the last one that was read."""
+        assert self.last is not None
+        self.log("loss", loss, prog_bar=True)
+        self.log("psnr", -10.0 * math.log10(max(mse, 1e-12)), prog_bar=True)
+        counts = {"n_rays": self.last.n_rays, "loss_scale": self.last.loss_scale, "skipped": self._engine.skipped}
+        self.log_dict({name: float(value) for name, value in counts.items()})
+
+    def _next_look(self) -> int:
+        """Steps until a logger, a validation, a checkpoint or a callback of somebody's own looks at this module."""
+        trainer, step, due = self.trainer, self.trainer.global_step, self.steps_per_call
+        every = [trainer.log_every_n_steps] if trainer.loggers else []
+        interval = trainer.val_check_batch
+        every += [int(interval)] if trainer.enable_validation and 0 < interval < float("inf") else []
+        for callback in trainer.callbacks:
+            hooks = ("on_train_batch_start", "on_train_batch_end")
+            if all(getattr(type(callback), hook) is getattr(pl.Callback, hook) for hook in hooks):
+                continue
+            if not type(callback).__module__.startswith((__name__, "lightning.pytorch.callbacks")):
+                return 1
+            if getattr(callback, "_train_time_interval", None) is not None:
+                return 1
+            own = getattr(callback, "_every_n_train_steps", 0) or getattr(callback, "every_n_steps", 0)
+            every += [own] if own else []
+        return min(due, *(n - step % n for n in every)) if every else due
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self.captured and not self._results and self.last is not None:  # a whole step was made
+            self._log(self.last.loss, self.last.mse)
+            self._stop_when_over()
+
+    def _stop_when_over(self) -> None:
+        engine = self._engine
+        if engine.step >= engine.config.train.steps or engine.is_over:
             self.trainer.should_stop = True
+
+    # --- scores ------------------------------------------------------------------------------------------------------
+
+    def on_validation_start(self) -> None:
+        """The running mean of the weights is scored, where one is kept, and the clock stands still."""
+        if self.engine is not None:
+            self._paused.enter_context(self.engine.clock_stopped())
+            self._paused.enter_context(self.engine.optimizer.averaged())
+
+    on_test_start = on_predict_start = on_validation_start
+
+    def on_validation_end(self) -> None:
+        self._paused.close()
+
+    on_test_end = on_predict_end = on_validation_end
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
         """PSNR of one test view over white, logged as `val_psnr`."""
-        assert self.model is not None
-        scene, index = self._data.test_scene, int(batch)
-        picture = scene.images.image(index).to(self.device)
-        truth = picture[..., :3]
-        if picture.shape[-1] == 4:
-            truth = truth * picture[..., 3:] + (1.0 - picture[..., 3:])
-        error = (self.model.render_image(scene.cameras, index).rgb - truth).square().mean()
-        self.log("val_psnr", -10.0 * torch.log10(error.clamp(min=1e-12)), batch_size=1, sync_dist=True)
+        self._score(batch, "val_psnr")
 
-    test_step = validation_step
+    def test_step(self, batch: int, batch_idx: int) -> None:
+        """The same, as `test_psnr`."""
+        self._score(batch, "test_psnr")
+
+    def _score(self, batch: int, name: str) -> None:
+        assert self.model is not None
+        scene = self._data.test_scene
+        value = view_psnr(self.model, scene, int(batch) % len(scene))
+        self.log(name, torch.tensor(value, device=self.device), batch_size=1, sync_dist=True)
+
+    @torch.no_grad()
+    def predict_step(self, batch: int, batch_idx: int) -> Tensor:
+        """(height, width, 3): a test view, rendered over white."""
+        assert self.model is not None
+        return self.model.render_image(self._data.test_scene.cameras, int(batch)).rgb
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What a checkpoint of the native trainer holds besides the weights."""
-        assert self.model is not None
-        if self.captured:
-            assert self.engine is not None
-            optimizer, n_rays, seconds = self.engine.optimizer, self.engine.stepper.n_rays, self.engine.train_seconds
-        else:
-            assert self.batches is not None
-            found = self.optimizers(use_pl_optimizer=False)
-            assert isinstance(found, FieldAdam)
-            optimizer, n_rays, seconds = found, self.batches.n_rays, self.train_seconds
-        bounds = self.model.bounds.to_dict()
-        state = CheckpointState(self.step, seconds, n_rays, to_dict(self.config), bounds)
-        tensors = {name: value.detach().cpu().contiguous() for name, value in optimizer.state_tensors().items()}
-        checkpoint[LIGHTNING_KEY] = {"state": vars(state), "optimizer": tensors}
+        engine = self._engine
+        engine.stepper.finish()
+        tensors = {name: value.detach().cpu() for name, value in engine.optimizer.state_tensors().items()}
+        checkpoint[LIGHTNING_KEY] = {"state": vars(engine.state()), "optimizer": tensors}
+        checkpoint["optimizer_states"] = []  # they are the tensors above
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         own = checkpoint.get(LIGHTNING_KEY)
         if own is None:
             raise InputError("checkpoint", "one of a NerfModule", "no entry of nerfturbo in it")
-        self._restored = own["state"]
-        self._seconds = own["state"]["train_seconds"]
-        self._first_step = own["state"]["step"] - int(checkpoint.get("global_step", 0))
-        if self.model is None:  # load_from_checkpoint, without a trainer
-            bounds = SceneBounds.from_dict(own["state"]["bounds"])
-            self.model = NerfModel(self.config, bounds, **self._plugged)
-        if self.captured and self.engine is not None:
-            if match_shapes(self.engine.model, checkpoint["state_dict"]):
-                self.engine.restructure()
-            self.engine.model.load_state_dict(field_part(checkpoint["state_dict"], "model."))
-            self.engine.optimizer.load_state_tensors(own["optimizer"])
-            self.engine.step, self.engine.stepper.n_rays = own["state"]["step"], own["state"]["n_rays"]
+        checkpoint["optimizer_states"] = []
+        state = CheckpointState(**own["state"])
+        self._restored = (state, checkpoint["state_dict"], own["optimizer"])
+        if self.engine is not None:
+            self._restore(*self._restored)
+        elif self.model is None:  # load_from_checkpoint, without a trainer
+            self.model = NerfModel(self.config, SceneBounds.from_dict(state.bounds), **self._plugged)
+            match_shapes(self.model, checkpoint["state_dict"])
+
+    @property
+    def _plugged(self) -> dict[str, Any]:
+        return {name: self._options[name] for name in ("field", "sampler")}
+
+    def _restore(self, state: CheckpointState, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+        engine = self._engine
+        if match_shapes(engine.model, weights):
+            engine.restructure()
+        engine.model.load_state_dict(field_part(weights, "model."))
+        engine.optimizer.load_state_tensors(optimizer)
+        engine.restore(state)
+
+
+def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:
+    """What Lightning's flag says, unless the config says something else."""
+    if configured not in (neutral, wanted):
+        name = {"precision": "train.precision", "gradient_clip_val": "optim.clip_norm"}.get(flag, "train.accumulate")
+        hint = f"set one of them, or both alike: {name} in the config is {configured!r}"
+        raise InputError(f"Trainer({flag}=...)", repr(configured), repr(wanted), hint)
+    return wanted
+
+
+def _doubled(draw: Callable[..., PixelBatch]) -> Callable[..., PixelBatch]:
+    def drawn(*args: Any) -> PixelBatch:
+        batch = draw(*args)
+        rays = replace(batch.rays, origins=batch.rays.origins.double(), directions=batch.rays.directions.double())
+        return replace(batch, rays=rays, rgba=batch.rgba.double())
+
+    return drawn
 
 
 def load_module(path: Path | str) -> NerfModule:
     """The module of Lightning's checkpoint file, to render with or to look at."""
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    state = saved[LIGHTNING_KEY]["state"]
-    module = NerfModule(from_dict(Config, state["config"]))
-    module.model = NerfModel(module.config, SceneBounds.from_dict(state["bounds"]))
-    module.load_state_dict(saved["state_dict"])
-    return module.eval()
+    return NerfModule.load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
 
 
 # --- callbacks --------------------------------------------------------------------------------------------------------
-
-
-class GridUpdate(pl.Callback):
-    """Refreshes the occupancy grid before every n-th step, as the config says. A `NerfModule` brings it along."""
-
-    def __init__(self) -> None:
-        self._last = -1
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, NerfModule) and pl_module.batches is not None
-        grid, step, batches = pl_module.config.grid, pl_module.step, pl_module.batches
-        if grid.enabled and step % grid.update_every == 0 and step != self._last:
-            self._last = step
-            batches.stages.update_grid(batches.model, step, team=batches.team)
-
-
-class Refinement(pl.Callback):
-    """Lets a field that changes its shapes do so, before the step that is due. A `NerfModule` brings it along.
-
-    The optimizer takes the new parameters with their moments, and DistributedDataParallel is wrapped around the model
-    anew, because its buckets have the old sizes; every rank does so at the same step.
-    """
-
-    def __init__(self) -> None:
-        self._last = -1
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, NerfModule) and pl_module.batches is not None
-        batches, step = pl_module.batches, pl_module.step
-        if not is_adaptive(batches.model.field) or step == self._last:  # never between accumulated parts
-            return
-        self._last = step
-        if not is_due(batches.model, pl_module.progress, step):
-            return
-        cameras = batches.pixels.scene.cameras
-        carry = refine_field(batches.model, cameras, step=step, team=batches.team)
-        for optimizer in trainer.optimizers:
-            optimizer = getattr(optimizer, "optimizer", optimizer)
-            if isinstance(optimizer, FieldAdam):
-                optimizer.rebuild(batches.model, carry)
-        strategy = trainer.strategy
-        if isinstance(strategy.model, torch.nn.parallel.DistributedDataParallel):
-            strategy.model = strategy._setup_model(pl_module)
-            strategy._register_ddp_hooks()  # type: ignore[attr-defined]
-
-
-class NonFiniteGuard(pl.Callback):
-    """Says when steps were skipped because a gradient was not finite, and ends training when too many in a row were."""
-
-    def __init__(self, every_n_steps: int = 100, patience: int = 20) -> None:
-        self.every_n_steps, self.patience = every_n_steps, patience
-        self.skipped, self._checked = 0, 0
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step - self._checked < min(self.every_n_steps, self.patience):
-            return
-        optimizer = trainer.optimizers[0]
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        if not isinstance(optimizer, FieldAdam):
-            return
-        found, since, self._checked = optimizer.skipped, step - self._checked, step
-        new, self.skipped = found - self.skipped, found
-        if new:
-            LOG.warning("%d of the last %d steps were skipped: a gradient was not finite", new, since)
-        if new >= min(since, self.patience):
-            LOG.error("no step was possible any more: training stops")
-            trainer.should_stop = True
 
 
 class ImageLog(pl.Callback):
@@ -484,6 +550,17 @@ class ImageLog(pl.Callback):
         save_image(folder / f"view_{trainer.global_step:08d}.png", image)
 
 
+class _KeepSignals(pl.Callback):
+    """SIGTERM stays with whoever had it before: Lightning's own handler ends a run without a word."""
+
+    def __init__(self) -> None:
+        self._before = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._before)
+
+
 def fit_with_lightning(engine: Trainer) -> TrainSummary:
     """`engine.fit()` under `lightning.Trainer`, with its callbacks; several ranks become Lightning's DDP."""
     team: dict[str, Any] = {"devices": 1}
@@ -504,9 +581,11 @@ def fit_with_lightning(engine: Trainer) -> TrainSummary:
                 enable_checkpointing=False,
                 limit_val_batches=0,  # the session scores the test views; here it would render every training view
                 logger=False,
+                callbacks=[_KeepSignals()],
                 **team,
             )
-            trainer.fit(NerfModule(engine.config, engine=engine), NerfData(engine.config, (engine.scene, engine.scene)))
+            module = NerfModule(engine.config, engine=engine)
+            trainer.fit(module, NerfData(engine.config, (engine.scene, engine.scene)))
     finally:
         log.setLevel(level)
-    return engine.end(engine.stop_reason)
+    return module.summary or engine.end("interrupted")

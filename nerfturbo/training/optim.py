@@ -128,7 +128,8 @@ def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None
     names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
-    grads, state = torch.zeros_like(values), AdamState.of(values, step)
+    grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    grads, state = torch.cat([grad.detach().reshape(-1) for grad in grads]), AdamState.of(values, step)
     lr = torch.tensor(group.rate, device=values.device)
     buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, (), lr, group.rate)
     buffer = replace(buffer, grad_views=tuple(buffer.views(grads)))
@@ -138,16 +139,27 @@ def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None
 
 
 class Optimizer:
-    """Steps a model's parameters. With `half_dtype` the hash table is read as a half copy and the loss is scaled."""
+    """Steps a model's parameters. With `half_dtype` the hash table is read as a half copy and the loss is scaled.
 
-    def __init__(self, model: nn.Module, config: OptimConfig, *, half_dtype: torch.dtype | None = None) -> None:
-        self.config, self.half_dtype = config, half_dtype
+    `connected` lets modules write gradients straight into the buffers, past autograd and the hooks of others.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimConfig,
+        *,
+        half_dtype: torch.dtype | None = None,
+        connected: bool = True,
+    ) -> None:
+        self.config, self.half_dtype, self._connected = config, half_dtype, connected
+        self.scaled = half_dtype == torch.float16  # by this optimizer; False where a GradScaler does it
         device = next(model.parameters()).device
         self.step_count = torch.zeros((), dtype=torch.int64, device=device)
         self.lr = torch.tensor(config.lr, device=device)
         self.found_inf = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        scale = INITIAL_SCALE if half_dtype == torch.float16 else 1.0
+        scale = INITIAL_SCALE if self.scaled else 1.0
         self.scale = torch.tensor(scale, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
@@ -163,7 +175,9 @@ class Optimizer:
             decays = level_decays(model, buffer.parameters, config.table_decay) if group.is_table else ()
             self.buffers.append(replace(buffer, decays=decays))
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
-        self._connect(model)
+        if self._connected:
+            self._connect(model)
+            self._watch_tables()
 
     @torch.no_grad()
     def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
@@ -202,6 +216,18 @@ class Optimizer:
                 halves |= dict(zip(buffer.parameters, buffer.views(buffer.half), strict=True))
         connect(model, Buffers(self.half_dtype, halves, grads, self.found_inf))
 
+    def _watch_tables(self) -> None:
+        """`step` leaves tables with half copies unchecked, because their backward looks for what is not finite; what
+        autograd adds to one, from a term of somebody's own, is looked at here."""
+
+        def check(grad: Tensor | None) -> None:
+            if grad is not None:  # a backward that has written into the buffer itself hands on none
+                check_gradients([grad.contiguous()], self.found_inf)
+
+        for buffer in self.buffers:
+            for parameter in buffer.parameters if buffer.half is not None else ():
+                parameter.register_hook(check)
+
     @property
     def learning_rate(self) -> float:
         return float(self.lr)
@@ -215,7 +241,7 @@ class Optimizer:
     @property
     def loss_scale(self) -> Tensor | None:
         """() what to multiply the loss by before the backward; None for no scaling."""
-        return self.scale if self.half_dtype == torch.float16 else None
+        return self.scale if self.scaled else None
 
     @torch.no_grad()
     def attach_gradients(self) -> None:
@@ -228,15 +254,22 @@ class Optimizer:
                         view.add_(parameter.grad)
                     parameter.grad = view
 
-    def step(self) -> None:
-        """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back."""
+    def step(self, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
+        """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back.
+
+        A GradScaler gives its own scale and what it found.
+        """
         self.attach_gradients()
+        if grad_scale is not None:
+            self.scale.copy_(grad_scale)
+        if found_inf is not None:
+            self.found_inf.copy_(torch.maximum(self.found_inf, found_inf.to(self.found_inf)))
         clip = self.config.clip_norm
         checked = [buffer.grads for buffer in self.buffers if buffer.half is None or clip > 0.0]
         if not checked:  # tables alone, whose backward looks for what is not finite: the norm is that of the last one
             checked = [self.buffers[0].views(self.buffers[0].grads)[-1]]
         self.gradient_norm = check_gradients(checked, self.found_inf)
-        divisor = self.loss_scale
+        divisor = self.loss_scale if grad_scale is None else self.scale
         if clip > 0.0:
             divisor = self.scale * (self.gradient_norm / (clip * self.scale)).clamp(min=1.0)
         for buffer in self.buffers:
@@ -378,53 +411,31 @@ def _decay(config: OptimConfig, progress: float) -> float:
 class FieldAdam(torch.optim.Optimizer):
     """The same Adam as a `torch.optim.Optimizer`, for loops that are not ours: Lightning, Fabric, your own. Gradient
     scalers, schedulers and clipping work as with any other optimizer.
+
+    `native` is an optimizer that is already there; without it one is made at the first step, where the model then is.
     """
 
-    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+    _step_supports_amp_scaling = True  # torch's GradScaler hands its scale and its non-finite flag to `step`
+
+    def __init__(self, model: nn.Module, config: OptimConfig, *, native: Optimizer | None = None) -> None:
+        self._model, self._config, self._native, self._seen = model, config, native, None
         groups = parameter_groups(model, config)
-        self.names = {parameter: name for group in groups for name, parameter in group.named}
-        self._rules = [group.rule for group in groups]
         own = [{"params": [parameter for _, parameter in group.named], "lr": group.rate} for group in groups]
         super().__init__(own, {"lr": config.lr})
-        self._table_decay = config.table_decay
-        self._tables = {name for group in groups if group.is_table for name, _ in group.named}
-        self._decays = self._level_decays(model)
 
-    def _level_decays(self, model: nn.Module) -> dict[Tensor, tuple[tuple[int, int, float], ...]]:
-        """First and last value and decay of the parts of each hash table that decay alike."""
-        tables = [parameter for parameter, name in self.names.items() if name in self._tables]
-        return {table: level_decays(model, [table], self._table_decay) for table in tables}
+    @property
+    def native(self) -> Optimizer:
+        if self._native is None:
+            self._native = Optimizer(self._model, self._config, connected=False)
+        self.follow()
+        return self._native
 
-    @torch.no_grad()
-    def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
-        """Take the model's parameters after some were replaced by others of other shapes; see `Optimizer.rebuild`."""
-        old = {name: (parameter, self.state.pop(parameter, {})) for parameter, name in self.names.items()}
-        new = {name: parameter for name, parameter in model.named_parameters() if name in old}
-        for group in self.param_groups:
-            group["params"] = [new[self.names[parameter]] for parameter in group["params"]]
-        self.names = {parameter: name for name, parameter in new.items()}
-        for name, parameter in new.items():
-            state = dict(old[name][1])
-            for kind in ("first", "second"):
-                if kind in state and state[kind].shape != parameter.shape:
-                    moved = None if carry is None else carry(f"{name}.{kind}".removeprefix("field."), state[kind])
-                    state[kind] = torch.zeros_like(parameter) if moved is None else moved
-            self.state[parameter] = state
-        self._decays = self._level_decays(model)
-
-    def _shared(self, device: torch.device) -> dict[str, Any]:
-        """Counters of the whole optimizer; they live in the state of its first parameter."""
-        state = self.state[self.param_groups[0]["params"][0]]
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.int64, device=device)
-            state["skipped"] = torch.zeros((), dtype=torch.int64, device=device)
-        return state
-
-    def _moments(self, parameter: Tensor) -> dict[str, Any]:
-        state = self.state[parameter]
-        if "first" not in state:
-            state["first"], state["second"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
+    def follow(self) -> None:
+        """Take over parameters that the native optimizer has gathered anew."""
+        if self._native is not None and self._seen is not self._native.buffers:
+            self._seen = self._native.buffers
+            for group, buffer in zip(self.param_groups, self._seen, strict=True):
+                group["params"] = list(buffer.parameters)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -433,54 +444,31 @@ class FieldAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        device = self.param_groups[0]["params"][0].device
-        shared, found_inf = self._shared(device), torch.zeros((), device=device)
-        groups = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        if not any(groups):
-            return loss
-        check_gradients([parameter.grad for touched in groups for parameter in touched], found_inf)
-        for group, touched, rule in zip(self.param_groups, groups, self._rules, strict=True):
-            rate = torch.tensor(float(group["lr"]), device=device)
-            for parameter in touched:
-                moments, grad = self._moments(parameter), parameter.grad.contiguous()
-                flat = [one.view(-1) for one in (parameter.data, grad, moments["first"], moments["second"])]
-                for first, last, decay in self._decays.get(parameter) or [(0, grad.numel(), rule.weight_decay)]:
-                    values, grads, mean, square = (one[first:last] for one in flat)
-                    state, own = AdamState(mean, square, shared["step"]), replace(rule, weight_decay=decay)
-                    adam_update(values, grads, state, rate, rule=own, found_inf=found_inf)
-        finish_step(shared["step"], found_inf, skipped=shared["skipped"])
+        native = self.native
+        for group, buffer in zip(self.param_groups, native.buffers, strict=True):
+            buffer.lr.fill_(group["lr"])
+        native.lr.fill_(self.param_groups[0]["lr"])
+        native.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        native.finish_step()
         return loss
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The native step has zeroed what it used; what is left is of a loop that made no step."""
+        if self._native is None:
+            return super().zero_grad(set_to_none)
+        for buffer in self._native.buffers:
+            buffer.grads.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        groups = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
+        return {"tensors": self.native.state_tensors(), "param_groups": groups}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, which however turns counters into the parameters' type."""
-        super().load_state_dict(state_dict)
-        shared = self._shared(self.param_groups[0]["params"][0].device)
-        shared["skipped"] = shared["skipped"].to(torch.int64)
+        self.native.load_state_tensors(state_dict["tensors"])
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group |= saved
 
     @property
     def skipped(self) -> int:
         """Steps that were not made because a gradient was not finite; reading it waits for the device."""
-        return int(self._shared(self.param_groups[0]["params"][0].device)["skipped"])
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """The state as a native checkpoint holds it, by parameter name."""
-        device = self.param_groups[0]["params"][0].device
-        shared = self._shared(device)
-        tensors = {"step_count": shared["step"], "skipped": shared["skipped"]}
-        tensors |= {"scale": torch.ones((), device=device)}
-        tensors |= {"good_steps": torch.zeros((), dtype=torch.int32, device=device)}
-        for parameter, name in self.names.items():
-            moments = self._moments(parameter)
-            tensors |= {f"{name}.first": moments["first"], f"{name}.second": moments["second"]}
-        return tensors
-
-    @torch.no_grad()
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state_tensors`, for a native checkpoint too."""
-        shared = self._shared(self.param_groups[0]["params"][0].device)
-        shared["step"].copy_(tensors["step_count"])
-        shared["skipped"].copy_(tensors["skipped"])
-        for parameter, name in self.names.items():
-            moments = self._moments(parameter)
-            moments["first"].copy_(tensors[f"{name}.first"])
-            moments["second"].copy_(tensors[f"{name}.second"])
+        return int(self.native.skipped)

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,12 @@ from torch import Tensor
 from ..errors import NerfturboError
 from ..ops.adam import ScaleRule
 from ..rendering.render import field_functions
-from .loss import compute_loss, draw_background, place_samples
+from .distributed import RayShare
+from .loss import compute_loss, draw_background
 from .step import StepRecord, backward, gradient_scale
-from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 LOG = logging.getLogger("nerfturbo")
 WINDOW = 400  # steps looked back on
@@ -87,16 +91,18 @@ class ScaleWatch:
 
 
 class StabilityGuard:
-    """A callback: watches every step, names the first bad tensor, and does what `train.on_instability` says.
+    """Watches every step of a trainer, names the first bad tensor, and does what `train.on_instability` says.
 
     "warn" says it; "lower-lr" halves the learning rate, again and again down to 1/32; "stop" ends training. Where
-    nothing helps any more it raises `UnstableError`; the last checkpoint is then from before.
+    nothing helps any more it raises `UnstableError`; the last checkpoint is then from before. `report` is told too.
     """
 
-    def __init__(self, precision: str, *, report: Callable[[Trainer, str], None] | None = None) -> None:
+    report: Callable[[Trainer, str], None] | None = None
+
+    def __init__(self, precision: str) -> None:
         self.watch = ScaleWatch(precision)
-        self._report = report or (lambda trainer, text: None)
         self._named = False
+        self._start = (0, 0)  # steps made and skipped before this run
 
     def __call__(self, trainer: Trainer, record: StepRecord) -> None:
         advice = self.watch.see(record.step, record.skipped, record.loss_scale)
@@ -116,9 +122,24 @@ class StabilityGuard:
         else:
             self._say(trainer, advice.text)
 
+    def start(self, trainer: Trainer) -> None:
+        """At the start of a run, perhaps a resumed one."""
+        self._start = (trainer.step, int(trainer.optimizer.skipped))
+        self.watch.forget()
+
+    def finish(self, trainer: Trainer) -> None:
+        """At its end: one whose last steps were all skipped has not succeeded, however few they were."""
+        steps, skipped = trainer.step - self._start[0], int(trainer.optimizer.skipped) - self._start[1]
+        if self.watch.in_a_row >= IN_A_ROW or 0 < steps <= skipped:
+            bad = first_bad_tensor(trainer)
+            raise UnstableError(f"{skipped} of {steps} steps were not finite; first bad tensor: {bad}")
+        if skipped:
+            LOG.warning("%d of %d steps were skipped: a gradient was not finite", skipped, steps)
+
     def _say(self, trainer: Trainer, text: str) -> None:
         LOG.warning(text)
-        self._report(trainer, text)
+        if self.report is not None:
+            self.report(trainer, text)
 
 
 def first_bad_tensor(trainer: Trainer) -> str:
@@ -131,20 +152,20 @@ def first_bad_tensor(trainer: Trainer) -> str:
         for name, value in (*model.named_parameters(), ("grid.thickness", model.grid.thickness)):
             if not _finite(value):
                 return f"parameter {name}" if name != "grid.thickness" else "the occupancy grid"
-        step, n_rays = max(0, trainer.step - 1), max(1, trainer.stepper.n_rays)
-        batch = trainer.pixels.draw(step, n_rays)
-        background = draw_background(trainer.config, step, n_rays, trainer.device)
+        step, stages = max(0, trainer.step - 1), trainer.stepper.stages
+        batch = stages.draw(trainer.pixels, step, RayShare(0, max(1, trainer.stepper.n_rays)))
+        background = draw_background(trainer.config, step, len(batch.rays), trainer.device)
         if not _finite(batch.rgba):
             return "the pictures"
         with torch.no_grad():
-            samples, _ = place_samples(model, batch.rays, step=step)
+            samples, _ = stages.place(model, batch.rays, step=step)
             _, rgb_sigma_fn = field_functions(model.field, batch.rays)
             rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
         for name, value in (("density of the field", density), ("colour of the field", rgb)):
             if not _finite(value):
                 return name
         scale = gradient_scale(optimizer)
-        result = compute_loss(model, batch, background, step=step, loss_scale=scale)
+        result = compute_loss(model, batch, background, step=step, loss_scale=scale, stages=stages)
         if not _finite(result.loss):
             return "loss"
         backward(result.loss, scale)
@@ -154,7 +175,10 @@ def first_bad_tensor(trainer: Trainer) -> str:
                 found = found or (None if _finite(view) else f"gradient of {name}")
             buffer.grads.zero_()
         optimizer.found_inf.zero_()
-        return found or "none any more: the gradients overflowed only at the larger loss scale"
+        larger = (
+            "the gradients overflowed only at the larger loss scale" if optimizer.scaled else "it was another batch"
+        )
+        return found or f"none any more: {larger}"
 
 
 def _finite(value: Tensor) -> bool:

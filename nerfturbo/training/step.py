@@ -216,6 +216,7 @@ class TrainingStep(RayBatches):
     ) -> None:
         super().__init__(model, pixels, stages=stages, team=team)
         self.optimizer = optimizer
+        self._last = (0.0, 0.0)
 
     def set_learning_rate(self, value: float) -> None:
         self.optimizer.set_learning_rate(value)
@@ -233,20 +234,28 @@ class TrainingStep(RayBatches):
 
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
+        self.refresh(step)
+        result = self._accumulate(step)
+        return self.record(step, result, *self.update(step))
+
+    def refresh(self, step: int) -> None:
+        """Before a step: let the grid, and the map of errors, see what was learned."""
         grid = self.model.grid.config
         if grid.enabled and step % grid.update_every == 0:
             self.stages.update_grid(self.model, step, team=self.team)
         if step % grid.update_every == 0:
             self.pixels.refresh()
-        result = self._accumulate(step)
-        skipped, scale = self.update(step)
+
+    def record(self, step: int, result: StepResult, skipped: int, scale: float, parts: int | None = None) -> StepRecord:
+        """After a step made of `parts` batches: choose the number of rays of the next, and say what was done."""
         n_rays, n_samples, n_marched = (int(value) for value in _counts(result))
-        parts = self.model.config.train.accumulate
+        parts = self.model.config.train.accumulate if parts is None else parts
         self.adapt(n_samples // parts, n_marched // parts)
+        self._last = float(result.loss.detach()), float(result.mse)
         return StepRecord(
             step=step + 1,
-            loss=float(result.loss.detach()),
-            mse=float(result.mse),
+            loss=self._last[0],
+            mse=self._last[1],
             n_rays=n_rays,
             n_samples=n_samples,
             n_marched=n_marched,
@@ -255,6 +264,10 @@ class TrainingStep(RayBatches):
             skipped=skipped,
             loss_scale=scale,
         )
+
+    def newest(self) -> tuple[float, float]:
+        """Loss and squared error of the last step."""
+        return self._last
 
     def differentiate(self, loss: Tensor, scale: Tensor | None) -> None:
         """Add the gradients of one batch."""
@@ -265,9 +278,13 @@ class TrainingStep(RayBatches):
         self.optimizer.step()
         skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
         self.optimizer.finish_step()
+        self.average(step)
+        return skipped, scale
+
+    def average(self, step: int) -> None:
+        """Let the running mean of the weights see them, where it is due."""
         if self.optimizer.averages_due(step + 1):
             self.optimizer.update_averages(self.optimizer.step_count)
-        return skipped, scale
 
     def _accumulate(self, step: int) -> StepResult:
         """The gradients of one step, of one batch or the mean of several; what all ranks saw."""
@@ -284,8 +301,12 @@ class TrainingStep(RayBatches):
         sums, wait = start_totals(result, team)  # travels while the gradients are computed
         self.differentiate(results[-1].loss, scale)
         wait()
+        return self.share(sums, result)
+
+    def share(self, sums: Tensor, result: StepResult) -> StepResult:
+        """Take the mean of all ranks' gradients; what all of them saw, from their `start_totals`."""
         totals, weight = totals_of(sums, result)
-        share_gradients(self.optimizer, weight, team)
+        share_gradients(self.optimizer, weight, self.team)
         return totals
 
     def compile(self) -> None:

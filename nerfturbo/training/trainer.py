@@ -25,12 +25,13 @@ from ..fields.field import Carry, offers, read_halves
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from ..sampling.grid import Frusta
+from .callbacks import TargetPsnr
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint, unpacked
 from .distributed import Team
 from .graph import DeviceStep
 from .loss import Stages
 from .optim import Optimizer, learning_rate
-from .precision import half_dtype
+from .precision import half_dtype, resolve_precision
 from .refine import (
     cull_unseen,
     culls,
@@ -42,6 +43,7 @@ from .refine import (
     share_shapes,
     unseen_culled,
 )
+from .stability import StabilityGuard
 from .step import StepRecord, TrainingStep
 from .warm_start import WarmStart, warm_start
 
@@ -61,6 +63,7 @@ class TrainSummary:
     rays: int
     samples: int
     stopped_by: Stop
+    skipped: int = 0  # of the steps, those without an update because a gradient was not finite
 
 
 class ChunkSize:
@@ -133,8 +136,9 @@ class Trainer:
 
     `field` is any nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
     (`nerfturbo.sampling.sampler`): they take the place of the config's, which records where they come from. `stages`
-    replaces parts of the step by functions of your own. In a `team` every process makes a trainer over the same config
-    and scene and calls `fit`; callbacks and saving are for rank 0.
+    replaces parts of the step by functions of your own. `test_scene` has the views that `train.target_psnr` looks at.
+    In a `team` every process makes a trainer over the same config and scene and calls `fit`; callbacks and saving are
+    for rank 0. Training that is no longer finite ends with `UnstableError`, whatever the callbacks.
     """
 
     def __init__(
@@ -148,6 +152,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         stages: Stages | None = None,
         team: Team | None = None,
+        test_scene: Scene | None = None,
     ) -> None:
         self.scene, self.device, self.team = scene, torch.device(device), team or Team()
         self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler).to(self.device)
@@ -172,6 +177,11 @@ class Trainer:
             self.pixels = PixelSampler(downscaled(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
             self.stepper.set_pixels(self.pixels)
         self.callbacks = list(callbacks)
+        self.guard = StabilityGuard(resolve_precision(train.precision, self.device))
+        if train.target_psnr is not None:
+            if test_scene is None:
+                raise InputError("train.target_psnr", "views to look at", "none", "Trainer(..., test_scene=scene)")
+            self.callbacks.append(TargetPsnr(train.target_psnr, test_scene))
         self.step, self.rays, self.samples = 0, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
         self.lr_factor = 1.0  # on top of the schedule; lowered where training is unstable
@@ -249,11 +259,12 @@ class Trainer:
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
         """Evaluation, previews and saves inside this block do not count as training time."""
+        running = self._started is not None
         self._pause()
         try:
             yield
         finally:
-            self._started = time.perf_counter()
+            self._started = time.perf_counter() if running else None
 
     def _pause(self) -> None:
         self.stepper.finish()
@@ -280,6 +291,7 @@ class Trainer:
         rehearse_culling(self.model, self.pixels)
         recall_culled(self.model, self.step)
         self.stepper.prepare()
+        self.guard.start(self)
         self._started = time.perf_counter()
 
     @property
@@ -301,7 +313,10 @@ class Trainer:
             self.stepper.finish()
             self.cull_unseen()
         self._pause()
-        return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by)
+        self.skipped = int(self.optimizer.skipped)
+        if stopped_by != "interrupted":
+            self.guard.finish(self)
+        return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by, self.skipped)
 
     def cull_unseen(self, steps: int | None = None) -> None:
         """Empty the cells that no image shows, where the config says so; `steps` that another loop has made."""
@@ -349,21 +364,33 @@ class Trainer:
         left = self.config.train.steps - self.step
         if self.config.train.time_limit is not None:  # without one no clock decides anything: runs can be repeated
             left = min(left, self._chunk_size.steps_at_once(self.step, self._shared_seconds))
+        self.prepare_step()
+        record = self.stepper.advance(self.step, left if limit is None else min(limit, left))
+        self.note(record)
+        return record
+
+    def prepare_step(self) -> None:
+        """What comes before a step: changes of the field or the images, learning rate, what follows the progress."""
         self._refine()
         self.stepper.set_learning_rate(self.learning_rate)
         self.stepper.set_progress(self.progress)
-        record = self.stepper.advance(self.step, left if limit is None else min(limit, left))
+
+    def note(self, record: StepRecord) -> None:
+        """What comes after it: the counters, the guard, the callbacks."""
         self.step = record.step
         self.skipped += record.skipped
         self.rays += record.total_rays
         self.samples += record.total_samples
-        for callback in self.callbacks:
+        for callback in (self.guard, *self.callbacks):
             callback(self, record)
-        return record
 
     def save(self, folder: Path, *, score: float | None = None, keep: int = KEEP) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
-        state = CheckpointState(
+        return save_checkpoint(folder, self.state(score), self.model, self.optimizer, keep=keep)
+
+    def state(self, score: float | None = None) -> CheckpointState:
+        """What a checkpoint holds besides tensors."""
+        return CheckpointState(
             step=self.step,
             train_seconds=self.train_seconds,
             n_rays=self.stepper.n_rays,
@@ -372,7 +399,10 @@ class Trainer:
             score=score,
             lr_factor=self.lr_factor,
         )
-        return save_checkpoint(folder, state, self.model, self.optimizer, keep=keep)
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another peak learning rate, number of steps or batch size; the rest is built already."""
+        self.config = self.model.config = config
 
     def warm_start(self, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
         """Begin from a trained field, or parts of it; see `nerfturbo.training.warm_start`."""
@@ -385,9 +415,12 @@ class Trainer:
         if checkpoint.suffix == ".ckpt":
             with unpacked(checkpoint) as folder:
                 return self.resume(folder)
-        state = read_state(checkpoint)
         self.stepper.forget()
         load_tensors(checkpoint, self.model, self.optimizer)
+        self.restore(read_state(checkpoint))
+
+    def restore(self, state: CheckpointState) -> None:
+        """Take over the counters of a checkpoint whose tensors are loaded."""
         self.step, self._seconds = state.step, state.train_seconds
         self.skipped, self.lr_factor = int(self.optimizer.skipped), state.lr_factor
         self.stepper.n_rays = min(state.n_rays, self.config.train.max_rays * self.team.world)

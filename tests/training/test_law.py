@@ -1,0 +1,339 @@
+"""The law: every value of the config, in every trainer, changes the run or is refused by name.
+
+One value at a time is changed in a tiny run under the native trainer, eager and captured Lightning and two processes.
+What counts as changed: the finished weights and grid, a picture of them, the number of steps, or an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
+
+from nerfturbo import config as configs  # noqa: E402
+from nerfturbo.config import KINDS, Config  # noqa: E402
+from nerfturbo.data.options import LoadOptions  # noqa: E402
+from nerfturbo.data.scene import Scene, open_scenes  # noqa: E402
+from nerfturbo.errors import NerfturboError  # noqa: E402
+from nerfturbo.ops import use_backend  # noqa: E402
+from nerfturbo.training.distributed import ProcessTeam, Team  # noqa: E402
+from nerfturbo.training.lightning import NerfData, NerfModule  # noqa: E402
+from nerfturbo.training.loss import Stages, render_and_compare  # noqa: E402
+from nerfturbo.training.stability import FALLS  # noqa: E402
+from nerfturbo.training.trainer import Trainer  # noqa: E402
+
+from ..data import folders  # noqa: E402
+from ..tiny import ball_scene, tiny_config  # noqa: E402
+from .workers import QUIET, together  # noqa: E402
+
+STEPS = 8  # past two updates of the grid and of the running mean, with the periods of `quietly`
+
+# What each value becomes; the base that it is changed in is `base_of(name)`.
+CHANGES: dict[str, Any] = {
+    "data.downscale": 2,
+    "data.allow_outside": True,
+    "data.pixels": "host",
+    "data.bounds": "ndc",
+    "grid.enabled": False,
+    "grid.resolution": 12,
+    "grid.levels": 2,
+    "grid.contraction": "sphere",
+    "grid.update_every": 2,
+    "grid.decay": 0.3,
+    "grid.moments": 2,
+    "grid.cull_unseen": True,
+    "field.ngp.n_levels": 3,
+    "field.ngp.n_features": 4,
+    "field.ngp.log2_entries": 6,
+    "field.ngp.max_resolution": 24,
+    "field.ngp.width": 32,
+    "field.ngp.initial_density": 0.1,
+    "field.ngp.anti_alias": True,
+    "field.ngp-time.n_levels": 3,
+    "field.ngp-time.n_features": 4,
+    "field.ngp-time.log2_entries": 6,
+    "field.ngp-time.max_resolution": 24,
+    "field.ngp-time.width": 32,
+    "field.ngp-time.follow": "both",
+    "field.ngp-time.motion_log2_entries": 5,
+    "field.ngp-time.motion_resolution": 16,
+    "field.vanilla.width": 24,
+    "field.vanilla.depth": 3,
+    "field.vanilla.motion": "time",
+    "field.voxels.resolutions": (6, 10),
+    "field.voxels.subdivide_at": (0.6,),
+    "field.voxels.max_nodes": 400,
+    "field.voxels.sh_degree": 2,
+    "field.factor.resolutions": (6, 10),
+    "field.factor.refine_at": (0.6,),
+    "field.factor.components": (2, 3),
+    "field.factor.width": 24,
+    "sampler.grid.cone_angle": 0.3,
+    "sampler.grid.alpha_thre": 0.5,
+    "sampler.grid.prune": False,
+    "sampler.grid.merge_weak_samples": 0.2,
+    "sampler.uniform.n_samples": 20,
+    "sampler.hierarchy.n_samples": 20,
+    "sampler.hierarchy.coarse_samples": 12,
+    "sampler.proposal.n_samples": 20,
+    "sampler.proposal.coarse_samples": (12, 8),
+    "sampler.proposal.anneal_steps": 3,
+    "sampler.proposal.levels": 3,
+    "sampler.proposal.log2_entries": 6,
+    "sampler.proposal.resolutions": (12, 20),
+    "render.steps_per_diagonal": 32,
+    "render.early_stop_eps": 0.3,
+    "render.eval_refine": 2,
+    "render.eval_rays": 2,
+    "loss.kind": "mse",
+    "loss.distortion": 0.1,
+    "loss.opacity": 0.1,
+    "loss.sparsity": 0.1,
+    "loss.near_gradient": 3.0,
+    "loss.depth": 0.5,
+    "optim.lr": 2e-2,
+    "optim.schedule": "constant",
+    "optim.final_lr_fraction": 0.5,
+    "optim.warmup_steps": 5,
+    "optim.hold_fraction": 0.8,
+    "optim.beta2": 0.9,
+    "optim.table_decay": 0.1,
+    "optim.clip_norm": 1e-3,
+    "optim.ema_decay": 0.9,
+    "train.steps": STEPS - 1,
+    "train.time_limit": 0.01,
+    "train.batch_samples": 1 << 10,
+    "train.max_rays": 40,
+    "train.accumulate": 2,
+    "train.precision": "bf16",
+    "train.on_instability": "stop",
+    "train.target_psnr": 1.0,
+    "train.coarse_fraction": 0.5,
+    "train.compress_gradients": "bf16",
+    "train.background": "white",
+    "train.draw": "error",
+    "train.rays_per_pixel": 2,
+    "train.seed": 1,
+    "cameras.refine": True,
+    "cameras.focal": True,
+    "photo.exposure": True,
+    "photo.appearance": 4,
+}
+EXCEPTIONS = {
+    "preset": "a name of where the values came from",
+    "data.source": "which scene: everything differs",
+    "data.cache": "where decoded images lie; the numbers are the same (tests/data/test_images.py)",
+    "train.capture": "of a GPU alone (tests/training/test_graph.py)",
+    "field.vanilla.checkpointing": "less memory, the same gradients (tests/training/test_techniques.py)",
+    "field.custom.source": "a path (tests/training/test_own_field.py)",
+    "sampler.custom.source": "a path (tests/training/test_own_field.py)",
+}
+ONLY_TOGETHER = ("train.compress_gradients",)  # one process sends nothing
+FOLDERS = {
+    "data.downscale": "blender",
+    "data.allow_outside": "outside",
+    "data.bounds": "llff",
+    "loss.depth": "colmap",
+}
+
+
+def all_values() -> list[str]:
+    names = []
+    for one in dataclasses.fields(Config):
+        if one.name in KINDS:
+            for kind, section in KINDS[one.name].items():
+                names += [f"{one.name}.{kind}.{leaf.name}" for leaf in dataclasses.fields(section)]
+        elif dataclasses.is_dataclass(one.default):
+            names += [f"{one.name}.{leaf.name}" for leaf in dataclasses.fields(one.default)]
+        else:
+            names.append(one.name)
+    return names
+
+
+def base_of(name: str, folder: Path) -> Config:
+    """A tiny config in which the value can act."""
+    config = tiny_config(steps=STEPS)
+    config = replace(config, grid=replace(config.grid, update_every=3))
+    parts = name.split(".")
+    fields = {
+        "ngp": config.field,
+        "ngp-time": configs.DynamicNgpConfig(2, 2, 8, 32, 16, motion_log2_entries=8, motion_resolution=8),
+        "vanilla": configs.VanillaConfig(width=16, depth=2),
+        "voxels": configs.VoxelConfig((6, 12), (0.3,), sh_degree=1),
+        "factor": configs.FactorConfig((6, 12), (0.3,), (2, 2), 16),
+    }
+    samplers = {
+        "grid": config.sampler,
+        "uniform": configs.UniformSamplerConfig(16),
+        "hierarchy": configs.HierarchySamplerConfig(16, 8),
+        "proposal": configs.ProposalSamplerConfig(16, (16, 8), 10, 2, 8, (16, 24)),
+    }
+    if parts[0] == "field":
+        config = replace(config, field=fields[parts[1]])
+    if parts[0] == "sampler":
+        config = replace(config, sampler=samplers[parts[1]])
+    if parts[0] == "sampler" and parts[1] != "grid":
+        config = replace(config, grid=replace(config.grid, enabled=False))
+    if name == "grid.moments":
+        config = replace(config, field=fields["ngp-time"])
+    if name == "sampler.grid.prune":  # where there is something to prune
+        config = replace(config, render=replace(config.render, early_stop_eps=0.5))
+    if name == "train.batch_samples":
+        config = replace(config, train=replace(config.train, batch_samples=1 << 12, max_rays=256))
+    if name == "grid.cull_unseen":  # opaque, so that the inside is hidden, and long enough to be worth a look
+        config = replace(config, train=replace(config.train, batch_samples=1 << 13, max_rays=256))
+        config = replace(config, field=replace(config.field, initial_density=100.0))
+        config = replace(config, grid=replace(config.grid, resolution=24))
+    if name in FOLDERS:
+        kind = FOLDERS[name]
+        config = replace(config, data=replace(config.data, source=str(folder / kind)))
+    return config
+
+
+def changed(config: Config, name: str, value: Any) -> Config:
+    section, leaf = name.split(".")[0], name.split(".")[-1]
+    return replace(config, **{section: replace(getattr(config, section), **{leaf: value})})
+
+
+def scenes_of(config: Config) -> tuple[Scene, Scene]:
+    if config.data.source.startswith("builtin"):
+        return ball_scene(), ball_scene("test", n_views=2)
+    return open_scenes(config.data.source, LoadOptions.of(config.data))
+
+
+def stages_of(name: str) -> Stages | None:
+    """The first steps fail where what is done about it is the question."""
+    if name != "train.on_instability":
+        return None
+    calls = 0
+
+    def broken(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        loss, mse = render_and_compare(*args)
+        return loss * (float("nan") if calls <= FALLS + 1 else 1.0), mse
+
+    return Stages(compare=broken)
+
+
+def native(config: Config, name: str, team: Team | None = None) -> Trainer:
+    if team is not None:
+        team = ProcessTeam(compression=config.train.compress_gradients)
+    train, test = scenes_of(config)
+    trainer = Trainer(config, train, stages=stages_of(name), team=team, test_scene=test)
+    trainer.fit()
+    return trainer
+
+
+def lightning(config: Config, name: str, *, captured: bool) -> Trainer:
+    module = NerfModule(config, captured=captured, stages=stages_of(name))
+    scenes = scenes_of(config) if config.data.source.startswith("builtin") else None  # else the data module opens them
+    flags = QUIET | {"accelerator": "cpu", "limit_val_batches": 0}
+    pl.Trainer(**flags).fit(module, NerfData(config, scenes))
+    assert module.engine is not None
+    return module.engine
+
+
+def outcome(run: Callable[[], Trainer]) -> str:
+    """What a run ended as: a digest of all that can differ, or its error."""
+    try:
+        trainer = run()
+    except NerfturboError as error:
+        return f"{type(error).__name__}: {str(error)[:40]}"
+    digest = hashlib.sha256(f"{trainer.step} {trainer.pixels.on_host}".encode())
+    with trainer.as_finished():
+        image = trainer.model.render_image(trainer.scene.cameras, 0).rgb
+        for tensor in (*trainer.model.state_dict().values(), image):
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def walk(run: Callable[[Config, str], Trainer], folder: Path, names: list[str]) -> list[str]:
+    """The values that made no difference."""
+    bases: dict[Any, str] = {}
+    silent = []
+    for name in names:
+        base = base_of(name, folder)
+        key = (base, stages_of(name) is None)
+        if key not in bases:
+            bases[key] = outcome(lambda base=base, name=name: run(base, name))
+        found = outcome(lambda base=base, name=name: run(changed(base, name, CHANGES[name]), name))
+        silent += [name] if found == bases[key] else []
+    return silent
+
+
+def write_scenes(folder: Path) -> Path:
+    folders.write_blender_json(folder / "blender")
+    folders.write_colmap(folder / "colmap")
+    folders.write_llff(folder / "llff")
+    outside = folders.write_blender_json(folder / "outside")
+    (outside / "images").rename(folder / "elsewhere")
+    for file in outside.glob("transforms_*.json"):
+        file.write_text(file.read_text().replace("./images/", "../elsewhere/"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("law"))
+
+
+def quietly(run: Callable[[], Any]) -> Any:
+    for name in ("lightning.pytorch", "nerfturbo"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    shorter = {"training.optim.EMA_EVERY": 3, "fields.voxels.MIN_STEPS": 2, "fields.factor.MIN_STEPS": 2}
+    with ExitStack() as stack:
+        for name, value in shorter.items():
+            stack.enter_context(patch(f"nerfturbo.{name}", value))
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(use_backend("reference"))
+        warnings.simplefilter("ignore")
+        return run()
+
+
+def test_every_value_has_a_change_or_a_reason() -> None:
+    assert sorted([*CHANGES, *EXCEPTIONS]) == sorted(all_values())
+
+
+@pytest.mark.parametrize("trainer", ["native", "eager", "captured"])
+def test_no_value_is_silently_ignored(trainer: str, folder: Path) -> None:
+    names = [name for name in CHANGES if name not in ONLY_TOGETHER]
+    runs = {
+        "native": native,
+        "eager": lambda config, name: lightning(config, name, captured=False),
+        "captured": lambda config, name: lightning(config, name, captured=True),
+    }
+    assert quietly(lambda: walk(runs[trainer], folder, names)) == []
+
+
+def walk_together(team: Team, folder: str) -> list[str]:
+    scenes = Path(os.environ["NERFTURBO_LAW_SCENES"])
+    return quietly(lambda: walk(lambda config, name: native(config, name, team), scenes, list(CHANGES)))
+
+
+def test_no_value_is_silently_ignored_by_two_processes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NERFTURBO_LAW_SCENES", str(folder))
+    assert together(2, walk_together, tmp_path) == [[], []]
+
+
+def test_the_walk_notices_a_value_that_does_nothing(folder: Path) -> None:
+    def deaf(config: Config, name: str) -> Trainer:
+        return native(replace(config, optim=replace(config.optim, clip_norm=0.0)), name)
+
+    names = ["optim.clip_norm", "optim.beta2"]
+    assert quietly(lambda: walk(deaf, folder, names)) == ["optim.clip_norm"]
