@@ -139,9 +139,10 @@ class NerfModule(pl.LightningModule):
         super().__init__()
         if steps_per_call < 1:
             raise InputError("steps_per_call", "a number >= 1", str(steps_per_call))
-        config = config if isinstance(config, Config) else from_dict(Config, config)
-        self.save_hyperparameters({"config": to_dict(config), "captured": captured, "steps_per_call": steps_per_call})
-        self.config, self.captured, self.steps_per_call = config, captured or engine is not None, steps_per_call
+        self.config: Config = config if isinstance(config, Config) else from_dict(Config, config)
+        values = {"config": to_dict(self.config), "captured": captured, "steps_per_call": steps_per_call}
+        self.save_hyperparameters(values)
+        self.captured, self.steps_per_call = captured or engine is not None, steps_per_call
         self.automatic_optimization = not self.captured
         self.engine = engine
         self._options = {"stages": stages, "field": field, "sampler": sampler}
@@ -166,8 +167,8 @@ class NerfModule(pl.LightningModule):
         return []
 
     def _agree_on_flags(self) -> None:
-        trainer, config = self.trainer, self.config
-        strategy = trainer.strategy
+        trainer: Any = self.trainer
+        config, strategy = self.config, trainer.strategy
         if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
             hint = "every process holds the whole field"
             raise InputError("Trainer(strategy=...)", "one device or ddp", type(strategy).__name__, hint)
@@ -321,7 +322,7 @@ class NerfModule(pl.LightningModule):
         """The loss of one batch of a step."""
         engine, parts = self._engine, self.trainer.accumulate_grad_batches
         step, part = engine.step, len(self._results)
-        if self.trainer.overfit_batches > 0:
+        if self.trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             step, part = divmod(int(batch), parts)
         result = engine.stepper.loss(step, part, self._loss_scale(parts))  # type: ignore[union-attr]
         self._results.append(result)
@@ -403,7 +404,8 @@ class NerfModule(pl.LightningModule):
 
     def _next_look(self) -> int:
         """Steps until a logger, a validation, a checkpoint or a callback of somebody's own looks at this module."""
-        trainer, step, due = self.trainer, self.trainer.global_step, self.steps_per_call
+        trainer: Any = self.trainer
+        step, due = trainer.global_step, self.steps_per_call
         every = [trainer.log_every_n_steps] if trainer.loggers else []
         interval = trainer.val_check_batch
         every += [int(interval)] if trainer.enable_validation and 0 < interval < float("inf") else []
