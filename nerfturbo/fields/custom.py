@@ -73,11 +73,7 @@ class CustomField(nn.Module):
             return self.module.density(positions, times).to(positions.dtype)  # type: ignore[operator]
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if positions.shape[0] == 0:
             return positions.new_zeros(0, 3), positions.new_zeros(0)

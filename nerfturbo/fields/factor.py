@@ -90,11 +90,7 @@ class FactorField(nn.Module):
         return self._density(self.aabb.normalize(positions))
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         unit = self.aabb.normalize(positions)
         features = self._components("color", unit).flatten(0, 1).t()

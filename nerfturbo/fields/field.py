@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
-from ..ops.composite import Thinning
 from ..types import PackedSamples, Rays
 
 
@@ -38,11 +37,7 @@ class Field(Protocol):
         ...
 
     def __call__(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """rgb (n, channels) in [0, 1] and density (n,) >= 0."""
         ...
@@ -58,16 +53,8 @@ class RayField(Field, Protocol):
         """(capacity,) density of every sample, without gradient."""
         ...
 
-    def sample_visibility(
-        self,
-        rays: Rays,
-        samples: PackedSamples,
-        *,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        thinning: Thinning | None = None,
-    ) -> Tensor:
-        """(capacity,): what `ops.visible_codes` says of `sample_density`; hidden samples need not be evaluated."""
+    def sample_visibility(self, rays: Rays, samples: PackedSamples, **limits: Any) -> Tensor:
+        """(capacity,): what `ops.visible_codes` says of `sample_density` and limits; hidden samples may be left out."""
         ...
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:

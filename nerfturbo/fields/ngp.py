@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config import NgpConfig
 from ..ops import GradientSink
-from ..ops.composite import Thinning, visible_codes
+from ..ops.composite import visible_codes
 from ..ops.frame import NextSamples
 from ..ops.hash_encode import HashLayout, fade_levels, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
@@ -39,6 +40,7 @@ class InstantNGP(nn.Module):
 
     few_launches = captures_ahead = True
     contraction: Contraction = "none"  # of the space outside the box
+    fades_by_sample = False  # whether the encoding depends on more of a sample than its position
     weight_sink: GradientSink | None = None
     level_weights: Callable[[], Tensor] | None = None  # (n_levels,), what the features of each level are multiplied by
     ray_vectors: Callable[[Tensor | None, int], Tensor] | None = None  # (photos of rays, n_rays) -> (n_rays, size)
@@ -118,11 +120,7 @@ class InstantNGP(nn.Module):
         return truncated_exp(fused_mlp(self._encode(unit), self.density_net.matrices)[:, 0])
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         unit = unit_positions(positions, self.aabb, self.contraction)
         angular = self.ray_features(directions, camera_indices)
@@ -141,19 +139,10 @@ class InstantNGP(nn.Module):
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         return self._ahead.at(self._sample_positions(rays, samples), n_used=samples.n_samples)
 
-    def sample_visibility(
-        self,
-        rays: Rays,
-        samples: PackedSamples,
-        *,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        thinning: Thinning | None = None,
-    ) -> Tensor:
-        options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
-        if self.contraction != "none":
-            return visible_codes(self.sample_density(rays, samples), samples, **options)
-        return self._ahead.visibility(rays.origins, rays.directions, samples, **options)
+    def sample_visibility(self, rays: Rays, samples: PackedSamples, **limits: Any) -> Tensor:
+        if self.contraction != "none" or self.fades_by_sample:
+            return visible_codes(self.sample_density(rays, samples), samples, **limits)
+        return self._ahead.visibility(rays.origins, rays.directions, samples, **limits)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         return self._encode(self._sample_positions(rays, samples), samples.n_samples)
@@ -215,6 +204,7 @@ class AntiAliasedNGP(InstantNGP):
     0.0025
     """
 
+    fades_by_sample = True
     footprint: Tensor  # () fp32
 
     def __init__(self, aabb: Aabb, config: NgpConfig | None = None, *, seed: int = 0) -> None:
@@ -256,11 +246,7 @@ class AntiAliasedNGP(InstantNGP):
         return truncated_exp(fused_mlp(faded, list(self.density_net.weights))[:, 0])
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         faded = self._faded(self.aabb.normalize(positions), self.footprint.expand(positions.shape[0]))
         angular = self.ray_features(directions, camera_indices).to(faded.dtype)
@@ -276,19 +262,6 @@ class AntiAliasedNGP(InstantNGP):
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         weights = [self.density_net.weights[0], self.density_net.weights[1][:1]]
         return truncated_exp(fused_mlp(self._sample_encoding(rays, samples), weights)[:, 0].float())
-
-    @torch.no_grad()
-    def sample_visibility(
-        self,
-        rays: Rays,
-        samples: PackedSamples,
-        *,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        thinning: Thinning | None = None,
-    ) -> Tensor:
-        options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
-        return visible_codes(self.sample_density(rays, samples), samples, **options)
 
     def evaluator(self, rays: Rays, *, half: bool = False) -> NgpEvaluator:
         return FadedEvaluator(self, rays, half=half)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ..config import DynamicNgpConfig
 from ..ops import GradientSink
-from ..ops.composite import Thinning, visible_codes
 from ..ops.hash_encode import HashLayout, HashLevel
 from ..ops.ngp import NgpWeights, ngp_field
 from ..ops.positions import sample_positions
@@ -132,11 +131,7 @@ class DynamicNGP(nn.Module):
         return truncated_exp(self.density_net(encoded)[:, 0])
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
         angular = spherical_harmonics(directions, SH_DEGREE).to(encoded.dtype)
@@ -152,18 +147,6 @@ class DynamicNGP(nn.Module):
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         encoded = self._encode_samples(rays, samples)
         return truncated_exp(self.density_net(encoded, samples.n_samples)[:, 0])
-
-    def sample_visibility(
-        self,
-        rays: Rays,
-        samples: PackedSamples,
-        *,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        thinning: Thinning | None = None,
-    ) -> Tensor:
-        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
-        return visible_codes(self.sample_density(rays, samples), samples, **limits)
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         encoded = self._encode_samples(rays, samples)

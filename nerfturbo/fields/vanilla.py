@@ -108,11 +108,7 @@ class VanillaNeRF(nn.Module):
         return torch.cat([self._density(self._trunk(*piece)) for piece in pieces])
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if not self.config.checkpointing or not torch.is_grad_enabled():
             return self._evaluate(positions, directions, times)

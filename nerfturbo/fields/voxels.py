@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ..config import VoxelConfig
 from ..ops import GradientSink
-from ..ops.composite import Thinning, visible_codes
 from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
@@ -189,11 +188,7 @@ class VoxelGrid(nn.Module):
         return truncated_exp(self.logits(unit, basis, rays)[:, 3])
 
     def forward(
-        self,
-        positions: Tensor,
-        directions: Tensor,
-        times: Tensor | None = None,
-        camera_indices: Tensor | None = None,
+        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         rays = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         logits = self.logits(self.aabb.normalize(positions), self.basis(directions), rays)
@@ -203,18 +198,6 @@ class VoxelGrid(nn.Module):
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
         return truncated_exp(self.density_logits(positions, samples.n_samples))
-
-    def sample_visibility(
-        self,
-        rays: Rays,
-        samples: PackedSamples,
-        *,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        thinning: Thinning | None = None,
-    ) -> Tensor:
-        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
-        return visible_codes(self.sample_density(rays, samples), samples, **limits)
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)

@@ -1,4 +1,4 @@
-"""What hangs on the loop. Callbacks are plain functions of (trainer, record), combined by `every` and `every_seconds`.
+"""What hangs on the loop: functions of (trainer, record), combined by `every`, `every_seconds` and `seldom`.
 
 `MetricsLog` makes log entries, dictionaries with `kind`, `step`, `seconds` and numbers, and hands each to its loggers.
 A logger of your own is any function of one entry:
@@ -41,7 +41,7 @@ EVERY_SECONDS = 1.0  # between two looks at the GPU
 STARVING_PERCENT = 60.0
 STARVING_SAMPLES = 8  # readings in a row before the hint
 Score = Callable[["Trainer"], float | None]
-LOOK_COST = 10.0  # seconds of training for each second of looking whether a target is reached
+SELDOM = 10.0  # seconds of training for each second of a callback that is run seldom
 
 
 def every(n_steps: int, callback: Callback) -> Callback:
@@ -70,6 +70,20 @@ def every_seconds(seconds: float, callback: Callback) -> Callback:
     return run
 
 
+def seldom(callback: Callback) -> Callback:
+    """Run a callback as often as a tenth of the training time allows; of several processes, in the first alone."""
+    due = 0.0
+
+    def run(trainer: Trainer, record: StepRecord) -> None:
+        nonlocal due
+        if trainer.train_seconds >= due and not trainer.should_stop and trainer.team.rank == 0:
+            begun = time.perf_counter()
+            callback(trainer, record)
+            due = trainer.train_seconds + SELDOM * (time.perf_counter() - begun)
+
+    return run
+
+
 def save_checkpoints(folder: Path, *, keep: int = KEEP, score: Score | None = None) -> Callback:
     """Save; the newest `keep` stay, and the best by `score`. A save that fails is said, and training goes on."""
 
@@ -92,22 +106,17 @@ def view_psnr(model: NerfModel, scene: Scene, index: int) -> float:
     return -10.0 * math.log10(max(error, 1e-12))
 
 
-class TargetPsnr:
-    """Ends training once the middle view of a scene reaches a PSNR; looking takes a tenth of the time."""
+def stop_at_psnr(target: float, score: Score) -> Callback:
+    """End training once `score` reaches a PSNR; usually inside `every` or `seldom`."""
 
-    def __init__(self, target: float, scene: Scene) -> None:
-        self.target, self.scene, self._due = target, scene, 0.0
-
-    def __call__(self, trainer: Trainer, record: StepRecord) -> None:
-        if trainer.train_seconds < self._due or trainer.should_stop or trainer.team.rank > 0:
-            return
-        begun = time.perf_counter()
+    def run(trainer: Trainer, record: StepRecord) -> None:
         with trainer.clock_stopped(), trainer.optimizer.averaged():
-            value = view_psnr(trainer.model, self.scene, len(self.scene) // 2)
-        self._due = trainer.train_seconds + LOOK_COST * (time.perf_counter() - begun)
-        if value >= self.target:
-            LOG.info("step %d: a test view reached %.2f dB, the target is %g", trainer.step, value, self.target)
+            value = score(trainer)
+        if value is not None and value >= target:
+            LOG.info("step %d: %.2f dB, the target is %g", trainer.step, value, target)
             trainer.stop("target psnr")
+
+    return run
 
 
 class MetricsLog:
@@ -178,11 +187,7 @@ def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
         return max(0.0, 1.0 - record.n_samples / max(1, record.n_rays * sampler.evaluations_per_ray))
     batch = trainer.pixels.draw(trainer.step - 1, max(1, record.n_rays))
     t_min, t_max = ray_aabb(
-        batch.rays.origins,
-        batch.rays.directions,
-        model.grid.outer_aabb,
-        near=model.bounds.near,
-        far=model.bounds.far,
+        batch.rays.origins, batch.rays.directions, model.grid.outer_aabb, near=model.bounds.near, far=model.bounds.far
     )
     uniform = float((t_max - t_min).sum()) / model.grid.step_size
     return max(0.0, 1.0 - record.n_samples / max(uniform, 1.0))

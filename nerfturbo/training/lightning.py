@@ -172,7 +172,7 @@ class NerfModule(pl.LightningModule):
         if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
             hint = "every process holds the whole field"
             raise InputError("Trainer(strategy=...)", "one device or ddp", type(strategy).__name__, hint)
-        train, optim, instead = config.train, config.optim, "or leave captured=True out"
+        train, optim = config.train, config.optim
         if trainer.precision not in PRECISIONS:
             hint = "masters and reductions of a field are fp32"
             raise InputError("Trainer(precision=...)", " or ".join(PRECISIONS), repr(trainer.precision), hint)
@@ -181,16 +181,14 @@ class NerfModule(pl.LightningModule):
         if trainer.max_steps >= 0:
             train = replace(train, steps=max(1, trainer.max_steps))
         parts, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-        if self.captured and parts != 1:
-            hint = f"set train.accumulate in the config, {instead}"
-            raise InputError("Trainer(accumulate_grad_batches=...)", "1 with captured=True", str(parts), hint)
-        if self.captured and trainer.precision == "64-true":
-            raise InputError("Trainer(precision=...)", "32-true with captured=True", "'64-true'", instead[3:])
-        if self.captured and trainer.overfit_batches > 0:
-            raise InputError("Trainer(overfit_batches=...)", "0 with captured=True", str(trainer.overfit_batches))
-        if self.captured and clip is not None:
-            hint = f"set optim.clip_norm in the config, {instead}"
-            raise InputError("Trainer(gradient_clip_val=...)", "None with captured=True", str(clip), hint)
+        if self.captured:
+            flags = {"accumulate_grad_batches": 1, "gradient_clip_val": None, "overfit_batches": 0}
+            wrong = [(name, neutral) for name, neutral in flags.items() if getattr(trainer, name) != neutral]
+            wrong += [("precision", "32-true")] if trainer.precision == "64-true" else []
+            for name, neutral in wrong:
+                hint = "set train.accumulate or optim.clip_norm in the config, or leave captured=True out"
+                got = repr(getattr(trainer, name))
+                raise InputError(f"Trainer({name}=...)", f"{neutral!r} with captured=True", got, hint)
         if parts != 1:
             train = replace(train, accumulate=_agreed("accumulate_grad_batches", parts, train.accumulate, 1))
         elif not self.captured:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,7 @@ from ..ops.composite import Thinning, composite, visible_codes
 from ..ops.composite_loss import LossRule, RayLossRule, composite_loss, ray_losses
 from ..ops.packed import compact, packed_sum
 from ..ops.random import Stream, random_bits, random_uniform
-from ..rendering.losses import (
-    color_loss,
-    distortion_loss,
-    near_weights,
-    ray_loss_rule,
-    weigh_gradient,
-    weights_loss,
-)
+from ..rendering.losses import color_loss, distortion_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel, half_box
 from ..rendering.render import field_functions
 from ..sampling.sampler import Draw
@@ -131,11 +125,16 @@ def place_samples(
         if offers(model.field, "sample_visibility"):
             keep = model.field.sample_visibility(rays, marched, **limits)
         else:
-            sigma_fn, _ = field_functions(model.field, rays)
-            density = sigma_fn(marched.t_starts, marched.t_ends, marched.ray_indices)
-            keep = visible_codes(density, marched, **limits)
+            keep = visible_codes(sample_density(model.field, rays, marched), marched, **limits)
         kept = compact(marched, keep, capacity=None if capacity is None else capacity.trained)
     return kept, marched.n_samples
+
+
+def sample_density(field: Any, rays: Rays, samples: PackedSamples) -> Tensor:
+    """(capacity,) the field's density at packed samples."""
+    if offers(field, "sample_density"):
+        return field.sample_density(rays, samples)
+    return field_functions(field, rays)[0](samples.t_starts, samples.t_ends, samples.ray_indices)
 
 
 def draw_thinning(share: float, draw: Draw, rays: Rays) -> Thinning | None:

@@ -128,12 +128,13 @@ def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None
     names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
-    grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    grads, state = torch.cat([grad.detach().reshape(-1) for grad in grads]), AdamState.of(values, step)
+    grads, state = torch.zeros_like(values), AdamState.of(values, step)
     lr = torch.tensor(group.rate, device=values.device)
     buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, (), lr, group.rate)
     buffer = replace(buffer, grad_views=tuple(buffer.views(grads)))
     for parameter, value, grad in zip(parameters, buffer.views(values), buffer.grad_views, strict=True):
+        if parameter.grad is not None:  # of a loop that began without this optimizer
+            grad.copy_(parameter.grad)
         parameter.data, parameter.grad = value, grad
     return buffer
 
@@ -145,12 +146,7 @@ class Optimizer:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        config: OptimConfig,
-        *,
-        half_dtype: torch.dtype | None = None,
-        connected: bool = True,
+        self, model: nn.Module, config: OptimConfig, *, half_dtype: torch.dtype | None = None, connected: bool = True
     ) -> None:
         self.config, self.half_dtype, self._connected = config, half_dtype, connected
         self.scaled = half_dtype == torch.float16  # by this optimizer; False where a GradScaler does it
@@ -220,9 +216,11 @@ class Optimizer:
         """`step` leaves tables with half copies unchecked, because their backward looks for what is not finite; what
         autograd adds to one, from a term of somebody's own, is looked at here."""
 
+        found_inf = self.found_inf  # not self: a parameter that holds its optimizer would never be freed
+
         def check(grad: Tensor | None) -> None:
             if grad is not None:  # a backward that has written into the buffer itself hands on none
-                check_gradients([grad.contiguous()], self.found_inf)
+                check_gradients([grad.contiguous()], found_inf)
 
         for buffer in self.buffers:
             for parameter in buffer.parameters if buffer.half is not None else ():

@@ -14,15 +14,7 @@ from ..data.batches import PixelSampler
 from ..ops.adam import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
-from .loss import (
-    MARCHED_PER_TRAINED,
-    Capacity,
-    Stages,
-    StepResult,
-    compute_loss,
-    draw_background,
-    first_rays,
-)
+from .loss import MARCHED_PER_TRAINED, Capacity, Stages, StepResult, compute_loss, draw_background, first_rays
 from .optim import Optimizer
 
 
@@ -184,13 +176,7 @@ class RayBatches:
         batch = self.stages.draw(self.pixels, step, share)
         background = draw_background(self.model.config, step, len(batch.rays), self.pixels.device, share.first)
         return compute_loss(
-            self.model,
-            batch,
-            background,
-            step=step,
-            loss_scale=scale,
-            first=share.first,
-            stages=self.stages,
+            self.model, batch, background, step=step, loss_scale=scale, first=share.first, stages=self.stages
         )
 
     def adapt(self, n_samples: int, n_marched: int) -> None:

@@ -25,7 +25,7 @@ from ..fields.field import Carry, offers, read_halves
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from ..sampling.grid import Frusta
-from .callbacks import TargetPsnr
+from .callbacks import seldom, stop_at_psnr, view_psnr
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint, unpacked
 from .distributed import Team
 from .graph import DeviceStep
@@ -181,7 +181,9 @@ class Trainer:
         if train.target_psnr is not None:
             if test_scene is None:
                 raise InputError("train.target_psnr", "views to look at", "none", "Trainer(..., test_scene=scene)")
-            self.callbacks.append(TargetPsnr(train.target_psnr, test_scene))
+            middle = len(test_scene) // 2
+            reached = stop_at_psnr(train.target_psnr, lambda made: view_psnr(made.model, test_scene, middle))
+            self.callbacks.append(seldom(reached))
         self.step, self.rays, self.samples = 0, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
         self.lr_factor = 1.0  # on top of the schedule; lowered where training is unstable

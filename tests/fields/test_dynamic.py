@@ -13,7 +13,7 @@ from nerfturbo.fields import DeformedNeRF, DynamicNGP, Field, TimeNeRF, build_fi
 from nerfturbo.fields.field import offers
 from nerfturbo.fields.vanilla import from_the_start
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.composite import visibility
+from nerfturbo.ops.composite import visibility, visible_codes
 from nerfturbo.types import Aabb, PackedSamples, Rays
 
 BOX = Aabb.cube(1.5)
@@ -168,7 +168,7 @@ def test_the_prior_is_that_things_stand_still() -> None:
 def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
     """The packed way, with unused capacity behind, gives what `forward` gives; visibility is that of density."""
     field = awake("ngp-time", replace(NGP_TIME, follow=follow))
-    assert isinstance(field, DynamicNGP) and offers(field, "sample_density", "sample_visibility", "sample_logits")
+    assert isinstance(field, DynamicNGP) and offers(field, "sample_density", "sample_logits")
     _, directions, times = inputs(5)
     rays = Rays(-2.0 * directions, directions, times)
     counts = torch.tensor([3, 0, 4, 2, 1])
@@ -187,7 +187,7 @@ def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
     assert logits.shape == (16, 4) and (logits[10:] == 0.0).all()
     assert torch.allclose(torch.sigmoid(logits[:10, :3]), rgb, atol=1e-5)
     assert torch.allclose(field.sample_density(rays, samples)[:10], density, rtol=1e-4)
-    seen = field.sample_visibility(rays, samples, early_stop_eps=1e-2, alpha_thre=0.0)
+    seen = visible_codes(field.sample_density(rays, samples), samples, early_stop_eps=1e-2, alpha_thre=0.0)
     assert torch.equal(seen[:10], visibility(density.detach(), exact, early_stop_eps=1e-2))
     assert not seen[10:].any()
 

@@ -57,7 +57,7 @@ def ball_marks(field: VoxelGrid, radius: float = 0.5, n: int = 4000) -> tuple[Te
 def test_it_is_what_rendering_and_training_look_for() -> None:
     field = make_field()
     assert is_adaptive(field) and offers(field, "regularization")
-    assert offers(field, "sample_density", "sample_visibility", "sample_logits")
+    assert offers(field, "sample_density", "sample_logits")
     assert torch.allclose(field.density(points(20)), field(points(20), directions(20))[1])
     with torch.no_grad():
         assert torch.allclose(field.density(points(20)), field(points(20), directions(20))[1], rtol=1e-5)

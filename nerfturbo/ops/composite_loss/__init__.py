@@ -110,11 +110,7 @@ class RayLossRule:
 
 
 def ray_losses(
-    raw: Tensor,
-    samples: PackedSamples,
-    rule: RayLossRule,
-    *,
-    gradient_scale: Tensor | None = None,
+    raw: Tensor, samples: PackedSamples, rule: RayLossRule, *, gradient_scale: Tensor | None = None
 ) -> Tensor:
     """() the loss of field logits `raw` (capacity, 4), of which only the last column, the density's, matters.
 
