@@ -19,7 +19,17 @@ from ..ops.frame import FinishedRays, LiveRays, finish_rays
 from ..ops.pixels import camera_rays
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..types import Rays
-from .image import Evaluator, RenderedImage, evaluator, make_round, render_budget, rows_at_once, start, strip_order
+from .image import (
+    Evaluator,
+    RenderedImage,
+    evaluator,
+    in_parts,
+    make_round,
+    render_budget,
+    rows_at_once,
+    start,
+    strip_order,
+)
 
 MORE = 4  # rounds of the second graph; even, so that it ends on the side of the queue on which it began
 PATIENCE = 2  # replays of the second graph in one frame after which the first is recorded anew, with more rounds
@@ -73,18 +83,13 @@ class FrameRenderer:
         check_shape("center", center, (2,))
         camera = torch.cat([part.detach().float().cpu().reshape(-1) for part in (camera_to_world, focal, center)])
         self._time = time
-        image: FinishedRays | None = None
-        for first in range(0, self.height, self._band):
-            part = self._part(camera, first)
-            if image is None:
-                n, channels = self.width * self.height, part.rgb.shape[1]
-                image = FinishedRays(*(part.rgb.new_empty(n, *shape) for shape in ((channels,), (), ())))
-            rows = slice(first * self.width, min(first + self._band, self.height) * self.width)
-            for whole, piece in zip(image, part, strict=True):
-                whole[rows].copy_(piece[: rows.stop - rows.start])
-        assert image is not None
-        shape = (self.height, self.width)
-        return RenderedImage(image.rgb.view(*shape, -1), image.opacity.view(shape), image.depth.view(shape))
+
+        def render(first: int, rows: int) -> FinishedRays:
+            part = FinishedRays(*(value[: rows * self.width] for value in self._part(camera, first)))
+            alone = rows == self.height  # then the part is the picture, which is to last
+            return FinishedRays(*(value.clone() for value in part)) if alone else part
+
+        return in_parts(render, self.height, self.width, self._band)
 
     def _part(self, camera: Tensor, first: int) -> FinishedRays:
         """Rows of the picture from `first` on: the picture of a camera whose principal point lies higher. The result

@@ -11,6 +11,7 @@ from ..config import LossConfig
 from ..errors import InputError
 from ..ops.composite_loss import SURE, RayLossRule
 from ..ops.packed import packed_cumsum, packed_sum
+from ..sampling.uniform import mean_over_rays
 from ..types import PackedSamples
 from .render import RgbSigmaFn
 
@@ -88,10 +89,7 @@ def weights_loss(
         values = values - rule.opacity * (sure * sure.log() + (1.0 - sure) * torch.log1p(-sure))
     if rule.sparsity:
         values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * thickness.square()), samples.offsets)
-    if samples.n_rays_kept is None:
-        return values.sum() / max(samples.n_rays, 1)
-    kept = torch.arange(samples.n_rays, device=values.device) < samples.n_rays_kept
-    return torch.where(kept, values, torch.zeros_like(values)).sum() / samples.n_rays_kept.clamp(min=1)
+    return mean_over_rays(values, samples)
 
 
 class _WeighGradient(torch.autograd.Function):

@@ -28,9 +28,8 @@ from ..fields.parts import BASE_RESOLUTION
 from ..ops.hash_encode import HashLayout
 from ..sampling.contracted import ContractedGrid
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid
-from ..sampling.hierarchy import HierarchyEstimator
 from ..sampling.histograms import RaySpan
-from ..sampling.proposals import ProposalEstimator
+from ..sampling.proposals import HierarchyEstimator, ProposalEstimator
 from ..sampling.sampler import Pruning, check_sampler
 from ..sampling.uniform import UniformEstimator
 from ..types import Aabb, Rays, RenderOutput

@@ -6,7 +6,6 @@ space, so rays are not walked from cell to cell: every step of a fixed lattice l
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import partial
 
@@ -79,11 +78,6 @@ class ContractedGrid(UniformEstimator):
 
     def max_rays(self, batch_samples: int) -> int:
         return max(1, CANDIDATES // self.n_samples)
-
-    def cropped(self, box: Aabb) -> ContractedGrid:
-        other = copy.copy(self)
-        other.span = self.span.inside(box)
-        return other
 
     def world_positions(self, cells: Tensor, fraction: Tensor | float = 0.5) -> Tensor:
         """(n, 3) a place inside each cell (n,), as `OccupancyGrid.cell_positions`."""
