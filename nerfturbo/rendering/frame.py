@@ -1,6 +1,6 @@
 """Frame after frame of one size: on a GPU a whole frame is one recorded CUDA graph, steered by sixteen numbers.
 
-The graph makes the rays of a part of the picture from the camera, runs a fixed number of rounds (`rounds.py`) and
+The graph makes the rays of a part of the picture from the camera, runs a fixed number of rounds (`image.py`) and
 finishes the pixels; nothing is read back inside. How many rounds a frame needs is learned from the first one. The one
 number read after a replay says whether rays are left; if so, a second graph runs further rounds until none is.
 """
@@ -11,25 +11,14 @@ import torch
 from torch import Tensor
 
 from ..data.cameras import PIXEL_RADIUS
-from ..errors import InputError
 from ..fields.field import Field
-from ..ops._checks import check_device, check_shape
+from ..ops._checks import check_device, check_shape, refuse
 from ..ops._dispatch import resolve
 from ..ops.frame import FinishedRays, LiveRays, finish_rays
 from ..ops.pixels import camera_rays
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..types import Rays
-from .image import (
-    Evaluator,
-    RenderedImage,
-    evaluator,
-    in_parts,
-    make_round,
-    render_budget,
-    rows_at_once,
-    start,
-    strip_order,
-)
+from .image import Evaluator, RenderedImage, begin, in_parts, make_round, render_budget, rows_at_once, strip_order
 
 MORE = 4  # rounds of the second graph; even, so that it ends on the side of the queue on which it began
 PATIENCE = 2  # replays of the second graph in one frame after which the first is recorded anew, with more rounds
@@ -54,8 +43,7 @@ class FrameRenderer:
         background: Tensor | None = None,
         max_memory: int | None = None,
     ) -> None:
-        if width < 1 or height < 1:
-            raise InputError("width and height", "at least 1", f"{width} and {height}")
+        refuse(width < 1 or height < 1, "width and height", "at least 1", f"{width} and {height}")
         if background is not None:
             check_shape("background", background, ("channels",))
             check_device(background=background, bits=as_sampler(grid).grid.bits)
@@ -110,8 +98,8 @@ class FrameRenderer:
         origins, directions = camera_rays(self._camera, width=self.width, height=self._band)
         times = None if self._time is None else torch.full_like(origins[:, 0], self._time)
         radii = self._pixel_radii(directions) if hasattr(self._field, "set_footprint") else None
-        evaluate = evaluator(self._field, Rays(origins, directions, times, pixel_radii=radii), half=self._half)
-        return evaluate, start(evaluate, self._sampler, self._order)
+        rays = Rays(origins, directions, times, pixel_radii=radii)
+        return begin(self._field, rays, self._sampler, self._order, half=self._half)
 
     def _pixel_radii(self, directions: Tensor) -> Tensor:
         """(n,): as `Cameras.rays` gives them, from the camera's numbers on the device."""

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ..data.cameras import PIXEL_CENTER, Cameras
 from ..data.lenses import picture_directions
-from ..errors import InputError
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
 from ..ops._checks import refuse
@@ -134,15 +133,15 @@ class Evaluator:
         return density, rgb
 
 
-def evaluator(field: Any, rays: Rays, *, half: bool = False) -> Evaluator:
-    """How to ask this field: its own fused way, tables read in their precision or in `half`, or point by point."""
+def begin(
+    field: Any, rays: Rays, sampler: GridSampler, order: Tensor | None, *, half: bool = False
+) -> tuple[Evaluator, LiveRays]:
+    """Rays at their beginning, and how to ask the field: its own fused way, tables read in their precision or in
+    `half`, or point by point."""
     own = field.evaluator(rays, half=half) if offers(field, "evaluator") else None
-    return Evaluator(field, rays) if own is None else own
-
-
-def start(evaluate: Evaluator, sampler: GridSampler, order: Tensor | None = None) -> LiveRays:
-    rays, bits = evaluate.rays, sampler.grid.occupancy
-    return start_rays(rays.origins, rays.directions, bits, sampler.rule, order=order, channels=evaluate.channels)
+    evaluate, bits = Evaluator(field, rays) if own is None else own, sampler.grid.occupancy
+    options = {"order": order, "channels": evaluate.channels}
+    return evaluate, start_rays(rays.origins, rays.directions, bits, sampler.rule, **options)
 
 
 def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable[[LiveRays], LiveRays]:
@@ -171,8 +170,7 @@ def render_part(
     rounds: int | None = None,
 ) -> FinishedRays:
     """Render rays that fit the budget, to the end; or only so many `rounds`, without a look at what is left."""
-    evaluate = evaluator(field, rays)
-    live = start(evaluate, sampler, order)
+    evaluate, live = begin(field, rays, sampler, order)
     run = make_round(evaluate, sampler, rows)
     for _ in range(rounds or 0):
         live = run(live)
@@ -251,8 +249,7 @@ def render_image(
     time as `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no
     voxels, 1 to 4 GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top).
     """
-    if len(rays) != height * width:
-        raise InputError("rays", f"height * width = {height * width} rays", str(len(rays)))
+    refuse(len(rays) != height * width, "rays", f"height * width = {height * width} rays", len(rays))
 
     def rays_of(first: int, rows: int) -> Rays:
         return rays[first * width : (first + rows) * width]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import LossConfig
-from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.composite_loss import SURE, RayLossRule
 from ..ops.packed import packed_cumsum, packed_sum
 from ..sampling.uniform import mean_over_rays
@@ -122,8 +122,7 @@ def near_weights(t_starts: Tensor, t_ends: Tensor, distance: float) -> Tensor:
     >>> near_weights(torch.tensor([0.0, 0.5, 3.0]), torch.tensor([0.0, 0.5, 3.0]), 1.0).tolist()
     [0.0, 0.25, 1.0]
     """
-    if not distance > 0.0:
-        raise InputError("distance", "a length > 0", str(distance))
+    refuse(not distance > 0.0, "distance", "a length > 0", distance)
     return ((t_starts + t_ends) * (0.5 / distance)).square().clamp(max=1.0)
 
 

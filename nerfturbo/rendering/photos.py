@@ -31,6 +31,7 @@ from ..data.cameras import Cameras
 from ..data.placement import require_plain
 from ..errors import InputError
 from ..fields.field import offers
+from ..ops._checks import refuse
 from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
@@ -200,8 +201,7 @@ class PhotoCorrections(nn.Module):
         A focal factor s scales what is left of a lens after its distortion is undone. OpenCV's lens does the same with
         k r^2 in place of k (r / s)^2: its coefficients change by powers of s.
         """
-        if len(cameras) != self.n_photos:
-            raise InputError("cameras", f"the {self.n_photos} cameras of training", str(len(cameras)))
+        refuse(len(cameras) != self.n_photos, "cameras", f"the {self.n_photos} cameras of training", len(cameras))
         poses, device = cameras.camera_to_world, cameras.device
         if self.config.cameras.refine:
             turns, shifts = (value.to(device) for value in self.corrections())
@@ -259,6 +259,5 @@ def build_photos(config: Config, n_photos: int, n_lenses: int) -> PhotoCorrectio
     """What the config asks to be learned of each photo; None where that is nothing."""
     if not (config.cameras.learns or config.photo.exposure or config.photo.appearance):
         return None
-    if n_photos < 1:
-        raise InputError("bounds", "the number of training photos, of which something is learned", "none")
+    refuse(n_photos < 1, "bounds", "the number of training photos, of which something is learned", "none")
     return PhotoCorrections(config, n_photos, n_lenses)

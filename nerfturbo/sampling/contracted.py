@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import GridConfig
-from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.march.reference import is_occupied
 from ..ops.packed import compact
 from ..ops.positions import Contraction, sample_positions, unfold
@@ -52,8 +52,7 @@ class ContractedGrid(UniformEstimator):
     ) -> None:
         super().__init__(steps, span)
         self.pruning = pruning
-        if contraction == "none":
-            raise InputError("contraction", '"sphere" or "cube"', repr(contraction), "OccupancyGrid has boxes")
+        refuse(contraction == "none", "contraction", '"sphere" or "cube"', repr(contraction), "OccupancyGrid has boxes")
         self.aabb = aabb
         self.contraction: Contraction = contraction
         step_size = 4.0 * span.unit / steps  # of the lattice inside the box, where "mixed" has half of its steps

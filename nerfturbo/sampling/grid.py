@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..config import GridConfig
 from ..errors import InputError
-from ..ops._checks import check_shape
+from ..ops._checks import check_shape, refuse
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits, unpack_bits
 from ..ops.random import Stream, random_bits, random_uniform
 from ..types import Aabb, PackedSamples, Rays
@@ -378,8 +378,7 @@ def cropped(places: Any, box: Aabb | None, *, what: str = "box") -> Any:
         return places
     if isinstance(places, OccupancyGrid | GridSampler):
         return places.cropped(box, what=what)
-    if not hasattr(places, "cropped"):
-        raise InputError(what, "a sampler with `cropped(box)`", type(places).__name__)
+    refuse(not hasattr(places, "cropped"), what, "a sampler with `cropped(box)`", type(places).__name__)
     return places.cropped(box)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import MAX_PROPOSALS
 from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.intervals import Space, interval_weights
 from ..types import PackedSamples, Rays
 from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
@@ -47,8 +48,7 @@ class ProposalEstimator(UniformEstimator):
         if not 1 <= len(densities) <= MAX_PROPOSALS or len(densities) != len(self.coarse_samples):
             got = f"{len(densities)} and {len(self.coarse_samples)}"
             raise InputError("densities and coarse_samples", f"the same number, 1 to {MAX_PROPOSALS}", got)
-        if min(self.coarse_samples) < 1:
-            raise InputError("coarse_samples", "at least 1 each", str(self.coarse_samples))
+        refuse(min(self.coarse_samples) < 1, "coarse_samples", "at least 1 each", self.coarse_samples)
         self.fields = nn.ModuleList(one for one in densities if isinstance(one, nn.Module))
         self.densities: list[Callable[[Tensor], Tensor]] = list(densities)
 
@@ -100,8 +100,7 @@ class HierarchyEstimator(UniformEstimator):
 
     def __init__(self, coarse: Any, *, n_samples: int, coarse_samples: int, span: RaySpan) -> None:
         super().__init__(n_samples, span)
-        if coarse_samples < 1:
-            raise InputError("coarse_samples", "at least 1", str(coarse_samples))
+        refuse(coarse_samples < 1, "coarse_samples", "at least 1", coarse_samples)
         self.coarse, self.coarse_samples = coarse, coarse_samples
 
     @property

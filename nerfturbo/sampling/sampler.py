@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.positions import Contraction
 from ..ops.random import Stream, random_uniform
 from ..types import Aabb, PackedSamples, Rays
@@ -101,7 +102,6 @@ def check_sampler(sampler: Any, aabb: Aabb, device: torch.device) -> None:
         raise InputError("sampler.sample", wanted, str(error)) from error
     if not isinstance(samples, PackedSamples):
         raise InputError("sampler.sample", "PackedSamples", type(samples).__name__)
-    if samples.n_rays != len(rays):
-        raise InputError("sampler.sample", f"samples of {len(rays)} rays", str(samples.n_rays))
+    refuse(samples.n_rays != len(rays), "sampler.sample", f"samples of {len(rays)} rays", samples.n_rays)
     if not bool((samples.t_ends >= samples.t_starts).all()):
         raise InputError("sampler.sample", "t_starts <= t_ends", "intervals that end before they start")

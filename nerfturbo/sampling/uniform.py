@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.positions import ray_aabb
 from ..types import Aabb, PackedSamples, Rays
 from .histograms import Histogram, RaySpan
@@ -54,8 +54,7 @@ class UniformEstimator(nn.Module):
 
     def __init__(self, n_samples: int, span: RaySpan) -> None:
         super().__init__()
-        if n_samples < 1:
-            raise InputError("n_samples", "at least 1", str(n_samples))
+        refuse(n_samples < 1, "n_samples", "at least 1", n_samples)
         self.n_samples, self.span = n_samples, span
 
     @property
