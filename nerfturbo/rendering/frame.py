@@ -73,9 +73,8 @@ class FrameRenderer:
         self._time = time
 
         def render(first: int, rows: int) -> FinishedRays:
-            part = FinishedRays(*(value[: rows * self.width] for value in self._part(camera, first)))
-            alone = rows == self.height  # then the part is the picture, which is to last
-            return FinishedRays(*(value.clone() for value in part)) if alone else part
+            part = (value[: rows * self.width] for value in self._part(camera, first))
+            return FinishedRays(*(value.clone() if rows == self.height else value for value in part))  # a picture lasts
 
         return in_parts(render, self.height, self.width, self._band)
 
@@ -97,14 +96,12 @@ class FrameRenderer:
         """The rays of the current part, at their beginning."""
         origins, directions = camera_rays(self._camera, width=self.width, height=self._band)
         times = None if self._time is None else torch.full_like(origins[:, 0], self._time)
-        radii = self._pixel_radii(directions) if hasattr(self._field, "set_footprint") else None
+        radii = None
+        if hasattr(self._field, "set_footprint"):  # as `Cameras.rays` gives them, from the numbers on the device
+            forward, focal = -self._camera[:12].view(3, 4)[:, 2], self._camera[12:14]
+            radii = (directions * forward).sum(-1) * (PIXEL_RADIUS / focal.prod().sqrt())
         rays = Rays(origins, directions, times, pixel_radii=radii)
         return begin(self._field, rays, self._sampler, self._order, half=self._half)
-
-    def _pixel_radii(self, directions: Tensor) -> Tensor:
-        """(n,): as `Cameras.rays` gives them, from the camera's numbers on the device."""
-        pose, focal = self._camera[:12].view(3, 4), self._camera[12:14]
-        return -(directions * pose[:, 2]).sum(-1) * (PIXEL_RADIUS / focal.prod().sqrt())
 
     def run(self, evaluate: Evaluator, live: LiveRays, rounds: int) -> LiveRays:
         one = make_round(evaluate, self._sampler, self._samples)

@@ -188,11 +188,8 @@ def strip_order(height: int, width: int, device: torch.device) -> Tensor:
     return torch.cat([strip.t().reshape(-1) for strip in pixels.split(STRIP)]) if height else pixels.view(-1)
 
 
-# --- without a grid: every ray to its end -----------------------------------------------------------------------------
-
-
 def render_samples(field: Any, rays: Rays, sampler: Sampler, *, background: Tensor | None = None) -> RenderOutput:
-    """All samples of the rays at once, differentiable to the field."""
+    """Without a grid: all samples of the rays at once, differentiable to the field."""
     samples = sampler.sample(rays)
     if not offers(field, "sample_logits"):
         return volume_rendering(field_functions(field, rays)[1], samples, background=background)
@@ -217,9 +214,6 @@ def part_memory(device: torch.device) -> int:
         return default_memory(device, many_launches=True)
     least, most = PART_BYTES
     return min(most, max(least, int(PART_SHARE * torch.cuda.get_device_properties(device).total_memory)))
-
-
-# --- whole images -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

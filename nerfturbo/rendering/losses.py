@@ -118,7 +118,6 @@ def near_weights(t_starts: Tensor, t_ends: Tensor, distance: float) -> Tensor:
     Space right before a camera is crowded with samples of that one camera: they get its whole gradient at every step,
     while surfaces further away share theirs among few, so floaters grow there first. This undoes the crowding.
 
-    >>> import torch
     >>> near_weights(torch.tensor([0.0, 0.5, 3.0]), torch.tensor([0.0, 0.5, 3.0]), 1.0).tolist()
     [0.0, 0.25, 1.0]
     """

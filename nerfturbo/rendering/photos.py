@@ -118,18 +118,16 @@ class PhotoCorrections(nn.Module):
         super().__init__()
         cameras, photo = config.cameras, config.photo
         self.config, self.n_photos = config, n_photos
-        sizes: dict[str, tuple[tuple[int, ...], float]] = {}
-        if cameras.refine:
-            sizes["pose"] = (n_photos, 6), POSE_LR
-        if cameras.focal:
-            sizes["focal"] = (n_lenses,), POSE_LR
-        if photo.exposure:
-            sizes["exposure"] = (n_photos, 3), PHOTO_LR
-        if photo.appearance:
-            sizes["appearance"] = (n_photos, photo.appearance), PHOTO_LR
-        for name, (shape, _) in sizes.items():
-            setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        self.learning_rates = {name: rate for name, (_, rate) in sizes.items()}
+        self.learning_rates: dict[str, float] = {}
+        for name, asked, shape, rate in (
+            ("pose", cameras.refine, (n_photos, 6), POSE_LR),
+            ("focal", cameras.focal, (n_lenses,), POSE_LR),
+            ("exposure", photo.exposure, (n_photos, 3), PHOTO_LR),
+            ("appearance", photo.appearance, (n_photos, photo.appearance), PHOTO_LR),
+        ):
+            if asked:
+                setattr(self, name, nn.Parameter(torch.zeros(shape)))
+                self.learning_rates[name] = rate
         self.register_buffer("gauge", torch.zeros(6 * n_photos if cameras.refine else 0, GAUGE))
         self.register_buffer("forwards", torch.zeros(n_photos if cameras.focal else 0, 3))
         self.register_buffer("arms", torch.zeros(n_photos if cameras.refine else 0, 3))  # from centre to camera

@@ -450,11 +450,9 @@ def march_scenes(
     counts = torch.bincount(scene_indices.long().clamp_min(0), minlength=len(grids)).tolist()
     if len(counts) > len(grids) or bool((scene_indices < 0).any()):
         raise InputError("scene_indices", f"scenes from 0 to {len(grids) - 1}", "others among them")
-    parts, begin = [], 0
-    for grid, count in zip(grids, counts, strict=True):
-        mine = order[begin : begin + count]
-        begin += count
-        if count:
+    parts = []
+    for grid, mine in zip(grids, order.split(counts), strict=True):
+        if len(mine):
             shift = None if jitter is None else jitter[mine]
             parts.append(march(rays.origins[mine], rays.directions[mine], grid.occupancy, rule, jitter=shift))
     return _in_ray_order(parts, order)

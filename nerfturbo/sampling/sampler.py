@@ -44,15 +44,8 @@ class Draw:
         """`columns` times (n_rays, 1) in [0, 1)."""
         if not self.stratified:
             return [None] * columns
-        numbers = random_uniform(
-            len(rays),
-            columns=columns,
-            seed=self.seed,
-            stream=stream,
-            step=0 if self.step is None else self.step,
-            first=self.first_ray,
-            device=rays.device,
-        )
+        key = {"seed": self.seed, "stream": stream, "step": 0 if self.step is None else self.step}
+        numbers = random_uniform(len(rays), columns=columns, first=self.first_ray, device=rays.device, **key)
         return list(numbers.split(1, dim=1))
 
 
