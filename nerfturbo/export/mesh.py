@@ -20,7 +20,7 @@ from ..files import replacing
 from ..ops.march.reference import is_occupied
 from ..rendering.image import RenderedImage, render_image
 from ..rendering.model import NerfModel
-from ..sampling.grid import cropped_grid, occupied_box
+from ..sampling.grid import occupied_box
 from ..types import Aabb, Rays
 from . import Progress, check_ending, quiet, require_package
 
@@ -177,7 +177,7 @@ def export_box(model: NerfModel, box: Aabb | None) -> Aabb:
         raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
     if box is None:
         return occupied
-    inside = occupied_box(cropped_grid(model.grid, box, what="--box"))
+    inside = occupied_box(model.grid.cropped(box, what="--box"))
     assert inside is not None  # the crop refuses a box without anything
     return inside.intersection(box) or inside
 

@@ -1,6 +1,6 @@
 """Frame after frame of one size: on a GPU a whole frame is one recorded CUDA graph, steered by sixteen numbers.
 
-The graph makes the rays of a part of the picture from the camera, runs a fixed number of rounds (`rounds.py`) and
+The graph makes the rays of a part of the picture from the camera, runs a fixed number of rounds (`image.py`) and
 finishes the pixels; nothing is read back inside. How many rounds a frame needs is learned from the first one. The one
 number read after a replay says whether rays are left; if so, a second graph runs further rounds until none is.
 """
@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from ..data.cameras import PIXEL_RADIUS
-from ..errors import InputError
 from ..fields.field import Field
-from ..ops._checks import check_device, check_shape
+from ..ops._checks import check_device, check_shape, refuse
 from ..ops._dispatch import resolve
 from ..ops.frame import FinishedRays, LiveRays, finish_rays
 from ..ops.pixels import camera_rays
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..types import Rays
-from .image import Evaluator, RenderedImage, evaluator, make_round, render_budget, rows_at_once, start, strip_order
+from .image import Evaluator, RenderedImage, begin, in_parts, make_round, render_budget, rows_at_once, strip_order
 
 MORE = 4  # rounds of the second graph; even, so that it ends on the side of the queue on which it began
 PATIENCE = 2  # replays of the second graph in one frame after which the first is recorded anew, with more rounds
@@ -44,8 +43,7 @@ class FrameRenderer:
         background: Tensor | None = None,
         max_memory: int | None = None,
     ) -> None:
-        if width < 1 or height < 1:
-            raise InputError("width and height", "at least 1", f"{width} and {height}")
+        refuse(width < 1 or height < 1, "width and height", "at least 1", f"{width} and {height}")
         if background is not None:
             check_shape("background", background, ("channels",))
             check_device(background=background, bits=as_sampler(grid).grid.bits)
@@ -73,18 +71,12 @@ class FrameRenderer:
         check_shape("center", center, (2,))
         camera = torch.cat([part.detach().float().cpu().reshape(-1) for part in (camera_to_world, focal, center)])
         self._time = time
-        image: FinishedRays | None = None
-        for first in range(0, self.height, self._band):
-            part = self._part(camera, first)
-            if image is None:
-                n, channels = self.width * self.height, part.rgb.shape[1]
-                image = FinishedRays(*(part.rgb.new_empty(n, *shape) for shape in ((channels,), (), ())))
-            rows = slice(first * self.width, min(first + self._band, self.height) * self.width)
-            for whole, piece in zip(image, part, strict=True):
-                whole[rows].copy_(piece[: rows.stop - rows.start])
-        assert image is not None
-        shape = (self.height, self.width)
-        return RenderedImage(image.rgb.view(*shape, -1), image.opacity.view(shape), image.depth.view(shape))
+
+        def render(first: int, rows: int) -> FinishedRays:
+            part = (value[: rows * self.width] for value in self._part(camera, first))
+            return FinishedRays(*(value.clone() if rows == self.height else value for value in part))  # a picture lasts
+
+        return in_parts(render, self.height, self.width, self._band)
 
     def _part(self, camera: Tensor, first: int) -> FinishedRays:
         """Rows of the picture from `first` on: the picture of a camera whose principal point lies higher. The result
@@ -104,14 +96,12 @@ class FrameRenderer:
         """The rays of the current part, at their beginning."""
         origins, directions = camera_rays(self._camera, width=self.width, height=self._band)
         times = None if self._time is None else torch.full_like(origins[:, 0], self._time)
-        radii = self._pixel_radii(directions) if hasattr(self._field, "set_footprint") else None
-        evaluate = evaluator(self._field, Rays(origins, directions, times, pixel_radii=radii), half=self._half)
-        return evaluate, start(evaluate, self._sampler, self._order)
-
-    def _pixel_radii(self, directions: Tensor) -> Tensor:
-        """(n,): as `Cameras.rays` gives them, from the camera's numbers on the device."""
-        pose, focal = self._camera[:12].view(3, 4), self._camera[12:14]
-        return -(directions * pose[:, 2]).sum(-1) * (PIXEL_RADIUS / focal.prod().sqrt())
+        radii = None
+        if hasattr(self._field, "set_footprint"):  # as `Cameras.rays` gives them, from the numbers on the device
+            forward, focal = -self._camera[:12].view(3, 4)[:, 2], self._camera[12:14]
+            radii = (directions * forward).sum(-1) * (PIXEL_RADIUS / focal.prod().sqrt())
+        rays = Rays(origins, directions, times, pixel_radii=radii)
+        return begin(self._field, rays, self._sampler, self._order, half=self._half)
 
     def run(self, evaluate: Evaluator, live: LiveRays, rounds: int) -> LiveRays:
         one = make_round(evaluate, self._sampler, self._samples)

@@ -8,22 +8,22 @@ render part after part of the image, every ray to its end. Memory is set by how 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data.cameras import PIXEL_CENTER, Cameras
 from ..data.lenses import picture_directions
-from ..errors import InputError
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
+from ..ops._checks import refuse
 from ..ops._dispatch import compile_only
-from ..ops.composite import composite
 from ..ops.frame import (
     FinishedRays,
     LiveRays,
@@ -36,18 +36,15 @@ from ..ops.frame import (
 )
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..sampling.sampler import Sampler
-from ..types import Aabb, PackedSamples, Rays, RenderOutput
-from .render import field_functions
+from ..types import Aabb, Rays, RenderOutput
+from .render import field_functions, volume_rendering
 
 Places = OccupancyGrid | Sampler  # what places samples
 STRIP = 8  # rows of pixels that are walked together, column after column: 32 rays are 8 x 4 pixels
 UNCHECKED = 4  # rounds between two looks at the number of live rays, where a look waits for the device
 BYTES_PER_RAY = 192
 LIMITS = {"cpu": RoundLimits(least=8), "cuda": RoundLimits(least=4)}
-PLACE_BYTES, SAMPLE_BYTES = (
-    96,
-    64,
-)  # of rendering without a grid: per place that is looked at, per sample beside the field
+PLACE_BYTES, SAMPLE_BYTES = 96, 64  # without a grid: per place that is looked at, per sample beside the field
 SAMPLES_PER_RAY = 256  # of a sampler that does not say
 PART_BYTES, PART_SHARE = (1 << 30, 4 << 30), 1 / 32  # of a GPU: at least, at most, and of its memory
 
@@ -60,19 +57,11 @@ class Budget:
     samples: int
 
 
-class _Cost(NamedTuple):
-    """Memory that rendering takes unless told otherwise, and the most that pays."""
-
-    memory: int  # bytes
-    most: Budget
-
-
-# On a CPU the samples of a round should stay in its caches; on a GPU a round should fill the device several times.
-_COSTS = {"cpu": _Cost(1 << 26, Budget(1 << 16, 1 << 17)), "cuda": _Cost(1 << 28, Budget(1 << 20, 1 << 21))}
+# Bytes that rendering takes unless told otherwise, and the most that pays: on a CPU the samples of a round should stay
+# in its caches; on a GPU a round should fill the device several times.
+_COSTS = {"cpu": (1 << 26, Budget(1 << 16, 1 << 17)), "cuda": (1 << 28, Budget(1 << 20, 1 << 21))}
 LEAST = Budget(1 << 10, 1 << 13)
 MORE_MEMORY = 4  # times as much on a GPU where a round or a part is many launches, which cost the same for any size
-
-
 _GIVEN: ContextVar[int | None] = ContextVar("nerfturbo_rendering_memory", default=None)
 
 
@@ -85,8 +74,7 @@ def rendering_within(max_memory: int | None) -> Iterator[None]:
     ...     default_memory(torch.device("cpu"))
     16777216
     """
-    if max_memory is not None and max_memory < 1:
-        raise InputError("max_memory", "a number of bytes > 0", str(max_memory))
+    refuse(max_memory is not None and max_memory < 1, "max_memory", "a number of bytes > 0", max_memory)
     token = _GIVEN.set(max_memory)
     try:
         yield
@@ -94,29 +82,23 @@ def rendering_within(max_memory: int | None) -> Iterator[None]:
         _GIVEN.reset(token)
 
 
-def given_memory() -> int | None:
-    """What `rendering_within` says, if it does."""
-    return _GIVEN.get()
-
-
 def default_memory(device: torch.device, *, many_launches: bool = False) -> int:
     """Bytes that rendering takes unless a call says otherwise."""
-    if (given := given_memory()) is not None:
+    if (given := _GIVEN.get()) is not None:
         return given
-    memory = _COSTS.get(device.type, _COSTS["cuda"]).memory
+    memory, _ = _COSTS.get(device.type, _COSTS["cuda"])
     return memory * MORE_MEMORY if many_launches and device.type != "cpu" else memory
 
 
 def render_budget(field: Field, device: torch.device, max_memory: int | None = None) -> Budget:
     """Rays and samples that fit into `max_memory` bytes (None: 256 MiB on a GPU, 1 GiB there for fields whose rounds
     are many launches, 64 MiB on a CPU)."""
-    cost = _COSTS.get(device.type, _COSTS["cuda"])
-    few = bool(getattr(field, "few_launches", False))
-    memory = default_memory(device, many_launches=not few) if max_memory is None else max_memory
-    if memory < 1:
-        raise InputError("max_memory", "a number of bytes > 0", str(memory))
-    rays = min(cost.most.rays, memory // 2 // BYTES_PER_RAY)
-    samples = min(cost.most.samples, memory // 2 // bytes_per_sample(field))
+    _, most = _COSTS.get(device.type, _COSTS["cuda"])
+    many = not getattr(field, "few_launches", False)
+    memory = default_memory(device, many_launches=many) if max_memory is None else max_memory
+    refuse(memory < 1, "max_memory", "a number of bytes > 0", memory)
+    rays = min(most.rays, memory // 2 // BYTES_PER_RAY)
+    samples = min(most.samples, memory // 2 // bytes_per_sample(field))
     return Budget(max(LEAST.rays, rays), max(LEAST.samples, samples // 128 * 128))
 
 
@@ -151,15 +133,15 @@ class Evaluator:
         return density, rgb
 
 
-def evaluator(field: Any, rays: Rays, *, half: bool = False) -> Evaluator:
-    """How to ask this field: its own fused way, tables read in their precision or in `half`, or point by point."""
+def begin(
+    field: Any, rays: Rays, sampler: GridSampler, order: Tensor | None, *, half: bool = False
+) -> tuple[Evaluator, LiveRays]:
+    """Rays at their beginning, and how to ask the field: its own fused way, tables read in their precision or in
+    `half`, or point by point."""
     own = field.evaluator(rays, half=half) if offers(field, "evaluator") else None
-    return Evaluator(field, rays) if own is None else own
-
-
-def start(evaluate: Evaluator, sampler: GridSampler, order: Tensor | None = None) -> LiveRays:
-    rays, bits = evaluate.rays, sampler.grid.occupancy
-    return start_rays(rays.origins, rays.directions, bits, sampler.rule, order=order, channels=evaluate.channels)
+    evaluate, bits = Evaluator(field, rays) if own is None else own, sampler.grid.occupancy
+    options = {"order": order, "channels": evaluate.channels}
+    return evaluate, start_rays(rays.origins, rays.directions, bits, sampler.rule, **options)
 
 
 def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable[[LiveRays], LiveRays]:
@@ -168,18 +150,11 @@ def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable
     limits = LIMITS.get(grid.bits.device.type)
     threshold = settings.alpha_thre if settings.alpha_thre <= 0.0 else grid.mean.clamp(max=settings.alpha_thre)
 
+    options = {"early_stop_eps": settings.early_stop_eps, "logits": evaluate.logits}
+
     def run(live: LiveRays) -> LiveRays:
         samples = next_samples(live, rows=rows, limits=limits, aabb=evaluate.aabb)
-        density, rgb = evaluate(samples)
-        return absorb_samples(
-            live,
-            samples,
-            density,
-            rgb,
-            early_stop_eps=settings.early_stop_eps,
-            alpha_thre=threshold,
-            logits=evaluate.logits,
-        )
+        return absorb_samples(live, samples, *evaluate(samples), alpha_thre=threshold, **options)
 
     return run
 
@@ -195,8 +170,7 @@ def render_part(
     rounds: int | None = None,
 ) -> FinishedRays:
     """Render rays that fit the budget, to the end; or only so many `rounds`, without a look at what is left."""
-    evaluate = evaluator(field, rays)
-    live = start(evaluate, sampler, order)
+    evaluate, live = begin(field, rays, sampler, order)
     run = make_round(evaluate, sampler, rows)
     for _ in range(rounds or 0):
         live = run(live)
@@ -214,25 +188,14 @@ def strip_order(height: int, width: int, device: torch.device) -> Tensor:
     return torch.cat([strip.t().reshape(-1) for strip in pixels.split(STRIP)]) if height else pixels.view(-1)
 
 
-# --- without a grid: every ray to its end -----------------------------------------------------------------------------
-
-
-def evaluate_samples(field: Any, rays: Rays, samples: PackedSamples) -> tuple[Tensor, Tensor]:
-    """Density (capacity,) and rgb (capacity, channels) of a field over the samples of rays, differentiable."""
-    if offers(field, "sample_logits"):
-        raw = field.sample_logits(rays, samples)
-        return truncated_exp(raw[:, 3]), torch.sigmoid(raw[:, :3])
-    rgb, density = field_functions(field, rays)[1](samples.t_starts, samples.t_ends, samples.ray_indices)
-    return density, rgb
-
-
-def render_samples(field: Field, rays: Rays, sampler: Sampler, *, background: Tensor | None = None) -> RenderOutput:
-    """All samples of the rays at once, differentiable to the field."""
+def render_samples(field: Any, rays: Rays, sampler: Sampler, *, background: Tensor | None = None) -> RenderOutput:
+    """Without a grid: all samples of the rays at once, differentiable to the field."""
     samples = sampler.sample(rays)
-    density, rgb = evaluate_samples(field, rays, samples)
-    out = composite(density, rgb, samples)
-    color = out.rgb if background is None else out.rgb + (1.0 - out.opacity)[:, None] * background
-    return RenderOutput(color, out.opacity, out.depth / out.opacity.clamp(min=1e-6), out.weights, samples)
+    if not offers(field, "sample_logits"):
+        return volume_rendering(field_functions(field, rays)[1], samples, background=background)
+    raw = field.sample_logits(rays, samples)
+    seen = torch.sigmoid(raw[:, :3]), truncated_exp(raw[:, 3])
+    return volume_rendering(lambda *_: seen, samples, background=background)
 
 
 def rays_at_once(sampler: Any, memory: int, sample_bytes: int) -> int:
@@ -247,20 +210,10 @@ def rays_at_once(sampler: Any, memory: int, sample_bytes: int) -> int:
 def part_memory(device: torch.device) -> int:
     """Bytes that a part of a picture may take unless told otherwise: a part is some hundred launches whatever its
     size, so that a large GPU is given large ones."""
-    if device.type != "cuda" or given_memory() is not None:
+    if device.type != "cuda" or _GIVEN.get() is not None:
         return default_memory(device, many_launches=True)
     least, most = PART_BYTES
     return min(most, max(least, int(PART_SHARE * torch.cuda.get_device_properties(device).total_memory)))
-
-
-@torch.no_grad()
-def finish_part(field: Field, rays: Rays, sampler: Sampler, background: Tensor | None) -> FinishedRays:
-    """One part of an image."""
-    out = render_samples(field, rays, sampler, background=background)
-    return FinishedRays(out.rgb.clamp(0.0, 1.0), out.opacity, out.depth)
-
-
-# --- whole images -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -270,24 +223,6 @@ class RenderedImage:
     rgb: Tensor  # (height, width, channels)
     opacity: Tensor  # (height, width)
     depth: Tensor  # (height, width)
-
-
-class _Parts:
-    """Renders rows of an image within a memory budget, by rounds through a grid or by whole rays."""
-
-    def __init__(self, field: Field, sampler: Any, device: torch.device, max_memory: int | None) -> None:
-        self.field, self.sampler, self.rounds = field, sampler, hasattr(sampler, "grid")
-        if self.rounds:
-            self.budget = render_budget(field, device, max_memory)
-        else:
-            memory = part_memory(device) if max_memory is None else max_memory
-            self.budget = Budget(rays_at_once(sampler, memory, bytes_per_sample(field)), 0)
-
-    def render(self, rays: Rays, rows: int, width: int, background: Tensor | None) -> FinishedRays:
-        if not self.rounds:
-            return finish_part(self.field, rays, self.sampler, background)
-        order, samples = strip_order(rows, width, rays.device), self.budget.samples
-        return render_part(self.field, rays, self.sampler, rows=samples, order=order, background=background)
 
 
 @torch.no_grad()
@@ -308,16 +243,44 @@ def render_image(
     time as `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no
     voxels, 1 to 4 GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top).
     """
-    if len(rays) != height * width:
-        raise InputError("rays", f"height * width = {height * width} rays", str(len(rays)))
-    parts = _Parts(field, as_sampler(grid, settings), rays.device, max_memory)
+    refuse(len(rays) != height * width, "rays", f"height * width = {height * width} rays", len(rays))
+
+    def rays_of(first: int, rows: int) -> Rays:
+        return rays[first * width : (first + rows) * width]
+
+    return _render_rows(
+        field, as_sampler(grid, settings), rays_of, (height, width), rays.device, background, max_memory
+    )
+
+
+def _render_rows(
+    field: Field,
+    sampler: Any,
+    rays_of: Callable[[int, int], Rays],
+    size: tuple[int, int],
+    device: torch.device,
+    background: Tensor | None,
+    max_memory: int | None,
+) -> RenderedImage:
+    """A picture of (height, width) pixels from the rays of its parts, `rays_of(first row, rows)`."""
+    (height, width), rounds = size, hasattr(sampler, "grid")
+    if rounds:
+        budget = render_budget(field, device, max_memory)
+    else:
+        memory = part_memory(device) if max_memory is None else max_memory
+        budget = Budget(rays_at_once(sampler, memory, bytes_per_sample(field)), 0)
 
     def render(first: int, rows: int) -> FinishedRays:
-        part = slice(first * width, (first + rows) * width)
-        behind = background if background is None or background.dim() == 1 else background[part]
-        return parts.render(rays[part], rows, width, behind)
+        rays, behind = rays_of(first, rows), background
+        if background is not None and background.dim() > 1:
+            behind = background[first * width : (first + rows) * width]
+        if rounds:
+            order = strip_order(rows, width, device)
+            return render_part(field, rays, sampler, rows=budget.samples, order=order, background=behind)
+        out = render_samples(field, rays, sampler, background=behind)
+        return FinishedRays(out.rgb.clamp(0.0, 1.0), out.opacity, out.depth)
 
-    return _in_parts(render, height, width, parts.budget.rays)
+    return in_parts(render, height, width, rows_at_once(height, width, budget.rays))
 
 
 @torch.no_grad()
@@ -353,57 +316,47 @@ def render_view(
     device = device_of(field, grid)
     local = picture_directions(cameras, index, device)
     cameras = cameras.to(device)
-    parts = _Parts(field, as_sampler(grid, settings), device, max_memory)
     x = torch.arange(width, device=device) + PIXEL_CENTER
 
-    def render(first: int, rows: int) -> FinishedRays:
+    def rays_of(first: int, rows: int) -> Rays:
         indices = torch.full((rows * width,), index, dtype=torch.int64, device=device)
-        if local is None:
-            y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
-            rays = cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
-        else:
-            rays = cameras.rays_along(indices, local[first * width : (first + rows) * width])
-        return parts.render(rays, rows, width, background)
+        if local is not None:
+            return cameras.rays_along(indices, local[first * width : (first + rows) * width])
+        y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
+        return cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
 
-    return _in_parts(render, height, width, parts.budget.rays)
+    return _render_rows(field, as_sampler(grid, settings), rays_of, (height, width), device, background, max_memory)
 
 
 def device_of(field: Any, grid: Any) -> torch.device:
     """Where rendering happens: on the grid's device, or that of the field's weights."""
-    places = getattr(grid, "grid", grid)
-    for module in (places, field):
-        if isinstance(module, torch.nn.Module):
-            for tensor in (*module.buffers(), *module.parameters()):
-                return tensor.device
-    return torch.device("cpu")
+    modules = (one for one in (getattr(grid, "grid", grid), field) if isinstance(one, torch.nn.Module))
+    tensors = itertools.chain.from_iterable((*one.buffers(), *one.parameters()) for one in modules)
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def supersampled(render: Callable[[tuple[float, float]], RenderedImage], n: int) -> RenderedImage:
     """The mean of n x n pictures, `render((dx, dy))` through points so far from the pixels' centres, in pixels."""
-    if n < 1:
-        raise InputError("render.eval_rays", "at least 1", str(n))
+    refuse(n < 1, "render.eval_rays", "at least 1", n)
     places = [(index + 0.5) / n - 0.5 for index in range(n)]
-    whole: RenderedImage | None = None
-    for shift in [(x, y) for y in places for x in places]:
-        part = render(shift)
-        if n == 1:
-            return part
-        seen = part.depth * part.opacity  # a pixel's depth is that of what it sees
-        if whole is None:
-            whole = RenderedImage(part.rgb.clone(), part.opacity.clone(), seen)
-        else:
-            for total, piece in ((whole.rgb, part.rgb), (whole.opacity, part.opacity), (whole.depth, seen)):
-                total.add_(piece)
-    assert whole is not None
-    depth = whole.depth / whole.opacity.clamp(min=1e-6)
-    return RenderedImage(whole.rgb / n**2, whole.opacity / n**2, depth)
+    whole = render((places[0], places[0]))
+    if n == 1:
+        return whole
+    rgb, opacity, seen = (
+        whole.rgb,
+        whole.opacity,
+        whole.depth * whole.opacity,
+    )  # a pixel's depth is that of what it sees
+    for y, x in list(itertools.product(places, repeat=2))[1:]:
+        part = render((x, y))
+        rgb, opacity, seen = rgb + part.rgb, opacity + part.opacity, seen + part.depth * part.opacity
+    return RenderedImage(rgb / n**2, opacity / n**2, seen / opacity.clamp(min=1e-6))
 
 
-def _in_parts(render: Callable[[int, int], FinishedRays], height: int, width: int, n_rays: int) -> RenderedImage:
-    """The picture from its parts: `render(first row, rows)` for as many rows at a time as the rays allow."""
-    band = max(1, rows_at_once(height, width, n_rays))
+def in_parts(render: Callable[[int, int], FinishedRays], height: int, width: int, band: int) -> RenderedImage:
+    """The picture from its parts: `render(first row, rows)` for `band` rows at a time."""
     whole: FinishedRays | None = None
-    for first in range(0, max(height, 1), band):
+    for first in range(0, max(height, 1), max(band, 1)):
         part = render(first, min(band, height - first))
         if band >= height:
             whole = part

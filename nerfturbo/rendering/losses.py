@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..config import LossConfig
-from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.composite_loss import SURE, RayLossRule
 from ..ops.packed import packed_cumsum, packed_sum
+from ..sampling.uniform import mean_over_rays
 from ..types import PackedSamples
 from .render import RgbSigmaFn
 
@@ -88,10 +89,7 @@ def weights_loss(
         values = values - rule.opacity * (sure * sure.log() + (1.0 - sure) * torch.log1p(-sure))
     if rule.sparsity:
         values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * thickness.square()), samples.offsets)
-    if samples.n_rays_kept is None:
-        return values.sum() / max(samples.n_rays, 1)
-    kept = torch.arange(samples.n_rays, device=values.device) < samples.n_rays_kept
-    return torch.where(kept, values, torch.zeros_like(values)).sum() / samples.n_rays_kept.clamp(min=1)
+    return mean_over_rays(values, samples)
 
 
 class _WeighGradient(torch.autograd.Function):
@@ -120,12 +118,10 @@ def near_weights(t_starts: Tensor, t_ends: Tensor, distance: float) -> Tensor:
     Space right before a camera is crowded with samples of that one camera: they get its whole gradient at every step,
     while surfaces further away share theirs among few, so floaters grow there first. This undoes the crowding.
 
-    >>> import torch
     >>> near_weights(torch.tensor([0.0, 0.5, 3.0]), torch.tensor([0.0, 0.5, 3.0]), 1.0).tolist()
     [0.0, 0.25, 1.0]
     """
-    if not distance > 0.0:
-        raise InputError("distance", "a length > 0", str(distance))
+    refuse(not distance > 0.0, "distance", "a length > 0", distance)
     return ((t_starts + t_ends) * (0.5 / distance)).square().clamp(max=1.0)
 
 

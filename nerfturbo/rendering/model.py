@@ -28,9 +28,8 @@ from ..fields.parts import BASE_RESOLUTION
 from ..ops.hash_encode import HashLayout
 from ..sampling.contracted import ContractedGrid
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid
-from ..sampling.hierarchy import HierarchyEstimator
 from ..sampling.histograms import RaySpan
-from ..sampling.proposals import ProposalEstimator
+from ..sampling.proposals import HierarchyEstimator, ProposalEstimator
 from ..sampling.sampler import Pruning, check_sampler
 from ..sampling.uniform import UniformEstimator
 from ..types import Aabb, Rays, RenderOutput
@@ -165,8 +164,7 @@ class NerfModel(nn.Module):
             config = replace(config, sampler=CustomSamplerConfig(source_of(sampler)))
         self.config, self.bounds = config, bounds
         step_size, grid = bounds.aabb.diagonal / config.render.steps_per_diagonal, config.grid
-        folded = grid.contraction != "none" and isinstance(config.sampler, GridSamplerConfig)
-        if folded:  # rays are marched through a contracted one
+        if grid.contraction != "none" and isinstance(config.sampler, GridSamplerConfig):  # which has a contracted one
             grid = replace(grid, resolution=max(4, grid.resolution // 8 * 4))
         self.grid = OccupancyGrid(bounds.aabb, grid, step_size=step_size, seed=config.train.seed)
         space, seed, contraction = _space(config, bounds.aabb), config.train.seed, config.grid.contraction

@@ -31,6 +31,7 @@ from ..data.cameras import Cameras
 from ..data.placement import require_plain
 from ..errors import InputError
 from ..fields.field import offers
+from ..ops._checks import refuse
 from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
@@ -117,18 +118,16 @@ class PhotoCorrections(nn.Module):
         super().__init__()
         cameras, photo = config.cameras, config.photo
         self.config, self.n_photos = config, n_photos
-        sizes: dict[str, tuple[tuple[int, ...], float]] = {}
-        if cameras.refine:
-            sizes["pose"] = (n_photos, 6), POSE_LR
-        if cameras.focal:
-            sizes["focal"] = (n_lenses,), POSE_LR
-        if photo.exposure:
-            sizes["exposure"] = (n_photos, 3), PHOTO_LR
-        if photo.appearance:
-            sizes["appearance"] = (n_photos, photo.appearance), PHOTO_LR
-        for name, (shape, _) in sizes.items():
-            setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        self.learning_rates = {name: rate for name, (_, rate) in sizes.items()}
+        self.learning_rates: dict[str, float] = {}
+        for name, asked, shape, rate in (
+            ("pose", cameras.refine, (n_photos, 6), POSE_LR),
+            ("focal", cameras.focal, (n_lenses,), POSE_LR),
+            ("exposure", photo.exposure, (n_photos, 3), PHOTO_LR),
+            ("appearance", photo.appearance, (n_photos, photo.appearance), PHOTO_LR),
+        ):
+            if asked:
+                setattr(self, name, nn.Parameter(torch.zeros(shape)))
+                self.learning_rates[name] = rate
         self.register_buffer("gauge", torch.zeros(6 * n_photos if cameras.refine else 0, GAUGE))
         self.register_buffer("forwards", torch.zeros(n_photos if cameras.focal else 0, 3))
         self.register_buffer("arms", torch.zeros(n_photos if cameras.refine else 0, 3))  # from centre to camera
@@ -200,8 +199,7 @@ class PhotoCorrections(nn.Module):
         A focal factor s scales what is left of a lens after its distortion is undone. OpenCV's lens does the same with
         k r^2 in place of k (r / s)^2: its coefficients change by powers of s.
         """
-        if len(cameras) != self.n_photos:
-            raise InputError("cameras", f"the {self.n_photos} cameras of training", str(len(cameras)))
+        refuse(len(cameras) != self.n_photos, "cameras", f"the {self.n_photos} cameras of training", len(cameras))
         poses, device = cameras.camera_to_world, cameras.device
         if self.config.cameras.refine:
             turns, shifts = (value.to(device) for value in self.corrections())
@@ -259,6 +257,5 @@ def build_photos(config: Config, n_photos: int, n_lenses: int) -> PhotoCorrectio
     """What the config asks to be learned of each photo; None where that is nothing."""
     if not (config.cameras.learns or config.photo.exposure or config.photo.appearance):
         return None
-    if n_photos < 1:
-        raise InputError("bounds", "the number of training photos, of which something is learned", "none")
+    refuse(n_photos < 1, "bounds", "the number of training photos, of which something is learned", "none")
     return PhotoCorrections(config, n_photos, n_lenses)

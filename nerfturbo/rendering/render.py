@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..fields.field import Field
+from ..ops._checks import refuse
 from ..ops.composite import composite, visibility
 from ..ops.march import StepRule, march
 from ..ops.packed import compact, take_rows
@@ -26,8 +27,6 @@ from ..sampling.sampler import Draw, SigmaFn
 from ..types import PackedSamples, Rays, RenderOutput
 
 RgbSigmaFn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
 TAPS = 32  # places about each point whose normal is looked for
 # In steps of marching. Nearer places see the noise of the finest hash levels; farther ones round corners off.
 REACH = 4.0
@@ -76,13 +75,14 @@ def ray_marching(
     jitter = Draw(stratified, seed, step, first_ray).jitter(rays, 1, Stream.JITTER)[0]
     jitter = None if jitter is None else jitter[:, 0]
     grids = list(grid) if isinstance(grid, Sequence) else [grid]
-    _check_scenes(grids, scene_indices, fixed=capacity is not None or n_active is not None)
     rule = StepRule(render_step_size or grids[0].step_size, near_plane, far_plane, cone_angle)
     if scene_indices is None:
-        samples = march(
-            rays.origins, rays.directions, grids[0].occupancy, rule, jitter=jitter, capacity=capacity, n_active=n_active
-        )
+        refuse(len(grids) != 1, "scene_indices", f"the scene of each ray, beside {len(grids)} grids", "none")
+        options = {"jitter": jitter, "capacity": capacity, "n_active": n_active}
+        samples = march(rays.origins, rays.directions, grids[0].occupancy, rule, **options)
     else:
+        fixed = capacity is not None or n_active is not None
+        refuse(fixed, "capacity and n_active", "none beside scene_indices", "one of them")
         samples = march_scenes(rays, grids, scene_indices, rule, jitter=jitter)
     if sigma_fn is None or (early_stop_eps <= 0.0 and alpha_thre <= 0.0):
         return samples
@@ -92,13 +92,6 @@ def ray_marching(
         threshold = torch.stack([torch.as_tensor(one.alpha_threshold(alpha_thre)) for one in grids]).amin()
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=threshold)
     return compact(samples, keep, capacity=capacity)
-
-
-def _check_scenes(grids: Sequence[OccupancyGrid], scene_indices: Tensor | None, *, fixed: bool) -> None:
-    if scene_indices is None and len(grids) != 1:
-        raise InputError("scene_indices", f"the scene of each ray, beside {len(grids)} grids", "none")
-    if scene_indices is not None and fixed:
-        raise InputError("capacity and n_active", "none beside scene_indices", "one of them")
 
 
 def volume_rendering(

@@ -3,9 +3,8 @@
 from ..ops.positions import contract, uncontract
 from .contracted import ContractedGrid
 from .grid import GridSampler, MarchSettings, OccupancyGrid, march_scenes
-from .hierarchy import HierarchyEstimator
 from .histograms import Histogram, RaySpan, annealing, interlevel_loss
-from .proposals import ProposalEstimator
+from .proposals import HierarchyEstimator, ProposalEstimator
 from .sampler import DensityFn, Draw, Pruning, Sampler, SigmaFn
 from .uniform import ProposedSamples, UniformEstimator, uniform_samples
 

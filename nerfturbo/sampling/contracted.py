@@ -6,20 +6,19 @@ space, so rays are not walked from cell to cell: every step of a fixed lattice l
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..config import GridConfig
-from ..errors import InputError
-from ..ops.march import pack_bits
+from ..ops._checks import refuse
 from ..ops.march.reference import is_occupied
 from ..ops.packed import compact
 from ..ops.positions import Contraction, sample_positions, unfold
 from ..types import Aabb, PackedSamples, Rays
-from .grid import CHUNK, CellTeam, Frusta, OccupancyGrid, seen_by_any
+from .grid import CHUNK, CellTeam, Frusta, OccupancyGrid
 from .histograms import RaySpan
 from .sampler import DensityFn, Draw, Pruning
 from .uniform import UniformEstimator, even_edges, packed
@@ -53,14 +52,16 @@ class ContractedGrid(UniformEstimator):
     ) -> None:
         super().__init__(steps, span)
         self.pruning = pruning
-        if contraction == "none":
-            raise InputError("contraction", '"sphere" or "cube"', repr(contraction), "OccupancyGrid has boxes")
+        refuse(contraction == "none", "contraction", '"sphere" or "cube"', repr(contraction), "OccupancyGrid has boxes")
         self.aabb = aabb
         self.contraction: Contraction = contraction
         step_size = 4.0 * span.unit / steps  # of the lattice inside the box, where "mixed" has half of its steps
         one_level = replace(config or GridConfig(), levels=1)
         self.cells = OccupancyGrid(_UNIT, one_level, step_size=step_size, seed=seed)
-        self._give_up(self._beyond(torch.arange(self.cells.n_cells)))
+        if contraction == "sphere":  # no point of space comes to the corners of the cube
+            centers = self.cells.cell_positions(torch.arange(self.cells.n_cells))
+            nearest = ((centers - 0.5).abs() - 0.5 / one_level.resolution).clamp(min=0.0)
+            self.cells.give_up(nearest.norm(dim=-1) >= 0.5)
 
     @property
     def samples_per_ray(self) -> int | None:
@@ -77,11 +78,6 @@ class ContractedGrid(UniformEstimator):
     def max_rays(self, batch_samples: int) -> int:
         return max(1, CANDIDATES // self.n_samples)
 
-    def cropped(self, box: Aabb) -> ContractedGrid:
-        other = copy.copy(self)
-        other.span = self.span.inside(box)
-        return other
-
     def world_positions(self, cells: Tensor, fraction: Tensor | float = 0.5) -> Tensor:
         """(n, 3) a place inside each cell (n,), as `OccupancyGrid.cell_positions`."""
         return self._world(self.cells.cell_positions(cells, fraction))
@@ -93,27 +89,9 @@ class ContractedGrid(UniformEstimator):
         limit = (0.5 - _END) / size.clamp(min=1e-9)  # nothing maps to the border and beyond
         return low + unfold(middle * limit.clamp(max=1.0) + 0.5, self.contraction) * (high - low)
 
-    def _beyond(self, cells: Tensor) -> Tensor:
-        """(n,) bool: cells in the corners of the cube that no point of space comes to."""
-        if self.contraction == "cube":
-            return torch.zeros_like(cells, dtype=torch.bool)
-        nearest = ((self.cells.cell_positions(cells) - 0.5).abs() - 0.5 / self.cells.config.resolution).clamp(min=0.0)
-        return nearest.norm(dim=-1) >= 0.5
-
-    @torch.no_grad()
-    def _give_up(self, cells: Tensor) -> None:
-        grid = self.cells
-        grid.thickness.masked_fill_(cells.to(grid.thickness.device), -1.0)
-        grid.bits.copy_(pack_bits(grid.thickness >= 0.0))
-
     @torch.no_grad()
     def update(
-        self,
-        step: int | Tensor,
-        density_fn: DensityFn,
-        *,
-        all_cells: bool | None = None,
-        team: CellTeam | None = None,
+        self, step: int | Tensor, density_fn: DensityFn, *, all_cells: bool | None = None, team: CellTeam | None = None
     ) -> None:
         """Refresh cells from the field, as `OccupancyGrid.update` does; thickness is that of the lattice's steps."""
 
@@ -128,17 +106,9 @@ class ContractedGrid(UniformEstimator):
     @torch.no_grad()
     def mark_invisible(self, frusta: Frusta, near: float) -> float:
         """Give up the cells that no camera sees beyond `near`; returns the share given up."""
-        grid, device = self.cells, self.cells.bits.device
-        middle = self.aabb.tensor(device).mean(0)
+        middle = self.aabb.tensor(self.cells.bits.device).mean(0)
         away = float((frusta.camera_to_world[:, :, 3] - middle).norm(dim=-1).max())
-        unseen = torch.zeros(grid.n_cells, dtype=torch.bool, device=device)
-        for cells in torch.arange(grid.n_cells, device=device).split(CHUNK // 8):
-            center, radius = self._spheres(cells, away)
-            unseen[cells] = ~seen_by_any(center, radius, frusta, near)
-        if bool(unseen.all()):
-            return 1.0
-        self._give_up(unseen)
-        return float((grid.thickness < 0.0).float().mean())
+        return self.cells.mark_unseen(partial(self._spheres, away=away), frusta, near, CHUNK // 8)
 
     def _spheres(self, cells: Tensor, away: float) -> tuple[Tensor, Tensor]:
         """Centres (n, 3) and radii (n,): what any camera up to `away` from the middle of the box sees of a cell,
@@ -165,12 +135,7 @@ class ContractedGrid(UniformEstimator):
 
     @torch.no_grad()
     def sample(
-        self,
-        rays: Rays,
-        *,
-        draw: Draw | None = None,
-        n_active: Tensor | None = None,
-        capacity: int | None = None,
+        self, rays: Rays, *, draw: Draw | None = None, n_active: Tensor | None = None, capacity: int | None = None
     ) -> PackedSamples:
         """The steps of each ray's lattice whose middle lies in an occupied cell; `capacity` as in `ops.march`."""
         jitter = (draw or Draw()).jitter(rays, 1)[0]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..ops._checks import refuse
 from ..types import Aabb
 
 POINTS_AT_ONCE = 1 << 21  # points of a mesh held in memory at a time
@@ -21,8 +22,7 @@ def box_around(points: Tensor, *, margin: float = 0.05) -> Aabb:
 def check_points(name: str, points: Tensor) -> Tensor:
     if points.dim() != 2 or points.shape[1] != 3 or points.shape[0] == 0:
         raise InputError(name, "shape (n, 3), at least one row", str(tuple(points.shape)))
-    if not bool(torch.isfinite(points).all()):
-        raise InputError(name, "finite coordinates", "NaN or infinity among them")
+    refuse(not bool(torch.isfinite(points).all()), name, "finite coordinates", "NaN or infinity among them")
     return points.detach().float()
 
 

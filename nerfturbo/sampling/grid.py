@@ -11,8 +11,9 @@ moments, so that nothing that passes through it is skipped.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from ..config import GridConfig
 from ..errors import InputError
+from ..ops._checks import check_shape, refuse
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits, unpack_bits
 from ..ops.random import Stream, random_bits, random_uniform
 from ..types import Aabb, PackedSamples, Rays
@@ -27,10 +29,6 @@ from .geometry import box_around, cells_with_points, cells_with_triangles, check
 from .sampler import DensityFn, Draw, Pruning
 
 CHUNK = 1 << 18  # cells evaluated at a time: bounds the memory of an update
-WARMUP_STEPS = (
-    256  # until this step an update refreshes every cell; later a quarter anywhere, a quarter of the occupied
-)
-THRESHOLD = 0.01  # optical thickness (density x step) above which a cell is occupied
 SLACK = 1e-4  # of a cell: borders that coincide but for rounding do not touch the next cell
 MIN_OCCUPIED = 1e-4  # below this share of the cells a warming-up grid counts as collapsed
 
@@ -84,7 +82,8 @@ class OccupancyGrid(nn.Module):
     thickness: Tensor  # (levels * resolution^3,) fp32, -1 where no camera looks
     bits: Tensor  # (levels * resolution^3 / 32,) int32
     mean: Tensor  # () fp32, mean thickness of visible cells
-    warmup_steps, threshold = WARMUP_STEPS, THRESHOLD
+    warmup_steps = 256  # until then `update` refreshes every cell; later a quarter anywhere, a quarter of the occupied
+    threshold = 0.01  # optical thickness (density x step) above which a cell is occupied
 
     def __init__(self, aabb: Aabb, config: GridConfig | None = None, *, step_size: float, seed: int = 0) -> None:
         super().__init__()
@@ -187,12 +186,7 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def update(
-        self,
-        step: int | Tensor,
-        density_fn: DensityFn,
-        *,
-        all_cells: bool | None = None,
-        team: CellTeam | None = None,
+        self, step: int | Tensor, density_fn: DensityFn, *, all_cells: bool | None = None, team: CellTeam | None = None
     ) -> None:
         """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later.
 
@@ -202,15 +196,10 @@ class OccupancyGrid(nn.Module):
         if all_cells is None:
             all_cells = int(step) < self.warmup_steps
         cells = self.cells_to_refresh(step, all_cells=all_cells)
-        if team is None or team.alone:
-            for start in range(0, cells.shape[0], CHUNK):
-                part = cells[start : start + CHUNK]
-                fresh = self._fresh(step, density_fn, part, start)
-                decay_and_max(self.thickness, part, fresh, self.config.decay)
-            self._rebuild(guard=all_cells)
-            return
-        fresh = self.fresh_part(step, density_fn, cells, rank=team.rank, world=team.world)
-        team.max_reduce(fresh)
+        rank, world = (0, 1) if team is None else (team.rank, team.world)
+        fresh = self.fresh_part(step, density_fn, cells, rank=rank, world=world)
+        if team is not None and not team.alone:
+            team.max_reduce(fresh)
         self.take_over(cells, fresh, guard=all_cells)
 
     def cells_to_refresh(self, step: int | Tensor, *, all_cells: bool) -> Tensor:
@@ -219,35 +208,14 @@ class OccupancyGrid(nn.Module):
 
     def _fresh(self, step: int | Tensor, density_fn: DensityFn, cells: Tensor, first: int) -> Tensor:
         """(n,) thickness at a random place in each cell; `first` is the index of the first one in the update."""
-        fraction = random_uniform(
-            cells.shape[0],
-            columns=3,
-            seed=self.seed,
-            stream=Stream.GRID_JITTER,
-            step=step,
-            first=first,
-            device=cells.device,
-        )
-        dtype = self.thickness.dtype  # fp32; float64 for checking
-        positions = self.cell_positions(cells, fraction.to(dtype))
-        if not self.config.moments:
+        dtype, n_moments = self.thickness.dtype, self.config.moments  # fp32; float64 for checking
+        draw = partial(random_uniform, cells.shape[0], seed=self.seed, step=step, first=first, device=cells.device)
+        positions = self.cell_positions(cells, draw(columns=3, stream=Stream.GRID_JITTER).to(dtype))
+        if not n_moments:
             return density_fn(positions).to(dtype) * self.step_size
-        densities = [density_fn(positions, times).to(dtype) for times in self._moments(step, cells, first)]
-        return torch.stack(densities).amax(0) * self.step_size
-
-    def _moments(self, step: int | Tensor, cells: Tensor, first: int) -> list[Tensor]:
-        """Times (n,) at which to look at each cell: one in each of `moments` equal parts of [0, 1), at random."""
-        n_moments = self.config.moments
-        draw = random_uniform(
-            cells.shape[0],
-            columns=n_moments,
-            seed=self.seed,
-            stream=Stream.GRID_TIMES,
-            step=step,
-            first=first,
-            device=cells.device,
-        ).to(self.thickness.dtype)
-        return [(draw[:, part] + part) / n_moments for part in range(n_moments)]
+        moments = draw(columns=n_moments, stream=Stream.GRID_TIMES).to(dtype)
+        times = ((moments[:, part] + part) / n_moments for part in range(n_moments))  # one in each equal part of [0, 1)
+        return torch.stack([density_fn(positions, when).to(dtype) for when in times]).amax(0) * self.step_size
 
     @torch.no_grad()
     def fresh_part(self, step: int | Tensor, density_fn: DensityFn, cells: Tensor, *, rank: int, world: int) -> Tensor:
@@ -258,6 +226,7 @@ class OccupancyGrid(nn.Module):
         for start in range(first, last, CHUNK):
             end = min(start + CHUNK, last)
             value = self._fresh(step, density_fn, cells[start:end], start)
+            check_shape("fresh", value, (end - start,))
             fresh[start:end] = torch.where(torch.isfinite(value), value, -torch.inf)
         return fresh
 
@@ -267,9 +236,11 @@ class OccupancyGrid(nn.Module):
         for start in range(0, cells.shape[0], CHUNK):  # as one process does: a cell that two chunks hold decays twice
             part = slice(start, start + CHUNK)
             decay_and_max(self.thickness, cells[part], fresh[part], self.config.decay)
-        self._rebuild(guard=guard)
+        self.recall(guard=guard)
 
-    def _rebuild(self, *, guard: bool) -> None:
+    @torch.no_grad()
+    def recall(self, *, guard: bool = False) -> None:
+        """Occupied is what was learned, whatever was hidden since; `guard` keeps a young grid from collapsing."""
         self.mean.copy_(threshold_bits(self.thickness, self.bits, self.threshold))
         if guard:
             # A grid that empties while the field is young never recovers: nothing would be sampled, nothing learned.
@@ -279,31 +250,36 @@ class OccupancyGrid(nn.Module):
             self.bits.copy_(torch.where(collapsed, pack_bits(visible), self.bits))
 
     @torch.no_grad()
-    def recall(self, *, guard: bool = False) -> None:
-        """Occupied again is what was learned, whatever was hidden since."""
-        self._rebuild(guard=guard)
-
-    @torch.no_grad()
     def mark_invisible(self, frusta: Frusta, near: float) -> float:
         """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up.
 
         A cell counts as seen when a sphere around it touches the frustum.
         """
+        chunk = CHUNK if self.bits.device.type == "cpu" else 8 * CHUNK  # on a GPU launches take the time
+        return self.mark_unseen(self._spheres, frusta, near, chunk)
+
+    def _spheres(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Centres (n, 3) and radii (n,) of spheres around cells (n,)."""
         r = self.config.resolution
-        seen = torch.zeros(self.n_cells, dtype=torch.bool, device=self.bits.device)
-        half_cell = max(self.aabb.size) / r * 0.87  # radius of the sphere around a cell of level 0
-        chunk = CHUNK if seen.device.type == "cpu" else 8 * CHUNK  # on a GPU launches take the time
-        for start in range(0, self.n_cells, chunk):
-            cells = torch.arange(start, min(start + chunk, self.n_cells), device=self.bits.device)
-            points = self.cell_positions(cells)
-            radius = half_cell * torch.pow(2.0, (cells // r**3).float())
-            seen[cells] = seen_by_any(points, radius, frusta, near)
+        return self.cell_positions(cells), max(self.aabb.size) / r * 0.87 * torch.pow(2.0, (cells // r**3).float())
+
+    def mark_unseen(
+        self, spheres: Callable[[Tensor], tuple[Tensor, Tensor]], frusta: Frusta, near: float, chunk: int
+    ) -> float:
+        """`mark_invisible` by the centres and radii that `spheres` gives of `chunk` cells at a time."""
+        parts = torch.arange(self.n_cells, device=self.bits.device).split(chunk)
+        seen = torch.cat([seen_by_any(*spheres(cells), frusta, near) for cells in parts])
         if not seen.any():
-            warnings.warn("no camera sees any cell of the grid: the box and the cameras do not fit", stacklevel=2)
+            warnings.warn("no camera sees any cell of the grid: the box and the cameras do not fit", stacklevel=3)
             return 1.0
-        self.thickness[~seen] = -1.0
+        return self.give_up(~seen)
+
+    @torch.no_grad()
+    def give_up(self, cells: Tensor) -> float:
+        """Cells (n_cells,) bool that never become occupied; returns the share of all such cells."""
+        self.thickness.masked_fill_(cells.to(self.thickness.device), -1.0)
         self.bits.copy_(pack_bits(self.thickness >= 0.0))
-        return 1.0 - seen.float().mean().item()
+        return (self.thickness < 0.0).float().mean().item()
 
     @torch.no_grad()
     def set_occupied(self, occupied: Tensor) -> None:
@@ -319,8 +295,20 @@ class OccupancyGrid(nn.Module):
         self.bits.copy_(pack_bits(flat))
 
     def cropped(self, box: Aabb, *, what: str = "box") -> OccupancyGrid:
-        """A grid of one level over `box` alone; see `cropped_grid`."""
-        return cropped_grid(self, box, what=what)
+        """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of this one.
+
+        A box outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones.
+        """
+        inside = box.intersection(self.outer_aabb)
+        occupied = None if inside is None else _touched(self, inside)
+        if inside is None or occupied is None or not bool(occupied.any()):
+            hint = f"what is occupied lies in {describe_box(occupied_box(self))}"
+            raise InputError(what, "a box that holds a part of the scene", describe_box(box), hint)
+        config = replace(self.config, levels=1)
+        result = OccupancyGrid(inside, config, step_size=self.step_size, seed=self.seed).to(self.bits.device)
+        result.bits.copy_(pack_bits(occupied.reshape(-1)))
+        result.mean.copy_(self.mean)
+        return result
 
 
 @dataclass(frozen=True)
@@ -370,13 +358,9 @@ class GridSampler:
         """The same with steps so many times shorter."""
         if factor == 1:
             return self
-        settings = replace(
-            self.settings,
-            render_step_size=(self.settings.render_step_size or self.grid.step_size) / factor,
-            cone_angle=self.settings.cone_angle / factor,
-            alpha_thre=self.settings.alpha_thre / factor,
-        )
-        return GridSampler(self.grid, settings, pruning=self.pruning)
+        old, step_size = self.settings, self.rule.step_size / factor
+        finer = {"cone_angle": old.cone_angle / factor, "alpha_thre": old.alpha_thre / factor}
+        return GridSampler(self.grid, replace(old, render_step_size=step_size, **finer), pruning=self.pruning)
 
 
 def as_sampler(places: Any, settings: MarchSettings | None = None) -> Any:
@@ -394,8 +378,7 @@ def cropped(places: Any, box: Aabb | None, *, what: str = "box") -> Any:
         return places
     if isinstance(places, OccupancyGrid | GridSampler):
         return places.cropped(box, what=what)
-    if not hasattr(places, "cropped"):
-        raise InputError(what, "a sampler with `cropped(box)`", type(places).__name__)
+    refuse(not hasattr(places, "cropped"), what, "a sampler with `cropped(box)`", type(places).__name__)
     return places.cropped(box)
 
 
@@ -422,36 +405,16 @@ def level_box(grid: OccupancyGrid, level: int) -> Aabb:
 
 def occupied_box(grid: OccupancyGrid) -> Aabb | None:
     """The smallest box of whole cells that holds all occupied ones; None for an empty grid."""
-    lows, highs = [], []
+    ends = []
     for level, occupied in enumerate(level_occupancy(grid)):
         cells = occupied.nonzero()
-        if cells.shape[0] == 0:
-            continue
-        low, high = level_box(grid, level).tensor(cells.device, torch.float64)
-        size = (high - low) / grid.config.resolution
-        lows.append(low + cells.amin(0) * size)
-        highs.append(low + (cells.amax(0) + 1) * size)
-    if not lows:
+        if len(cells):
+            low, high = level_box(grid, level).tensor(cells.device, torch.float64)
+            ends.append(low + torch.stack([cells.amin(0), cells.amax(0) + 1]) * ((high - low) / grid.config.resolution))
+    if not ends:
         return None
-    low, high = torch.stack(lows).amin(0).tolist(), torch.stack(highs).amax(0).tolist()
-    return Aabb(tuple(low), tuple(high))
-
-
-def cropped_grid(grid: OccupancyGrid, box: Aabb, *, what: str = "box") -> OccupancyGrid:
-    """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of `grid`.
-
-    A box outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones.
-    """
-    inside = box.intersection(grid.outer_aabb)
-    occupied = None if inside is None else _touched(grid, inside)
-    if inside is None or occupied is None or not bool(occupied.any()):
-        hint = f"what is occupied lies in {describe_box(occupied_box(grid))}"
-        raise InputError(what, "a box that holds a part of the scene", describe_box(box), hint)
-    config = replace(grid.config, levels=1)
-    result = OccupancyGrid(inside, config, step_size=grid.step_size, seed=grid.seed).to(grid.bits.device)
-    result.bits.copy_(pack_bits(occupied.reshape(-1)))
-    result.mean.copy_(grid.mean)
-    return result
+    both = torch.stack(ends)  # (levels, low and high, 3)
+    return Aabb(tuple(both[:, 0].amin(0).tolist()), tuple(both[:, 1].amax(0).tolist()))
 
 
 def _touched(grid: OccupancyGrid, box: Aabb) -> Tensor:
@@ -487,11 +450,9 @@ def march_scenes(
     counts = torch.bincount(scene_indices.long().clamp_min(0), minlength=len(grids)).tolist()
     if len(counts) > len(grids) or bool((scene_indices < 0).any()):
         raise InputError("scene_indices", f"scenes from 0 to {len(grids) - 1}", "others among them")
-    parts, begin = [], 0
-    for grid, count in zip(grids, counts, strict=True):
-        mine = order[begin : begin + count]
-        begin += count
-        if count:
+    parts = []
+    for grid, mine in zip(grids, order.split(counts), strict=True):
+        if len(mine):
             shift = None if jitter is None else jitter[mine]
             parts.append(march(rays.origins[mine], rays.directions[mine], grid.occupancy, rule, jitter=shift))
     return _in_ray_order(parts, order)

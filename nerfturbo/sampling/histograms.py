@@ -69,15 +69,11 @@ class RaySpan:
         return spread(places, near / self.unit, far / self.unit, kind=self.warp) * self.unit
 
     def intervals(
-        self,
-        places: Tensor,
-        rays: Rays,
-        limits: tuple[Tensor, Tensor],
-        space: Space = Space(),  # noqa: B008 - frozen
+        self, places: Tensor, rays: Rays, limits: tuple[Tensor, Tensor], space: Space | None = None
     ) -> PlacedIntervals:
         """Those distances, and the positions between them, in world coordinates or in a space. Not differentiable."""
         near, far = limits
-        options = {"near": near, "far": far, "spacing": self.warp, "unit": self.unit, "space": space}
+        options = {"near": near, "far": far, "spacing": self.warp, "unit": self.unit, "space": space or Space()}
         return place_intervals(places, rays.origins, rays.directions, **options)
 
 
@@ -90,13 +86,6 @@ class Histogram:
     color: Tensor | None = None  # (n_rays, channels)
 
 
-def _running(values: Tensor) -> Tensor:
-    """The running sum along each ray (n_rays, n), the same bits in every run: torch's own is not, on a GPU."""
-    n_rays, n = values.shape
-    offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
-    return packed_cumsum(values.reshape(-1), offsets).view(n_rays, n)
-
-
 def annealing(step: int | Tensor, n_steps: int, *, slope: float = ANNEAL_SLOPE) -> Tensor | float:
     """The power that weights are raised to before drawing: from 0 (all alike) to 1 (as they are) over `n_steps` steps,
     b x / ((b - 1) x + 1) with x the share of them that is over and b the slope at the start.
@@ -106,10 +95,8 @@ def annealing(step: int | Tensor, n_steps: int, *, slope: float = ANNEAL_SLOPE) 
     """
     if n_steps <= 0:
         return 1.0
-    if isinstance(step, Tensor):
-        share = (step.float() / n_steps).clamp(0.0, 1.0)
-        return slope * share / ((slope - 1.0) * share + 1.0)
-    share = min(1.0, max(0.0, step / n_steps))
+    share = step / n_steps
+    share = share.clamp(0.0, 1.0) if isinstance(share, Tensor) else min(1.0, max(0.0, share))
     return slope * share / ((slope - 1.0) * share + 1.0)
 
 
@@ -164,7 +151,10 @@ class _RangeSums(torch.autograd.Function):
 
 def _range_sums(values: Tensor, first: Tensor, end: Tensor) -> Tensor:
     """(n_rays, m) sums of values (n_rays, n) from first to before end (n_rays, m), in 0 to n; 0 where end < first."""
-    running = torch.nn.functional.pad(_running(values), (1, 0))
+    n_rays, n = values.shape
+    offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
+    sums = packed_cumsum(values.reshape(-1), offsets)  # the same bits in every run: torch's own is not, on a GPU
+    running = torch.nn.functional.pad(sums.view(n_rays, n), (1, 0))
     return running.gather(-1, torch.maximum(first, end)) - running.gather(-1, first)
 
 

@@ -1,14 +1,16 @@
-"""Proposal sampling: densities that learn by gradients where the field is dense, and place its samples there."""
+"""Samples placed where a pass before saw light: by proposal densities, or by a coarse field."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config import MAX_PROPOSALS
 from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.intervals import Space, interval_weights
 from ..types import PackedSamples, Rays
 from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
@@ -46,8 +48,7 @@ class ProposalEstimator(UniformEstimator):
         if not 1 <= len(densities) <= MAX_PROPOSALS or len(densities) != len(self.coarse_samples):
             got = f"{len(densities)} and {len(self.coarse_samples)}"
             raise InputError("densities and coarse_samples", f"the same number, 1 to {MAX_PROPOSALS}", got)
-        if min(self.coarse_samples) < 1:
-            raise InputError("coarse_samples", "at least 1 each", str(self.coarse_samples))
+        refuse(min(self.coarse_samples) < 1, "coarse_samples", "at least 1 each", self.coarse_samples)
         self.fields = nn.ModuleList(one for one in densities if isinstance(one, nn.Module))
         self.densities: list[Callable[[Tensor], Tensor]] = list(densities)
 
@@ -69,7 +70,7 @@ class ProposalEstimator(UniformEstimator):
         for index, density in enumerate(self.densities):
             # A density that knows its own space takes positions in it: they are made in one launch.
             known = isinstance(density, UnitDensity)
-            space = Space(density.aabb, density.contraction) if known else Space()
+            space = Space(density.aabb, density.contraction) if known else None
             distances, positions = self.span.intervals(edges, rays, limits, space)
             found = density.unit_density(positions) if known else density(positions)
             if found.numel() != edges.shape[0] * (edges.shape[1] - 1):
@@ -87,3 +88,42 @@ class ProposalEstimator(UniformEstimator):
         own = samples.per_ray(weights)
         per_ray = sum(interlevel_loss(samples.edges, own, stage) for stage in samples.stages)
         return mean_over_rays(torch.as_tensor(per_ray, device=weights.device), samples)
+
+
+class HierarchyEstimator(UniformEstimator):
+    """The original NeRF's two passes: a coarse field is rendered evenly, its weights place `n_samples` more samples,
+    and the field behind sees all of them together.
+
+    `coarse` is a field as `nerfturbo.fields.field` has it. It learns from its own colours, which `sample` leaves in
+    the stage: the training loss compares them with the images.
+    """
+
+    def __init__(self, coarse: Any, *, n_samples: int, coarse_samples: int, span: RaySpan) -> None:
+        super().__init__(n_samples, span)
+        refuse(coarse_samples < 1, "coarse_samples", "at least 1", coarse_samples)
+        self.coarse, self.coarse_samples = coarse, coarse_samples
+
+    @property
+    def samples_per_ray(self) -> int | None:
+        return self.coarse_samples + self.n_samples
+
+    @property
+    def evaluations_per_ray(self) -> int:
+        return self.coarse_samples
+
+    def _place(self, rays: Rays, draw: Draw, limits: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Histogram, ...]]:
+        n = self.coarse_samples
+        jitter = draw.jitter(rays, 2)
+        edges = even_edges(len(rays), n, jitter[0], rays.device)
+        distances, positions = self.span.intervals(edges, rays, limits)
+        each = rays[torch.arange(len(rays), device=rays.device).repeat_interleave(n)]
+        rgb = None
+        if torch.is_grad_enabled():
+            rgb, density = self.coarse(positions, each.directions, each.times, each.camera_indices)
+        else:
+            density = self.coarse.density(positions, each.times)
+        weights = interval_weights(density.view(-1, n).float(), distances)
+        color = None if rgb is None else (weights[..., None] * rgb.view(len(rays), n, -1)).sum(1)
+        more = resample(edges, weights.detach(), max(1, self.n_samples - 1), jitter=jitter[1])
+        union = torch.sort(torch.cat([edges, more[:, : self.n_samples]], dim=-1), dim=-1).values
+        return union, (Histogram(edges, weights, color),)

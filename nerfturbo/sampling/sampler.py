@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.positions import Contraction
 from ..ops.random import Stream, random_uniform
 from ..types import Aabb, PackedSamples, Rays
@@ -43,15 +44,8 @@ class Draw:
         """`columns` times (n_rays, 1) in [0, 1)."""
         if not self.stratified:
             return [None] * columns
-        numbers = random_uniform(
-            len(rays),
-            columns=columns,
-            seed=self.seed,
-            stream=stream,
-            step=0 if self.step is None else self.step,
-            first=self.first_ray,
-            device=rays.device,
-        )
+        key = {"seed": self.seed, "stream": stream, "step": 0 if self.step is None else self.step}
+        numbers = random_uniform(len(rays), columns=columns, first=self.first_ray, device=rays.device, **key)
         return list(numbers.split(1, dim=1))
 
 
@@ -101,7 +95,6 @@ def check_sampler(sampler: Any, aabb: Aabb, device: torch.device) -> None:
         raise InputError("sampler.sample", wanted, str(error)) from error
     if not isinstance(samples, PackedSamples):
         raise InputError("sampler.sample", "PackedSamples", type(samples).__name__)
-    if samples.n_rays != len(rays):
-        raise InputError("sampler.sample", f"samples of {len(rays)} rays", str(samples.n_rays))
+    refuse(samples.n_rays != len(rays), "sampler.sample", f"samples of {len(rays)} rays", samples.n_rays)
     if not bool((samples.t_ends >= samples.t_starts).all()):
         raise InputError("sampler.sample", "t_starts <= t_ends", "intervals that end before they start")

@@ -4,12 +4,13 @@ of. They need no grid and no box, so that unbounded scenes are theirs. All shape
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..ops._checks import refuse
 from ..ops.positions import ray_aabb
 from ..types import Aabb, PackedSamples, Rays
 from .histograms import Histogram, RaySpan
@@ -53,8 +54,7 @@ class UniformEstimator(nn.Module):
 
     def __init__(self, n_samples: int, span: RaySpan) -> None:
         super().__init__()
-        if n_samples < 1:
-            raise InputError("n_samples", "at least 1", str(n_samples))
+        refuse(n_samples < 1, "n_samples", "at least 1", n_samples)
         self.n_samples, self.span = n_samples, span
 
     @property
@@ -75,7 +75,7 @@ class UniformEstimator(nn.Module):
         """Of rendering: `sample_bytes` for each sample that the field sees, `place_bytes` for each before those."""
         return self.evaluations_per_ray * place_bytes + (self.samples_per_ray or self.n_samples) * sample_bytes
 
-    def cropped(self, box: Aabb) -> UniformEstimator:
+    def cropped(self, box: Aabb) -> Self:
         """The same sampler inside a box alone; it shares its networks with this one."""
         other = copy.copy(self)
         other.span = self.span.inside(box)
@@ -86,7 +86,7 @@ class UniformEstimator(nn.Module):
     ) -> PackedSamples:
         """The samples of each ray (`ProposedSamples`); with gradients enabled the stages keep their graph. Not
         differentiable to the rays. `capacity` is not needed: the number of samples is fixed."""
-        rays = Rays(rays.origins.detach(), rays.directions.detach(), rays.times, rays.camera_indices, rays.pixel_radii)
+        rays = replace(rays, origins=rays.origins.detach(), directions=rays.directions.detach())
         limits = self.span.limits(rays)
         edges, stages = self._place(rays, draw or Draw(), limits)
         return packed(edges.detach(), self.span.distances(edges.detach(), rays, limits), stages, n_active)
@@ -124,7 +124,7 @@ def mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
     """() mean of values (n_rays,) over the rays that were kept."""
     kept = samples.n_rays_kept
     if kept is None:
-        return values.mean()
+        return values.sum() / max(samples.n_rays, 1)
     counted = torch.arange(values.shape[0], device=values.device) < kept
     return torch.where(counted, values, torch.zeros_like(values)).sum() / kept.clamp(min=1)
 

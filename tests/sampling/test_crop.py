@@ -9,7 +9,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling.grid import OccupancyGrid, cropped_grid, occupied_box
+from nerfturbo.sampling.grid import OccupancyGrid, occupied_box
 from nerfturbo.types import Aabb, Rays
 
 
@@ -39,7 +39,7 @@ def test_the_occupied_box_is_that_of_whole_cells() -> None:
 def test_a_crop_keeps_what_is_occupied_inside_and_ends_at_its_faces(levels: int) -> None:
     grid = make_grid(levels)
     box = Aabb((-0.4, -0.9, 0.0), (0.13, -0.3, 0.9))
-    crop = cropped_grid(grid, box)
+    crop = grid.cropped(box)
     points = torch.rand(4000, 3, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
     low, high = box.tensor()
     inside = ((points > low) & (points < high)).all(-1)
@@ -57,13 +57,13 @@ def test_a_crop_keeps_what_is_occupied_inside_and_ends_at_its_faces(levels: int)
 
 def test_the_whole_box_is_the_same_grid() -> None:
     grid = make_grid()
-    assert torch.equal(cropped_grid(grid, grid.aabb).bits, grid.bits)
+    assert torch.equal(grid.cropped(grid.aabb).bits, grid.bits)
 
 
 @pytest.mark.parametrize("box", [Aabb((5.0, 5.0, 5.0), (6.0, 6.0, 6.0)), Aabb((0.5, 0.5, -0.9), (0.9, 0.9, -0.5))])
 def test_an_empty_crop_names_the_occupied_box(box: Aabb) -> None:
     with pytest.raises(InputError, match=r"--crop: .*occupied lies in \(-0.5, -0.75, 0.25\) to \(0.25, -0.25, 0.5\)"):
-        cropped_grid(make_grid(), box, what="--crop")
+        make_grid().cropped(box, what="--crop")
 
 
 def test_boxes_that_only_touch_share_nothing() -> None:
