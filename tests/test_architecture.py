@@ -21,6 +21,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "nerfturbo"
 
+MAX_FILES, MAX_LINES = 260, 43_000  # of the package: a change that deletes more than it adds is the best kind
 MAX_EXAMPLE_LINES = 120
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
@@ -153,6 +154,12 @@ def test_ops_lean_on_torch_and_their_backend_only(path: Path) -> None:
         if parts[:2] == ["nerfturbo", "ops"]:
             leans = others & {part.removeprefix("_") for part in parts[2:4]}
             assert not leans, f"{name_of(path)}:{line}: {backend or 'the contract'} leans on {leans}"
+
+
+def test_the_package_stays_small() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts]
+    assert len(files) <= MAX_FILES
+    assert sum(len(path.read_text().splitlines()) for path in files) <= MAX_LINES
 
 
 def test_no_example_is_too_long() -> None:

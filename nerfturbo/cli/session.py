@@ -74,7 +74,8 @@ def _run(plan: Plan, display: Display) -> int:
         team = join_team(plan.device, compression=config.train.compress_gradients)
         backend = _warm_up_in_turn(team, lambda: warm_up(config, train_scene, plan.device, display, helper))
     display.phase("preparing the model")
-    trainer = Trainer(config, train_scene, device=plan.device, team=team, test_scene=test_scene)
+    trainer = Trainer(config, train_scene, device=plan.device, team=team)
+    trainer.test_scene = test_scene
     if trainer.device.type == "cuda" or trainer.pixels.on_host:
         display.note(trainer.pixels.note)
     preview = Preview(test_scene, len(test_scene) // 2)

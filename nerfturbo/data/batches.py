@@ -5,10 +5,8 @@ times their pixels:
 
     share_t = n_t / n  *  (1/2 + 1/2 * e_t / mean e)        n_t of the n drawable pixels lie in tile t
 
-so that no weight exceeds 2. e_t is the mean absolute colour error of the rays that fell into the tile, a running mean
-over refreshes; a tile that no ray has met yet counts as the mean tile. More rays lower the variance of a gradient most
-where the error is; the weights (`ops/pixels`) keep its expectation. Sums are integers: they do not depend on the order
-in which rays add to them.
+so that no weight exceeds 2. e_t is a running mean of the tile's absolute colour error; a tile that no ray has met is
+the mean tile. The weights (`ops/pixels`) keep the expectation of the gradient. Sums are integers: any order will do.
 
 Images that the device cannot hold (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so a thread
 reads the colours of the next step ahead of time; only those travel, 3 or 4 bytes a ray. On a GPU two pinned buffers
@@ -27,16 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.pixels import (
-    ChosenPixels,
-    PixelGuide,
-    PixelMask,
-    PixelPool,
-    choose_pixels,
-    draw_pixels,
-    drawn_offsets,
-    pack_words,
-)
+from ..ops import pixels as ops
 from ..types import Rays
 from .cameras import PIXEL_RADIUS
 from .images import ImagePool
@@ -54,7 +43,7 @@ _TOTAL = 1 << 36  # of all shares
 class ErrorMap:
     """Errors of tiles of pictures: `add` after a step, `refresh` now and then; neither waits for the device."""
 
-    def __init__(self, images: ImagePool, mask: PixelMask | None) -> None:
+    def __init__(self, images: ImagePool, mask: ops.PixelMask | None) -> None:
         device, widths, heights = images.device, *images.sizes.cpu().unbind(-1)
         self.tile = SMALLEST_TILE
         while int((counts := _parts(widths, self.tile) * _parts(heights, self.tile)).sum()) > MAX_TILES:
@@ -67,7 +56,7 @@ class ErrorMap:
         self._counts = torch.zeros(n_tiles, dtype=torch.int64, device=device)
         n_drawable = images.n_pixels if mask is None else mask.n_drawable
         ends = torch.zeros(n_tiles, dtype=torch.int64, device=device)
-        self.guide = PixelGuide(ends, first.to(device), self.tile, n_drawable)
+        self.guide = ops.PixelGuide(ends, first.to(device), self.tile, n_drawable)
         self.refresh()
 
     def add(self, tiles: Tensor, errors: Tensor, counted: Tensor) -> None:
@@ -100,7 +89,7 @@ def _parts(sides: Tensor, tile: int) -> Tensor:
     return torch.div(sides + tile - 1, tile, rounding_mode="floor")
 
 
-def _drawable_pixels(images: ImagePool, mask: PixelMask | None, first: Tensor, tile: int) -> Tensor:
+def _drawable_pixels(images: ImagePool, mask: ops.PixelMask | None, first: Tensor, tile: int) -> Tensor:
     """(n_tiles,) float64 on the CPU: how many pixels of each tile may be drawn."""
     counts, masked = torch.zeros(int(first[-1]), dtype=torch.float64), replace(images, mask=mask)
     for index, (width, height) in enumerate(images.sizes.tolist()):
@@ -122,14 +111,15 @@ class HostPixels:
     """A pool in host memory and who is drawn from it."""
 
     images: ImagePool
-    mask: PixelMask | None
+    mask: ops.PixelMask | None
     seed: int
 
     def fetch(self, step: int, n_rays: int, first: int = 0) -> Tensor:
         """(n_rays, channels) uint8: the colours of a step's pixels, by the same draws as on the device."""
         images = self.images
         widths = images.sizes[:, 0].contiguous()
-        chosen = choose_pixels(images.offsets, widths, n_rays, mask=self.mask, seed=self.seed, step=step, first=first)
+        options = {"mask": self.mask, "seed": self.seed, "step": step, "first": first}
+        chosen = ops.choose_pixels(images.offsets, widths, n_rays, **options)
         return images.gather(chosen.indices)
 
 
@@ -271,7 +261,7 @@ class PixelSampler:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
             if radii:  # of a pixel's cone: its dot product with the ray's direction
                 self._widening = cameras.forward * (PIXEL_RADIUS / cameras.focal.prod(-1, keepdim=True).sqrt())
-            self._pool = PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
+            self._pool = ops.PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
         self._table = make_lens_table(cameras, self._offsets)
         self._host = HostPixels(scene.images, mask, seed) if self.on_host else None
         self._prefetcher = None if self._host is None else Prefetcher(self._host)
@@ -286,9 +276,8 @@ class PixelSampler:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)
         else:
-            numbers = {"seed": self.seed, "step": step, "first": first}
-            indices = None if chosen is None else chosen.indices
-            drawn = draw_pixels(self._pool, n_rays, indices=indices, spread=self.spread, strata=self._strata, **numbers)
+            options = {"seed": self.seed, "step": step, "first": first, "spread": self.spread, "strata": self._strata}
+            drawn = ops.draw_pixels(self._pool, n_rays, indices=None if chosen is None else chosen.indices, **options)
             cameras, image = self.scene.cameras, drawn.image_indices
             times = None if cameras.times is None else cameras.times[image]
             radii = None if self._widening is None else (self._widening[image] * drawn.directions).sum(-1)
@@ -299,17 +288,17 @@ class PixelSampler:
             return batch
         return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)
 
-    def _choose(self, guide: PixelGuide | None, step: int | Tensor, n_rays: int, first: int) -> ChosenPixels:
+    def _choose(self, guide: ops.PixelGuide | None, step: int | Tensor, n_rays: int, first: int) -> ops.ChosenPixels:
         """The pixels of these rays: each several times in a row, where several rays share one."""
         size = self.rays_per_pixel
         begin, end = first // size, -(-(first + n_rays) // size)
         options = {"seed": self.seed, "step": step, "first": begin}
-        chosen = choose_pixels(self._offsets, self._widths, end - begin, mask=self._mask, guide=guide, **options)
+        chosen = ops.choose_pixels(self._offsets, self._widths, end - begin, mask=self._mask, guide=guide, **options)
         if size == 1:
             return chosen
         rows = torch.div(torch.arange(n_rays, device=self.device) + first % size, size, rounding_mode="floor")
         weights, tiles = (None if value is None else value[rows] for value in (chosen.weights, chosen.tiles))
-        return ChosenPixels(chosen.indices[rows], weights, tiles)
+        return ops.ChosenPixels(chosen.indices[rows], weights, tiles)
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
         """Before a step whose number only the device knows: bring its colours, where the pictures are on the host.
@@ -328,12 +317,12 @@ class PixelSampler:
         """What changes from step to step, in place."""
         return [] if self.error_map is None else self.error_map.state_tensors()
 
-    def _look_up(self, chosen: ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
+    def _look_up(self, chosen: ops.ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
         image, x, y = pixel_centers(self._offsets, self._widths, chosen.indices)
         cameras = self.scene.cameras
         if self.spread:
             options = {"seed": self.seed, "step": step, "first": first, "device": self.device}
-            offset = drawn_offsets(n_rays, self.spread, strata=self._strata, **options)
+            offset = ops.drawn_offsets(n_rays, self.spread, strata=self._strata, **options)
             rays = cameras.rays(image, x + offset[:, 0], y + offset[:, 1])
         elif self._table is None:
             rays = cameras.rays(image, x, y)
@@ -369,16 +358,16 @@ def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto"
     return True, f"{size:.2f} GiB of pixels stay in host memory ({why}); each step's colours are fetched ahead"
 
 
-def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> PixelMask | None:
+def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> ops.PixelMask | None:
     """The pixels that count and that a ray leads to, which the device finds out; None where that is all of them."""
     mask, cameras = scene.images.mask, scene.cameras
     if all_valid(cameras):
         return mask
     cameras = cameras.to(device)
-    words = torch.cat([pack_words(cameras.is_valid(*part)) for part in pixel_parts(cameras)])
+    words = torch.cat([ops.pack_words(cameras.is_valid(*part)) for part in pixel_parts(cameras)])
     words = words.to(scene.images.offsets.device)
     try:
-        return PixelMask.of_words(words if mask is None else words & mask.words)
+        return ops.PixelMask.of_words(words if mask is None else words & mask.words)
     except InputError:
         expected = "coefficients that leave pixels to train on"
         raise InputError("distortion", expected, "a lens that folds over at once") from None

@@ -21,9 +21,8 @@ eucm            alpha beta (Khomutenko, Garcia and Martinet); of a distorted poi
 equirectangular x is the azimuth, y the angle below the horizon: the focal lengths of a whole sphere are width / (2 pi)
     and height / pi
 
-Where there is no formula for the way back, Newton's method takes a fixed number of steps, so that nothing waits for the
-device (fewer on a CPU, where it costs nothing to see that all points have arrived). Most models fold over at some
-radius, beyond which a pixel belongs to no ray: `is_valid` tells which pixels those are.
+Without a formula for the way back, Newton's method takes a fixed number of steps: nothing waits for the device. Most
+models fold over at some radius, beyond which a pixel belongs to no ray: `is_valid` tells.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ the image, space in front of that plane is bent into a box:
 
     x' = -a x / z,    y' = -b y / z,    z' = 1 + 2 n / z        (z = -n is z' = -1, infinitely far is z' = 1)
 
-Straight lines stay straight, so that rays are bent once, when they leave their camera, and everything behind works as
-in any bounded box. Cameras, paths and the way back to the file stay in plain space.
+Straight lines stay straight: rays are bent once, as they leave their camera. Cameras and paths stay in plain space.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
+from ..ops.composite import Thinning
 from ..types import PackedSamples, Rays
 
 
@@ -53,8 +54,16 @@ class RayField(Field, Protocol):
         """(capacity,) density of every sample, without gradient."""
         ...
 
-    def sample_visibility(self, rays: Rays, samples: PackedSamples, **limits: Any) -> Tensor:
-        """(capacity,): what `ops.visible_codes` says of `sample_density` and limits; hidden samples may be left out."""
+    def sample_visibility(
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
+    ) -> Tensor:
+        """(capacity,): what `ops.visible_codes` says of `sample_density`; hidden samples need not be evaluated."""
         ...
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
@@ -68,11 +77,9 @@ Carry = Callable[[str, Tensor], Tensor]
 
 
 class AdaptiveField(Field, Protocol):
-    """A field whose parameters change their shapes while it trains: sparse voxels are pruned and subdivided.
+    """A field whose parameters change their shapes while it trains, as `nerfturbo.training.refine` asks it to.
 
-    `nerfturbo.training.refine` measures what the training rays see, then lets the field change, carries the optimizer's
-    state over and has the step recorded anew; all ranks do it at the same step. What shapes there are is part of the
-    field's state: `load_state_dict` takes a state of other shapes.
+    Its shapes are part of its state: `load_state_dict` takes a state of others.
     """
 
     def refinement_due(self, progress: float, step: int) -> bool:
@@ -94,8 +101,6 @@ class AdaptiveField(Field, Protocol):
     def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
         """Take the shapes of a state of this field, not its values; whether anything changed."""
         ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
 
 
 def offers(owner: Any, *names: str) -> bool:

@@ -5,9 +5,8 @@ A ray drawn from photo i, origin o and direction d, becomes
     d' = R_i (f (f . d) + exp(-phi) (d - f (f . d))),  made unit length;    o' = c + R_i (o - c) + tau_i
 
 with R_i = exp([omega_i]), c the scene's centre, f the photo's viewing axis and phi the logarithm of its lens's focal
-correction: exactly the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times exp(phi).
-Turning about the centre leaves what is seen in the middle of the picture, so that turns and shifts hardly mix; about
-the camera they would do almost the same to the picture, and descent would be slow. Everything starts at zero.
+correction: the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times exp(phi). About
+the centre, turns and shifts hardly mix; about the camera both would move the picture alike. Everything starts at zero.
 
 Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
 views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.

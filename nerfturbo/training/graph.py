@@ -1,9 +1,8 @@
 """Training on a GPU: the whole step as one CUDA graph.
 
-The step that runs eagerly is recorded once and replayed: pixels, rays, marching, field, compositing, loss, backward,
-optimizer, loss scale and counters. Shapes are fixed by a sample capacity; what changes from step to step (the step, the
-number of rays, the learning rate, the loss scale) lives in device tensors. The grid's update is a graph of its own.
-The host only queues replays: it reads a ring of results one chunk behind, so that the device never waits for it.
+The step that runs eagerly is recorded once and replayed. Shapes are fixed by a sample capacity; what changes from step
+to step lives in device tensors. The grid's update is a graph of its own. The host only queues replays: it reads a ring
+of results one chunk behind, so that the device never waits for it.
 
 In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step and
 the grid's update are two graphs each, and the host runs the collectives between them.
@@ -30,7 +29,7 @@ from ..rendering.model import NerfModel
 from .distributed import Team
 from .loss import MARCHED_PER_TRAINED, Stages, StepResult, first_rays, rays_per_step, update_grid
 from .optim import EMA_EVERY, Optimizer
-from .step import StepRecord, run_step, share_gradients, start_totals, step_gradients, step_update, totals_of
+from .step import StepRecord, share_gradients, start_totals, step_gradients, step_update, totals_of
 
 WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
 LOG = logging.getLogger("nerfturbo")
@@ -39,11 +38,7 @@ QUEUED = 16  # steps at once, at most: learning rate, progress and the clock are
 
 
 class DeviceStep:
-    """Drives training on a GPU by replaying graphs; the counterpart of `TrainingStep`.
-
-    Without `capture` it runs the same functions with the same shapes one kernel at a time: slower, and what the
-    recorded step must equal.
-    """
+    """Drives training on a GPU by replaying graphs; without `capture` the same functions run one kernel at a time."""
 
     def __init__(
         self,
@@ -227,7 +222,7 @@ class DeviceStep:
 
     def _body(self) -> None:
         if self.team.alone:
-            run_step(self.model, self.pixels, self.optimizer, self.state, self.budget, stages=self.stages)
+            self._update(self._gradients())
         else:
             self._exchange(self._gradients(), self._update)
 

@@ -214,24 +214,25 @@ class NerfModule(pl.LightningModule):
         team = Team()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             team = ProcessTeam(device, compression=self.config.train.compress_gradients)
-        tested = data.test_scene if self.config.train.target_psnr is not None else None
         dtype = torch.get_default_dtype()  # float64 under Trainer(precision="64-true")
         torch.set_default_dtype(torch.float32)
         try:
             # Lightning makes its own device the default here; the trainer places things itself.
             with torch.device("cpu"):
-                options = {"device": device, "team": team, "test_scene": tested, **self._options}
+                options = {"device": device, "team": team, **self._options}
                 engine = Trainer(self.config, data.train_scene, **options)
+            if dtype == torch.float64:
+                engine.optimizer = Optimizer(engine.model.double(), engine.config.optim)
         finally:
             torch.set_default_dtype(dtype)
         if dtype == torch.float64:
-            engine.optimizer = Optimizer(engine.model.double(), engine.config.optim)
             stages = self._options["stages"] or Stages()
             self._options["stages"] = replace(stages, draw=_doubled(stages.draw))
         if not self.captured:
             options = {"stages": self._options["stages"], "team": team}
             engine.stepper = TrainingStep(engine.model, engine.pixels, engine.optimizer, **options)
             engine.optimizer.scaled &= getattr(self.trainer.precision_plugin, "scaler", None) is None
+        engine.test_scene = data.test_scene if engine.config.train.target_psnr is not None else None
         self.engine, self.model, self.config = engine, engine.model, engine.config
         if self._start is not None:
             engine.resume(self._start)
@@ -284,10 +285,6 @@ class NerfModule(pl.LightningModule):
     def step(self) -> int:
         """Steps done since the start of training, those of the checkpoint it began from included."""
         return 0 if self.engine is None else self.engine.step
-
-    @property
-    def train_seconds(self) -> float:
-        return 0.0 if self.engine is None else self.engine.train_seconds
 
     def on_fit_start(self) -> None:
         wrapped = self.trainer.strategy.model
@@ -344,6 +341,7 @@ class NerfModule(pl.LightningModule):
         engine = self._engine
         if self.captured or self.trainer.fit_loop._should_accumulate():
             return
+        engine.optimizer.attach_gradients()
         result = mean_result(self._results)
         if not engine.team.alone:
             sums, wait = start_totals(result, engine.team)
@@ -484,12 +482,9 @@ class NerfModule(pl.LightningModule):
         if self.engine is not None:
             self._restore(*self._restored)
         elif self.model is None:  # load_from_checkpoint, without a trainer
-            self.model = NerfModel(self.config, SceneBounds.from_dict(state.bounds), **self._plugged)
+            plugged = {name: self._options[name] for name in ("field", "sampler")}
+            self.model = NerfModel(self.config, SceneBounds.from_dict(state.bounds), **plugged)
             match_shapes(self.model, checkpoint["state_dict"])
-
-    @property
-    def _plugged(self) -> dict[str, Any]:
-        return {name: self._options[name] for name in ("field", "sampler")}
 
     def _restore(self, state: CheckpointState, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
         engine = self._engine

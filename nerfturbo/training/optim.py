@@ -1,7 +1,6 @@
 """Adam over flat buffers with a loss scale, and the learning-rate schedule.
 
-Parameters are gathered into a few flat fp32 buffers, networks, hash tables and what has a learning rate of its own,
-and become views of them; so do their gradients. One fused pass per buffer then unscales, updates the
+Parameters and their gradients become views of a few flat fp32 buffers. One fused pass per buffer unscales, updates the
 master, writes the half copy that the field reads, and zeroes the gradient. Learning rate, scale and counters are device
 tensors: a captured step can hold all of it.
 """

@@ -110,10 +110,9 @@ def share_shapes(model: NerfModel, team: Team) -> bool:
 
 
 # --- what no image shows ----------------------------------------------------------------------------------------------
-# A field is free to put anything where no training pixel can tell, under a table, inside a body: a grid learned from
-# the field keeps it, and a new view shows it. So random training pixels are marched once more, and cells count as shown
-# where some ray still carries light and meets something, and next to such cells. All others become empty. No training
-# image changes by it. What the grid has learned stays in `thickness`: a resumed run begins from it.
+# A field is free to put anything where no training pixel can tell, and a new view shows it. So random training pixels
+# are marched once more: cells where no ray with light meets anything, nor next to it, become empty. What the grid has
+# learned stays in `thickness`: a resumed run begins from it.
 
 LIGHT = 0.1  # of a ray's light must still be there where it shows a cell
 ALPHA = 0.01  # and the sample at least so opaque, or half as much as the mean of a grid that is all thin

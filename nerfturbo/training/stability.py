@@ -1,7 +1,7 @@
 """What to do when training is not finite: name the first bad tensor, give advice in words, act where it was asked for.
 
-A step with a non-finite gradient changes nothing: parameters, moments, schedule and grid stay as they were, and it is
-counted. With fp16 a few such steps are how the loss scale finds its place. Only when they keep coming is it a problem.
+A step with a non-finite gradient changes nothing, and is counted. With fp16 a few of them are how the loss scale finds
+its place; only when they keep coming is it a problem.
 """
 
 from __future__ import annotations

@@ -72,20 +72,6 @@ def share_gradients(optimizer: Optimizer, weight: Tensor, team: Team) -> None:
     team.reduce_gradients([buffer.grads for buffer in optimizer.buffers], weight, optimizer.found_inf)
 
 
-def run_step(
-    model: NerfModel,
-    pixels: PixelSampler,
-    optimizer: Optimizer,
-    state: StepState,
-    budget: RayBudget,
-    *,
-    stages: Stages | None = None,
-) -> None:
-    """One whole step with fixed shapes and no read-back: what a CUDA graph records."""
-    result = step_gradients(model, pixels, optimizer, state, budget, stages=stages)
-    step_update(result, optimizer, state, budget, parts=model.config.train.accumulate)
-
-
 def step_gradients(
     model: NerfModel,
     pixels: PixelSampler,
@@ -96,7 +82,7 @@ def step_gradients(
     stages: Stages | None = None,
     team: Team | None = None,
 ) -> StepResult:
-    """The first half of `run_step`: everything up to the gradients, of this rank's rays alone."""
+    """One step up to the gradients, of this rank's rays alone; fixed shapes and no read-back, for a CUDA graph."""
     stages, team = stages or Stages(), team or Team()
     all_rays, parts = budget.max_rays * team.world, model.config.train.accumulate
     share = stages.split(0, team.rank, team.world, all_rays)
@@ -127,7 +113,7 @@ def step_gradients(
 def step_update(
     result: StepResult, optimizer: Optimizer, state: StepState, budget: RayBudget, *, parts: int = 1
 ) -> None:
-    """The second half of `run_step`: the update, and the counters; `parts` batches (of all ranks) made the result."""
+    """The rest of it: the update, and the counters; `parts` batches (of all ranks) made the result."""
     optimizer.step()
     values = {
         "loss": result.loss.detach(),

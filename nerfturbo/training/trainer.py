@@ -25,6 +25,7 @@ from ..fields.field import Carry, offers, read_halves
 from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from ..sampling.grid import Frusta
+from . import refine
 from .callbacks import seldom, stop_at_psnr, view_psnr
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint, unpacked
 from .distributed import Team
@@ -32,17 +33,6 @@ from .graph import DeviceStep
 from .loss import Stages
 from .optim import Optimizer, learning_rate
 from .precision import half_dtype, resolve_precision
-from .refine import (
-    cull_unseen,
-    culls,
-    is_due,
-    recall_culled,
-    refine_field,
-    rehearse,
-    rehearse_culling,
-    share_shapes,
-    unseen_culled,
-)
 from .stability import StabilityGuard
 from .step import StepRecord, TrainingStep
 from .warm_start import WarmStart, warm_start
@@ -67,10 +57,7 @@ class TrainSummary:
 
 
 class ChunkSize:
-    """How many steps to queue at once where a clock ends training: chunks of slow steps become shorter.
-
-    A GPU has always one chunk queued behind the one that runs: at the start of a chunk the one before is not done yet.
-    """
+    """How many steps to queue at once where a clock ends training; a GPU has always one chunk queued behind another."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[int, float]] = []  # step and seconds at the start of the last ones
@@ -136,7 +123,7 @@ class Trainer:
 
     `field` is any nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
     (`nerfturbo.sampling.sampler`): they take the place of the config's, which records where they come from. `stages`
-    replaces parts of the step by functions of your own. `test_scene` has the views that `train.target_psnr` looks at.
+    replaces parts of the step by functions of your own. `trainer.test_scene` has the view for `train.target_psnr`.
     In a `team` every process makes a trainer over the same config and scene and calls `fit`; callbacks and saving are
     for rank 0. Training that is no longer finite ends with `UnstableError`, whatever the callbacks.
     """
@@ -152,7 +139,6 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         stages: Stages | None = None,
         team: Team | None = None,
-        test_scene: Scene | None = None,
     ) -> None:
         self.scene, self.device, self.team = scene, torch.device(device), team or Team()
         self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler).to(self.device)
@@ -178,12 +164,8 @@ class Trainer:
             self.stepper.set_pixels(self.pixels)
         self.callbacks = list(callbacks)
         self.guard = StabilityGuard(resolve_precision(train.precision, self.device))
-        if train.target_psnr is not None:
-            if test_scene is None:
-                raise InputError("train.target_psnr", "views to look at", "none", "Trainer(..., test_scene=scene)")
-            middle = len(test_scene) // 2
-            reached = stop_at_psnr(train.target_psnr, lambda made: view_psnr(made.model, test_scene, middle))
-            self.callbacks.append(seldom(reached))
+        self.test_scene: Scene | None = None
+        self._reached: Callback | None = None
         self.step, self.rays, self.samples = 0, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
         self.lr_factor = 1.0  # on top of the schedule; lowered where training is unstable
@@ -209,9 +191,7 @@ class Trainer:
     ) -> Trainer:
         """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
 
-        What the scene changes (`fitted_config`: a field that sees time for a dynamic scene; nested grids, growing steps
-        and so on for an unbounded one) is logged and stands in `config`; values chosen by hand stay.
-        Trainer(config, scene) takes the config as it is.
+        What the scene changes (`fitted_config`) is logged and stands in `config`; values chosen by hand stay.
         """
         auto = preset("auto", torch.device(device).type) if config is None else None
         config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene, auto=auto)
@@ -255,7 +235,7 @@ class Trainer:
     @contextmanager
     def as_finished(self) -> Iterator[None]:
         """Inside, the model is as it would be if training ended here: mean weights, and nothing that was never seen."""
-        with self.optimizer.averaged(), unseen_culled(self.model, self.pixels, self.step):
+        with self.optimizer.averaged(), refine.unseen_culled(self.model, self.pixels, self.step):
             yield
 
     @contextmanager
@@ -288,13 +268,23 @@ class Trainer:
 
     def begin(self) -> None:
         """Compile, record, agree with the other ranks; then start the clock."""
+        self._reached = self._watch_target()
         self._begin_together()
-        rehearse(self.model, self.scene.cameras)
-        rehearse_culling(self.model, self.pixels)
-        recall_culled(self.model, self.step)
+        refine.rehearse(self.model, self.scene.cameras)
+        refine.rehearse_culling(self.model, self.pixels)
+        refine.recall_culled(self.model, self.step)
         self.stepper.prepare()
         self.guard.start(self)
         self._started = time.perf_counter()
+
+    def _watch_target(self) -> Callback | None:
+        """What ends training at `train.target_psnr`, by the middle view of the test scene."""
+        target, scene = self.config.train.target_psnr, self.test_scene
+        if target is None:
+            return None
+        if scene is None:
+            raise InputError("train.target_psnr", "a view to look at", "none", "set trainer.test_scene to a scene")
+        return seldom(stop_at_psnr(target, lambda made: view_psnr(made.model, scene, len(scene) // 2)))
 
     @property
     def is_over(self) -> bool:
@@ -322,15 +312,15 @@ class Trainer:
 
     def cull_unseen(self, steps: int | None = None) -> None:
         """Empty the cells that no image shows, where the config says so; `steps` that another loop has made."""
-        if culls(self.model):
-            self.culled_fraction = cull_unseen(self.model, self.pixels, self.step if steps is None else steps)
+        if refine.culls(self.model):
+            self.culled_fraction = refine.cull_unseen(self.model, self.pixels, self.step if steps is None else steps)
 
     @torch.no_grad()
     def _begin_together(self) -> None:
         """Every rank takes over the state of rank 0, which alone needs to have read a checkpoint."""
         if self.team.alone:
             return
-        if share_shapes(self.model, self.team):
+        if refine.share_shapes(self.model, self.team):
             self.restructure()
         counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
         counts = torch.tensor(counts, device=self.device)
@@ -347,9 +337,9 @@ class Trainer:
 
     def _refine(self) -> None:
         """Let a field that changes its shapes do so; go over from downscaled images to the full ones."""
-        if is_due(self.model, self.progress, self.step):
+        if refine.is_due(self.model, self.progress, self.step):
             self.stepper.forget()
-            self.restructure(refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
+            self.restructure(refine.refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
         if self._full_pixels is None or self.progress < self.config.train.coarse_fraction:
             return
         with self.clock_stopped():
@@ -383,8 +373,9 @@ class Trainer:
         self.skipped += record.skipped
         self.rays += record.total_rays
         self.samples += record.total_samples
-        for callback in (self.guard, *self.callbacks):
-            callback(self, record)
+        for callback in (self.guard, *self.callbacks, self._reached):
+            if callback is not None:
+                callback(self, record)
 
     def save(self, folder: Path, *, score: float | None = None, keep: int = KEEP) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""

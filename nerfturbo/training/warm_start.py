@@ -4,9 +4,8 @@ A source is a run folder, one of its checkpoints, one safetensors file with `fie
 an entry of the zoo that comes with the package, as zoo:NAME.
 Optimizer, schedule and step begin anew: only what the field knows is taken over.
 
-`keep` scales the features of its hash tables. Trained features are large, so that a step moves them by little, and
-empty space is so empty that no gradient fills it again; scaled down, everything is thinner and paler in its place, and
-what is different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and Adams 2020).
+`keep` scales the features of its hash tables: scaled down, everything is thinner and paler in its place, and what is
+different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and Adams 2020).
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ def zoo_names() -> list[str]:
 
 
 def part_names(model: NerfModel) -> list[str]:
-    """The parts a model can be initialised by: those of its field, and the grid.
-
-    For InstantNGP: encoding, density_net, color_net, grid.
-    """
+    """The parts a model can begin from: those of its field (encoding, density_net, color_net, ...), and the grid."""
     return [*dict(model.field.named_children()), GRID]
 
 

@@ -17,7 +17,7 @@ from nerfturbo.rendering.losses import color_loss, weigh_gradient
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
 from nerfturbo.training.loss import compute_loss, draw_background
-from nerfturbo.training.step import run_step
+from nerfturbo.training.step import step_gradients, step_update
 
 from ..tiny import ball_scene, tiny_config
 from .test_batches import mixed_scene
@@ -155,7 +155,9 @@ def test_a_step_with_fixed_shapes_counts_active_rays_only() -> None:
     with use_backend("reference"):
         trainer = Trainer(config, BIG)
         state = StepState.create(step=0, n_active=8, length=4, device=trainer.device)
-        run_step(trainer.model, trainer.pixels, trainer.optimizer, state, RayBudget(512, 3072, 64))
+        budget, optimizer = RayBudget(512, 3072, 64), trainer.optimizer
+        result = step_gradients(trainer.model, trainer.pixels, optimizer, state, budget)
+        step_update(result, optimizer, state, budget)
     assert trainer.pixels.error_map is not None
     assert int(trainer.pixels.error_map.state_tensors()[2].sum()) == 8
 

@@ -25,7 +25,7 @@ from nerfturbo.ops._triton.precompile import zeroed_memory
 from nerfturbo.ops.adam import RayBudget, StepState
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.optim import Optimizer
-from nerfturbo.training.step import run_step
+from nerfturbo.training.step import step_gradients, step_update
 
 NGP = Config(
     grid=GridConfig(resolution=8),
@@ -49,7 +49,8 @@ def test_a_step_without_launches_ends_and_needs_no_result(config: Config, monkey
         state = StepState.create(step=0, n_active=16, length=8, device="cpu")
         for all_cells in (True, False):
             model.grid.update(state.step, model.field.density, all_cells=all_cells)
-        run_step(model, sampler, optimizer, state, RayBudget(512, 1024, 64))
+        budget = RayBudget(512, 1024, 64)
+        step_update(step_gradients(model, sampler, optimizer, state, budget), optimizer, state, budget)
     assert len(launches) > 20
     assert all(torch.equal(old, buffer.values) for old, buffer in zip(before, optimizer.buffers, strict=True))
 

@@ -128,9 +128,9 @@ def train_lightning(name: str, team: Team, precision: str) -> Outcome:
 
     class Keep(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
-            losses.append(float(pl_module.last.loss.detach()))
+            losses.append(float(pl_module.last.loss))
 
-    config = tiny_preset(name, rays=2 // team.world)
+    config = tiny_preset(name, rays=2 // team.world, precision="auto")  # the flag decides
     module = NerfModule(config)
     trainer = pl.Trainer(
         max_steps=STEPS,

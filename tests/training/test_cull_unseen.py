@@ -142,15 +142,16 @@ def test_under_lightning_it_happens_too_and_a_resumed_run_begins_with_all(
     config = replace(config, grid=replace(config.grid, cull_unseen=True))
     begun: list[float] = []
 
-    def cull_all(model: NerfModel, pixels: PixelSampler, steps: int) -> None:
+    def cull_all(model: NerfModel, pixels: PixelSampler, steps: int) -> float:
         model.grid.bits.zero_()
+        return 1.0
 
     class Look(pl.Callback):
         def on_train_batch_start(self, trainer: object, module: lightning.NerfModule, *rest: object) -> None:
             assert module.model is not None
             begun.append(float(module.model.grid.occupied_fraction()))
 
-    monkeypatch.setattr(lightning, "cull_unseen", cull_all)
+    monkeypatch.setattr("nerfturbo.training.refine.cull_unseen", cull_all)
     path = None
     with use_backend("reference"):
         for steps in (3, 6):

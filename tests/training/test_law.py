@@ -233,7 +233,8 @@ def native(config: Config, name: str, team: Team | None = None) -> Trainer:
     if team is not None:
         team = ProcessTeam(compression=config.train.compress_gradients)
     train, test = scenes_of(config)
-    trainer = Trainer(config, train, stages=stages_of(name), team=team, test_scene=test)
+    trainer = Trainer(config, train, stages=stages_of(name), team=team)
+    trainer.test_scene = test
     trainer.fit()
     return trainer
 

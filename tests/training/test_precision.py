@@ -256,7 +256,8 @@ def poisoned(made: Trainer, at: range, what: str = "gradient") -> Trainer:
 
 def guarded(made: Trainer, precision: str) -> list[str]:
     said: list[str] = []
-    made.callbacks.append(StabilityGuard(precision, report=lambda _, text: said.append(text)))
+    made.guard = StabilityGuard(precision)
+    made.guard.report = lambda _, text: said.append(text)
     return said
 
 

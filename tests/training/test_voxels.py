@@ -159,6 +159,7 @@ def test_lightning_resumes_on_either_side_too(tmp_path: Path) -> None:
     pl = pytest.importorskip("lightning.pytorch")
     from nerfturbo.training.lightning import NerfData, NerfModule
 
+    from .test_lightning import StopAt
     from .workers import QUIET
 
     config = voxel_config(8)
@@ -166,7 +167,7 @@ def test_lightning_resumes_on_either_side_too(tmp_path: Path) -> None:
     whole.fit()
 
     def fit(module: Any, steps: int, path: Path | None = None) -> Any:
-        trainer = pl.Trainer(max_steps=steps, accelerator="cpu", **QUIET)
+        trainer = pl.Trainer(accelerator="cpu", callbacks=[StopAt(steps)], **QUIET)
         data = NerfData(config, (ball_scene(), ball_scene("test", n_views=1)))
         trainer.fit(module, data, ckpt_path=path, weights_only=False)
         return trainer

@@ -5,9 +5,8 @@
     OUTPUT/process.json   what was chosen, which stages are done, the verdict
     OUTPUT/work/          what lies between the stages, and COLMAP's own words in colmap.log
 
-A stage writes beside its place and is renamed at its end, so that what exists is whole. Each has a key made of what
-went into it: a stage whose key has not changed is not repeated. Matching alone, the longest, goes on inside: its pairs
-are kept as they are found.
+A stage writes beside its place and is renamed at its end: what exists is whole. A stage whose inputs have not changed
+is not repeated; matching, the longest, goes on where it stopped.
 
 Photos and videos as scenes are loaded from such a folder, which lies beside them:
 

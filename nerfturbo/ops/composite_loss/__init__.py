@@ -16,8 +16,7 @@ on count on neither side of the fraction. The exponential's derivative is its cl
     loss       = mean over the trained rays of the three, each times its weight
 
 The distortion (Mip-NeRF 360) pulls a ray's light together, the opacity's entropy makes a ray see something or nothing,
-the sparsity (a Cauchy prior) removes thin fog. Along a ray m grows, so that the double sum is linear in the samples:
-2 sum_i w_i (m_i sum_{j<i} w_j - sum_{j<i} w_j m_j).
+the sparsity (a Cauchy prior) removes thin fog.
 
 Both come out of one launch with the gradient to the logits; the backward multiplies it by what arrives.
 """

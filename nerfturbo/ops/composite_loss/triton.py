@@ -5,10 +5,8 @@ it still holds in registers; rays longer than a tile are walked along a second t
 its part of the loss in memory and one last program adds the parts in order: deterministic. The backward multiplies the
 gradient by what arrives at the loss, read on the device.
 
-The regularisers walk along their rays twice: once for weights and sums, once for the gradient. With g_i = dL/dw_i,
-sum_i w_i g_i needs no walk of its own: the distortion is homogeneous in the weights, of degree two, so its part is
-twice the distortion, and the opacity's part is O times its slope. Derivations: docs/ops/composite.md,
-docs/ops/ray_losses.md.
+The regularisers walk along their rays twice: once for weights and sums, once for the gradient. Derivations:
+docs/ops/composite.md, docs/ops/ray_losses.md.
 
 Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
 """

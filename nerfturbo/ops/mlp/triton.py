@@ -6,13 +6,11 @@ registers. What is allocated here is feature-major, which coalesces for the enco
 16 on. The backward recomputes the hidden layers, keeps weight gradients in registers over the whole walk and adds them
 once per program; where they do not all fit, several launches each take some layers.
 
-Library: where no fused kernel is the right way (`fits`). In fp32 without TF32 the library may give the product that is
-a weight's gradient, few rows and columns but many terms, to few programs: samples are cut into slices of SLICE, each a
-product of a batch, and the partial sums are added.
+Library: where no fused kernel is the right way (`fits`). In fp32 without TF32 a weight's gradient is summed over slices
+of SLICE samples, or the library would give it to few programs.
 
 Wide: one library call per layer with bias and ReLU in its epilogue. In the backward, one kernel per layer masks the
-gradient where the ReLU was off and sums it into the bias's. Columns are padded to multiples of 8 for fast half
-products.
+gradient where the ReLU was off and sums it into the bias's. Columns are padded to multiples of 8.
 
 dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does. Weight
 and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
