@@ -53,7 +53,7 @@ class KPlanes(nn.Module):
             for axes, plane in zip(PLANES, planes, strict=True):
                 if times is None and 3 in axes:
                     continue
-                at = place[None, None, :, list(axes)]
+                at = torch.stack([place[:, axis] for axis in axes], dim=-1)[None, None]
                 product = product * nn.functional.grid_sample(plane, at, align_corners=True, padding_mode="border")
             found.append(product[0, :, 0].t())
         return torch.cat(found, dim=-1)
