@@ -116,7 +116,7 @@ def try_variants(model: NerfModel, cameras: list[Cameras]) -> None:
         try_variant(f"encoding, {n} programs per multiprocessor", model, cameras, kernels, ENCODE_PROGRAMS=n)
     for block, warps, programs in ((64, 4, 2), (64, 4, 4), (128, 8, 2)):
         name = f"networks, {block} rows, {warps} warps, {programs} programs"
-        try_variant(name, model, cameras, kernels, BLOCK=block, WARPS=warps, PROGRAMS=programs)
+        try_variant(name, model, cameras, kernels, BLOCK=block, WARPS=warps, FORWARD_PROGRAMS=programs)
 
 
 def show_kernels(model: NerfModel, camera: Cameras, n_frames: int = 10) -> None:

@@ -37,7 +37,7 @@ RADIUS, SHELL = 0.31, 0.0145  # of the sphere and half of the shell's thickness,
 EPS = 1e-4
 GPU_LAYOUTS = {"16x2": HashLayout(16, 2), "8x4": HashLayout(8, 4)}
 CPU_LAYOUTS = {"8x4": HashLayout(8, 4, log2_entries=15, max_resolution=512)}
-NAMES = ("SLOTS", "STEPS", "WARPS", "PROGRAMS", "LONG")  # programs are per multiprocessor
+NAMES = ("SLOTS", "STEPS", "VISIBILITY_WARPS", "VISIBILITY_PROGRAMS", "LONG")  # programs are per multiprocessor
 TILES = [
     (4, 8, 4, 5, 48), (4, 8, 4, 8, 48), (4, 8, 4, 4, 1), (4, 8, 4, 4, 24), (4, 8, 4, 4, 96), (8, 4, 4, 4, 48),
     (2, 16, 4, 4, 48), (16, 2, 4, 4, 48), (8, 8, 4, 4, 48), (8, 8, 8, 2, 48), (16, 4, 8, 2, 48), (4, 8, 2, 7, 48),

@@ -373,12 +373,12 @@ class NerfModule(pl.LightningModule):
         """One step more for Lightning; the trainer runs several at once, up to the next that anybody looks at."""
         engine, trainer = self._engine, self.trainer
         if self._ahead == 0:
-            before, due = engine.step, self._next_look()
+            before, due, rate = engine.step, self._next_look(), engine.learning_rate
             while engine.step - before < due and not engine.is_over and engine.step < engine.config.train.steps:
-                self.last = engine.advance(due - (engine.step - before))
+                rate, self.last = engine.learning_rate, engine.advance(due - (engine.step - before))
             self._ahead = engine.step - before
             for group, buffer in zip(self.optimizer.param_groups, engine.optimizer.buffers, strict=True):
-                group["lr"] = engine.learning_rate * buffer.rate / engine.config.optim.lr
+                group["lr"] = rate * buffer.rate / engine.config.optim.lr
         if self._ahead:
             self._ahead -= 1
             progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress

@@ -35,10 +35,16 @@ def wait_for_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("trainer", ["native", "lightning"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_saves_says_how_to_resume_and_resuming_works(scene: Path, tmp_path: Path, number: int) -> None:
+def test_interrupt_saves_says_how_to_resume_and_resuming_works(
+    scene: Path, tmp_path: Path, number: int, trainer: str
+) -> None:
+    if trainer == "lightning":
+        pytest.importorskip("lightning")
     run = tmp_path / "a run"
     flags = [*TINY_FLAGS, "--downscale", 2, "--steps", 1_000_000, "--save-every", 0.2, "--output", run]
+    flags += ["--trainer", trainer]
     process = start("train", scene, *flags)
     wait_for_checkpoint(process, run)
     process.send_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from nerfturbo.training.lightning import (  # noqa: E402
     load_module,
 )
 from nerfturbo.training.loss import Stages, render_and_compare  # noqa: E402
+from nerfturbo.training.optim import learning_rate  # noqa: E402
 from nerfturbo.training.stability import UnstableError  # noqa: E402
 from nerfturbo.training.trainer import Trainer  # noqa: E402
 
@@ -206,6 +208,88 @@ def test_loggers_callbacks_and_validation(tmp_path: Path) -> None:
     assert len(list(Path(trainer.log_dir).glob("view_*.png"))) == 1
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt"]
     assert 3.0 < trainer.validate(trainer.lightning_module, trainer.datamodule, verbose=False)[0]["val_psnr"] < 40.0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_callbacks_count_optimizer_steps_and_see_the_step_in_hand(tmp_path: Path, captured: bool) -> None:
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    config = tiny_config(steps=30)
+    _, losses = native(config)
+    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=12, save_top_k=-1)
+    flags = {"logger": CSVLogger(tmp_path), "enable_checkpointing": True, "log_every_n_steps": 10}
+    made = fit(NerfModule(config, captured=captured), callbacks=[saving, LearningRateMonitor()], **flags)
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=12.ckpt", "step=24.ckpt"]
+    with (Path(made.log_dir) / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    logged = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
+    assert logged == pytest.approx({9: losses[9], 19: losses[19], 29: losses[29]}, rel=1e-5)
+    rates = {int(row["step"]): float(row["lr-FieldAdam/pg1"]) for row in rows if row["lr-FieldAdam/pg1"]}
+    assert rates[29] == pytest.approx(learning_rate(config.optim, 29, 29 / 30), rel=1e-6)
+
+    stop = EarlyStopping("val_psnr", mode="max", patience=1, min_delta=100.0)
+    checks = {"val_check_interval": 10, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+    assert fit(NerfModule(config, captured=captured), callbacks=[stop], **checks).global_step == 20
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_run_that_crashes_leaves_a_checkpoint_to_resume(tmp_path: Path, captured: bool) -> None:
+    class Crash(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+            if module.step == 7:
+                raise ValueError("crash")
+
+    config = tiny_config(steps=14)
+    whole, _ = native(config)
+    flags = {"default_root_dir": tmp_path, "enable_checkpointing": True}
+    with pytest.raises(ValueError, match="crash"):
+        fit(NerfModule(config, captured=captured), callbacks=[Crash()], **flags)
+    (path,) = tmp_path.rglob("*.ckpt")
+    again = NerfModule(config, captured=captured)
+    fit(again, ckpt_path=path)
+    assert again.step == 14 and same(again.model, whole.model, 0.0)
+
+
+def test_what_lightning_users_expect(tmp_path: Path) -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    config = tiny_config(steps=6)
+    module = NerfModule(config)
+    trainer = fit(module)
+    assert [image.shape for image in trainer.predict(module, data(config))] == [(16, 16, 3)] * 2
+    assert 3.0 < trainer.test(module, data(config), verbose=False)[0]["test_psnr"] < 40.0
+    trainer.save_checkpoint(tmp_path / "six.ckpt")
+    loaded = NerfModule.load_from_checkpoint(tmp_path / "six.ckpt")
+    assert same(loaded.model, module.model, 0.0)
+    assert fit(loaded, max_steps=9).global_step == 3 and loaded.step == 9  # goes on where it stopped
+    assert fit(NerfModule(config), overfit_batches=2, max_epochs=2).global_step == 4
+    config = tiny_config(steps=60)
+    tuned = NerfModule(config)
+    tuner = Tuner(pl.Trainer(**QUIET, accelerator="cpu", default_root_dir=tmp_path))
+    found = tuner.lr_find(tuned, datamodule=data(config), num_training=20)
+    assert found is not None and tuned.lr == found.suggestion() != config.optim.lr
+
+
+def test_a_grad_scaler_scales_skips_and_is_saved(tmp_path: Path) -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    calls = 0
+
+    def overflows(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        loss, mse = render_and_compare(*args)
+        return loss * (float("inf") if calls == 3 else 1.0), mse
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    module = NerfModule(tiny_config(steps=6), stages=Stages(compare=overflows))
+    trainer = fit(module, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    assert scaler.get_scale() == 128.0 and module.summary is not None and module.summary.skipped == 1
+    trainer.save_checkpoint(tmp_path / "six.ckpt")
+    saved = torch.load(tmp_path / "six.ckpt", weights_only=False)
+    assert saved["MixedPrecision"]["scale"] == 128.0 == float(saved["nerfturbo"]["optimizer"]["scale"])
+    assert int(saved["nerfturbo"]["optimizer"]["skipped"]) == 1
 
 
 @pytest.mark.parametrize("captured", [False, True])
