@@ -60,14 +60,14 @@ def lightning(config: Config, scene: Scene, device: torch.device, tick: Tick) ->
 
     class Tell(pl.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
-            tick(pl_module.step, float(pl_module.last.loss.detach()))
+            tick(pl_module.step, pl_module.last.loss)
 
     module = NerfModule(config)
     pl.Trainer(accelerator=_kind(device), devices=1, callbacks=[Tell()], **QUIET).fit(
         module, NerfData(config, (scene, scene))
     )
     assert module.model is not None
-    return module.model.to(device)  # Lightning leaves it on the CPU
+    return module.model
 
 
 def lightning_captured(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
