@@ -5,12 +5,9 @@
 
     L.Trainer(max_steps=2000).fit(NerfModule(config), NerfData(config))
 
-Every value of the config acts as in the native trainer. Flags of Lightning that say the same thing (`max_steps`,
-`precision`, `gradient_clip_val`, `accumulate_grad_batches`) become values of the config; a flag that contradicts it is
-refused by name. `NerfModule(config)` runs the step eagerly and leaves backward and update to Lightning's loop;
-`NerfModule(config, captured=True)` replays recorded graphs on a GPU.
-
-Importing this file imports lightning; nothing else of the package does.
+Every value of the config acts as in the native trainer. Flags of Lightning that say the same become values of it; one
+that contradicts it is refused by name. `NerfModule(config)` leaves backward and update to Lightning's loop;
+`NerfModule(config, captured=True)` replays recorded graphs on a GPU. Nothing else of the package imports lightning.
 """
 
 from __future__ import annotations
@@ -57,12 +54,9 @@ except ImportError as error:
         f"training under Lightning needs the package lightning ({error}); pip install 'nerfturbo[lightning]'"
     ) from error
 
-PRECISIONS = {
-    "32-true": None,
-    "64-true": None,
-    "16-mixed": "fp16",
-    "bf16-mixed": "bf16",
-}  # the first is the default: the config decides
+MAKE_NEW = "make a new NerfModule and fit it with ckpt_path"
+# What a flag asks of the config; the first is Lightning's default and asks for nothing.
+PRECISIONS = {"32-true": None, "64-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 
 
 class _Steps(IterableDataset):
@@ -85,21 +79,17 @@ class NerfData(pl.LightningDataModule):
         super().__init__()
         self.config, self._scenes = config, scenes
 
-    def setup(self, stage: str | None = None) -> None:
-        if self._scenes is None:
-            self._scenes = open_scenes(self.config.data.source, LoadOptions.of(self.config.data))
+    def setup(self, stage: str | None = None) -> tuple[Scene, Scene]:  # type: ignore[override]
+        self._scenes = self._scenes or open_scenes(self.config.data.source, LoadOptions.of(self.config.data))
+        return self._scenes
 
     @property
     def train_scene(self) -> Scene:
-        self.setup()
-        assert self._scenes is not None
-        return self._scenes[0]
+        return self.setup()[0]
 
     @property
     def test_scene(self) -> Scene:
-        self.setup()
-        assert self._scenes is not None
-        return self._scenes[1]
+        return self.setup()[1]
 
     def train_dataloader(self) -> DataLoader[int]:
         steps, parts = self.config.train.steps, 1
@@ -142,6 +132,7 @@ class NerfModule(pl.LightningModule):
         self.config: Config = config if isinstance(config, Config) else from_dict(Config, config)
         values = {"config": to_dict(self.config), "captured": captured, "steps_per_call": steps_per_call}
         self.save_hyperparameters(values)
+        self._asked = self.config  # before flags of a Lightning trainer change it
         self.captured, self.steps_per_call = captured or engine is not None, steps_per_call
         self.automatic_optimization = not self.captured
         self.engine = engine
@@ -162,13 +153,13 @@ class NerfModule(pl.LightningModule):
             return []
         self._agree_on_flags()
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint):
+            if isinstance(callback, ModelCheckpoint) and self.trainer.world_size == 1:
                 callback.save_on_exception = True  # an epoch is the whole run: nothing else would be saved
         return []
 
     def _agree_on_flags(self) -> None:
         trainer: Any = self.trainer
-        config, strategy = self.config, trainer.strategy
+        config, strategy = self._asked, trainer.strategy
         if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
             hint = "every process holds the whole field"
             raise InputError("Trainer(strategy=...)", "one device or ddp", type(strategy).__name__, hint)
@@ -197,6 +188,9 @@ class NerfModule(pl.LightningModule):
             optim = replace(optim, clip_norm=_agreed("gradient_clip_val", float(clip), optim.clip_norm, 0.0))
         self.config = replace(config, train=train, optim=optim)
         if self.engine is not None:
+            built = self.engine.config
+            if (built.train.precision, built.optim) != (train.precision, optim):
+                raise InputError("Trainer", "the precision and clipping of the module's first run", "others", MAKE_NEW)
             self.engine.reconfigure(self.config)
 
     @property
@@ -231,7 +225,6 @@ class NerfModule(pl.LightningModule):
         if not self.captured:
             options = {"stages": self._options["stages"], "team": team}
             engine.stepper = TrainingStep(engine.model, engine.pixels, engine.optimizer, **options)
-            engine.optimizer.scaled &= getattr(self.trainer.precision_plugin, "scaler", None) is None
         engine.test_scene = data.test_scene if engine.config.train.target_psnr is not None else None
         self.engine, self.model, self.config = engine, engine.model, engine.config
         if self._start is not None:
@@ -275,7 +268,7 @@ class NerfModule(pl.LightningModule):
         self._change(train=replace(self.config.train, batch_samples=int(value)))
 
     def _change(self, **sections: Any) -> None:
-        self.config = replace(self.config, **sections)
+        self.config, self._asked = replace(self.config, **sections), replace(self._asked, **sections)
         if self.engine is not None:
             self.engine.reconfigure(self.config)
 
@@ -292,11 +285,17 @@ class NerfModule(pl.LightningModule):
             wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False  # the step does both itself
 
     def on_train_start(self) -> None:
-        self._engine.begin()
+        engine, scaler = self._engine, getattr(self.trainer.precision_plugin, "scaler", None)
+        engine.optimizer.scaled = engine.optimizer.half_dtype == torch.float16 and (self.captured or scaler is None)
+        self._paused.close()  # what an earlier run has left behind
+        self._results, self._ahead = [], 0
+        engine.begin()
+        self._stop_when_over()
 
     def on_fit_end(self) -> None:
         engine = self._engine
-        self.summary = engine.end("interrupted" if self.trainer.interrupted else engine.stop_reason)
+        reason = engine.stop_reason if engine.should_stop or engine.progress >= 1.0 else "callback"
+        self.summary = engine.end("interrupted" if self.trainer.interrupted else reason)
 
     def cpu(self) -> NerfModule:
         """Lightning ends with this on every module; this one stays where its graphs and buffers are."""
@@ -356,7 +355,8 @@ class NerfModule(pl.LightningModule):
         if gradient_clip_val is not None and gradient_clip_algorithm == "value":
             limit = float(gradient_clip_val) * float(self._loss_scale(1) or 1.0)
             for buffer in self._engine.optimizer.buffers:
-                buffer.grads.clamp_(-limit, limit)
+                grads = buffer.grads  # what is not finite stays so: the step is skipped
+                grads.copy_(torch.where(grads.isfinite(), grads.clamp(-limit, limit), grads))
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         engine, step = self._engine, self._engine.step
@@ -403,7 +403,7 @@ class NerfModule(pl.LightningModule):
         trainer: Any = self.trainer
         step, due = trainer.global_step, self.steps_per_call
         every = [trainer.log_every_n_steps] if trainer.loggers else []
-        interval = trainer.val_check_batch
+        interval = trainer.val_check_batch or 1  # None: by the clock
         every += [int(interval)] if trainer.enable_validation and 0 < interval < float("inf") else []
         for callback in trainer.callbacks:
             hooks = ("on_train_batch_start", "on_train_batch_end")
@@ -443,11 +443,10 @@ class NerfModule(pl.LightningModule):
     on_test_end = on_predict_end = on_validation_end
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
-        """PSNR of one test view over white, logged as `val_psnr`."""
+        """PSNR of one test view over white, logged as `val_psnr`; in `test` as `test_psnr`."""
         self._score(batch, "val_psnr")
 
     def test_step(self, batch: int, batch_idx: int) -> None:
-        """The same, as `test_psnr`."""
         self._score(batch, "test_psnr")
 
     def _score(self, batch: int, name: str) -> None:
@@ -463,6 +462,11 @@ class NerfModule(pl.LightningModule):
         return self.model.render_image(self._data.test_scene.cameras, int(batch)).rgb
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Of the weights that are trained: saving may come in the middle of a validation of their mean."""
+        self._paused.close()
+        return super().state_dict(*args, **options)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What a checkpoint of the native trainer holds besides the weights."""
@@ -518,9 +522,6 @@ def load_module(path: Path | str) -> NerfModule:
     return NerfModule.load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
 
 
-# --- callbacks --------------------------------------------------------------------------------------------------------
-
-
 class ImageLog(pl.Callback):
     """Renders one test view every n steps: into TensorBoard where that is the logger, else as PNG files."""
 
@@ -535,7 +536,9 @@ class ImageLog(pl.Callback):
         if trainer.global_step - self._last < self.every_n_steps or not trainer.is_global_zero:
             return
         self._last = trainer.global_step
-        image = pl_module.model.render_image(pl_module._data.test_scene.cameras, self.view).rgb.clamp(0.0, 1.0).cpu()
+        cameras = pl_module._data.test_scene.cameras
+        with pl_module._engine.clock_stopped():
+            image = pl_module.model.render_image(cameras, self.view).rgb.clamp(0.0, 1.0).cpu()
         board = getattr(trainer.logger, "experiment", None)
         if hasattr(board, "add_image"):
             board.add_image("test_view", image, trainer.global_step, dataformats="HWC")  # type: ignore[union-attr]

@@ -464,8 +464,3 @@ class FieldAdam(torch.optim.Optimizer):
         self.native.load_state_tensors(state_dict["tensors"])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group |= saved
-
-    @property
-    def skipped(self) -> int:
-        """Steps that were not made because a gradient was not finite; reading it waits for the device."""
-        return int(self.native.skipped)

@@ -130,7 +130,8 @@ class StabilityGuard:
     def finish(self, trainer: Trainer) -> None:
         """At its end: one whose last steps were all skipped has not succeeded, however few they were."""
         steps, skipped = trainer.step - self._start[0], int(trainer.optimizer.skipped) - self._start[1]
-        if self.watch.in_a_row >= IN_A_ROW or 0 < steps <= skipped:
+        last = IN_A_ROW if self.watch.precision == "fp16" else FALLS  # fp16 may still be looking for its scale
+        if self.watch.in_a_row >= last or 0 < steps <= skipped:
             bad = first_bad_tensor(trainer)
             raise UnstableError(f"{skipped} of {steps} steps were not finite; first bad tensor: {bad}")
         if skipped:

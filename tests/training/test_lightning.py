@@ -251,6 +251,31 @@ def test_a_run_that_crashes_leaves_a_checkpoint_to_resume(tmp_path: Path, captur
     assert again.step == 14 and same(again.model, whole.model, 0.0)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_checkpoint_of_a_validation_holds_the_weights_not_their_mean(tmp_path: Path, captured: bool) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    config = tiny_config(steps=40)
+    config = replace(config, optim=replace(config.optim, ema_decay=0.9))
+    whole, _ = native(config)
+    saving = ModelCheckpoint(tmp_path, monitor="val_psnr", filename="{step}", save_top_k=-1)
+    checks = {"val_check_interval": 20, "check_val_every_n_epoch": None, "enable_checkpointing": True}
+    fit(NerfModule(config, captured=captured), callbacks=[saving], **checks)
+    again = NerfModule(config, captured=captured)
+    fit(again, ckpt_path=tmp_path / "step=20.ckpt", limit_val_batches=0)
+    assert again.step == 40 and same(again.model, whole.model, 0.0)
+
+
+def test_flags_of_one_run_are_not_those_of_the_next() -> None:
+    config = tiny_config(steps=6)
+    module = NerfModule(config)
+    fit(module, fast_dev_run=2)
+    fit(module, num_sanity_val_steps=0)
+    assert module.step == 6 and module.summary is not None and module.summary.stopped_by == "steps"
+    with pytest.raises(InputError, match="Trainer: expected the precision and clipping of the module's first run"):
+        fit(module, gradient_clip_val=0.5)
+
+
 def test_what_lightning_users_expect(tmp_path: Path) -> None:
     from lightning.pytorch.tuner import Tuner
 

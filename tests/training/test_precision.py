@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.adam import ScaleRule
 from nerfturbo.training import Trainer
+from nerfturbo.training.loss import Stages, render_and_compare
 from nerfturbo.training.precision import resolve_precision
 from nerfturbo.training.stability import IN_A_ROW, ScaleWatch, StabilityGuard, UnstableError, first_bad_tensor
 
@@ -281,6 +283,30 @@ def test_what_never_becomes_finite_again_stops_with_a_name(precision: str) -> No
         with pytest.raises(UnstableError, match=r"steps in a row were not finite.*parameter field\.color_net"):
             made.fit()
     assert made.step < 40 and torch.isfinite(made.model.grid.thickness).all()
+
+
+def test_a_run_whose_last_steps_are_not_finite_has_not_succeeded() -> None:
+    with use_backend("reference"):
+        with pytest.raises(UnstableError, match="6 of 40 steps were not finite"):
+            poisoned(training("fp32"), range(34, 40)).fit()
+        summary = poisoned(training("fp32"), range(30, 33)).fit()
+    assert (summary.steps, summary.skipped) == (40, 3)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_table_gradient_from_a_term_of_one_s_own_is_checked(precision: str) -> None:
+    """Tables with half copies are not looked at by `step`: their backward does that, and such a term goes past it."""
+
+    def with_term(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, mse = render_and_compare(*args)
+        table = args[0].field.encoding.table
+        return loss + (float("inf") if made.step == 2 else 0.0) * table.sum(), mse
+
+    config = training(precision).config
+    made = Trainer(config, ball_scene(), stages=Stages(compare=with_term))
+    with use_backend("reference"):
+        summary = made.fit()
+    assert summary.skipped == 1 and torch.isfinite(made.model.field.encoding.table).all()
 
 
 def test_the_first_bad_tensor_is_found_in_the_order_of_the_step() -> None:

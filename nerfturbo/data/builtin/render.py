@@ -22,9 +22,8 @@ Patterns in a solid's own coordinates, and their parameters:
     WOOD      a to b along wavy rings p0 apart, stretched along z
     GLOBE     land b in a sea a, with a grid c every p0 degrees
 
-Every pixel is the mean over its square: a dozen samples where anything changes from pixel to pixel, one where nothing
-does. Alpha is the covered fraction and the colour is the mean over the covered samples (straight alpha). Means are
-taken of display (sRGB) values, because that is the space a radiance field is composited in.
+Every pixel is the mean over its square, of display (sRGB) values: a dozen samples where anything changes from pixel to
+pixel, one elsewhere. Alpha is the covered fraction, the colour the mean over the covered samples (straight alpha).
 """
 
 from __future__ import annotations
