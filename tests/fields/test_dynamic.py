@@ -187,7 +187,8 @@ def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
     assert logits.shape == (16, 4) and (logits[10:] == 0.0).all()
     assert torch.allclose(torch.sigmoid(logits[:10, :3]), rgb, atol=1e-5)
     assert torch.allclose(field.sample_density(rays, samples)[:10], density, rtol=1e-4)
-    seen = visible_codes(field.sample_density(rays, samples), samples, early_stop_eps=1e-2, alpha_thre=0.0)
+    limits = {"early_stop_eps": 1e-2, "alpha_thre": 0.0, "thinning": None}
+    seen = visible_codes(field.sample_density(rays, samples), samples, **limits)
     assert torch.equal(seen[:10], visibility(density.detach(), exact, early_stop_eps=1e-2))
     assert not seen[10:].any()
 
