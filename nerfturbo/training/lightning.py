@@ -463,10 +463,10 @@ class NerfModule(pl.LightningModule):
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Of the weights that are trained: saving may come in the middle of a validation of their mean."""
         self._paused.close()
-        return super().state_dict(*args, **options)
+        return super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What a checkpoint of the native trainer holds besides the weights."""
