@@ -35,8 +35,7 @@ def test_a_loop_with_any_number_of_samples_compiles_each_kernel_once() -> None:
     assert {"ngp._forward_kernel", "composite._backward_kernel", "packed._compact_kernel"} <= asked.keys()
     for kernel, variants in asked.items():
         for numbers in variants:
-            single = ("composite._forward_kernel", "composite._backward_kernel", "mlp._backward_kernel")
-            if kernel in (*single, "ngp._colour_backward_kernel"):
+            if kernel in ("composite._forward_kernel", "composite._backward_kernel", "mlp._backward_kernel"):
                 # Behind a function of torch's a single row has strides of its own.
                 assert set(numbers) in (every, every - {1}, {1}), f"{kernel}: {numbers}"
             else:

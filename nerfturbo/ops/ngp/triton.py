@@ -180,7 +180,12 @@ def _colour_backward_kernel(
 
 
 _any_forward_kernel = for_any_count(_forward_kernel, "stride_xc", "stride_c")
-_any_colour_backward_kernel = for_any_count(_colour_backward_kernel, "stride_c", "stride_rc")
+# A lone row's gradient has strides of its own, so this one asks nothing of them.
+_any_colour_backward_kernel = launchable(
+    _colour_backward_kernel.fn,
+    do_not_specialize=["n", "stride_rn", "stride_rc", "stride_ln"],
+    do_not_specialize_on_alignment=["stride_c"],
+)
 
 
 @functools.lru_cache(maxsize=64)
