@@ -17,6 +17,7 @@ from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
 from .sampler import Draw, UnitDensity
 from .uniform import ProposedSamples, UniformEstimator, even_edges, mean_over_rays
 
+LEARN_EVERY = 5  # after the annealing, proposals are trained at one in so many steps
 PROPOSAL_BYTES = 96  # per sample of a density that does not say: place, position, encoding, density, weight
 HISTOGRAM_BYTES = 12  # of those, what outlives its stage
 
@@ -33,6 +34,8 @@ class ProposalEstimator(UniformEstimator):
     >>> bool(((estimator.sample(rays).midpoints() - 4.0).abs() < 0.5).float().mean() >= 0.5)
     True
     """
+
+    rests = False  # whether this step only asks the densities where to look
 
     def __init__(
         self,
@@ -68,21 +71,37 @@ class ProposalEstimator(UniformEstimator):
         edges = even_edges(len(rays), self.coarse_samples[0], jitter[0], rays.device)
         stages: list[Histogram] = []
         for index, density in enumerate(self.densities):
-            # A density that knows its own space takes positions in it: they are made in one launch.
-            known = isinstance(density, UnitDensity)
-            space = Space(density.aabb, density.contraction) if known else None
-            distances, positions = self.span.intervals(edges, rays, limits, space)
-            found = density.unit_density(positions) if known else density(positions)
-            if found.numel() != edges.shape[0] * (edges.shape[1] - 1):
-                raise InputError("density", "one value per position", str(tuple(found.shape)))
-            weights = interval_weights(found.view(edges.shape[0], -1).float(), distances)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.rests):
+                weights = self._weights(density, edges, rays, limits)
             stages.append(Histogram(edges, weights))
             following = (*self.coarse_samples, self.n_samples)[index + 1]
             edges = resample(edges, weights.detach(), following, power=power, jitter=jitter[index + 1])
         return edges, tuple(stages)
 
+    def _weights(self, density: Any, edges: Tensor, rays: Rays, limits: tuple[Tensor, Tensor]) -> Tensor:
+        # A density that knows its own space takes positions in it: they are made in one launch.
+        known = isinstance(density, UnitDensity)
+        space = Space(density.aabb, density.contraction) if known else None
+        distances, positions = self.span.intervals(edges, rays, limits, space)
+        found = density.unit_density(positions) if known else density(positions)
+        if found.numel() != edges.shape[0] * (edges.shape[1] - 1):
+            raise InputError("density", "one value per position", str(tuple(found.shape)))
+        return interval_weights(found.view(edges.shape[0], -1).float(), distances)
+
+    def learns(self, step: int) -> bool:
+        """Whether a training step trains the densities: at first all do, from `anneal_steps` on one in five.
+
+        >>> estimator = ProposalEstimator([len], n_samples=4, coarse_samples=(8,), span=RaySpan(0.0, 1.0))
+        >>> [step for step in (0, 1, 249, 250, 251, 1000, 1001, 1005) if estimator.learns(step)]
+        [0, 1, 249, 250, 1000, 1005]
+        """
+        share = min(1.0, step / max(1, self.anneal_steps))
+        return step % (1 + int((LEARN_EVERY - 1) * share)) == 0
+
     def loss(self, samples: PackedSamples, weights: Tensor) -> Tensor:
         """() mean over the rays of every proposal's `interlevel_loss`; the weights themselves get no gradient."""
+        if self.rests:
+            return weights.new_zeros(())
         if not isinstance(samples, ProposedSamples):
             raise InputError("samples", "those of this estimator's own `sample`", type(samples).__name__)
         own = samples.per_ray(weights)

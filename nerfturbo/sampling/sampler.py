@@ -7,6 +7,7 @@
 | `max_rays(batch_samples)` | the most rays of a training step |
 | `update(step, density_fn, all_cells=None, team=None)` | learn from the field every `grid.update_every` steps |
 | `loss(samples, weights)` | a loss of its own, from the weights that rendering gave its samples |
+| `learns(step)`, `rests` | at which steps its parameters are trained; at the others `rests` is True |
 | `pruning` | a `Pruning`: train only on what it leaves |
 | `mark_invisible(frusta, near)` | before training, give up what no camera sees |
 | `cropped(box)`, `refined(factor)` | the same sampler in a box, or with finer steps, for rendering |

@@ -29,7 +29,7 @@ from ..rendering.model import NerfModel
 from .distributed import Team
 from .loss import MARCHED_PER_TRAINED, Stages, StepResult, first_rays, rays_per_step, update_grid
 from .optim import EMA_EVERY, Optimizer
-from .step import StepRecord, share_gradients, start_totals, step_gradients, step_update, totals_of
+from .step import StepRecord, set_rest, share_gradients, start_totals, step_gradients, step_update, totals_of
 
 WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
 LOG = logging.getLogger("nerfturbo")
@@ -58,6 +58,7 @@ class DeviceStep:
         self.state = StepState.create(step=0, n_active=first_rays(model), length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
+        self._run_resting: Callable[[], None] | None = None  # the same where the sampler does not learn
         self._update_grid: dict[bool, Callable[[], None]] = {}
         self._update_averages: Callable[[], None] = self._average
         self._compiled = False
@@ -112,6 +113,9 @@ class DeviceStep:
             if self.optimizer.averages:
                 self._update_averages = self._recorded(self._average)
             self._run_step = self._recorded_step()
+            if offers(self.model.sampler, "learns"):
+                with self._rest():
+                    self._run_resting = self._recorded_step()
             if self.pixels.error_map is not None:
                 self._refresh = self._recorded(self.pixels.refresh)
 
@@ -131,7 +135,19 @@ class DeviceStep:
         for _ in range(n_steps):
             self.optimizer.found_inf.fill_(1.0)
             self._body()
+            if offers(self.model.sampler, "learns"):
+                self.optimizer.found_inf.fill_(1.0)
+                with self._rest():
+                    self._body()
         self._average()
+
+    @contextmanager
+    def _rest(self) -> Iterator[None]:
+        set_rest(self.model, self.optimizer, True)
+        try:
+            yield
+        finally:
+            set_rest(self.model, self.optimizer, False)
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
@@ -165,7 +181,7 @@ class DeviceStep:
     def forget(self) -> None:
         """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
         self.finish()
-        self._run_step = self._refresh = None
+        self._run_step = self._run_resting = self._refresh = None
         self._update_grid.clear()
         self._update_averages = self._average
         self._pool = torch.cuda.graph_pool_handle()  # the memory of the old graphs is free again
@@ -199,7 +215,10 @@ class DeviceStep:
                 self._refresh()
             for number in range(step, step + n_steps):
                 self.pixels.feed(number, shares)
-                self._run_step()
+                if self._run_resting is None or self.model.sampler.learns(number):
+                    self._run_step()
+                else:
+                    self._run_resting()
             if self.optimizer.averages_due(step + n_steps):
                 self._update_averages()
             slot = self._chunk % 2

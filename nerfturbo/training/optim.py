@@ -25,6 +25,7 @@ from .precision import INITIAL_SCALE, carried_scale
 BETA1 = 0.9
 EPS = {"tables": 1e-15, "networks": 1e-8}  # tiny where there are tables: rarely touched entries move at full speed
 MILESTONES, MILESTONE_FACTOR = (0.5, 0.75, 0.9), 0.33  # of the multistep schedule: shares of the run, and the factor
+SAMPLER = "sampler."  # what the names of its parameters begin with
 EMA_EVERY = 16  # steps between two updates of the running mean, which costs a pass over all weights
 SWAPPED = 1 << 20  # values that change places at a time
 
@@ -50,17 +51,18 @@ def own_rates(model: nn.Module) -> dict[str, float]:
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGroup]:
-    """All parameters that learn, group after group: networks, tables, and by learning rates of their own."""
+    """All parameters that learn, group after group: networks and tables of the field, those of the sampler, and those
+    with learning rates of their own."""
     own, tables = own_rates(model), set(table_parameters(model))
     rule = AdamRule((BETA1, config.beta2), EPS["tables" if tables else "networks"])
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    common = [(name, parameter) for name, parameter in named if name not in own]
     skips = any(getattr(module, "skip_untouched", False) for module in model.modules())
-    of_tables = [pair for pair in common if pair[1] in tables]
-    groups = [
-        ParameterGroup([pair for pair in common if pair[1] not in tables], rule, config.lr),
-        ParameterGroup(of_tables, replace(rule, skip_untouched=skips), config.lr, True),
-    ]
+    groups = []
+    for of_sampler in (False, True):  # whose groups may rest
+        common = [pair for pair in named if pair[0] not in own and pair[0].startswith(SAMPLER) == of_sampler]
+        of_tables = [pair for pair in common if pair[1] in tables]
+        groups.append(ParameterGroup([pair for pair in common if pair[1] not in tables], rule, config.lr))
+        groups.append(ParameterGroup(of_tables, replace(rule, skip_untouched=skips), config.lr, True))
     for rate in sorted({own[name] for name, _ in named if name in own}):
         alike = [(name, parameter) for name, parameter in named if own.get(name) == rate]
         groups.append(ParameterGroup(alike, rule, rate))
@@ -103,19 +105,6 @@ class FlatBuffer:
     grad_views: tuple[Tensor, ...]  # the parameters' gradients, views of `grads`
     lr: Tensor  # () of the next step
     rate: float  # peak learning rate
-    decays: tuple[tuple[int, int, float], ...] = ()  # first and last value and decay of parts that have their own
-
-    def parts(self) -> list[tuple[Tensor, Tensor, AdamState, AdamRule, Tensor | None]]:
-        """Values, gradients, moments, rule and half copy of each part with a rule of its own; all of it, usually."""
-        if not self.decays:
-            return [(self.values, self.grads, self.state, self.rule, self.half)]
-        found = []
-        for first, last, decay in self.decays:
-            state = AdamState(self.state.first[first:last], self.state.second[first:last], self.state.step)
-            half = None if self.half is None else self.half[first:last]
-            rule = replace(self.rule, weight_decay=decay)
-            found.append((self.values[first:last], self.grads[first:last], state, rule, half))
-        return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor cut into the parameters' shapes."""
@@ -123,18 +112,21 @@ class FlatBuffer:
         return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
 
 
-def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None) -> FlatBuffer:
+def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None, narrow: bool) -> FlatBuffer:
+    """`narrow`: tables have gradients in fp16 and moments in bf16, which is 22 bytes a number instead of 34."""
     names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
-    grads, state = torch.zeros_like(values), AdamState.of(values, step)
+    narrow = narrow and group.is_table
+    grads = torch.zeros_like(values, dtype=torch.float16 if narrow else None)
+    state = AdamState.of(values, step, torch.bfloat16 if narrow else None)
     lr = torch.tensor(group.rate, device=values.device)
     buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, (), lr, group.rate)
     buffer = replace(buffer, grad_views=tuple(buffer.views(grads)))
     for parameter, value, grad in zip(parameters, buffer.views(values), buffer.grad_views, strict=True):
         if parameter.grad is not None:  # of a loop that began without this optimizer
             grad.copy_(parameter.grad)
-        parameter.data, parameter.grad = value, grad
+        parameter.data, parameter.grad = value, None if narrow else grad
     return buffer
 
 
@@ -150,6 +142,7 @@ class Optimizer:
         self.config, self.half_dtype, self._connected = config, half_dtype, connected
         self.scaled = half_dtype == torch.float16  # by this optimizer; False where a GradScaler does it
         device = next(model.parameters()).device
+        self._narrow = self.scaled and connected and device.type == "cuda"
         self.step_count = torch.zeros((), dtype=torch.int64, device=device)
         self.lr = torch.tensor(config.lr, device=device)
         self.found_inf = torch.zeros((), device=device)
@@ -159,6 +152,7 @@ class Optimizer:
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
         self.buffers: list[FlatBuffer] = []
+        self.rests = False  # whether the sampler's parameters stay as they are
         self.averages: list[Tensor] = []
         self._gather(model)
 
@@ -166,9 +160,9 @@ class Optimizer:
         """Lay the model's parameters into flat buffers, with zero moments."""
         config, self.buffers = self.config, []
         for group in parameter_groups(model, config):
-            buffer = _flatten(group, self.step_count, self.half_dtype)
+            buffer = _flatten(group, self.step_count, self.half_dtype, self._narrow)
             decays = level_decays(model, buffer.parameters, config.table_decay) if group.is_table else ()
-            self.buffers.append(replace(buffer, decays=decays))
+            self.buffers.append(replace(buffer, rule=replace(buffer.rule, decays=decays)))
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         if self._connected:
             self._connect(model)
@@ -226,6 +220,11 @@ class Optimizer:
                 parameter.register_hook(check)
 
     @property
+    def learning(self) -> list[FlatBuffer]:
+        """The buffers that this step updates."""
+        return [buffer for buffer in self.buffers if not (self.rests and buffer.names[0].startswith(SAMPLER))]
+
+    @property
     def learning_rate(self) -> float:
         return float(self.lr)
 
@@ -249,7 +248,7 @@ class Optimizer:
                 if parameter.grad is not view:
                     if parameter.grad is not None:
                         view.add_(parameter.grad)
-                    parameter.grad = view
+                    parameter.grad = view if view.dtype == parameter.dtype else None
 
     def step(self, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back.
@@ -262,17 +261,16 @@ class Optimizer:
         if found_inf is not None:
             self.found_inf.copy_(torch.maximum(self.found_inf, found_inf.to(self.found_inf)))
         clip = self.config.clip_norm
-        checked = [buffer.grads for buffer in self.buffers if buffer.half is None or clip > 0.0]
+        checked = [buffer.grads for buffer in self.learning if buffer.half is None or clip > 0.0]
         if not checked:  # tables alone, whose backward looks for what is not finite: the norm is that of the last one
             checked = [self.buffers[0].views(self.buffers[0].grads)[-1]]
         self.gradient_norm = check_gradients(checked, self.found_inf)
         divisor = self.loss_scale if grad_scale is None else self.scale
         if clip > 0.0:
             divisor = self.scale * (self.gradient_norm / (clip * self.scale)).clamp(min=1.0)
-        for buffer in self.buffers:
-            for values, grads, state, rule, half in buffer.parts():
-                options = {"grad_scale": divisor, "found_inf": self.found_inf}
-                adam_update(values, grads, state, buffer.lr, rule=rule, half=half, **options)
+        for buffer in self.learning:
+            options = {"rule": buffer.rule, "half": buffer.half, "grad_scale": divisor, "found_inf": self.found_inf}
+            adam_update(buffer.values, buffer.grads, buffer.state, buffer.lr, **options)
 
     def averages_due(self, step: int) -> bool:
         """Whether `update_averages` is to be called after so many steps."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.batches import PixelSampler
+from ..fields.field import offers
 from ..ops.adam import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
@@ -33,6 +34,12 @@ def backward(loss: Tensor, scale: Tensor | None) -> None:
     """
     if loss.requires_grad:
         (loss if scale is None else loss * scale.to(loss.dtype)).backward()
+
+
+def set_rest(model: NerfModel, optimizer: Optimizer, rests: bool) -> None:
+    """A sampler that rests learns nothing, and not even momentum moves its parameters."""
+    if offers(model.sampler, "learns"):
+        model.sampler.rests = optimizer.rests = rests
 
 
 def mean_result(results: list[StepResult]) -> StepResult:
@@ -69,7 +76,7 @@ def totals_of(sums: Tensor, result: StepResult) -> tuple[StepResult, Tensor]:
 
 def share_gradients(optimizer: Optimizer, weight: Tensor, team: Team) -> None:
     """The gradient of the mean over all ranks' rays, on every rank; each had that of its own rays."""
-    team.reduce_gradients([buffer.grads for buffer in optimizer.buffers], weight, optimizer.found_inf)
+    team.reduce_gradients([buffer.grads for buffer in optimizer.learning], weight, optimizer.found_inf)
 
 
 def step_gradients(
@@ -124,7 +131,7 @@ def step_update(
         "found_inf": optimizer.found_inf,
         "loss_scale": optimizer.scale,
     }
-    record_step(state, values, RayBudget(parts * budget.samples, parts * budget.marched, budget.max_rays))
+    record_step(state, values, RayBudget(parts * budget.samples, parts * budget.marched, budget.max_rays, parts))
     optimizer.finish_step()
 
 
@@ -211,7 +218,9 @@ class TrainingStep(RayBatches):
         return self.record(step, result, *self.update(step))
 
     def refresh(self, step: int) -> None:
-        """Before a step: let the grid, and the map of errors, see what was learned."""
+        """Before a step: let the grid, and the map of errors, see what was learned; let a sampler rest."""
+        if offers(self.model.sampler, "learns"):
+            set_rest(self.model, self.optimizer, not self.model.sampler.learns(step))
         grid = self.model.grid.config
         if grid.enabled and step % grid.update_every == 0:
             self.stages.update_grid(self.model, step, team=self.team)

@@ -50,6 +50,21 @@ def test_skipping_changes_nothing(
     assert_same_samples(skipped, tested, rule, exact=True)
 
 
+def test_what_counting_found_is_what_writing_would_find(kernel_device: torch.device, small_segments: None, monkeypatch):
+    """Rays with more steps than there is room for: what lies beyond is looked at again."""
+    origins, directions = torch.tensor([[-3.0, 0.1, 0.2], [0.3, 0.4, 9.0]]), torch.tensor([[1.0, 0, 0], [0, 0, -1.0]])
+    grid, rule = make_grid(32, fraction=0.3), StepRule(step_size=0.0015, near=0.1)
+    assert kernels._room(2, grid, rule) % 32 == 0 < kernels._room(2, grid, rule)
+    results = []
+    for room in (32, 0):
+        monkeypatch.setattr(kernels, "_room", lambda *_, room=room: room)
+        results.append(_march(kernel_device, origins, directions, grid, rule))
+    assert_same_samples(*results, rule, exact=True)
+    starts, first = results[0].t_starts, results[0].offsets[:-1].long()
+    steps = (starts - starts[first][results[0].ray_indices.long()]) / rule.step_size
+    assert (steps > 1024).any() and (steps < 1000).any()
+
+
 def test_segments_longer_than_the_margin_are_not_skipped(small_segments: None):
     grid = make_grid(32)
     assert [kernels._parts(grid, StepRule(step_size=s)) for s in (0.01, 0.02, 0.04, 0.2)] == [1, 2, 4, 0]

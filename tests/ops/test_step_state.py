@@ -22,7 +22,7 @@ def values(device: str, n_samples: int, n_marched: int) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize(
     ("n_samples", "n_marched", "wanted"),
-    [(500, 500, 200), (2000, 2000, 64), (1000, 8000, 64), (800, 800, 125), (0, 0, 200)],
+    [(500, 500, 180), (2000, 2000, 64), (1000, 8000, 64), (800, 800, 112), (0, 0, 180), (1000, 4000, 90)],
 )
 def test_adapts_to_the_budget(target: Target, n_samples: int, n_marched: int, wanted: int):
     require(target)
@@ -37,6 +37,24 @@ def test_adapts_to_the_budget(target: Target, n_samples: int, n_marched: int, wa
         "loss": 0.5, "mse": 0.25, "n_rays": 90, "n_samples": n_samples, "n_marched": n_marched,
         "found_inf": 0.0, "loss_scale": 128.0, "n_active": 100,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rays_that_suddenly_get_longer_become_fewer(target: Target, parts: int):
+    """A count never exceeds its capacity, so only the rays that found room tell that there were too many."""
+    require(target)
+    state = StepState.create(step=0, n_active=100, length=4, device=target.device)
+    budget = RayBudget(1000 * parts, 4000 * parts, 512, parts)
+    asked = []
+    for per_ray in [10] * 6 + [40] * 3:
+        active = int(state.n_active)
+        kept = parts * min(active, 1000 // per_ray)
+        found = values(target.device, per_ray * kept, parts * min(4 * per_ray * active, 4000))
+        found["n_rays"] = torch.tensor(kept, dtype=torch.int32, device=target.device)
+        with use_backend(target.backend):  # type: ignore[arg-type]
+            record_step(state, found, budget)
+        asked.append(int(state.n_active))
+    assert asked[5] == 100 and asked[6] == 64  # 25 find room; fewer than 64 are never asked for
 
 
 def test_many_steps_match_the_reference(target: Target):

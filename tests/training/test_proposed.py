@@ -30,7 +30,7 @@ from nerfturbo.rendering import model as model_module
 from nerfturbo.rendering.losses import near_weights, scale_near_gradients
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.rendering.render import volume_rendering
-from nerfturbo.sampling import ContractedGrid, OccupancyGrid, ProposedSamples, UniformEstimator
+from nerfturbo.sampling import ContractedGrid, OccupancyGrid, ProposedSamples, UniformEstimator, proposals
 from nerfturbo.training.loss import Stages, place_samples, render_and_compare
 from nerfturbo.training.trainer import Trainer, load_model
 from nerfturbo.types import Aabb, PackedSamples
@@ -325,3 +325,25 @@ def test_a_profiled_step_is_the_step_of_training(name: str):
     assert any(name.startswith("sampler.") for name in moved) and any(name.startswith("field.") for name in moved)
     for name in moved:
         torch.testing.assert_close(states[1][name], states[0][name], msg=name)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_proposals_that_rest_stay_as_they_are(captured: bool, monkeypatch: pytest.MonkeyPatch):
+    """Not even momentum moves them, while the field goes on learning."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if captured and device == "cpu":
+        pytest.skip("needs a CUDA device, and torch sees none")
+    monkeypatch.setattr(proposals, "LEARN_EVERY", 3)
+    config = tiny("proposal-cpu", 9, capture=captured)
+    trainer = Trainer(replace(config, sampler=replace(config.sampler, anneal_steps=1)), open_scene(), device=device)
+    trainer.begin()
+    moved, learned = [], []
+    for _ in range(9):
+        before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+        trainer.advance(1)
+        trainer.stepper.finish()
+        changed = {n for n, v in trainer.model.named_parameters() if not torch.equal(v, before[n])}
+        moved.append(any(name.startswith("sampler.") for name in changed))
+        learned.append(any(name.startswith("field.") for name in changed))
+    assert moved == [True, False, False] * 3
+    assert all(learned)

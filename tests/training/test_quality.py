@@ -110,7 +110,7 @@ def test_table_decay_is_the_gradient_of_the_mean_square_of_levels() -> None:
     table = made.model.field.encoding.table.detach().clone().requires_grad_()
     loss = sum(table[level.offset : level.offset + level.size].square().mean() for level in layout.levels)
     (wanted,) = torch.autograd.grad(0.1 * loss, table)
-    decayed = torch.cat([rule.weight_decay * values for values, _, _, rule, _ in buffer.parts()])
+    decayed = torch.cat([decay * buffer.values[first:last] for first, last, decay in buffer.rule.decays])
     assert torch.allclose(decayed.view_as(table), wanted, rtol=1e-5, atol=0.0)
     assert level_decays(made.model, buffer.parameters, 0.0) == ()
     made.fit()
@@ -123,7 +123,7 @@ def test_levels_of_one_size_share_a_launch() -> None:
     config = tiny_config()
     config = replace(config, field=replace(config.field, n_levels=6, max_resolution=64, log2_entries=13))
     made = Trainer(changed(config, "optim", table_decay=1.0), ball_scene())
-    decays = made.optimizer.buffers[1].decays
+    decays = made.optimizer.buffers[1].rule.decays
     sizes = [level.size * config.field.n_features for level in made.model.field.encoding.layout.levels]
     assert [last - first for first, last, _ in decays] == [sizes[0], sum(sizes[1:])]
     assert [decay for _, _, decay in decays] == [2.0 / sizes[0], 2.0 / sizes[1]]
@@ -134,7 +134,7 @@ def test_table_decay_leaves_a_thin_start_alone() -> None:
     config = changed(tiny_config(steps=20), "optim", table_decay=0.1)
     config = changed(config, "field", initial_density=0.25, log2_entries=13)  # the coarsest level is dense
     made = Trainer(config, ball_scene())
-    coarsest, *finer = made.optimizer.buffers[1].decays
+    coarsest, *finer = made.optimizer.buffers[1].rule.decays
     assert coarsest == (0, made.model.field.encoding.layout.levels[0].size * config.field.n_features, 0.0)
     assert all(decay > 0.0 for _, _, decay in finer)
     field = made.model.field

@@ -25,13 +25,17 @@ from .._dispatch import implementation
 
 @dataclass(frozen=True)
 class AdamRule:
-    """The constants of Adam. `skip_untouched`: entries without gradient keep value and moments, as hash grids want."""
+    """The constants of Adam. `skip_untouched`: entries without gradient keep value and moments, as hash grids want.
+
+    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with a weight decay of their own.
+    """
 
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
     weight_decay: float = 0.0
     decoupled: bool = False
     skip_untouched: bool = False
+    decays: tuple[tuple[int, int, float], ...] = ()
 
     def __post_init__(self) -> None:
         refuse(not all(0.0 <= beta < 1.0 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)
@@ -71,6 +75,7 @@ def adam_update(
     The reference takes float64 too, for checking.
     `lr`, `grad_scale` and `found_inf` are () fp32 tensors on the device; `half`, where given, receives the rounded
     parameters. Uses t = state.step + 1 and leaves the count to `finish_step`, so that several buffers share it.
+    In an fp16 gradient, sums that overflowed count as the largest number, and NaN, their difference, as none.
 
     >>> p = torch.tensor([1.0]); g = torch.tensor([0.5]); lr = torch.tensor(0.1)
     >>> adam_update(p, g, AdamState.of(p), lr)
@@ -202,13 +207,15 @@ class RayBudget:
     samples: int
     marched: int
     max_rays: int
+    parts: int = 1  # batches, of all ranks, that the counts of a step are sums of; n_active is that of one
 
 
 def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
     """In place: log `values`, count, adapt n_active, advance the step.
 
     `values` holds () tensors: loss, mse, found_inf and loss_scale in fp32, n_rays, n_samples and n_marched in int32.
-    The next number of rays is n_active * min(samples / n_samples, marched / n_marched, 2), between 64 and max_rays.
+    The next number of rays is that of the kept ones * min(samples / n_samples, marched / n_marched, 2), between 64 and
+    max_rays. Counts are cut to their capacity, so that these ratios are never below 1: rays that found no room tell.
     """
     check_device(step=state.step, ring=state.ring, **values)
     implementation("adam", "record_step", state.ring)(state, values, budget)

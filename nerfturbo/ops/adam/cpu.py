@@ -68,10 +68,11 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
         return
     time, scale = state.step.item() + 1, 1.0 if grad_scale is None else 1.0 / grad_scale.item()
     corrections, rests = [1.0 / (1.0 - beta**time) for beta in rule.betas], [1.0 - beta for beta in rule.betas]
-    numbers = [scale, *corrections, lr.item(), *rule.betas, *rests, rule.eps, rule.weight_decay]
+    numbers = [np.float32(x) for x in (scale, *corrections, lr.item(), *rule.betas, *rests, rule.eps)]
     arrays = [t.detach().view(-1).numpy() for t in (params, grad, state.first, state.second)]
-    flags = (rule.decoupled, rule.skip_untouched)
-    launch(_update, params.numel(), CHUNK, *arrays, *(np.float32(x) for x in numbers), *flags)
+    for first, last, decay in rule.decays or ((0, params.numel(), rule.weight_decay),):
+        part = [values[first:last] for values in arrays]
+        launch(_update, last - first, CHUNK, *part, *numbers, np.float32(decay), rule.decoupled, rule.skip_untouched)
     if half is not None:
         half.copy_(params)
 

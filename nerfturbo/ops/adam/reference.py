@@ -12,19 +12,25 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
     beta1, beta2 = rule.betas
     time = (state.step + 1).to(torch.float32)
     wide = params.dtype  # fp32; float64 for checking
+    decay: float | Tensor = rule.weight_decay
+    if rule.decays:
+        decay = torch.cat([params.new_full((last - first,), value) for first, last, value in rule.decays])
+        decay = decay.view(params.shape)
+    if grad.dtype == torch.float16:
+        grad.nan_to_num_(0.0)  # sums that overflowed
     g = grad.to(wide) if grad_scale is None else grad.to(wide) / grad_scale
     keep = torch.zeros_like(params, dtype=torch.bool)
     if rule.skip_untouched:
         keep = keep | (grad == 0)
     if found_inf is not None:
         keep = keep | (found_inf != 0)
-    if rule.weight_decay and not rule.decoupled:
-        g = g + rule.weight_decay * params
+    if not rule.decoupled:
+        g = g + decay * params
     first = beta1 * state.first.to(wide) + (1.0 - beta1) * g
     second = beta2 * state.second.to(wide) + (1.0 - beta2) * g * g
     change = lr * (first / (1.0 - beta1**time)) / ((second / (1.0 - beta2**time)).sqrt() + rule.eps)
-    if rule.weight_decay and rule.decoupled:
-        change = change + lr * rule.weight_decay * params
+    if rule.decoupled:
+        change = change + lr * decay * params
     state.first.copy_(torch.where(keep, state.first.to(wide), first))
     state.second.copy_(torch.where(keep, state.second.to(wide), second))
     params.copy_(torch.where(keep, params, params - change))
@@ -61,5 +67,6 @@ def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) 
     fill = budget.samples / values["n_samples"].reshape(()).float().clamp(min=1.0)
     march = budget.marched / values["n_marched"].reshape(()).float().clamp(min=1.0)
     growth = torch.minimum(fill, march).clamp(max=MAX_GROWTH)
-    state.n_active.copy_((state.n_active.float() * growth).floor().clamp(MIN_RAYS, budget.max_rays))
+    kept = torch.minimum(state.n_active.float(), values["n_rays"].reshape(()).float() / budget.parts)
+    state.n_active.copy_((kept * growth).floor().clamp(MIN_RAYS, budget.max_rays))
     state.step.add_(1)

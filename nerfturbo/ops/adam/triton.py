@@ -25,16 +25,17 @@ CHECK_BLOCK, CHECK_PROGRAMS = 4096, 512
 @launchable(do_not_specialize=["n"])
 def _adam_kernel(
     p_params, p_half, p_first, p_second, p_grad, p_step, p_lr, p_grad_scale, p_found_inf, n,
-    log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay,
-    DECAY: tl.constexpr, SKIP: tl.constexpr, ROWS_OF_4: tl.constexpr, BLOCK: tl.constexpr,
+    log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay, starts, decays,
+    DECAY: tl.constexpr, SKIP: tl.constexpr, ROWS_OF_4: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """DECAY: 0 none, 1 into the gradient, 2 decoupled. rest = 1 - beta, rounded once."""
+    """DECAY: 0 none, 1 into the gradient, 2 decoupled. rest = 1 - beta, rounded once. PARTS: that many parts have a
+    decay of their own, from `starts` on."""
     i_row = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     i = i_row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    at = i
     if ROWS_OF_4:
-        m = (i_row.to(tl.int64) * 4 < n)[:, None]  # one mask per row of four keeps loads 16 bytes wide
-    else:
-        m = i < n
+        at = i_row.to(tl.int64)[:, None] * 4  # one mask per row of four keeps loads 16 bytes wide
+    m = at < n
     skipped = False
     if p_found_inf is not None:
         skipped = tl.load(p_found_inf) != 0.0
@@ -48,19 +49,24 @@ def _adam_kernel(
         raw = tl.load(p_grad + i, mask=m, other=0.0).to(tl.float32)
         if SKIP:
             m = m & (tl.max((raw != 0.0).to(tl.int32), 1) != 0)[:, None]
+        if p_grad.dtype.element_ty == tl.float16:  # sums that overflowed; false for NaN
+            raw = tl.where(raw == raw, tl.minimum(tl.maximum(raw, -65504.0), 65504.0), 0.0)
         params = tl.load(p_params + i, mask=m, other=0.0)
         first = tl.load(p_first + i, mask=m, other=0.0).to(tl.float32)
         second = tl.load(p_second + i, mask=m, other=0.0).to(tl.float32)
         grad = raw
         if p_grad_scale is not None:
             grad = raw * (1.0 / tl.load(p_grad_scale))
+        decay = tl.full(at.shape, 0.0, tl.float32) + weight_decay
+        for part in tl.static_range(PARTS):
+            decay = tl.where(at >= starts[part], decays[part], decay)
         if DECAY == 1:
-            grad += weight_decay * params
+            grad += decay * params
         new_first = beta1 * first + rest1 * grad
         new_second = beta2 * second + rest2 * grad * grad
         change = lr * (new_first / correct1) / (tl.sqrt(new_second / correct2) + eps)
         if DECAY == 2:
-            change += lr * weight_decay * params
+            change += lr * decay * params
         new_params = params - change
         if SKIP:
             touched = raw != 0.0
@@ -118,13 +124,16 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
     n = params.numel()
     if n == 0:
         return
-    decay = 0 if rule.weight_decay == 0 else 2 if rule.decoupled else 1
+    decay = 0 if not (rule.weight_decay or rule.decays) else 2 if rule.decoupled else 1
+    starts = tuple(first for first, _, _ in rule.decays)
     _adam_kernel[(cdiv(n, BLOCK),)](
         p_params=params, p_half=half, p_first=state.first, p_second=state.second, p_grad=grad, p_step=state.step,
         p_lr=lr, p_grad_scale=grad_scale, p_found_inf=found_inf, n=n,
         log2_beta1=_log2(rule.betas[0]), log2_beta2=_log2(rule.betas[1]), beta1=rule.betas[0], beta2=rule.betas[1],
         rest1=1.0 - rule.betas[0], rest2=1.0 - rule.betas[1], eps=rule.eps, weight_decay=rule.weight_decay,
-        DECAY=decay, SKIP=rule.skip_untouched, ROWS_OF_4=n % 4 == 0, BLOCK=BLOCK, num_warps=WARPS,
+        starts=starts or None, decays=tuple(float(value) for _, _, value in rule.decays) or None, DECAY=decay,
+        SKIP=rule.skip_untouched, ROWS_OF_4=not any(number % 4 for number in (n, *starts)), PARTS=len(starts),
+        BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -154,11 +163,11 @@ def finish_step(step, found_inf, *, scale, good_steps, skipped, rule) -> None:
     )  # fmt: skip
 
 
-@launchable(do_not_specialize=["samples", "marched", "max_rays", "length"])
+@launchable(do_not_specialize=["samples", "marched", "max_rays", "parts", "length"])
 def _record_kernel(
     p_step, p_active, p_totals, p_ring,
     p_loss, p_mse, p_rays, p_samples, p_marched, p_found_inf, p_scale,
-    samples, marched, max_rays, length,
+    samples, marched, max_rays, parts, length,
     COLUMNS: tl.constexpr, MIN_RAYS: tl.constexpr, MAX_GROWTH: tl.constexpr,
 ):  # fmt: skip
     step = tl.load(p_step)
@@ -178,7 +187,8 @@ def _record_kernel(
     fill = samples.to(tl.float32) / tl.maximum(n_samples.to(tl.float32), 1.0)
     march = marched.to(tl.float32) / tl.maximum(n_marched.to(tl.float32), 1.0)
     growth = tl.minimum(tl.minimum(fill, march), MAX_GROWTH)
-    wanted = tl.floor(active.to(tl.float32) * growth)
+    kept = tl.minimum(active.to(tl.float32), tl.div_rn(n_rays.to(tl.float32), parts.to(tl.float32)))
+    wanted = tl.floor(kept * growth)
     wanted = tl.minimum(tl.maximum(wanted, MIN_RAYS), max_rays.to(tl.float32))
     tl.store(p_active, wanted.to(tl.int32))
     tl.store(p_step, step + 1)
@@ -186,6 +196,6 @@ def _record_kernel(
 
 def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
     counters = (state.step, state.n_active, state.totals, state.ring)
-    sizes = (budget.samples, budget.marched, budget.max_rays, state.ring.shape[0])
+    sizes = (budget.samples, budget.marched, budget.max_rays, budget.parts, state.ring.shape[0])
     constants = {"COLUMNS": len(COLUMNS), "MIN_RAYS": MIN_RAYS, "MAX_GROWTH": MAX_GROWTH}
     _record_kernel[(1,)](*counters, *(values[name] for name in COLUMNS[:-1]), *sizes, **constants, num_warps=1)

@@ -3,8 +3,9 @@
 Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise the
 bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays in turn. Each
 lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the steps of the
-segments that may hold samples, a lane a step. Both must decide alike about each lattice point, so both call the same
-functions, with explicit `fma` and launched with `enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
+segments that may hold samples, a lane a step. Counting leaves what it found, a bit a step, for writing; past the room
+for it both must decide alike about each lattice point, so both call the same functions, with explicit `fma` and launched
+with `enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
 
 The occupancy grid: `decay_and_max` is three launches (keep old values, decay, maximum), since a cell may be listed
 twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered as they are.
@@ -216,6 +217,7 @@ PREPARED = 64  # rays of one preparing program
 LONGEST_PART = 3.8 * 2.0  # cells that the summary covers around a point, in both directions
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 STEPS = 256 if INTERPRETED else 32  # lattice steps of a segment, tested at once
+MOST_WORDS = 1 << 25  # bytes for what counting found
 SKIP_EMPTY = not INTERPRETED  # summarising takes many programs; tests turn it on where they mean it
 
 
@@ -239,9 +241,9 @@ def _prepare_kernel(
 
 @launchable(do_not_specialize=["n_rays"])
 def _count_kernel(
-    p_rays, p_bits, p_summary, p_n_active, p_counts, p_sums, n_rays, rule,
+    p_rays, p_bits, p_summary, p_n_active, p_counts, p_sums, p_found, n_rays, rule,
     GROUP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr,
-    RESOLUTION: tl.constexpr,
+    RESOLUTION: tl.constexpr, FOUND: tl.constexpr,
 ):  # fmt: skip
     n_active = gpu.used_rows(p_n_active, n_rays)
     i_step = tl.arange(0, STEPS)
@@ -259,12 +261,17 @@ def _count_kernel(
                         p_summary, u, tl.cdiv(n_steps - k, STEPS), origin, direction, largest, rule,
                         STEPS, PARTS, CONE, LEVELS, RESOLUTION,
                     )  # fmt: skip
+                    b_found = tl.zeros([LANES], tl.int32)
                     while word != 0:
                         segment, word = pop_lowest(word)
                         u = (first + (k + segment * STEPS + i_step).to(tl.float32)) + jitter
-                        b_count += test_segment(
-                            p_bits, u, origin, direction, t_min, t_max, rule, CONE, LEVELS, RESOLUTION
-                        )
+                        hit = test_segment(p_bits, u, origin, direction, t_min, t_max, rule, CONE, LEVELS, RESOLUTION)
+                        b_count += hit
+                        if FOUND:  # bits do not overlap: the sum is the or
+                            b_found = tl.where(i_segment == segment, tl.sum(hit << i_step, 0), b_found)
+                    if FOUND:
+                        if k < FOUND * STEPS:
+                            tl.store(p_found + i_ray * FOUND + k // STEPS + i_segment, b_found)
             count = tl.sum(b_count, 0)
             tl.store(p_counts + i_ray, count)
             total += count
@@ -272,15 +279,36 @@ def _count_kernel(
 
 
 @triton.jit
+def _write_segment(p_starts, p_ends, p_out_rays, i_ray, place, u, hit, rule, STEPS: tl.constexpr, CONE: tl.constexpr):
+    """The samples of one segment, from `place` on; returns the place behind them."""
+    i_row = place + tl.cumsum(hit, 0) - 1
+    m = hit != 0
+    tl.store(p_starts + i_row, lattice(u, rule, CONE), mask=m)
+    tl.store(p_ends + i_row, lattice(u + 1.0, rule, CONE), mask=m)
+    tl.store(p_out_rays + i_row, i_ray + tl.zeros([STEPS], tl.int32), mask=m)
+    return place + tl.sum(hit, 0)
+
+
+@triton.jit
 def _write_ray(
-    p_rays, p_bits, p_summary, p_starts, p_ends, p_out_rays, i_ray, place, end, rule,
-    STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
+    p_rays, p_bits, p_summary, p_found, p_starts, p_ends, p_out_rays, i_ray, place, end, rule, STEPS: tl.constexpr,
+    PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, FOUND: tl.constexpr,
 ):  # fmt: skip
     i_step = tl.arange(0, STEPS)
     i_segment = tl.arange(0, LANES)
     n_steps = tl.load(p_rays + i_ray * COLUMNS + 10).to(tl.int32)
     origin, direction, t_min, t_max, first, jitter, largest = load_ray(p_rays + i_ray * COLUMNS)
     k = 0
+    if FOUND:
+        while (k < tl.minimum(n_steps, FOUND * STEPS)) & (place < end):
+            b_found = tl.load(p_found + i_ray * FOUND + k // STEPS + i_segment)
+            word = tl.sum((b_found != 0).to(tl.int32) << i_segment, 0)
+            while word != 0:
+                segment, word = pop_lowest(word)
+                u = (first + (k + segment * STEPS + i_step).to(tl.float32)) + jitter
+                hit = (tl.sum(tl.where(i_segment == segment, b_found, 0), 0) >> i_step) & 1
+                place = _write_segment(p_starts, p_ends, p_out_rays, i_ray, place, u, hit, rule, STEPS, CONE)
+            k += LANES * STEPS
     while (k < n_steps) & (place < end):
         u = (first + (k + i_segment * STEPS).to(tl.float32)) + jitter
         word = active_segments(
@@ -291,20 +319,15 @@ def _write_ray(
             segment, word = pop_lowest(word)
             u = (first + (k + segment * STEPS + i_step).to(tl.float32)) + jitter
             hit = test_segment(p_bits, u, origin, direction, t_min, t_max, rule, CONE, LEVELS, RESOLUTION)
-            i_row = place + tl.cumsum(hit, 0) - 1
-            m = hit != 0
-            tl.store(p_starts + i_row, lattice(u, rule, CONE), mask=m)
-            tl.store(p_ends + i_row, lattice(u + 1.0, rule, CONE), mask=m)
-            tl.store(p_out_rays + i_row, i_ray + tl.zeros([STEPS], tl.int32), mask=m)
-            place += tl.sum(hit, 0)
+            place = _write_segment(p_starts, p_ends, p_out_rays, i_ray, place, u, hit, rule, STEPS, CONE)
         k += LANES * STEPS
 
 
 @launchable(do_not_specialize=["n_rays", "n_rows", "ray_programs"])
 def _write_kernel(
-    p_rays, p_bits, p_summary, p_offsets, p_starts, p_ends, p_out_rays, n_rays, n_rows, ray_programs, rule,
+    p_rays, p_bits, p_summary, p_found, p_offsets, p_starts, p_ends, p_out_rays, n_rays, n_rows, ray_programs, rule,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
-    TAIL: tl.constexpr,
+    FOUND: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(0) < ray_programs:
         for i_ray in range(tl.program_id(0), n_rays, ray_programs):
@@ -312,8 +335,8 @@ def _write_kernel(
             end = tl.load(p_offsets + i_ray + 1)
             if end > place:
                 _write_ray(
-                    p_rays, p_bits, p_summary, p_starts, p_ends, p_out_rays, i_ray, place, end, rule,
-                    STEPS, PARTS, CONE, LEVELS, RESOLUTION,
+                    p_rays, p_bits, p_summary, p_found, p_starts, p_ends, p_out_rays, i_ray, place, end, rule,
+                    STEPS, PARTS, CONE, LEVELS, RESOLUTION, FOUND,
                 )  # fmt: skip
     else:
         write_tail(p_starts, p_ends, p_out_rays, ray_programs, tl.load(p_offsets + n_rays), n_rows, TAIL)
@@ -337,6 +360,13 @@ def _parts(grid: OccupancyBits, rule: StepRule) -> int:
     if not SKIP_EMPTY or grid.resolution % 32:
         return 0
     return _fitting_parts(STEPS * rule.step_size * grid.resolution, grid.aabb, rule.cone_angle > 0.0)
+
+
+def _room(n_rays: int, grid: OccupancyBits, rule: StepRule) -> int:
+    """Words a ray, of 32 lattice steps each, in which counting leaves what it found; 0: writing looks again."""
+    steps = grid.aabb.diagonal * 2.0 ** (grid.levels - 1) / rule.step_size + 4.0
+    words = LANES.value * min(cdiv(math.ceil(steps), LANES.value * STEPS), 4)
+    return words if STEPS == 32 and n_rays * words * 4 <= MOST_WORDS else 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -371,14 +401,15 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     counts, sums = empty_counts(n_rays, device)
     numbers = _rule_arguments(rule)
     shape = {"STEPS": STEPS, "PARTS": parts, "CONE": rule.cone_angle > 0.0}
-    shape |= {"LEVELS": grid.levels, "RESOLUTION": grid.resolution}
+    shape |= {"LEVELS": grid.levels, "RESOLUTION": grid.resolution, "FOUND": _room(n_rays, grid, rule)}
     rays, summary = torch.empty(0, COLUMNS.value, device=device), None
+    found = torch.empty(n_rays, shape["FOUND"], dtype=torch.int32, device=device) if shape["FOUND"] else None
     if n_rays:
         rays, summary = _prepare(
             origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
         )
         _count_kernel[(gpu.ray_programs(cdiv(n_rays, GROUP), device),)](
-            rays, grid.bits, summary, n_active, counts, sums, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
+            rays, grid.bits, summary, n_active, counts, sums, found, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
         )
     offsets, kept = fit_offsets(counts, sums, capacity)
     n_rows = int(offsets[-1]) if capacity is None else capacity
@@ -386,8 +417,8 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     if n_rows:
         programs = gpu.ray_programs(n_rays, device)
         _write_kernel[(programs + (0 if capacity is None else gpu.tail_programs(n_rows)),)](
-            rays, grid.bits, summary, offsets, *new, n_rays, n_rows, programs, numbers, **shape, TAIL=TAIL_BLOCK,
-            **OPTIONS,
+            rays, grid.bits, summary, found, offsets, *new, n_rays, n_rows, programs, numbers, **shape,
+            TAIL=TAIL_BLOCK, **OPTIONS,
         )  # fmt: skip
     return PackedSamples(*new, offsets, kept)
 

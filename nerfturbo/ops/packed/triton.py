@@ -22,17 +22,16 @@ from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..composite import PER_OCTAVE
 
 GROUP = 4  # rays behind one sum
-FIT_BLOCK = 4096  # rays of one program
+FIT_BLOCK = 1024  # rays of one program
 WIDE = 1024 if INTERPRETED else 16384  # sums added at a time
 MOST = (1 << 31) - 1  # offsets are int32
 
 
 @triton.jit
-def _fit_block(p_values, first, end, base, capacity, BLOCK: tl.constexpr):
-    """Totals up to and including each value of a block, and the largest of them that fits."""
+def _fit_block(p_values, first, end, base, capacity, BLOCK: tl.constexpr, SUM: tl.constexpr):
+    """Totals up to and including each value of a block, summed in SUM, and the largest of them that fits."""
     i = first + tl.arange(0, BLOCK)
-    value = tl.load(p_values + i, mask=i < end, other=0).to(tl.int64)
-    total = base + tl.cumsum(value, 0)
+    total = base + tl.cumsum(tl.load(p_values + i, mask=i < end, other=0).to(SUM), 0).to(tl.int64)
     return i, total, tl.maximum(base, tl.max(tl.where(total <= capacity, total, 0), 0))
 
 
@@ -45,11 +44,11 @@ def _used_at_overflow(p_counts, p_sums, n_rays, capacity, GROUP: tl.constexpr, B
     first = 0
     last_total = base
     while last_total <= capacity:
-        i, total, base = _fit_block(p_sums, first, n_sums, last_total, capacity, BLOCK)
+        i, total, base = _fit_block(p_sums, first, n_sums, last_total, capacity, BLOCK, tl.int64)
         group = first + tl.sum((total <= capacity).to(tl.int32), 0)
         last_total = tl.max(total, 0)
         first += BLOCK
-    i, total, used = _fit_block(p_counts, group * GROUP, n_rays, base, capacity, GROUP)
+    i, total, used = _fit_block(p_counts, group * GROUP, n_rays, base, capacity, GROUP, tl.int32)
     return used
 
 
@@ -70,7 +69,7 @@ def _fit_kernel(
         i = own + tl.arange(0, BLOCK)
         tl.store(p_offsets + 1 + i, (used + tl.zeros([BLOCK], tl.int64)).to(tl.int32), mask=i < n_rays)
     else:
-        i, total, used = _fit_block(p_counts, own, n_rays, base, capacity, BLOCK)
+        i, total, used = _fit_block(p_counts, own, n_rays, base, capacity, BLOCK, tl.int32)  # a ray has 2^20 at most
         tl.store(p_offsets + 1 + i, tl.minimum(total, used).to(tl.int32), mask=i < n_rays)
         if p_kept is not None:
             if (tl.max(total, 0) > capacity) | (own + BLOCK >= n_rays):
