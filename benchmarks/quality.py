@@ -4,8 +4,8 @@
         "" "optim.table-decay=0.1" "loss.distortion=1e-3 sampler.merge-weak-samples=0.02 field.anti-alias"
     python benchmarks/quality.py fox --steps 3000 --out thin.json "" "sampler.merge-weak-samples=0.02"
 
-Each variant is a string of values on top of the preset ("" for the preset itself). All see every training picture
-but each tenth (`--every`), on which they are scored: the test views are for results, not for choices. With `--seconds`
+Each variant is a string of values on top of the preset ("" for the preset itself; lists as 64,64). All see every
+training picture but each tenth (`--every`), on which they are scored: test views are not for choices. With `--seconds`
 every variant trains so long by the clock, with `--steps` so many steps, with `--test` on all training pictures and
 scored on the test views instead. A trained variant is rendered in training's steps, in finer ones and with four rays a
 pixel. Kernels compile before the clock.
@@ -37,7 +37,7 @@ PICTURES = {"": {}, "refine 2": {"eval_refine": 2}, "refine 4": {"eval_refine": 
 
 def variant(base: Config, flags: str) -> Config:
     """The preset with the flags of one variant."""
-    words = [part for word in flags.split() for part in f"--{word}".split("=", 1)]
+    words = [part for word in flags.split() for part in f"--{word}".replace(",", "=").split("=")]
     return parse(Settings, words, "quality", default=Settings.of(base)).apply(base)
 
 
@@ -68,7 +68,9 @@ def run(config: Config, scenes: tuple[Scene, Scene], device: str, pictures: list
         model = trainer.model.eval()
         for name in pictures:
             model.config = replace(config, render=replace(config.render, **PICTURES[name]))
-            values["psnr"][name or "as configured"] = evaluate(model, scenes[1], views=chosen, with_ssim=False).psnr
+            scores = evaluate(model, scenes[1], views=chosen, with_ssim=not name)
+            values["psnr"][name or "as configured"] = scores.psnr
+            values["ssim"] = scores.ssim if not name else values.get("ssim")
     return values
 
 

@@ -1,6 +1,7 @@
 """The captured step: wall time, kernel time, memory, and what the deterministic mode costs.
 
-    python benchmarks/step_profile.py SCENE OUT.json [--preset ngp] [--warm 2000] [--steps 1008] [--profiled 256]
+    python benchmarks/step_profile.py SCENE OUT.json [--preset ngp] [--values "sampler.alpha-thre=0.01"]
+        [--warm 2000] [--steps 1008] [--profiled 256]
 
 Each mode trains `warm` steps, then `steps` replayed ones are timed by the wall clock with one wait at the end, then
 `profiled` more run under the PyTorch profiler. Grid updates and the visibility pass are inside.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import torch
 
 from nerfturbo import Trainer, load_scene, preset
 from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.training.step import StepRecord
+from quality import variant
 
 
 def run_until(trainer: Trainer, step: int) -> list[StepRecord]:
@@ -34,7 +38,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     scene = load_scene(args.scene, "train")
-    trainer = Trainer.for_scene(scene, preset(args.preset, "cuda"), device="cuda", steps=1 << 30)
+    config = variant(fitted_config(preset(args.preset, "cuda"), scene)[0], args.values)
+    config = replace(config, train=replace(config.train, steps=1 << 30))
+    trainer = Trainer(config, scene, device="cuda")
     trainer.begin()
     run_until(trainer, args.warm)
     begun, first = time.perf_counter(), trainer.step
@@ -64,7 +70,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "peak_bytes_without_pool": peak - pool,
         "kernels": [
             {"kernel": e.key[:60], "us_per_step": e.device_time_total / n, "launches_per_step": e.count / n}
-            for e in events[:16]
+            for e in events[:24]
         ],
     }
 
@@ -74,19 +80,22 @@ def main() -> None:
     parser.add_argument("scene")
     parser.add_argument("output", type=Path)
     parser.add_argument("--preset", default="ngp")
+    parser.add_argument("--values", default="", help="on top of the preset")
+    parser.add_argument("--modes", nargs="+", default=["as configured", "deterministic"])
     parser.add_argument("--warm", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=1008)
     parser.add_argument("--profiled", type=int, default=256)
     args = parser.parse_args()
     values: dict[str, Any] = {}
-    for mode in ("as configured", "deterministic"):
+    for mode in args.modes:
         torch.use_deterministic_algorithms(mode == "deterministic", warn_only=True)
         values[mode] = measure(args)
         print(mode, {name: value for name, value in values[mode].items() if name != "kernels"}, flush=True)
         torch.cuda.empty_cache()
-    ratio = values["deterministic"]["step_ms_wall"] / values["as configured"]["step_ms_wall"]
-    values["deterministic costs"] = ratio - 1.0
-    what = f"the captured step of preset {args.preset} after {args.warm} steps"
+    if len(values) > 1:
+        ratio = values["deterministic"]["step_ms_wall"] / values["as configured"]["step_ms_wall"]
+        values["deterministic costs"] = ratio - 1.0
+    what = f"the captured step of preset {args.preset} {args.values} after {args.warm} steps"
     protocol = (
         f"wall: {args.steps} replays, one wait at the end; kernels: sum of {args.profiled} others under the profiler; "
         "visibility pass and grid updates inside; memory: the process's peak of allocated bytes"

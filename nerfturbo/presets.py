@@ -25,14 +25,16 @@ from .errors import InputError
 _CPU_GRID = GridConfig(resolution=64, decay=0.8, cull_unseen=True)
 _CPU_TRAIN = TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192)
 _CPU_SAMPLER, _CPU_RENDER = GridSamplerConfig(alpha_thre=0.01), RenderConfig(steps_per_diagonal=512)
+_NGP = OptimConfig(hold_fraction=0.2, final_lr_fraction=0.05, table_decay=0.01, ema_decay=0.999)
 _VANILLA = OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200)
 
 _PRESETS: dict[str, Config] = {
     "ngp": Config(
         grid=GridConfig(cull_unseen=True),
         field=NgpConfig(n_levels=8, n_features=4, max_resolution=1024),
+        sampler=GridSamplerConfig(alpha_thre=0.005),
         render=RenderConfig(steps_per_diagonal=1536, eval_refine=2),
-        optim=OptimConfig(hold_fraction=0.2, final_lr_fraction=0.05, table_decay=0.01, ema_decay=0.999),
+        optim=replace(_NGP, lr=1.5e-2),
     ),
     "ngp-cpu": Config(
         grid=_CPU_GRID,
@@ -108,6 +110,8 @@ _PRESETS |= {
         _PRESETS["ngp"],
         grid=GridConfig(moments=2, cull_unseen=True),
         field=DynamicNgpConfig(n_levels=8, n_features=4, max_resolution=1024),
+        sampler=GridSamplerConfig(),
+        optim=_NGP,
     ),
     "dynamic-cpu": replace(
         _PRESETS["ngp-cpu"],
@@ -139,7 +143,9 @@ _PRESETS |= {
 _PRESETS["quality"] = replace(
     _PRESETS["ngp"],
     field=NgpConfig(n_levels=12, n_features=4, max_resolution=1024),
+    sampler=GridSamplerConfig(),
     render=replace(_PRESETS["ngp"].render, eval_rays=2),
+    optim=_NGP,
     train=TrainConfig(steps=50_000),
 )
 _PRESETS["quality-cpu"] = replace(

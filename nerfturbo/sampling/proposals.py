@@ -100,8 +100,6 @@ class ProposalEstimator(UniformEstimator):
 
     def loss(self, samples: PackedSamples, weights: Tensor) -> Tensor:
         """() mean over the rays of every proposal's `interlevel_loss`; the weights themselves get no gradient."""
-        if self.rests:
-            return weights.new_zeros(())
         if not isinstance(samples, ProposedSamples):
             raise InputError("samples", "those of this estimator's own `sample`", type(samples).__name__)
         own = samples.per_ray(weights)

@@ -218,7 +218,8 @@ class DeviceStep:
                 if self._run_resting is None or self.model.sampler.learns(number):
                     self._run_step()
                 else:
-                    self._run_resting()
+                    with self._rest():  # for what is not recorded
+                        self._run_resting()
             if self.optimizer.averages_due(step + n_steps):
                 self._update_averages()
             slot = self._chunk % 2

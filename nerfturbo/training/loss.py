@@ -207,7 +207,8 @@ def render_and_compare(
             coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
             loss = loss + compare_colors(coarse, target, batch, samples, model.config)[0]
     if learned:
-        loss = loss + model.sampler.loss(samples, out.weights)
+        if not getattr(model.sampler, "rests", False):
+            loss = loss + model.sampler.loss(samples, out.weights)
         if rule is not None and rule.distortion and offers(samples, "normalized"):
             spread = distortion_loss(out.weights, samples.normalized())  # type: ignore[attr-defined]
             loss = loss + rule.distortion * mean_over_rays(spread, samples)

@@ -113,13 +113,13 @@ class FlatBuffer:
 
 
 def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None, narrow: bool) -> FlatBuffer:
-    """`narrow`: tables have gradients in fp16 and moments in bf16, which is 22 bytes a number instead of 34."""
+    """`narrow`: the gradients of tables are summed in fp16, half the bytes of what their backward adds to."""
     names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
     narrow = narrow and group.is_table
     grads = torch.zeros_like(values, dtype=torch.float16 if narrow else None)
-    state = AdamState.of(values, step, torch.bfloat16 if narrow else None)
+    state = AdamState.of(values, step)
     lr = torch.tensor(group.rate, device=values.device)
     buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, (), lr, group.rate)
     buffer = replace(buffer, grad_views=tuple(buffer.views(grads)))

@@ -15,7 +15,16 @@ from ..fields.field import offers
 from ..ops.adam import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
-from .loss import MARCHED_PER_TRAINED, Capacity, Stages, StepResult, compute_loss, draw_background, first_rays
+from .loss import (
+    MARCHED_PER_TRAINED,
+    Capacity,
+    Stages,
+    StepResult,
+    compute_loss,
+    draw_background,
+    first_rays,
+    rays_per_step,
+)
 from .optim import Optimizer
 
 
@@ -178,7 +187,7 @@ class RayBatches:
         fill = world * train.batch_samples / max(n_samples, 1)
         march = world * train.batch_samples * MARCHED_PER_TRAINED / max(n_marched, 1)
         wanted = int(self.n_rays * min(fill, march, 2.0))
-        self.n_rays = max(64, min(wanted, train.max_rays * world))
+        self.n_rays = max(64, min(wanted, rays_per_step(self.model) * world))
 
 
 class TrainingStep(RayBatches):

@@ -3,9 +3,9 @@
 Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise the
 bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays in turn. Each
 lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the steps of the
-segments that may hold samples, a lane a step. Counting leaves what it found, a bit a step, for writing; past the room
-for it both must decide alike about each lattice point, so both call the same functions, with explicit `fma` and launched
-with `enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
+segments that may hold samples, a lane a step. Counting leaves what it found, a bit a step, for writing; past its room
+both must decide alike about each lattice point, so both call the same functions, with explicit `fma` and launched with
+`enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
 
 The occupancy grid: `decay_and_max` is three launches (keep old values, decay, maximum), since a cell may be listed
 twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered as they are.
