@@ -125,10 +125,10 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
 
+    from ..data.cameras import transform_points
     from ..data.capture.process import poses_folder
     from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
-    from ..evaluation.camera_path import transform_points
     from ..evaluation.scene_plot import PlotPoints, plot_scene
 
     scenes = [scene for scene in splits.values() if scene is not None]

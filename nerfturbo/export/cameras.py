@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.cameras import transform_poses
 from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
-from ..evaluation.camera_path import transform_poses
 from ..evaluation.run_folder import write_json
 
 MODELS = {"pinhole": "PINHOLE", "opencv": "OPENCV", "fisheye": "OPENCV_FISHEYE"}
