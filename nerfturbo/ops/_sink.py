@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,22 @@ class Node(torch.autograd.Function):
 
         whole: Any = staticmethod(once_differentiable(backward))
         cls.backward = whole
+
+
+class _Linear(Node):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back, ctx.dtype = back, values.dtype
+        return run(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (ctx.back(grad).to(ctx.dtype),)
+
+
+def linear(values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """run(values), a linear function; `back`, its transpose, makes the gradient of the values from the result's."""
+    return _Linear.apply(values, run, back)
 
 
 @dataclass(frozen=True)
