@@ -71,6 +71,13 @@ class GradientSink:
                 raise InputError(f"sink buffer of {name}", wanted, got)
             refuse(buffer.requires_grad, f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
 
+    def take(self, parts: Sequence[Tensor], *, finite: bool) -> None:
+        """Add gradients that were summed beside the buffers, and raise the flag where one was not finite."""
+        for buffer, part in zip(self.buffers, parts, strict=False):
+            buffer.add_(part)
+        if self.found_inf is not None and not finite:
+            self.found_inf.fill_(1.0)
+
 
 class _Redirect(torch.autograd.Function):
     """The value to read, with gradient to the parameter: by autograd, or added to a buffer."""

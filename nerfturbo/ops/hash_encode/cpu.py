@@ -227,10 +227,7 @@ def _table_gradient(unit, columns, layout, sink, n_used) -> Tensor | None:
     launch(_scatter, layout.n_levels, 1, n_used, *numbers)
     if sink is None:
         return target
-    if buffer is None:
-        sink.buffers[0].add_(target)
-    if sink.found_inf is not None and not np.isfinite(checks).all():
-        sink.found_inf.fill_(1.0)
+    sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
     return None
 
 
