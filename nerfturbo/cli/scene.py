@@ -92,9 +92,11 @@ def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     """Format, splits, cameras, bounds, the preset that `train` would take here and what it would change."""
     import torch
 
+    from ..data.scene import is_builtin, recognise
     from ..data.scene_defaults import fitted_config
 
     first = next(scene for scene in splits.values() if scene is not None)
+    found = None if is_builtin(first.source) else recognise(Path(first.source))
     start = starting_config(())
     config, fitted = fitted_config(start, splits["train"] or first, auto=start)
     cameras, aabb = first.cameras, first.aabb
@@ -104,7 +106,7 @@ def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     return {
         "name": first.name,
         "source": first.source,
-        "format": _format(first.source),
+        "format": "built in" if found is None else found.name,
         "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
         "cameras": {
             "model": cameras.model,
@@ -153,15 +155,6 @@ def _describe_split(scene: Scene) -> dict[str, Any]:
         "camera_distance": [float(distances.min()), float(distances.max())],
         "pixels": scene.images.n_pixels,
     }
-
-
-def _format(source: str) -> str:
-    """The name of the format a scene was recognised as."""
-    from ..data.scene import BUILTIN_PREFIX, scene_formats
-
-    if source.startswith(BUILTIN_PREFIX):
-        return "built in"
-    return next((entry.name for entry in scene_formats() if entry.recognise(Path(source))), "unknown")
 
 
 def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
