@@ -90,8 +90,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     """Format, splits, cameras, bounds, the preset that `train` would take here and what it would change."""
-    import torch
-
+    from ..data.lenses import distinct_lenses
     from ..data.scene import is_builtin, recognise
     from ..data.scene_defaults import fitted_config
 
@@ -100,8 +99,6 @@ def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     start = starting_config(())
     config, fitted = fitted_config(start, splits["train"] or first, auto=start)
     cameras, aabb = first.cameras, first.aabb
-    lenses = [cameras.focal, cameras.center, cameras.size.float()]
-    lenses += [] if cameras.distortion is None else [cameras.distortion]
     bounds = {"low": aabb.low, "high": aabb.high, "near": first.near, "far": first.far}
     return {
         "name": first.name,
@@ -110,7 +107,7 @@ def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
         "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
         "cameras": {
             "model": cameras.model,
-            "lenses": int(torch.unique(torch.cat(lenses, dim=1), dim=0).shape[0]),
+            "lenses": len(distinct_lenses(cameras)[0]),
             "focal": [float(cameras.focal.min()), float(cameras.focal.max())],
             "distortion": None if cameras.distortion is None else float(cameras.distortion.abs().max()),
         },

@@ -368,7 +368,7 @@ def make_lens_table(cameras: Cameras, offsets: Tensor, *, limit: int | None = No
         return None
     if limit is None and cameras.device.type == "cuda":
         limit = min(CUDA_BYTES, int(CUDA_SHARE * torch.cuda.mem_get_info(cameras.device)[0]))
-    images, lens_of = _lenses(cameras)
+    images, lens_of = distinct_lenses(cameras)
     sizes = cameras.size.cpu()[images].prod(-1)
     if int(sizes.sum()) * _BYTES_PER_PIXEL > (CPU_BYTES if limit is None else limit):
         return None
@@ -377,7 +377,7 @@ def make_lens_table(cameras: Cameras, offsets: Tensor, *, limit: int | None = No
     return LensTable(directions, (starts[lens_of] - offsets[:-1].cpu()).to(cameras.device))
 
 
-def _lenses(cameras: Cameras) -> tuple[Tensor, Tensor]:
+def distinct_lenses(cameras: Cameras) -> tuple[Tensor, Tensor]:
     """One image through each lens, (n_lenses,), and the lens of each image, (n,); on the CPU."""
     parts = [cameras.focal, cameras.center, cameras.size.float()]
     parts += [] if cameras.distortion is None else [cameras.distortion]
@@ -418,7 +418,7 @@ def all_valid(cameras: Cameras) -> bool:
     """Whether a ray leads to every pixel of every image. Lenses are valid from the centre outwards: borders decide."""
     if cameras.model == "pinhole":
         return True
-    cameras = cameras[_lenses(cameras)[0].to(cameras.device)]
+    cameras = cameras[distinct_lenses(cameras)[0].to(cameras.device)]
     return bool(cameras.is_valid(*cameras.borders()).all())
 
 
