@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..config import Config
+from ..data.pool_file import available_memory
 from ..data.scene import Scene
 from ..errors import is_out_of_memory
-from ..files import read_entry
 from ..training.trainer import Trainer
 from .scene import fit_whole
 
@@ -169,8 +169,8 @@ def memory_budget(device: torch.device, share: float = 0.8) -> int:
     """A share of what is free now."""
     if device.type == "cuda":
         return int(share * torch.cuda.mem_get_info(device)[0])
-    free = read_entry("/proc/meminfo", "MemAvailable")  # in kB
-    return 4 << 30 if free is None else int(share * 1024 * int(free.split()[0]))
+    free = available_memory()
+    return 4 << 30 if free is None else int(share * free)
 
 
 @dataclass(frozen=True)

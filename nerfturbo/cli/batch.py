@@ -324,7 +324,7 @@ def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder
     except Exception as error:  # it has no type of its own for what can be wrong with a cluster or an option
         raise BackendError(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
     needs = {"num_cpus": 1, "num_gpus": 1 if ray.cluster_resources().get("GPU", 0) else 0} | needs
-    remote = ray.remote(**needs, max_retries=3)(_run_task)
+    remote = ray.remote(**needs, max_retries=3)(lambda task: task())
 
     def send(job: Job) -> Any:
         _say(f"{job.name}: sent")
@@ -342,10 +342,6 @@ def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder
         return _watch(jobs, workers, send, ended, ray.cancel)
     finally:
         ray.shutdown()
-
-
-def _run_task(task: SceneTask) -> int:
-    return task()
 
 
 def _told(code: int, job: Job) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
+from ..export import check_ending
 from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
 from .flags import EvalViews, Number, check_positive, check_within, parse
 from .progress import duration, quantity
@@ -126,7 +127,8 @@ class InspectArgs(RunArgs):
 
 def inspect(argv: Sequence[str]) -> int:
     args = parse(InspectArgs, argv, "inspect")
-    _check_suffix(args.output, ".png")
+    if args.output is not None:
+        check_ending(args.output, ".png", flag="--output")
     parts = args.pixel.split(",") if args.pixel else []
     if len(parts) not in (0, 2) or not all(part.strip().isdecimal() for part in parts):
         raise InputError("--pixel", "two whole numbers, X,Y", repr(args.pixel))
@@ -160,11 +162,6 @@ def inspect(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_suffix(output: Path | None, suffix: str) -> None:
-    if output is not None and output.suffix.lower() != suffix:
-        raise InputError("--output", f"a file ending in {suffix}", str(output))
-
-
 @dataclass(frozen=True)
 class CompareArgs:
     """Compare runs: scores, costs, the settings in which they differ, and their curves on one page."""
@@ -180,11 +177,11 @@ def compare(argv: Sequence[str]) -> int:
     if len(args.runs) < 2:
         raise InputError("RUN", "at least two run folders", str(len(args.runs)))
     output = args.output or (None if args.json else Path("compare.html"))
-    _check_suffix(output, ".html")
     from ..evaluation.report import compare_runs, write_comparison
     from ..evaluation.run_folder import open_run
 
     if output is not None:
+        check_ending(output, ".html", flag="--output")
         check_new(output, overwrite=args.overwrite)
     found = compare_runs([open_run(run) for run in args.runs])
     if output is not None:

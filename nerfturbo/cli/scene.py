@@ -90,25 +90,24 @@ def _print(found: dict[str, Any]) -> None:
 
 def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
     """Format, splits, cameras, bounds, the preset that `train` would take here and what it would change."""
-    import torch
-
+    from ..data.lenses import distinct_lenses
+    from ..data.scene import is_builtin, recognise
     from ..data.scene_defaults import fitted_config
 
     first = next(scene for scene in splits.values() if scene is not None)
+    found = None if is_builtin(first.source) else recognise(Path(first.source))
     start = starting_config(())
     config, fitted = fitted_config(start, splits["train"] or first, auto=start)
     cameras, aabb = first.cameras, first.aabb
-    lenses = [cameras.focal, cameras.center, cameras.size.float()]
-    lenses += [] if cameras.distortion is None else [cameras.distortion]
     bounds = {"low": aabb.low, "high": aabb.high, "near": first.near, "far": first.far}
     return {
         "name": first.name,
         "source": first.source,
-        "format": _format(first.source),
+        "format": "built in" if found is None else found.name,
         "splits": {split: None if scene is None else _describe_split(scene) for split, scene in splits.items()},
         "cameras": {
             "model": cameras.model,
-            "lenses": int(torch.unique(torch.cat(lenses, dim=1), dim=0).shape[0]),
+            "lenses": len(distinct_lenses(cameras)[0]),
             "focal": [float(cameras.focal.min()), float(cameras.focal.max())],
             "distortion": None if cameras.distortion is None else float(cameras.distortion.abs().max()),
         },
@@ -125,10 +124,10 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     """Cameras of all splits, with the points of a reconstruction where there is one."""
     import torch
 
+    from ..data.cameras import transform_points
     from ..data.capture.process import poses_folder
     from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
-    from ..evaluation.camera_path import transform_points
     from ..evaluation.scene_plot import PlotPoints, plot_scene
 
     scenes = [scene for scene in splits.values() if scene is not None]
@@ -153,15 +152,6 @@ def _describe_split(scene: Scene) -> dict[str, Any]:
         "camera_distance": [float(distances.min()), float(distances.max())],
         "pixels": scene.images.n_pixels,
     }
-
-
-def _format(source: str) -> str:
-    """The name of the format a scene was recognised as."""
-    from ..data.scene import BUILTIN_PREFIX, scene_formats
-
-    if source.startswith(BUILTIN_PREFIX):
-        return "built in"
-    return next((entry.name for entry in scene_formats() if entry.recognise(Path(source))), "unknown")
 
 
 def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:

@@ -278,6 +278,29 @@ def rotations(quaternion: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 
+def similarity_scale(matrix: Tensor) -> float:
+    """By how much a rotation with a scale and a shift (4, 4) enlarges."""
+    return float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
+
+
+def transform_poses(poses: Tensor, similarity: Tensor | None) -> Tensor:
+    """Poses (n, 3, 4) moved by a rotation with a scale and a shift (4, 4): axes turn, positions move."""
+    if similarity is None:
+        return poses
+    matrix = similarity.to(poses.dtype)
+    turned = (matrix[:3, :3] / similarity_scale(matrix)) @ poses[..., :3]
+    moved = poses[..., 3] @ matrix[:3, :3].T + matrix[:3, 3]
+    return torch.cat([turned, moved[..., None]], dim=-1)
+
+
+def transform_points(points: Tensor, similarity: Tensor | None) -> Tensor:
+    """Points (n, 3) moved by a matrix (4, 4), in the points' dtype."""
+    if similarity is None:
+        return points
+    matrix = similarity.to(points.device)
+    return (points.double() @ matrix[:3, :3].T + matrix[:3, 3]).to(points.dtype)
+
+
 def _check_shapes(cameras: Cameras) -> None:
     n = cameras.camera_to_world.shape[0]
     expected = {"camera_to_world": (n, 3, 4), "focal": (n, 2), "center": (n, 2), "size": (n, 2)}

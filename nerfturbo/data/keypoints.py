@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
+from .cameras import transform_points
 from .placement import require_plain
 from .scene import Scene
 
@@ -138,10 +139,8 @@ def _model_folder(source: str) -> tuple[Path, Path]:
 def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, cloud: ColmapPoints) -> Keypoints:
     """`found` (n, 4): photo, x and y in a picture of `sizes` (photos, 2), row of the point in the cloud."""
     cameras, index, rows = scene.cameras.to("cpu"), found[:, 0].long(), found[:, 3].long()
-    points, known = cloud.positions[rows], cloud.errors[rows].clamp(min=0.0)
-    if scene.to_original is not None:
-        forward = torch.linalg.inv(scene.to_original)
-        points = points @ forward[:3, :3].T + forward[:3, 3]
+    forward = None if scene.to_original is None else torch.linalg.inv(scene.to_original)
+    points, known = transform_points(cloud.positions[rows], forward), cloud.errors[rows].clamp(min=0.0)
     x, y = (found[:, 1:3] * (cameras.size.double() / sizes)[index]).float().unbind(-1)
     width, height = cameras.size[index].unbind(-1)
     rays = cameras.rays(index, x, y)

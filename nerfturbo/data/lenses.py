@@ -86,11 +86,10 @@ def _to_angles(directions: Tensor) -> Tensor:
     return _along_azimuth(directions, across, torch.atan2(across, directions[:, 2]))
 
 
-def _from_angles(points: Tensor, angle: Tensor | None = None) -> Tensor:
-    """(m, 3): `angle` (m,) away from the axis, along the azimuth of points (m, 2); their own radius unless given."""
-    radius = torch.linalg.vector_norm(points, dim=-1)
-    angle = radius if angle is None else angle
-    across = torch.where(radius < _TINY, torch.ones_like(radius), torch.sin(angle) / radius.clamp_min(_TINY))
+def _from_angles(points: Tensor) -> Tensor:
+    """(m, 3): as far from the axis as points (m, 2) say, along their azimuth."""
+    angle = torch.linalg.vector_norm(points, dim=-1)
+    across = torch.where(angle < _TINY, torch.ones_like(angle), torch.sin(angle) / angle.clamp_min(_TINY))
     return torch.cat([points * across[:, None], torch.cos(angle)[:, None]], dim=-1)
 
 
@@ -195,13 +194,27 @@ def _opencv_limit(coefficients: Tensor) -> Tensor:
     return _first_fold(radius, scale + 2.0 * slope * r2 > 0.0, coefficients.dtype)  # d (r R(r^2)) / dr
 
 
+def _radial(t2: Tensor, coefficients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """1 + k1 t^2 + k2 t^4 + ... and its derivative to t^2, both by Horner."""
+    scale, slope = torch.zeros_like(t2), torch.zeros_like(t2)
+    for k in reversed(coefficients):
+        slope = slope * t2 + scale
+        scale = scale * t2 + k
+    return 1.0 + t2 * scale, scale + t2 * slope
+
+
+def _fisheye(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
+    a, b = plane.unbind(-1)
+    scale, slope = _radial(a * a + b * b, coefficients[..., :4].unbind(-1))
+    xx, xy, yy = scale + 2.0 * slope * a * a, 2.0 * slope * a * b, scale + 2.0 * slope * b * b
+    return plane * scale[..., None], (xx, xy, xy, yy)
+
+
 def _thin_prism(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
     a, b = plane.unbind(-1)
     k1, k2, p1, p2, k3, k4, s1, s2 = coefficients.unbind(-1)
     t2 = a * a + b * b
-    scale = 1.0 + t2 * (k1 + t2 * (k2 + t2 * (k3 + t2 * k4)))
-    slope = k1 + t2 * (2.0 * k2 + t2 * (3.0 * k3 + t2 * 4.0 * k4))
-    x, y, xx, xy, yy = _tangential(a, b, scale, slope, p1, p2)
+    x, y, xx, xy, yy = _tangential(a, b, *_radial(t2, (k1, k2, k3, k4)), p1, p2)
     jacobian = (xx + 2.0 * s1 * a, xy + 2.0 * s1 * b, xy + 2.0 * s2 * a, yy + 2.0 * s2 * b)
     return torch.stack([x + s1 * t2, y + s2 * t2], dim=-1), jacobian
 
@@ -210,11 +223,7 @@ def _rad_tan_prism(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobi
     a, b = plane.unbind(-1)
     radial, (p0, p1, s0, s1, s2, s3) = coefficients[..., :6], coefficients[..., 6:].unbind(-1)
     t2 = a * a + b * b
-    scale, slope = torch.zeros_like(t2), torch.zeros_like(t2)  # by Horner, of the polynomial and of its derivative
-    for k in reversed(radial.unbind(-1)):
-        slope = slope * t2 + scale
-        scale = scale * t2 + k
-    scale, slope = 1.0 + t2 * scale, scale + t2 * slope
+    scale, slope = _radial(t2, radial.unbind(-1))
     x, y = scale * a, scale * b
     r2 = x * x + y * y
     x_d = x + p0 * (r2 + 2.0 * x * x) + 2.0 * p1 * x * y + (s0 + s1 * r2) * r2
@@ -235,35 +244,6 @@ def fisheye_radius(angle: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]
     t2 = angle * angle
     radius = angle * (1.0 + t2 * (k1 + t2 * (k2 + t2 * (k3 + t2 * k4))))
     return radius, 1.0 + t2 * (3.0 * k1 + t2 * (5.0 * k2 + t2 * (7.0 * k3 + t2 * 9.0 * k4)))
-
-
-def _fisheye_angle(radius: Tensor, coefficients: Tensor) -> Tensor:
-    angle = radius.clamp(max=math.pi)
-    for _ in range(NEWTON_STEPS):
-        value, slope = fisheye_radius(angle, coefficients)
-        step = (value - radius) / _away_from_zero(slope, 1e-4)
-        angle = (angle - step.clamp(-0.5, 0.5)).clamp(0.0, math.pi)
-        if _has_arrived(step):
-            break
-    return angle
-
-
-def _project_fisheye(directions: Tensor, coefficients: Tensor) -> Tensor:
-    across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
-    radius, _ = fisheye_radius(torch.atan2(across, directions[:, 2]), coefficients)
-    return _along_azimuth(directions, across, radius)
-
-
-def _unproject_fisheye(points: Tensor, coefficients: Tensor) -> Tensor:
-    return _from_angles(points, _fisheye_angle(torch.linalg.vector_norm(points, dim=-1), coefficients))
-
-
-def _is_valid_fisheye(points: Tensor, coefficients: Tensor, limits: Tensor) -> Tensor:
-    radius = torch.linalg.vector_norm(points, dim=-1)
-    angle = _fisheye_angle(radius, coefficients)
-    again, slope = fisheye_radius(angle, coefficients)
-    close = (again - radius).abs() < _RESIDUAL * (1.0 + radius)
-    return close & (slope > 0.0) & (angle < limits)
 
 
 def _project_fov(directions: Tensor, coefficients: Tensor) -> Tensor:
@@ -348,9 +328,7 @@ LENS_MODELS: dict[CameraModel, LensModel] = {
         is_valid=lambda points, _, limits: torch.ones_like(points[:, 0], dtype=torch.bool),
     ),
     "opencv": _by_newton(opencv_points, _opencv_limit, angles=False),
-    "fisheye": LensModel(
-        _project_fisheye, _unproject_fisheye, _is_valid_fisheye, functools.partial(_angle_limit, radial=range(4))
-    ),
+    "fisheye": _by_newton(_fisheye, functools.partial(_angle_limit, radial=range(4))),
     "fov": LensModel(_project_fov, _unproject_fov, _is_valid_fov),
     "thin_prism": _by_newton(_thin_prism, functools.partial(_angle_limit, radial=(0, 1, 4, 5))),
     "rad_tan_prism": _by_newton(_rad_tan_prism, functools.partial(_angle_limit, radial=range(6)), n_coefficients=12),
@@ -390,7 +368,7 @@ def make_lens_table(cameras: Cameras, offsets: Tensor, *, limit: int | None = No
         return None
     if limit is None and cameras.device.type == "cuda":
         limit = min(CUDA_BYTES, int(CUDA_SHARE * torch.cuda.mem_get_info(cameras.device)[0]))
-    images, lens_of = _lenses(cameras)
+    images, lens_of = distinct_lenses(cameras)
     sizes = cameras.size.cpu()[images].prod(-1)
     if int(sizes.sum()) * _BYTES_PER_PIXEL > (CPU_BYTES if limit is None else limit):
         return None
@@ -399,7 +377,7 @@ def make_lens_table(cameras: Cameras, offsets: Tensor, *, limit: int | None = No
     return LensTable(directions, (starts[lens_of] - offsets[:-1].cpu()).to(cameras.device))
 
 
-def _lenses(cameras: Cameras) -> tuple[Tensor, Tensor]:
+def distinct_lenses(cameras: Cameras) -> tuple[Tensor, Tensor]:
     """One image through each lens, (n_lenses,), and the lens of each image, (n,); on the CPU."""
     parts = [cameras.focal, cameras.center, cameras.size.float()]
     parts += [] if cameras.distortion is None else [cameras.distortion]
@@ -440,7 +418,7 @@ def all_valid(cameras: Cameras) -> bool:
     """Whether a ray leads to every pixel of every image. Lenses are valid from the centre outwards: borders decide."""
     if cameras.model == "pinhole":
         return True
-    cameras = cameras[_lenses(cameras)[0].to(cameras.device)]
+    cameras = cameras[distinct_lenses(cameras)[0].to(cameras.device)]
     return bool(cameras.is_valid(*cameras.borders()).all())
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..types import Aabb, Rays
-from .cameras import Cameras
+from .cameras import Cameras, similarity_scale, transform_poses
 from .options import Bounds
 from .scene import farthest_distance
 
@@ -183,8 +183,7 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Plac
     if nearest is None:
         hint = "leave it out, or give a reconstruction with points, or LLFF's bounds"
         raise InputError("ndc", "depths that say where the nearest things are", "none", hint)
-    unit = float(torch.linalg.det(plain.to_original[:3, :3]) ** (1.0 / 3.0))  # of the file, for one of the scene
-    near = NEAR_SHARE * nearest / unit
+    near = NEAR_SHARE * nearest / similarity_scale(plain.to_original)
     halves = (2.0 * cameras.focal.double() / cameras.size.double()).mean(0)
     placed = placed_poses(poses, plain)
     ndc = Ndc((_mean_camera(placed) / near).float(), halves.float())
@@ -210,11 +209,7 @@ def given_place(poses: Tensor, to_original: Tensor, *, levels: int, near: float,
 
 def placed_poses(poses: Tensor, placement: Placement) -> Tensor:
     """(n, 3, 4) float32: the float64 poses (n, 3, 4) at their new place, rotations still rotations."""
-    forward = torch.linalg.inv(placement.to_original)
-    scale = torch.linalg.det(forward[:3, :3]) ** (1.0 / 3.0)
-    rotation = forward[:3, :3] / scale
-    moved = poses[:, :, 3] @ forward[:3, :3].T + forward[:3, 3]
-    return torch.cat([rotation @ poses[:, :, :3], moved[:, :, None]], dim=-1).float()
+    return transform_poses(poses, torch.linalg.inv(placement.to_original)).float()
 
 
 def levels_for(reach: float) -> int:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import cache_folder, replacing
+from ..files import cache_folder, read_entry, replacing
 
 VERSION = 1
 RESIDENT_BYTES = 256 << 20  # of a mapping, at most: a power of two
@@ -119,10 +119,8 @@ def fits_memory(n_bytes: int) -> bool:
 
 def available_memory() -> int | None:
     """Bytes that can still be used without swapping, by the system and by a container's limit; None: not known."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    free = read_entry("/proc/meminfo", "MemAvailable")  # in kB
+    found = [] if free is None else [1024 * int(free.split()[0])]
     with contextlib.suppress(OSError, ValueError, KeyError):
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))

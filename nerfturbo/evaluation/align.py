@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ..config import CameraConfig, PhotoConfig
 from ..data.batches import PixelSampler
-from ..data.cameras import Cameras
+from ..data.cameras import Cameras, similarity_scale, transform_points, transform_poses
 from ..data.images import composite_over
 from ..data.scene import Scene
 from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections
-from .camera_path import similarity_scale, transform_points, transform_poses
 
 ALIGN_RATE = 2e-3
 Progress = Callable[[float], None]  # takes the share that is done

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.cameras import WORLD_UP, Cameras, look_at, rotations
+from ..data.cameras import (
+    WORLD_UP,
+    Cameras,
+    look_at,
+    rotations,
+    similarity_scale,
+    transform_points,
+    transform_poses,
+)
 from ..data.json_checks import number, read_json, rigid, shown
 from ..errors import InputError
 from ..types import Aabb
@@ -171,29 +179,6 @@ def _catmull_rom(points: Tensor, index: Tensor, t: Tensor) -> Tensor:
     p0, p1, p2, p3 = (points[(index + shift).clamp(0, last)] for shift in (-1, 0, 1, 2))
     tangents = (t**3 - 2 * t**2 + t) * 0.5 * (p2 - p0) + (t**3 - t**2) * 0.5 * (p3 - p1)
     return (2 * t**3 - 3 * t**2 + 1) * p1 + (3 * t**2 - 2 * t**3) * p2 + tangents
-
-
-def similarity_scale(matrix: Tensor) -> float:
-    """By how much a rotation with a scale and a shift (4, 4) enlarges."""
-    return float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
-
-
-def transform_poses(poses: Tensor, similarity: Tensor | None) -> Tensor:
-    """Poses (n, 3, 4) moved by a rotation with a scale and a shift (4, 4): axes turn, positions move."""
-    if similarity is None:
-        return poses
-    matrix = similarity.to(poses.dtype)
-    turned = (matrix[:3, :3] / similarity_scale(matrix)) @ poses[..., :3]
-    moved = poses[..., 3] @ matrix[:3, :3].T + matrix[:3, 3]
-    return torch.cat([turned, moved[..., None]], dim=-1)
-
-
-def transform_points(points: Tensor, similarity: Tensor | None) -> Tensor:
-    """Points (n, 3) moved by a matrix (4, 4), in the points' dtype."""
-    if similarity is None:
-        return points
-    matrix = similarity.to(points.device)
-    return (points.double() @ matrix[:3, :3].T + matrix[:3, 3]).to(points.dtype)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ..data.cameras import PIXEL_CENTER, Cameras
 from ..errors import InputError
-from ..ops.march import StepRule
-from ..ops.march.reference import inverse_lattice, is_occupied, lattice
-from ..ops.positions import ray_aabb
+from ..ops.march import StepRule, march
+from ..ops.march.reference import is_occupied
 from ..rendering.model import NerfModel
-from ..types import Rays
+from ..types import PackedSamples, Rays
 from .images import Canvas
 
 MAX_STEPS = 20_000
@@ -52,11 +51,8 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
         raise InputError("--pixel", f"0,0 to {width - 1},{height - 1}", f"{column},{row}")
     x, y = (torch.tensor([value + PIXEL_CENTER], device=cameras.device) for value in (column, row))
     rays = cameras.rays(torch.tensor([index], device=cameras.device), x, y).to(model.device)
-    if model.marches:
-        t_starts, t_ends = _steps(rays, model)
-    else:
-        samples = model.sampler.sample(rays)
-        t_starts, t_ends = samples.t_starts, samples.t_ends
+    samples = _all_steps(rays, model) if model.marches else model.sampler.sample(rays)
+    t_starts, t_ends = samples.t_starts[:MAX_STEPS], samples.t_ends[:MAX_STEPS]
     middle, length = (t_starts + t_ends) * 0.5, t_ends - t_starts
     n = middle.shape[0]
     if n == 0:
@@ -87,21 +83,13 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     )
 
 
-def _steps(rays: Rays, model: NerfModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Starts and ends of the lattice's steps whose middle lies in the box."""
+def _all_steps(rays: Rays, model: NerfModel) -> PackedSamples:
+    """The lattice's steps whose middle lies in the box, marched as if every cell were occupied."""
     settings, grid = model.settings, model.grid
     near, far = settings.near_plane, settings.far_plane
     rule = StepRule(settings.render_step_size or grid.step_size, near, far, settings.cone_angle)
-    t_min, t_max = ray_aabb(rays.origins, rays.directions, grid.outer_aabb, near=near, far=far)
-    if not bool(t_max > t_min):
-        return t_min[:0], t_min[:0]
-    first = inverse_lattice(rule, t_min).floor().clamp(min=0.0)
-    count = min(MAX_STEPS, int(inverse_lattice(rule, t_max).ceil() - first) + 1)
-    u = first + torch.arange(count, device=t_min.device)
-    starts, ends = lattice(rule, u), lattice(rule, u + 1.0)
-    middle = (starts + ends) * 0.5
-    inside = (middle >= t_min) & (middle < t_max)
-    return starts[inside], ends[inside]
+    full = replace(grid.occupancy, bits=torch.full_like(grid.bits, -1))
+    return march(rays.origins, rays.directions, full, rule)
 
 
 def draw_report(report: RayReport, path: Path, title: str) -> None:

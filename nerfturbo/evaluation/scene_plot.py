@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..data.cameras import similarity_scale
 from ..data.scene import Scene
 from ..errors import InputError
 from ..files import replacing
 from ..types import Aabb
-from .camera_path import similarity_scale
 from .images import Canvas, Color
 
 WIDTH, HEIGHT = 1500, 1060

@@ -15,10 +15,11 @@ def quiet(share: float) -> None:
     """Tell nobody how far the work is."""
 
 
-def check_ending(path: Path, *endings: str) -> None:
-    """Refuse a file of another kind, before any work is done."""
+def check_ending(path: Path, *endings: str, flag: str = "") -> None:
+    """Refuse a file of another kind, before any work is done; the error names the flag, where one is given."""
     if path.suffix.lower() not in endings:
-        raise InputError(str(path), "a file ending in " + ", ".join(endings), repr(path.suffix))
+        got = str(path) if flag else repr(path.suffix)
+        raise InputError(flag or str(path), "a file ending in " + ", ".join(endings), got)
 
 
 def require_package(module: str, package: str, purpose: str, extra: str) -> None:

@@ -8,18 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.cameras import transform_poses
+from ..data.formats.transforms import COEFFICIENTS
 from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
-from ..evaluation.camera_path import transform_poses
 from ..evaluation.run_folder import write_json
 
 MODELS = {"pinhole": "PINHOLE", "opencv": "OPENCV", "fisheye": "OPENCV_FISHEYE"}
-COEFFICIENTS = {
-    "pinhole": (),
-    "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
-    "fisheye": ("k1", "k2", "k3", "k4"),
-}
 KEPT = ("aabb_scale", "scale", "offset")  # of instant-ngp's files: without them its box would be lost
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cameras import Cameras
+from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
 from ..errors import InputError
-from ..evaluation.camera_path import transform_points
 from ..evaluation.evaluate import choose_views
 from ..files import replacing
 from ..ops.march.reference import is_occupied

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cameras import Cameras
+from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
 from ..errors import InputError
-from ..evaluation.camera_path import transform_points
 from ..files import write_atomically
 from ..rendering.model import NerfModel
 from ..rendering.render import surface_normals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,22 @@ class Node(torch.autograd.Function):
 
         whole: Any = staticmethod(once_differentiable(backward))
         cls.backward = whole
+
+
+class _Linear(Node):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back, ctx.dtype = back, values.dtype
+        return run(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (ctx.back(grad).to(ctx.dtype),)
+
+
+def linear(values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """run(values), a linear function; `back`, its transpose, makes the gradient of the values from the result's."""
+    return _Linear.apply(values, run, back)
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,13 @@ class GradientSink:
                 wanted = f"a contiguous floating tensor {tuple(parameter.shape)} on {parameter.device}"
                 raise InputError(f"sink buffer of {name}", wanted, got)
             refuse(buffer.requires_grad, f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
+
+    def take(self, parts: Sequence[Tensor], *, finite: bool) -> None:
+        """Add gradients that were summed beside the buffers, and raise the flag where one was not finite."""
+        for buffer, part in zip(self.buffers, parts, strict=False):
+            buffer.add_(part)
+        if self.found_inf is not None and not finite:
+            self.found_inf.fill_(1.0)
 
 
 class _Redirect(torch.autograd.Function):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..config import LossConfig
 from ..ops._checks import refuse
+from ..ops._sink import linear
 from ..ops.composite_loss import SURE, RayLossRule
 from ..ops.packed import packed_cumsum, packed_sum
 from ..sampling.uniform import mean_over_rays
@@ -92,24 +93,12 @@ def weights_loss(
     return mean_over_rays(values, samples)
 
 
-class _WeighGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(weights)
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        (weights,) = ctx.saved_tensors
-        return grad * weights[:, None].to(grad.dtype), None  # values, weights
-
-
 def weigh_gradient(values: Tensor, weights: Tensor) -> Tensor:
     """The values (n, c) as they are; their gradient is multiplied by `weights` (n,).
 
     A loss that is a sum over rays is weighted by ray this way, whatever computes it.
     """
-    return _WeighGradient.apply(values, weights)
+    return linear(values, lambda values: values.view_as(values), lambda grad: grad * weights[:, None].to(grad.dtype))
 
 
 def near_weights(t_starts: Tensor, t_ends: Tensor, distance: float) -> Tensor:

@@ -94,10 +94,8 @@ def _space(config: Config, aabb: Aabb) -> Aabb:
     return aabb if config.grid.contraction != "none" else aabb.scaled(2.0 ** (config.grid.levels - 1))
 
 
-def _grid_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    own, render = config.sampler, config.render
-    assert isinstance(own, GridSamplerConfig)
-    limits = {"early_stop_eps": render.early_stop_eps, "alpha_thre": own.alpha_thre}
+def _grid_sampler(own: GridSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    limits = {"early_stop_eps": config.render.early_stop_eps, "alpha_thre": own.alpha_thre}
     pruning = Pruning(**limits, merge_weak_samples=own.merge_weak_samples) if own.prune else None
     if config.grid.contraction != "none":
         span, folded = _span(config, bounds), {"contraction": config.grid.contraction, "seed": config.train.seed}
@@ -106,24 +104,19 @@ def _grid_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> A
     return GridSampler(grid, settings, pruning=pruning)
 
 
-def _uniform_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    assert isinstance(config.sampler, UniformSamplerConfig)
-    return UniformEstimator(config.sampler.n_samples, _span(config, bounds))
+def _uniform_sampler(own: UniformSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    return UniformEstimator(own.n_samples, _span(config, bounds))
 
 
-def _hierarchy_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    own, seed = config.sampler, config.train.seed + PROPOSAL_SEEDS
-    assert isinstance(own, HierarchySamplerConfig)
+def _hierarchy_sampler(own: HierarchySamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
     space, contraction = _space(config, bounds.aabb), config.grid.contraction
-    coarse = build_field(config.field, space, seed=seed, contraction=contraction)
+    coarse = build_field(config.field, space, seed=config.train.seed + PROPOSAL_SEEDS, contraction=contraction)
     sizes = {"n_samples": own.n_samples, "coarse_samples": own.coarse_samples}
     return HierarchyEstimator(coarse, **sizes, span=_span(config, bounds))
 
 
-def _proposal_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    own, seed = config.sampler, config.train.seed + PROPOSAL_SEEDS
-    assert isinstance(own, ProposalSamplerConfig)
-    densities = []
+def _proposal_sampler(own: ProposalSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    densities, seed = [], config.train.seed + PROPOSAL_SEEDS
     for index in range(len(own.coarse_samples)):
         finest = own.resolutions[min(index, len(own.resolutions) - 1)]
         layout = HashLayout(own.levels, 2, own.log2_entries, min(BASE_RESOLUTION, finest), finest)
@@ -133,12 +126,11 @@ def _proposal_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) 
     return ProposalEstimator(densities, **sizes, span=_span(config, bounds))
 
 
-def _custom_sampler(config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    assert isinstance(config.sampler, CustomSamplerConfig)
-    return make_object(config.sampler.source, bounds.aabb, seed=config.train.seed, what="sampler")
+def _custom_sampler(own: CustomSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+    return make_object(own.source, bounds.aabb, seed=config.train.seed, what="sampler")
 
 
-SAMPLERS: dict[type[Any], Callable[[Config, SceneBounds, OccupancyGrid], Any]] = {
+SAMPLERS: dict[type[Any], Callable[[Any, Config, SceneBounds, OccupancyGrid], Any]] = {
     GridSamplerConfig: _grid_sampler,
     UniformSamplerConfig: _uniform_sampler,
     HierarchySamplerConfig: _hierarchy_sampler,
@@ -172,7 +164,8 @@ class NerfModel(nn.Module):
             self.field: Any = plug_in(field, space)
         else:
             self.field = build_field(config.field, space, seed=seed, contraction=contraction)
-        self.sampler: Any = SAMPLERS[type(config.sampler)](config, bounds, self.grid) if sampler is None else sampler
+        own, build = config.sampler, SAMPLERS[type(config.sampler)]
+        self.sampler: Any = build(own, config, bounds, self.grid) if sampler is None else sampler
         if isinstance(config.sampler, CustomSamplerConfig):
             check_sampler(self.sampler, bounds.aabb, torch.device("cpu"))
         self.keypoints: Keypoints | None = None  # what depth is known of, while training

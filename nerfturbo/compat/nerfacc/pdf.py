@@ -66,9 +66,14 @@ def importance_sampling(
         edges, centres = _resample_ragged(intervals, cdfs, counts, stratified)
         return RayIntervals(edges.vals.view(-1, number + 1)), RaySamples(centres.vals.view(-1, number))
     old, batch = intervals.vals.flatten(0, -2), intervals.vals.shape[:-1]
-    low, high = old[:, :1], old[:, -1:]
+    low, high, cdfs = old[:, :1], old[:, -1:], cdfs.flatten(0, -2)
     order = torch.arange(number, device=cdfs.device, dtype=cdfs.dtype)
-    centres = _invert_rows(old, cdfs.flatten(0, -2), (order + _bias(cdfs, old.shape[0], stratified)) / number)
+    share = (order + _bias(cdfs, old.shape[0], stratified)) / number
+    wanted = cdfs[:, :1] + share * (cdfs[:, -1:] - cdfs[:, :1])
+    above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp_max(cdfs.shape[1] - 1)
+    below = (above - 1).clamp_min(0)
+    c0, c1 = cdfs.gather(1, below), cdfs.gather(1, above)
+    centres = _between(c0, c1, old.gather(1, below), old.gather(1, above), wanted)
     edges = torch.cat([low, high], dim=-1) if number == 1 else _edges(centres, low, high)
     return RayIntervals(edges.view(*batch, number + 1)), RaySamples(centres.view(*batch, number))
 
@@ -115,16 +120,6 @@ def _resample_ragged(
         RayIntervals(new, packed_info_of(edge_offsets), owners, is_left, is_right),
         RaySamples(centres, packed_info_of(offsets_of_counts(counts)), rays),
     )
-
-
-def _invert_rows(edges: Tensor, cdfs: Tensor, share: Tensor) -> Tensor:
-    """(n_rays, n): where each ray's distribution, edges and cdfs (n_rays, e), reaches `share` of its range."""
-    low = cdfs[:, :1]
-    wanted = low + share * (cdfs[:, -1:] - low)
-    above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp_max(cdfs.shape[1] - 1)
-    below = (above - 1).clamp_min(0)
-    c0, c1 = cdfs.gather(1, below), cdfs.gather(1, above)
-    return _between(c0, c1, edges.gather(1, below), edges.gather(1, above), wanted)
 
 
 def _between(c0: Tensor, c1: Tensor, t0: Tensor, t1: Tensor, wanted: Tensor) -> Tensor:
@@ -180,10 +175,9 @@ def _sample_from_weighted(
     total = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     running = torch.cumsum(weights / total, dim=-1)
     cdf = torch.cat([torch.zeros_like(running[..., :1]), running[..., :-1], torch.ones_like(running[..., :1])], -1)
-    rows = bins.reshape(-1, bins.shape[-1])
-    order = torch.arange(num_samples, dtype=bins.dtype, device=bins.device)
-    share = (order + _bias(rows, rows.shape[0], stratified)) / num_samples
-    centres = _invert_rows(rows, cdf.reshape(rows.shape), share).view(*bins.shape[:-1], num_samples)
+    rows, cdf = bins.reshape(-1, bins.shape[-1]), cdf.reshape(-1, bins.shape[-1])
+    drawn = importance_sampling(RayIntervals(rows), cdf, num_samples, stratified)[1]
+    centres = drawn.vals.view(*bins.shape[:-1], num_samples)
     if num_samples == 1:
         return torch.cat([centres.clamp_min(vmin), centres.clamp_max(vmax)], dim=-1), centres
     return _edges(centres, vmin, vmax), centres

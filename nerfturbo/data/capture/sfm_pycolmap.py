@@ -13,8 +13,11 @@ def main(words: list[str]) -> int:
     | map DATABASE IMAGES MODELS"""
     import pycolmap  # type: ignore[import-not-found]
 
-    verb, rest = words[0], words[1:]
-    {"extract": extract, "match": match, "map": map_images}[verb](pycolmap, *rest)
+    verb, *rest = words
+    if verb == "map":  # which finds poses
+        pycolmap.incremental_mapping(*rest)
+    else:
+        (extract if verb == "extract" else match)(pycolmap, *rest)
     return 0
 
 
@@ -45,11 +48,6 @@ def match(pycolmap: Any, *words: str) -> None:
         options.overlap, options.quadratic_overlap = int(overlap), True
     run = pycolmap.match_exhaustive if how == "exhaustive" else pycolmap.match_sequential
     run(database, **{f"{kind.lower()}_options": options}, device=pycolmap.Device.cpu)
-
-
-def map_images(pycolmap: Any, database: str, images: str, models: str) -> None:
-    """Find poses."""
-    pycolmap.incremental_mapping(database, images, models)
 
 
 if __name__ == "__main__":

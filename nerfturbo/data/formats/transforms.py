@@ -46,12 +46,12 @@ NGP_SCALE, NGP_OFFSET = 0.33, 0.5
 NGP_NEAR = 0.1  # in the unit cube
 _PLAIN = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
 _MODELS: dict[str, CameraModel] = {name: MODELS[name][0] for name in (*_PLAIN, "EQUIRECTANGULAR")}
-_COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
+COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
     "pinhole": (),
     "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
     "fisheye": ("k1", "k2", "k3", "k4"),
 }
-_LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is_fisheye", *_COEFFICIENTS["opencv"])
+_LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is_fisheye", *COEFFICIENTS["opencv"])
 
 
 def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
@@ -288,7 +288,7 @@ class _File:
         if fx is None or fy is None:
             raise InputError(where, "fl_x or camera_angle_x, there or for the whole file", "neither")
         cx, cy = value("cx"), value("cy")
-        coefficients = [value(name) or 0.0 for name in _COEFFICIENTS[model]]
+        coefficients = [value(name) or 0.0 for name in COEFFICIENTS[model]]
         return Lens(
             width=round(width),
             height=round(height),

@@ -22,6 +22,7 @@ Indices are never negative: they are not checked and do not wrap.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from llvmlite import ir
@@ -183,21 +184,27 @@ def store_span(typing_context, array, row, column, vector):
     return types.void(array, row, column, vector), generate
 
 
-@intrinsic
-def zeros(typing_context, lanes):
-    def generate(context, builder, signature, args):
-        return _zeros(len(lanes))
+def _on_values(result):
+    """For kernels, what `emit(builder, ...)` writes from values alone; `result` makes the signature of their types."""
 
-    return Vector(len(lanes))(lanes), generate
+    def decorate(emit):
+        def define(typing_context, *kinds):
+            return result(*kinds), lambda context, builder, signature, args: emit(builder, *args)
+
+        define.__name__, define.__signature__ = emit.__name__, inspect.signature(emit)  # numba counts the parameters
+        return intrinsic(define)
+
+    return decorate
 
 
-@intrinsic
-def multiply_add(typing_context, sums, a, b):
-    def generate(context, builder, signature, args):
-        factor = args[2] if isinstance(b, Vector) else _splat(builder, args[2], sums.length)
-        return _multiply_add(builder, args[0], args[1], factor)
+@_on_values(lambda lanes: Vector(len(lanes))(lanes))
+def zeros(builder, lanes):
+    return _zeros(lanes.type.count)
 
-    return sums(sums, a, b if isinstance(b, Vector) else types.float32), generate
+
+@_on_values(lambda sums, a, b: sums(sums, a, b if isinstance(b, Vector) else types.float32))
+def multiply_add(builder, sums, a, b):
+    return _multiply_add(builder, sums, a, b if b.type == sums.type else _splat(builder, b, sums.type.count))
 
 
 @extending.intrinsic(prefer_literal=True)
@@ -211,62 +218,44 @@ def _multiply_add_lane(typing_context, sums, a, weights, lane):
 multiply_add_lane: Any = _multiply_add_lane
 
 
-@intrinsic
-def relu(typing_context, vector):
-    def generate(context, builder, signature, args):
-        negative = builder.fcmp_ordered("<", args[0], _zeros(vector.length))
-        return builder.select(negative, _zeros(vector.length), args[0])
-
-    return vector(vector), generate
+@_on_values(lambda vector: vector(vector))
+def relu(builder, vector):
+    zero = _zeros(vector.type.count)
+    return builder.select(builder.fcmp_ordered("<", vector, zero), zero, vector)
 
 
-@intrinsic
-def where_positive(typing_context, vector, gate):
-    def generate(context, builder, signature, args):
-        positive = builder.fcmp_ordered(">", args[1], _zeros(vector.length))
-        return builder.select(positive, args[0], _zeros(vector.length))
-
-    return vector(vector, gate), generate
+@_on_values(lambda vector, gate: vector(vector, gate))
+def where_positive(builder, vector, gate):
+    zero = _zeros(vector.type.count)
+    return builder.select(builder.fcmp_ordered(">", gate, zero), vector, zero)
 
 
-@intrinsic
-def total(typing_context, vector):
-    def generate(context, builder, signature, args):
-        rest, length = args[0], vector.length
-        while length > 1:  # halves onto each other: pairwise, so that no digits are lost in a long chain
-            length //= 2
-            low, high = _pick(builder, rest, list(range(length))), _pick(builder, rest, list(range(length, 2 * length)))
-            rest = builder.fadd(low, high, flags=_FLAGS)
-        return builder.extract_element(rest, ir.Constant(_INT32, 0))
-
-    return types.float32(vector), generate
+@_on_values(lambda vector: types.float32(vector))
+def total(builder, vector):
+    length = vector.type.count
+    while length > 1:  # halves onto each other: pairwise, so that no digits are lost in a long chain
+        length //= 2
+        low, high = (_pick(builder, vector, list(range(first, first + length))) for first in (0, length))
+        vector = builder.fadd(low, high, flags=_FLAGS)
+    return builder.extract_element(vector, ir.Constant(_INT32, 0))
 
 
-@intrinsic
-def lerp(typing_context, a, b, fraction):
-    def generate(context, builder, signature, args):
-        rise = builder.fsub(args[1], args[0], flags=_FLAGS)
-        step = builder.fmul(_splat(builder, args[2], a.length), rise, flags=_FLAGS)
-        return builder.fadd(args[0], step, flags=_FLAGS)
-
-    return a(a, b, types.float32), generate
+@_on_values(lambda a, b, fraction: a(a, b, types.float32))
+def lerp(builder, a, b, fraction):
+    rise = builder.fsub(b, a, flags=_FLAGS)
+    step = builder.fmul(_splat(builder, fraction, a.type.count), rise, flags=_FLAGS)
+    return builder.fadd(a, step, flags=_FLAGS)
 
 
-@intrinsic
-def scale(typing_context, vector, factor):
-    def generate(context, builder, signature, args):
-        return builder.fmul(args[0], _splat(builder, args[1], vector.length), flags=_FLAGS)
-
-    return vector(vector, types.float32), generate
+@_on_values(lambda vector, factor: vector(vector, types.float32))
+def scale(builder, vector, factor):
+    return builder.fmul(vector, _splat(builder, factor, vector.type.count), flags=_FLAGS)
 
 
-@intrinsic
-def dot(typing_context, a, b):
-    def generate(context, builder, signature, args):
-        product = builder.fmul(args[0], args[1], flags=_FLAGS)
-        total = builder.extract_element(product, ir.Constant(_INT32, 0))
-        for i in range(1, a.length):
-            total = builder.fadd(total, builder.extract_element(product, ir.Constant(_INT32, i)), flags=_FLAGS)
-        return total
-
-    return types.float32(a, b), generate
+@_on_values(lambda a, b: types.float32(a, b))
+def dot(builder, a, b):
+    product = builder.fmul(a, b, flags=_FLAGS)
+    total = builder.extract_element(product, ir.Constant(_INT32, 0))
+    for i in range(1, a.type.count):
+        total = builder.fadd(total, builder.extract_element(product, ir.Constant(_INT32, i)), flags=_FLAGS)
+    return total

@@ -30,6 +30,7 @@ from ..positions import sample_positions
 from ..random import random_uniform
 from ..spherical_harmonics import spherical_harmonics
 
+FEATURES = 4  # a level of the hash grid, which the encoder's kernels are specialised on
 # Kernels that a training step calls, by op.
 _STEP_KERNELS = {
     "adam": ("_update", "_square_sums"),
@@ -49,18 +50,17 @@ _HELPED = ("networks and loss", "hash_encode", "adam", "rendering")
 HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact", "occupancy grid", "occupancy bits")
 
 
-def warmup(report: Callable[[str], None], *, n_features: int = 4, helper: CompileHelper | None = None) -> None:
+def warmup(report: Callable[[str], None], *, helper: CompileHelper | None = None) -> None:
     """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
 
-    `n_features` of the hash grid, which the encoder's kernels are specialised on. numba compiles on one core; where
-    there are more, a second process compiles a part of the kernels into the same cache: `helper`, if one was started
-    before, as it can be while a scene is read.
+    numba compiles on one core; where there are more, a second process compiles a part of the kernels into the same
+    cache: `helper`, if one was started before, as it can be while a scene is read.
     """
     cached = is_cached()
     with contextlib.ExitStack() as stack, use_backend("cpu"):
-        steps = dict(_steps(n_features))
+        steps = dict(_steps())
         if helper is None and not cached:
-            helper = stack.enter_context(CompileHelper(n_features))
+            helper = stack.enter_context(CompileHelper())
         helped = () if helper is None or cached else helper.names
         for name in [name for name in steps if name not in helped]:
             report(name)
@@ -78,14 +78,12 @@ class CompileHelper:
     It starts only where there is a core for it.
     """
 
-    def __init__(self, n_features: int = 4, names: tuple[str, ...] = _HELPED) -> None:
+    def __init__(self, names: tuple[str, ...] = _HELPED) -> None:
         self.names, self._process = names, None
         if torch.get_num_threads() < 2:
             self.names = ()
             return
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as w; w.compile_part({n_features}, {names!r})"
-        )
+        code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as w; w.compile_part({names!r})"
         nothing = subprocess.DEVNULL
         with contextlib.suppress(OSError):
             command = [sys.executable, "-c", code]
@@ -106,10 +104,10 @@ class CompileHelper:
             self._process.wait()
 
 
-def compile_part(n_features: int, names: Sequence[str] = _HELPED) -> None:
+def compile_part(names: Sequence[str]) -> None:
     """What the second process does."""
     with use_backend("cpu"):
-        steps = dict(_steps(n_features))
+        steps = dict(_steps())
         for name in names:
             steps[name]()
 
@@ -130,7 +128,7 @@ def _kernels() -> Iterator[Any]:
                 yield kernel
 
 
-def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
+def _steps() -> Iterator[tuple[str, Callable[[], object]]]:
     """Name and call of each op, in the order of a training step."""
     origins, directions, box = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]]), Aabb.cube(1.0)
     grid, rule = OccupancyBits(torch.full((2,), -1, dtype=torch.int32), box, 4), StepRule(0.5)
@@ -140,8 +138,8 @@ def _steps(n_features: int) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "random", lambda: random_uniform(1, columns=3, seed=0, stream=0, step=0, device="cpu")
     yield "march", lambda: march(origins, directions, grid, rule, jitter=torch.zeros(1))
 
-    layout = HashLayout(n_levels=1, n_features=n_features, log2_entries=6, base_resolution=2, max_resolution=2)
-    table = torch.zeros(layout.n_entries, n_features, requires_grad=True)
+    layout = HashLayout(n_levels=1, n_features=FEATURES, log2_entries=6, base_resolution=2, max_resolution=2)
+    table = torch.zeros(layout.n_entries, FEATURES, requires_grad=True)
     sizes = ((4, layout.n_outputs), (16, 4), (4, 32), (4, 4), (3, 4))
     weights = NgpWeights(*(torch.zeros(size, requires_grad=True) for size in sizes))
     samples = PackedSamples.from_counts(torch.tensor([1]), torch.ones(1), torch.ones(1) * 2)

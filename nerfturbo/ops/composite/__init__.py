@@ -158,15 +158,10 @@ def visible_codes(
 ) -> Tensor:
     """What to keep of samples of known density (capacity,): `visibility`'s flags, or codes with `thinning`."""
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
-    return (
-        keep if thinning is None else merge_weak_samples(visible_thickness(density, samples, keep), samples, thinning)
-    )
-
-
-def visible_thickness(density: Tensor, samples: PackedSamples, keep: Tensor) -> Tensor:
-    """(capacity,) optical thickness of the samples where `keep` is True, 0 elsewhere."""
+    if thinning is None:
+        return keep
     optical = density.detach() * (samples.t_ends - samples.t_starts)
-    return torch.where(keep, optical, torch.zeros_like(optical))
+    return merge_weak_samples(torch.where(keep, optical, torch.zeros_like(optical)), samples, thinning)
 
 
 def stretched(t_starts: Tensor, t_ends: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:

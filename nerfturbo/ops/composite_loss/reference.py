@@ -12,17 +12,21 @@ from ..packed.reference import packed_cumsum, packed_sum, row_rays, widen
 from . import SURE, LossRule, RayLossRule
 
 
-def _mean_loss(error: Tensor, rule: LossRule, n_rays_kept: Tensor | None) -> Tensor:
-    """() mean over the trained rays and their channels of the error's value; no rays give zero."""
+def _mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
+    """() mean of values (n_rays,) over the trained rays; no rays give zero."""
+    if samples.n_rays_kept is None:
+        return values.sum() / max(samples.n_rays, 1)
+    kept = torch.arange(samples.n_rays, device=values.device) < samples.n_rays_kept
+    return torch.where(kept, values, torch.zeros_like(values)).sum() / samples.n_rays_kept.clamp(min=1)
+
+
+def _mean_loss(error: Tensor, rule: LossRule, samples: PackedSamples) -> Tensor:
+    """() mean over the trained rays and their channels of the error's value."""
     values = error.square()
     if rule.kind == "huber":
         size = error.abs()
         values = torch.where(size <= rule.delta, values / (2.0 * rule.delta), size - 0.5 * rule.delta)
-    if n_rays_kept is None:
-        return values.sum() / max(values.numel(), 1)
-    kept = torch.arange(error.shape[0], device=error.device) < n_rays_kept
-    total = torch.where(kept[:, None], values, torch.zeros_like(values)).sum()
-    return total / (n_rays_kept.clamp(min=1) * error.shape[1])
+    return _mean_over_rays(values.mean(-1), samples)
 
 
 def _activate(raw: Tensor, samples: PackedSamples) -> tuple[Tensor, Tensor]:
@@ -39,8 +43,8 @@ def composite_loss(raw, samples, background, target, *, rule, gradient_scale) ->
         target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
     colour = colour + background * (1.0 - opacity[:, None])
     error = colour - target
-    mse = _mean_loss(error.detach(), LossRule("mse"), samples.n_rays_kept)
-    return _mean_loss(error, rule, samples.n_rays_kept), mse, colour.detach()
+    mse = _mean_loss(error.detach(), LossRule("mse"), samples)
+    return _mean_loss(error, rule, samples), mse, colour.detach()
 
 
 def ray_losses(raw: Tensor, samples: PackedSamples, *, rule: RayLossRule, gradient_scale: Tensor | None) -> Tensor:
@@ -58,13 +62,8 @@ def ray_losses(raw: Tensor, samples: PackedSamples, *, rule: RayLossRule, gradie
     spread = 2.0 * weights * (middle * before - moment) + weights.square() * length / 3.0
     opacity = packed_sum(weights, offsets).clamp(SURE, 1.0 - SURE)
     entropy = -opacity * opacity.log() - (1.0 - opacity) * torch.log1p(-opacity)
-    values = (rule.distortion / rule.unit) * packed_sum(spread, offsets) + rule.sparsity * packed_sum(
-        torch.log1p(2.0 * optical.square()), offsets
-    )
+    values = (rule.distortion / rule.unit) * packed_sum(spread, offsets)
+    values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * optical.square()), offsets)
     if rule.opacity:
         values = values + rule.opacity * entropy
-    if samples.n_rays_kept is None:
-        return values.sum() / max(samples.n_rays, 1)
-    kept = torch.arange(samples.n_rays, device=raw.device) < samples.n_rays_kept
-    total = torch.where(kept, values, torch.zeros_like(values)).sum()
-    return total / samples.n_rays_kept.clamp(min=1).to(total.dtype)
+    return _mean_over_rays(values, samples)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._cpu import array, as_float32, jit, launch
 from .._cpu.vector import add_to, dot, lerp, load, load_column, multiply_add, scale, store_column, total, zeros
-from .._sink import Node
+from .._sink import Node, linear
 from . import PRIMES, HashLayout
 
 BLOCK = 128  # points whose rows and fractions are held at a time: they stay in the first-level cache
@@ -227,10 +227,7 @@ def _table_gradient(unit, columns, layout, sink, n_used) -> Tensor | None:
     launch(_scatter, layout.n_levels, 1, n_used, *numbers)
     if sink is None:
         return target
-    if buffer is None:
-        sink.buffers[0].add_(target)
-    if sink.found_inf is not None and not np.isfinite(checks).all():
-        sink.found_inf.fill_(1.0)
+    sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
     return None
 
 
@@ -255,7 +252,7 @@ def _fade(first, last, values, footprints, bounds, n_features, used, out):
                 out[i, f] = values[i, f] * weight
 
 
-def _run(values: Tensor, footprints: Tensor, layout: HashLayout, used: int) -> Tensor:
+def _run(footprints: Tensor, layout: HashLayout, used: int, values: Tensor) -> Tensor:
     out = torch.empty(values.shape)
     bounds = np.array([1.0 / (math.sqrt(8.0) * level.scale) for level in layout.levels], np.float32)
     rows = array(as_float32("encoding", values))
@@ -264,18 +261,7 @@ def _run(values: Tensor, footprints: Tensor, layout: HashLayout, used: int) -> T
     return out.to(values.dtype)
 
 
-class _FadeLevels(Node):
-    @staticmethod
-    def forward(ctx: Any, encoding: Tensor, footprints: Tensor, layout: HashLayout, used: int) -> Tensor:
-        ctx.save_for_backward(footprints)
-        ctx.rest = layout, used
-        return _run(encoding, footprints, layout, used)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (_run(grad, ctx.saved_tensors[0], *ctx.rest),)
-
-
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
     used = encoding.shape[0] if n_used is None else int(n_used)
-    return _FadeLevels.apply(encoding, footprints, layout, used)
+    fade = functools.partial(_run, footprints, layout, used)
+    return linear(encoding, fade, fade)

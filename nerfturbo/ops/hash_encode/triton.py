@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .. import _triton as gpu
-from .._sink import Node, zero_tail
+from .._sink import GradientSink, Node, linear, zero_tail
 from .._triton import INTERPRETED, check_kernel_float
 from .._triton.launch import cdiv, launchable
 from . import HashLayout
@@ -375,14 +375,11 @@ class _HashEncode(Node):
         if ctx.needs_input_grad[0]:
             grad_positions = positions_gradient(positions, source, grad, ctx.layout, n_used)
         if ctx.needs_input_grad[1]:
-            found_inf = None if ctx.sink is None else ctx.sink.found_inf
-            if ctx.sink is None:
-                shape, dtype = ctx.like
-                buffer = torch.zeros(shape, dtype=torch.float32, device=grad.device)
-                add_table_gradient(buffer, positions, grad, ctx.layout, n_used, found_inf)
-                grad_table = buffer.to(dtype)
-            else:
-                add_table_gradient(ctx.sink.buffers[0], positions, grad, ctx.layout, n_used, found_inf)
+            (shape, dtype), sink = ctx.like, ctx.sink
+            if sink is None:
+                sink = GradientSink((torch.zeros(shape, dtype=torch.float32, device=grad.device),))
+            add_table_gradient(sink.buffers[0], positions, grad, ctx.layout, n_used, sink.found_inf)
+            grad_table = sink.buffers[0].to(dtype) if ctx.sink is None else None
         return grad_positions, grad_table
 
 
@@ -424,7 +421,7 @@ def _fade_kernel(
         tl.store(p, tl.where(m, value * weight, 0.0).to(p_out.dtype.element_ty), mask=i < n)
 
 
-def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
+def _run(footprints: Tensor, layout: HashLayout, n_used: Tensor | None, values: Tensor) -> Tensor:
     out, n = gpu.empty_in_layout_of(values), values.shape[0]
     if n:
         _, scales = level_constants(layout, values.device)
@@ -436,19 +433,7 @@ def _run(values: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor 
     return out
 
 
-class _FadeLevels(Node):
-    @staticmethod
-    def forward(ctx: Any, encoding: Tensor, footprints: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
-        ctx.save_for_backward(footprints, n_used)
-        ctx.layout = layout
-        return _run(encoding, footprints, layout, n_used)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        footprints, n_used = ctx.saved_tensors
-        return (_run(grad, footprints, ctx.layout, n_used),)
-
-
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
     check_kernel_float(encoding=encoding, footprints=footprints)
-    return _FadeLevels.apply(encoding, footprints.float().contiguous(), layout, n_used)
+    fade = functools.partial(_run, footprints.float().contiguous(), layout, n_used)
+    return linear(encoding, fade, fade)

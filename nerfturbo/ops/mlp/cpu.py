@@ -90,10 +90,7 @@ def weight_gradients(flat, layers, weights, sink) -> list[Tensor | None]:
         grads.append(torch.from_numpy(whole[:n_out, :n_in]))
     if sink is None:
         return [grad.to(weight.dtype) for grad, weight in zip(grads, weights, strict=True)]
-    for buffer, grad in zip(sink.buffers, grads, strict=True):
-        buffer.add_(grad)
-    if sink.found_inf is not None and not np.isfinite(flat).all():
-        sink.found_inf.fill_(1.0)
+    sink.take(grads, finite=bool(np.isfinite(flat).all()))
     return [None] * len(grads)
 
 

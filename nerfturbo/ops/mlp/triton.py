@@ -559,10 +559,6 @@ def _pad(matrix: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     return torch.nn.functional.pad(matrix, (0, missing)) if missing else matrix
 
 
-def _aligned(width: int) -> int:
-    return -(-width // ALIGN) * ALIGN
-
-
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """aᵀ b with an fp32 result, which a sum over all samples needs."""
     if a.dtype == torch.float32 or not a.is_cuda:
@@ -574,7 +570,7 @@ def _layers(inputs, parameters, skip, relu_last, kept=None) -> Tensor:
     """All layers; `kept` takes the input and the padded weight of each, which a backward needs and nobody else."""
     depth = len(parameters) // 2
     weights, biases = parameters[:depth], parameters[depth:]
-    hidden = x = _pad(inputs, _aligned(inputs.shape[1]), inputs.dtype)
+    hidden = x = _pad(inputs, cdiv(inputs.shape[1], ALIGN) * ALIGN, inputs.dtype)
     for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if index == skip:
             hidden = torch.cat([hidden, x], dim=-1)

@@ -5,7 +5,7 @@ Any floating input, fp32 sums in sample order, gradients in the input's dtype. D
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from .._cpu import array, as_float32, jit, launch
-from .._sink import Node
+from .._sink import linear
 from ..composite import PER_OCTAVE
 
 CHUNK = 1024  # rays
@@ -113,34 +113,26 @@ def empty_samples(offsets: Tensor, capacity: int | None, n_rays_kept: Tensor | N
     return PackedSamples(t_starts, t_ends, ray_indices, offsets, n_rays_kept)
 
 
-class _PackedSum(Node):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, offsets: Tensor) -> Tensor:
-        n_rays = offsets.shape[0] - 1
-        ctx.save_for_backward(offsets)
-        ctx.like = values.shape, values.dtype
+def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    offsets, shape, n_rays = offsets.contiguous(), values.shape, offsets.shape[0] - 1
+
+    def run(values: Tensor) -> Tensor:
         rows = array(as_float32("values", values if values.dim() == 2 else values[:, None]))
         out = torch.empty(n_rays, rows.shape[1])
         launch(_sum, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
-        return out.view(n_rays, *values.shape[1:])
+        return out.view(n_rays, *shape[1:])
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (offsets,) = ctx.saved_tensors
-        shape, dtype = ctx.like
-        n_rays, used = offsets.shape[0] - 1, int(offsets[-1])
+    def back(grad: Tensor) -> Tensor:
         out = torch.empty(shape[0], shape[1] if len(shape) == 2 else 1)
-        out[used:] = 0.0
+        out[int(offsets[-1]) :] = 0.0
         rows = array(grad.float()).reshape(n_rays, out.shape[1])
         launch(_spread, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
-        return (out.view(shape).to(dtype),)
+        return out.view(shape)
+
+    return linear(values, run, back)
 
 
-def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    return _PackedSum.apply(values, offsets.contiguous())
-
-
-def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
+def _cumsum(offsets: Tensor, exclusive: bool, reverse: bool, values: Tensor) -> Tensor:
     out = torch.empty(values.shape[0])
     out[int(offsets[-1]) :] = 0.0
     rows = array(as_float32("values", values))
@@ -148,22 +140,10 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> 
     return out
 
 
-class _PackedCumsum(Node):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
-        ctx.save_for_backward(offsets)
-        ctx.mode = values.dtype, exclusive, reverse
-        return _cumsum(values, offsets, exclusive, reverse)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (offsets,) = ctx.saved_tensors
-        dtype, exclusive, reverse = ctx.mode
-        return (_cumsum(grad, offsets, exclusive, not reverse).to(dtype),)
-
-
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:
-    return _PackedCumsum.apply(values, offsets.contiguous(), exclusive, reverse)
+    offsets = offsets.contiguous()
+    scan, back = (functools.partial(_cumsum, offsets, exclusive, turn) for turn in (reverse, not reverse))
+    return linear(values, scan, back)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from .. import _triton as gpu
-from .._sink import Node
+from .._sink import linear
 from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
 from .._triton.launch import cdiv, launchable, next_power_of_2
 from ..composite import PER_OCTAVE
@@ -232,47 +232,30 @@ def _compact_kernel(
         write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
 
 
-class _Sum(Node):
-    @staticmethod
-    def forward(ctx, values: Tensor, offsets: Tensor) -> Tensor:
-        n_rays, n_channels = offsets.shape[0] - 1, values.shape[1]
+def _sums(values: Tensor, offsets: Tensor) -> Tensor:
+    """Of values (n, channels), whose gradient is spread over the rows of each ray."""
+    (n_rows, n_channels), dtype, n_rays = values.shape, values.dtype, offsets.shape[0] - 1
+    tile, programs = gpu.ray_grid(n_rows, n_rays, values.device)
+    channels = min(CHANNELS, next_power_of_2(max(n_channels, 1)))
+
+    def run(values: Tensor) -> Tensor:
         out = torch.empty(n_rays, n_channels, dtype=torch.float32, device=values.device)
         if out.numel():
-            tile, programs = gpu.ray_grid(values.shape[0], n_rays, values.device)
-            channels = min(CHANNELS, next_power_of_2(n_channels))
             _sum_kernel[(programs, cdiv(n_channels, channels))](
                 values, offsets, out, n_rays, n_channels, *values.stride(), CHANNELS=channels, **tile, num_warps=1
             )
-        ctx.save_for_backward(offsets)
-        ctx.shape, ctx.dtype = values.shape, values.dtype
         return out
 
-    @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        (offsets,) = ctx.saved_tensors
-        grad = torch.empty(ctx.shape, dtype=ctx.dtype, device=offsets.device)
-        n_rays, (n_rows, n_channels) = offsets.shape[0] - 1, ctx.shape
+    def back(grad_out: Tensor) -> Tensor:
+        grad = torch.empty(n_rows, n_channels, dtype=dtype, device=offsets.device)
         if grad.numel():
-            tile, programs = gpu.ray_grid(n_rows, n_rays, grad.device)
-            channels = min(CHANNELS, next_power_of_2(n_channels))
             _spread_kernel[(programs + gpu.tail_programs(n_rows), cdiv(n_channels, channels))](
                 grad_out, offsets, grad, n_rays, n_rows, programs, n_channels, *grad_out.stride(), *grad.stride(),
                 CHANNELS=channels, **tile, TAIL=TAIL_BLOCK, num_warps=1,
             )  # fmt: skip
-        return (grad,)
+        return grad
 
-
-class _Cumsum(Node):
-    @staticmethod
-    def forward(ctx, values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool) -> Tensor:
-        ctx.save_for_backward(offsets)
-        ctx.exclusive, ctx.reverse, ctx.dtype = exclusive, reverse, values.dtype
-        return _cumsum(values, offsets, exclusive, reverse, torch.float32)
-
-    @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        (offsets,) = ctx.saved_tensors
-        return (_cumsum(grad_out, offsets, ctx.exclusive, not ctx.reverse, ctx.dtype),)
+    return linear(values, run, back)
 
 
 def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
@@ -290,13 +273,18 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dty
 def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
     check_kernel_float(values=values)
     if values.dim() == 1:
-        return _Sum.apply(values[:, None], offsets).squeeze(1)
-    return _Sum.apply(values, offsets)
+        return _sums(values[:, None], offsets).squeeze(1)
+    return _sums(values, offsets)
 
 
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:
     check_kernel_float(values=values)
-    return _Cumsum.apply(values, offsets, exclusive, reverse)
+    dtype = values.dtype
+    return linear(
+        values,
+        lambda values: _cumsum(values, offsets, exclusive, reverse, torch.float32),
+        lambda grad: _cumsum(grad, offsets, exclusive, not reverse, dtype),
+    )
 
 
 def empty_samples(n_rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

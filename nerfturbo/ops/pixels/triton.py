@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import own_block, signed_word
+from .._triton import own_block
 from .._triton.launch import cdiv, launchable
 from ..random import Stream
-from ..random.triton import philox, unit_float
+from ..random.triton import counter_words, philox, unit_float
 
 BLOCK = 128
 _DRAW = ("n_rays", "step", "stream", "seed_low", "seed_high", "first")
@@ -130,18 +130,11 @@ def _search_steps(n: int) -> int:
     return max(1, (n - 1).bit_length() + 1)
 
 
-def _draw_arguments(seed: int, step: int | Tensor, first: int) -> tuple[Tensor | None, tuple[int, ...]]:
-    """Of `philox`: the step on the device or None, and step, stream, both words of the seed and the first index."""
-    on_device = isinstance(step, Tensor)
-    words = (0 if on_device else signed_word(int(step)), int(Stream.PIXELS), signed_word(seed), signed_word(seed >> 32))
-    return step if on_device else None, (*words, first)
-
-
 def choose_pixels(
     offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     device, n_images = offsets.device, widths.shape[0]
-    p_step, numbers = _draw_arguments(seed, step, first)
+    p_step, words = counter_words(seed, Stream.PIXELS, step)
     pixels = torch.empty(n_rays, dtype=torch.int64, device=device)
     weights = tiles = None
     if guide is not None:
@@ -153,17 +146,17 @@ def choose_pixels(
         n_tiles = guide.ends.shape[0]
         _guided_kernel[grid](
             None if mask is None else mask.words, guide.ends, guide.first_tiles, offsets, widths, p_step,
-            pixels, weights, tiles, n_rays, n_tiles, guide.n_drawable, n_images, guide.tile, *numbers,
+            pixels, weights, tiles, n_rays, n_tiles, guide.n_drawable, n_images, guide.tile, *words, first,
             TILE_STEPS=_search_steps(n_tiles), IMAGE_STEPS=_search_steps(n_images + 1), BLOCK=BLOCK,
         )  # fmt: skip
     elif mask is not None:
         n_words = mask.words.shape[0]
         steps = _search_steps(n_words + 1)
         _masked_kernel[grid](
-            mask.words, mask.before, p_step, pixels, n_rays, n_words, *numbers, STEPS=steps, BLOCK=BLOCK
+            mask.words, mask.before, p_step, pixels, n_rays, n_words, *words, first, STEPS=steps, BLOCK=BLOCK
         )
     else:
-        _uniform_kernel[grid](offsets, p_step, pixels, n_rays, n_images, *numbers, BLOCK=BLOCK)
+        _uniform_kernel[grid](offsets, p_step, pixels, n_rays, n_images, *words, first, BLOCK=BLOCK)
     return pixels, weights, tiles
 
 
@@ -233,10 +226,10 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
     images = torch.empty(n_rays, dtype=torch.int64, device=device)
     if n_rays:
         n_images = pool.widths.shape[0]
-        p_step, numbers = _draw_arguments(seed, step, first)
+        p_step, words = counter_words(seed, Stream.PIXELS, step)
         _draw_kernel[(cdiv(n_rays, BLOCK),)](
             pool.pixels, pool.offsets, pool.widths, pool.poses.contiguous(), pool.intrinsics.contiguous(), p_step,
-            indices, origins, directions, rgba, images, n_rays, pool.pixels.shape[0], n_images, *numbers, spread,
+            indices, origins, directions, rgba, images, n_rays, pool.pixels.shape[0], n_images, *words, first, spread,
             STRATA=strata, SPREAD=spread > 0.0, CHANNELS=channels,
             SEARCH_STEPS=_search_steps(n_images), BLOCK=BLOCK,
         )  # fmt: skip

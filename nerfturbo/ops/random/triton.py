@@ -49,22 +49,26 @@ def _random_kernel(
             tl.store(p_out + i * COLUMNS + c, words[c].to(tl.int32, bitcast=True), mask=m)
 
 
-def _launch(out, *, columns, seed, stream, step, first, uniform) -> Tensor:
-    n = out.shape[0]
+def counter_words(seed: int, stream: int, step: int | Tensor) -> tuple[Tensor | None, tuple[int, ...]]:
+    """Of `philox`: the step on the device or None, and step, stream and both words of the seed."""
+    on_device = isinstance(step, Tensor)
+    words = (0 if on_device else int(step), stream, seed, seed >> 32)
+    return step if on_device else None, tuple(signed_word(word) for word in words)
+
+
+def _draw(out: Tensor, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
+    n, columns = out.shape
     if n:
-        on_device = isinstance(step, Tensor)
+        p_step, words = counter_words(seed, stream, step)
         _random_kernel[(cdiv(n, BLOCK),)](
-            out, step if on_device else None, n, first, 0 if on_device else signed_word(step), signed_word(stream),
-            signed_word(seed), signed_word(seed >> 32), COLUMNS=columns, UNIFORM=uniform, BLOCK=BLOCK,
-        )  # fmt: skip
+            out, p_step, n, first, *words, COLUMNS=columns, UNIFORM=out.is_floating_point(), BLOCK=BLOCK
+        )
     return out
 
 
 def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    out = torch.empty(n, columns, dtype=torch.int32, device=device)
-    return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=False)
+    return _draw(torch.empty(n, columns, dtype=torch.int32, device=device), seed, stream, step, first)
 
 
 def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    out = torch.empty(n, columns, dtype=torch.float32, device=device)
-    return _launch(out, columns=columns, seed=seed, stream=stream, step=step, first=first, uniform=True)
+    return _draw(torch.empty(n, columns, dtype=torch.float32, device=device), seed, stream, step, first)

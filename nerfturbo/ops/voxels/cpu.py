@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._cpu import array, as_float32, jit, launch
-from .._sink import GradientSink, Node
+from .._sink import Node
 from . import FLOOR, VoxelIndex
 
 CHUNK = 2048
@@ -190,7 +190,7 @@ class _VoxelLookup(Node):
             if ctx.sink is None:
                 to_density, to_color = buffers[0].to(density.dtype), buffers[1].to(color.dtype)
             else:
-                _deliver(ctx.sink, buffers if own else None, checks)
+                ctx.sink.take(buffers if own else (), finite=bool(np.isfinite(checks).all()))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             wide, per_position = torch.zeros(positions.shape[0], 3), torch.zeros(positions.shape[0], basis.shape[1])
             tables = (array(density.float()), array(values), angular, array(rays), gradient)
@@ -200,14 +200,6 @@ class _VoxelLookup(Node):
             to_positions = wide.to(positions.dtype)
             to_basis = torch.zeros(basis.shape).index_add_(0, rays.long(), per_position).to(basis.dtype)
         return to_positions, to_basis, to_density, to_color
-
-
-def _deliver(sink: GradientSink, parts: list[Tensor] | None, checks: np.ndarray) -> None:
-    """Add gradients that were summed beside the sink's buffers, and raise its flag where one was not finite."""
-    for buffer, part in zip(sink.buffers, parts or (), strict=False):
-        buffer.add_(part)
-    if sink.found_inf is not None and not np.isfinite(checks).all():
-        sink.found_inf.fill_(1.0)
 
 
 def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:

@@ -374,8 +374,7 @@ def _spread_kernel(
 def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> dict[str, Any]:
     width = 1 if table.dim() == 1 else table.shape[1]
     return {
-        "p_table": table, "p_chosen": chosen, "p_nodes": nodes, "p_blocks": index.blocks, "p_rows": index.rows,
-        "n": chosen.shape[0], "resolution": index.resolution, "side": blocks_per_axis(index.resolution),
+        "p_table": table, "p_chosen": chosen, "p_nodes": nodes, "n": chosen.shape[0], **_structure(index),
         "floor": FLOOR, "C": width, "PC": next_power_of_2(width), "CHANNELS": channels,
         "BLOCK": VARIATION_BLOCK, "num_warps": WARPS,
     }  # fmt: skip
