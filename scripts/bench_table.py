@@ -80,14 +80,18 @@ def number(value: float | None, form: str, unit: str = "") -> str:
 def ablation(found: dict[str, Any]) -> str:
     first, rows = found["rows"][0], []
     for row in found["rows"]:
+        name = row["name"].replace("pictures", "images")
         if row["psnr"] is None:
-            rows.append([row["name"], row.get("error") or "-", "", "", ""])
+            rows.append([name, row.get("error") or "-", "", "", "", ""])
             continue
         memory = number(None if row["peak_bytes"] is None else row["peak_bytes"] / 1e6, ".0f", " MB")
         times = f"{row['seconds'] / first['seconds']:.2f}"
-        rows.append([row["name"], f"{row['seconds']:.1f} s", times, memory, f"{row['psnr']:.2f} dB"])
+        rows.append([name, f"{row['seconds']:.1f} s", times, memory, f"{row['psnr']:.2f} dB"])
         rows[-1].append("" if row is first else f"{row['psnr'] - first['psnr']:+.2f}")
-    return table(["technique", "training", "times as long", "memory", "PSNR", "dB more"], rows)
+    headers = ["technique", "training", "times as long", "memory", "PSNR", "dB more"]
+    if first["peak_bytes"] is None:  # measured on GPUs alone
+        headers, *rows = ([*line[:3], *line[4:]] for line in [headers, *rows])
+    return table(headers, rows)
 
 
 def precision(found: dict[str, Any]) -> str:
@@ -383,7 +387,13 @@ def exposed() -> str:
     by_case = {case: [f"{run['psnr']:.2f} dB" for run in runs if run["case"] == case] for case in cases}
     return table(
         ["images", "seed 0", "seed 1"],
-        [[f"`{case}`" if case.startswith("photo.") else case or "exposed", *by_case[case]] for case in cases],
+        [
+            [
+                f"`{case}`" if case.startswith("photo.") else case.replace("pictures", "images") or "exposed",
+                *by_case[case],
+            ]
+            for case in cases
+        ],
     )
 
 
