@@ -1,4 +1,4 @@
-"""What refining cameras and learning each photo's exposure, look and depth buy: the tables of docs/cameras.md.
+"""What refining cameras and learning each photo's exposure, look and depth buy: a table of docs/studies/photos.md.
 
     python benchmarks/cameras.py perturbed SCENE OUTPUT.json [--seconds 20] [--device cuda] [--degrees 1] [--shift 0.02]
     python benchmarks/cameras.py captures OUTPUT.json SCENE... [--seconds 60] [--device cuda] [--cases refine exposure]

@@ -1,4 +1,4 @@
-"""Every scene of a folder, trained without a flag but a time limit and a size: the table of docs/datasets.md.
+"""Every scene of a folder, trained without a flag but a time limit and a size: the table of docs/studies/scenes.md.
 
     python benchmarks/scenes.py DATA OUTPUT.json [--seconds 180] [--device cpu] [--scenes ngp/fox llff/fern] [--as-is]
 
