@@ -16,7 +16,8 @@ def _adam_case(grad: str, skip: bool, scalars: bool = True, parts: int = 0) -> C
     # For sm_80 the assembler stays at 32 registers for full occupancy and parks two numbers of the fp16 case.
     spills = 8 if grad == "fp16" else 0
     name = f"adam-{grad}{'-skip' if skip else ''}{'' if scalars else '-plain'}{'-parts' if parts else ''}"
-    types = f"*fp16 p_half, *{grad} p_grad, *i64 p_step" + (f", i32x{parts} starts, fp32x{parts} decays" if parts else "")
+    types = f"*fp16 p_half, *{grad} p_grad, *i64 p_step"
+    types += f", i32x{parts} starts, fp32x{parts} decays" if parts else ""
     return CompileCase(kernels._adam_kernel, types, constexprs, kernels.WARPS, max_spills=spills, name=name)
 
 

@@ -8,8 +8,8 @@ from . import CompileCase
 
 
 def _cases(cone: bool, levels: int, parts: int) -> list[CompileCase]:
-    types = "*i32 p_bits p_n_active p_counts p_sums p_found p_offsets p_out_rays, *i8 p_summary, i32 ray_blocks ray_programs, "
-    types += "i32x4 strides, fp32x6 rule, fp32x12 box"
+    types = "*i32 p_bits p_n_active p_counts p_sums p_found p_offsets p_out_rays, *i8 p_summary, "
+    types += "i32 ray_blocks ray_programs, i32x4 strides, fp32x6 rule, fp32x12 box"
     shape = {"CONE": cone, "LEVELS": levels, "RESOLUTION": 128, "WORDS": 4, "RAYS": kernels.PREPARED, "STEPS": 32}
     shape |= {"PARTS": parts, "GROUP": kernels.GROUP, "TAIL": kernels.TAIL_BLOCK, "FOUND": 64 if parts else 0}
     if not parts:  # a grid that is not summarised, and every ray active
