@@ -170,6 +170,13 @@ class DeviceStep:
         self._update_averages = self._average
         self._pool = torch.cuda.graph_pool_handle()  # the memory of the old graphs is free again
 
+    def restart(self, n_rays: int) -> None:
+        """Begin again from a checkpoint, with so many rays: nothing was counted or reported yet."""
+        self.finish()
+        self.n_rays = n_rays
+        self.state.totals.zero_()
+        self._chunk, self._seen = 0, (0, 0)
+
     def set_learning_rate(self, value: float) -> None:
         with torch.cuda.stream(self._stream):  # in line with the replays, not beside them
             self.optimizer.set_learning_rate(value)
@@ -319,18 +326,9 @@ class DeviceStep:
         flags = self._host_ring[slot, :, COLUMNS.index("found_inf")].tolist()
         skipped = sum(flags[number % RING] for number in range(max(self._checked, last + 1 - RING, 0), last + 1))
         self._checked = last + 1
-        return StepRecord(
-            step=step + n_steps,
-            loss=row["loss"],
-            mse=row["mse"],
-            n_rays=int(row["n_rays"]),
-            n_samples=int(row["n_samples"]),
-            n_marched=int(row["n_marched"]),
-            total_rays=new_rays,
-            total_samples=new_samples,
-            skipped=int(skipped),
-            loss_scale=row["loss_scale"],
-        )
+        seen = {name: int(row[name]) for name in ("n_rays", "n_samples", "n_marched")}
+        seen |= {"total_rays": new_rays, "total_samples": new_samples, "skipped": int(skipped)}
+        return StepRecord(step + n_steps, row["loss"], row["mse"], **seen, loss_scale=row["loss_scale"])
 
     def newest(self) -> tuple[float, float]:
         """Loss and squared error of the last step that was queued; waits for it."""

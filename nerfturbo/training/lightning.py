@@ -444,16 +444,12 @@ class NerfModule(pl.LightningModule):
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
         """PSNR of one test view over white, logged as `val_psnr`; in `test` as `test_psnr`."""
-        self._score(batch, "val_psnr")
-
-    def test_step(self, batch: int, batch_idx: int) -> None:
-        self._score(batch, "test_psnr")
-
-    def _score(self, batch: int, name: str) -> None:
         assert self.model is not None
-        scene = self._data.test_scene
+        scene, name = self._data.test_scene, "test_psnr" if self.trainer.testing else "val_psnr"
         value = view_psnr(self.model, scene, int(batch) % len(scene))
         self.log(name, torch.tensor(value, device=self.device), batch_size=1, sync_dist=True)
+
+    test_step = validation_step
 
     @torch.no_grad()
     def predict_step(self, batch: int, batch_idx: int) -> Tensor:
@@ -472,7 +468,7 @@ class NerfModule(pl.LightningModule):
         """What a checkpoint of the native trainer holds besides the weights."""
         engine = self._engine
         engine.stepper.finish()
-        tensors = {name: value.detach().cpu() for name, value in engine.optimizer.state_tensors().items()}
+        tensors = {name: value.detach().cpu() for name, value in engine.state_tensors().items()}
         checkpoint[LIGHTNING_KEY] = {"state": vars(engine.state()), "optimizer": tensors}
         checkpoint["optimizer_states"] = []  # they are the tensors above
 
@@ -496,7 +492,7 @@ class NerfModule(pl.LightningModule):
             engine.restructure()
         engine.model.load_state_dict(field_part(weights, "model."))
         engine.optimizer.load_state_tensors(optimizer)
-        engine.restore(state)
+        engine.restore(state, optimizer)
 
 
 def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:

@@ -204,6 +204,10 @@ class TrainingStep(RayBatches):
     def forget(self) -> None:
         """Nothing was recorded."""
 
+    def restart(self, n_rays: int) -> None:
+        """Begin again from a checkpoint, with so many rays."""
+        self.n_rays = n_rays
+
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         self.refresh(step)
@@ -224,18 +228,9 @@ class TrainingStep(RayBatches):
         parts = self.model.config.train.accumulate if parts is None else parts
         self.adapt(n_samples // parts, n_marched // parts)
         self._last = float(result.loss.detach()), float(result.mse)
-        return StepRecord(
-            step=step + 1,
-            loss=self._last[0],
-            mse=self._last[1],
-            n_rays=n_rays,
-            n_samples=n_samples,
-            n_marched=n_marched,
-            total_rays=n_rays,
-            total_samples=n_samples,
-            skipped=skipped,
-            loss_scale=scale,
-        )
+        seen = {"n_rays": n_rays, "n_samples": n_samples, "n_marched": n_marched}
+        seen |= {"total_rays": n_rays, "total_samples": n_samples, "skipped": skipped}
+        return StepRecord(step + 1, *self._last, **seen, loss_scale=scale)
 
     def newest(self) -> tuple[float, float]:
         """Loss and squared error of the last step."""

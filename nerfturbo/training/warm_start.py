@@ -22,7 +22,7 @@ from ..fields.field import table_parameters
 from ..ops.march import pack_bits
 from ..rendering.model import NerfModel
 from ..sampling.grid import OccupancyGrid
-from .checkpoint import current_name, latest_checkpoint, read_state
+from .checkpoint import latest_checkpoint, read_state, read_tensors
 
 LOG = logging.getLogger("nerfturbo")
 GRID = "grid"
@@ -119,19 +119,13 @@ def _located(source: str) -> Path:
 
 def _read(path: Path) -> tuple[Path, dict[str, Tensor]]:
     """The file, and its tensors by the names a model has."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if path.is_dir():
         path = latest_checkpoint(path) / "tensors.safetensors"
     elif not path.exists():
         hint = "name what `nerfturbo train` wrote"
         raise InputError(str(path), "a run folder, a checkpoint or a safetensors file", "no such file", hint)
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
-    found = {current_name(name).removeprefix("model."): value for name, value in tensors.items()}
+    tensors = read_tensors(path)
+    found = {name.removeprefix("model."): value for name, value in tensors.items()}
     if not any(name.startswith("field.") for name in found):
         got = ", ".join(sorted(tensors)[:3]) or "nothing"
         raise InputError(str(path), "tensors of a field (field.* or model.field.*)", got)
