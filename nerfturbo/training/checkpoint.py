@@ -146,10 +146,8 @@ def _remove_abandoned(folder: Path) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is there and belongs to someone else
-        return True
+    except OSError as error:  # another one: it is there and belongs to someone else
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -52,9 +52,7 @@ class DeviceStep:
     ) -> None:
         self.model, self.pixels, self.optimizer, self.capture = model, pixels, optimizer, capture
         self.stages, self.team = stages or Stages(), team or Team()
-        train = model.config.train
-        marched, max_rays = train.batch_samples * MARCHED_PER_TRAINED, rays_per_step(model)
-        self.budget = RayBudget(train.batch_samples, marched, max_rays)
+        self.budget = self._budget()
         self.state = StepState.create(step=0, n_active=first_rays(model), length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
@@ -72,6 +70,10 @@ class DeviceStep:
         self._seen = (0, 0)  # rays and samples already reported
         self._refresh: Callable[[], None] | None = None  # of an error map
         self._checked = 0  # steps whose non-finite flags were already reported
+
+    def _budget(self) -> RayBudget:
+        samples = self.model.config.train.batch_samples
+        return RayBudget(samples, samples * MARCHED_PER_TRAINED, rays_per_step(self.model))
 
     @property
     def n_rays(self) -> int:
@@ -165,6 +167,8 @@ class DeviceStep:
     def forget(self) -> None:
         """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
         self.finish()
+        self.budget = self._budget()
+        self.state.n_active.clamp_(max=self.budget.max_rays)
         self._run_step = self._refresh = None
         self._update_grid.clear()
         self._update_averages = self._average

@@ -185,9 +185,7 @@ class Optimizer:
         self.buffers, self.averages = [], []  # the old values, gradients and half copies are free before the new come
         self._gather(model)
         for name, view in self._per_parameter().items():
-            old = kept.pop(name, None)
-            if old is None:
-                continue
+            old = kept.pop(name, view)
             if carry is not None and old.shape != view.shape:
                 old = carry(name.removeprefix("field."), old)
             if old.shape == view.shape:

@@ -166,6 +166,7 @@ def first_bad_tensor(trainer: Trainer) -> str:
         result = compute_loss(model, batch, background, step=step, loss_scale=scale, stages=stages)
         if not _finite(result.loss):
             return "loss"
+        optimizer.attach_gradients()  # a loop of others may have dropped them
         backward(result.loss, scale)
         found = None
         for buffer in optimizer.buffers:

@@ -306,17 +306,13 @@ class Trainer:
         """Wait for what is queued, empty what no picture shows where the config says so, and stop the clock."""
         if stopped_by != "interrupted" and self.step > 0:  # what is resumed goes on as if never interrupted
             self.stepper.finish()
-            self.cull_unseen()
+            if refine.culls(self.model):
+                self.culled_fraction = refine.cull_unseen(self.model, self.pixels, self.step)
         self._pause()
         self.skipped = int(self.optimizer.skipped)
         if stopped_by != "interrupted":
             self.guard.finish(self)
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by, self.skipped)
-
-    def cull_unseen(self, steps: int | None = None) -> None:
-        """Empty the cells that no image shows, where the config says so; `steps` that another loop has made."""
-        if refine.culls(self.model):
-            self.culled_fraction = refine.cull_unseen(self.model, self.pixels, self.step if steps is None else steps)
 
     @torch.no_grad()
     def _begin_together(self) -> None:
@@ -408,7 +404,10 @@ class Trainer:
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another peak learning rate, number of steps or batch size; the rest is built already."""
+        resized = config.train.batch_samples != self.config.train.batch_samples
         self.config = self.model.config = config
+        if resized:
+            self.stepper.forget()
 
     def warm_start(self, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
         """Begin from a trained field, or parts of it; see `nerfturbo.training.warm_start`."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..errors import CheckpointError, InputError
 from ..fields.field import table_parameters
-from ..ops.march import pack_bits
 from ..rendering.model import NerfModel
 from ..sampling.grid import OccupancyGrid
 from .checkpoint import latest_checkpoint, read_state, read_tensors
@@ -170,9 +169,7 @@ def _take_grid(grid: OccupancyGrid, saved: Tensor) -> None:
     fresh = saved < 0.0  # no camera saw these cells there
     start = torch.where(fresh, torch.full_like(saved, 2.0 * grid.threshold), saved)
     grid.thickness.copy_(torch.where(grid.thickness < 0.0, grid.thickness, start))
-    visible = grid.thickness >= 0.0
-    grid.mean.copy_(grid.thickness.clamp(min=0.0).sum() / visible.sum().clamp(min=1))
-    grid.bits.copy_(pack_bits(grid.thickness > grid.mean.clamp(max=grid.threshold)))
+    grid.recall()
 
 
 def _say_bounds(path: Path, model: NerfModel) -> None:

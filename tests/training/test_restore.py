@@ -129,3 +129,27 @@ def test_under_lightning_too(tmp_path: Path, kind: str, captured: bool) -> None:
         fit(module, ckpt_path=tmp_path / f"step={SAVED}.ckpt")
         assert all(torch.equal(value, kept[name]) for name, value in module.engine.model.state_dict().items())
     assert_same(whole.engine, fresh.engine)
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_counts_from_the_checkpoint_it_is_restored_to(tmp_path: Path) -> None:
+    """What was queued before is neither reported nor counted; a batch of another size is recorded anew."""
+    config, reports = tiny_config(steps=64), {}
+    with use_backend("triton"):
+        used = Trainer(config, scene(), device="cuda", callbacks=[every(16, save_checkpoints(tmp_path, keep=9))])
+        used.fit()
+        path = list_checkpoints(tmp_path)[0]
+        for trainer in (used, Trainer(config, scene(), device="cuda")):
+            records: list[Any] = []
+            trainer.callbacks = [lambda _, record, records=records: records.append(record)]
+            trainer.resume(path)
+            first = trainer.step
+            trainer.fit()
+            reports[trainer is used] = records
+            assert trainer.step == 64 and 0 < trainer.rays <= 64 * (64 - first)
+        assert [r.step for r in reports[True]] == [r.step for r in reports[False]]
+        assert reports[True][0].loss == pytest.approx(reports[False][0].loss, rel=0.05)
+        assert reports[True][0].total_rays == pytest.approx(reports[False][0].total_rays, rel=0.05)
+        used.reconfigure(replace(config, train=replace(config.train, batch_samples=2048, max_rays=1024, steps=128)))
+        used.fit()
+        assert used.step == 128 and 1024 < reports[True][-1].n_samples <= 2048
