@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..config import OptimConfig
 from ..fields.field import Buffers, Carry, connect, table_parameters
-from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
+from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
 from .precision import INITIAL_SCALE, carried_scale
 
 BETA1 = 0.9
@@ -299,12 +299,10 @@ class Optimizer:
         finally:
             self._swap_averages()
 
-    @torch.no_grad()
     def _follow_while_young(self) -> None:
         """Before its first update the mean is the weights themselves, not the random start."""
         if self.averages and int(self.step_count + self.skipped) < EMA_EVERY:
-            for average, buffer in zip(self.averages, self.buffers, strict=True):
-                average.copy_(buffer.values)
+            self.adopt_values()
 
     @torch.no_grad()
     def _swap_averages(self) -> None:
@@ -319,15 +317,8 @@ class Optimizer:
 
     def finish_step(self) -> None:
         """Count the step, move the loss scale, clear the non-finite flag."""
-        scaled = self.loss_scale is not None
-        finish_step(
-            self.step_count,
-            self.found_inf,
-            scale=self.scale if scaled else None,
-            good_steps=self.good_steps if scaled else None,
-            skipped=self.skipped,
-            rule=ScaleRule() if scaled else None,
-        )
+        good_steps = self.good_steps if self.scaled else None
+        finish_step(self.step_count, self.found_inf, scale=self.loss_scale, good_steps=good_steps, skipped=self.skipped)
 
     def _scalars(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in ("step_count", "scale", "good_steps", "skipped")}

@@ -174,10 +174,8 @@ def first_bad_tensor(trainer: Trainer) -> str:
                 found = found or (None if _finite(view) else f"gradient of {name}")
             buffer.grads.zero_()
         optimizer.found_inf.zero_()
-        larger = (
-            "the gradients overflowed only at the larger loss scale" if optimizer.scaled else "it was another batch"
-        )
-        return found or f"none any more: {larger}"
+        why = "the gradients overflowed only at the larger loss scale" if optimizer.scaled else "it was another batch"
+        return found or f"none any more: {why}"
 
 
 def _finite(value: Tensor) -> bool:

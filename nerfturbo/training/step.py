@@ -115,15 +115,8 @@ def step_update(
 ) -> None:
     """The rest of it: the update, and the counters; `parts` batches (of all ranks) made the result."""
     optimizer.step()
-    values = {
-        "loss": result.loss.detach(),
-        "mse": result.mse,
-        "n_rays": result.n_rays,
-        "n_samples": result.n_samples,
-        "n_marched": result.n_marched,
-        "found_inf": optimizer.found_inf,
-        "loss_scale": optimizer.scale,
-    }
+    values = vars(result) | {"loss": result.loss.detach()}
+    values |= {"found_inf": optimizer.found_inf, "loss_scale": optimizer.scale}
     record_step(state, values, RayBudget(parts * budget.samples, parts * budget.marched, budget.max_rays))
     optimizer.finish_step()
 
