@@ -144,35 +144,6 @@ def test_an_eager_step_is_logged_without_reading_values_back() -> None:
     assert max(updating for updating, _ in counts[1:]) <= max(native)
 
 
-@pytest.mark.gpu
-def test_an_eager_step_waits_for_a_gpu_as_often_as_a_native_one() -> None:
-    config = replace(tiny_config(steps=40), optim=replace(tiny_config().optim, ema_decay=0.0))
-    config = replace(config, train=replace(config.train, precision="fp32"))
-    waits: dict[str, int] = {}
-
-    def counted(name: str, run: Any) -> None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                run()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        waits[name] = sum("synchronizing" in str(one.message) for one in caught)
-
-    def eager(steps: int) -> Any:
-        module = NerfModule(replace(config, train=replace(config.train, steps=steps)))
-        return lambda: fit(module, accelerator="gpu", devices=1)
-
-    with use_backend("triton"):
-        eager(2)()
-        for steps in (8, 40):
-            counted(f"{steps}", eager(steps))
-    a_step = (waits["40"] - waits["8"]) / 32
-    print("waits a step:", a_step)
-    assert a_step < 4.0
-
-
 def test_data_parallel_is_refused_with_the_reason() -> None:
     """A field in it answers (tests/fields/test_data_parallel.py); it is not for training."""
     config = tiny_config(steps=2)
