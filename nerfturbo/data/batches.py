@@ -84,6 +84,20 @@ class ErrorMap:
         """What changes from step to step, in place."""
         return [self.errors, self._sums, self._counts, self.guide.ends]
 
+    def saved(self) -> Tensor:
+        """(3, n_tiles) float64: errors, and sums and counts of what was added since the last refresh."""
+        return torch.stack([self.errors, self._sums.double(), self._counts.double()])
+
+    def load(self, saved: Tensor | None) -> None:
+        """Go on from what `saved` gave; begin anew without it, or where it is of other pictures."""
+        if saved is None or saved.shape[1:] != self.errors.shape:
+            saved = torch.tensor([[-1.0], [0.0], [0.0]])
+        self._counts.zero_()
+        self.errors.copy_(saved[0])
+        self.refresh()
+        self._sums.copy_(saved[1])
+        self._counts.copy_(saved[2])
+
 
 def _parts(sides: Tensor, tile: int) -> Tensor:
     return torch.div(sides + tile - 1, tile, rounding_mode="floor")

@@ -223,7 +223,10 @@ class ImagePool:
 
     @classmethod
     def from_images(cls, images: Sequence[Tensor] | Tensor) -> ImagePool:
-        """From uint8 images (H, W, C), all with the same number of channels. An (n, H, W, C) tensor is not copied."""
+        """From images (H, W, C), uint8 or floats in [0, 1], with the same number of channels each; (n, H, W, C) of
+        uint8 is not copied."""
+        if not isinstance(images, Tensor) or images.is_floating_point():
+            images = [to_bytes(image, f"images[{index}]") for index, image in enumerate(images)]
         sizes = torch.tensor([[image.shape[1], image.shape[0]] for image in images], dtype=torch.int64).reshape(-1, 2)
         if isinstance(images, Tensor):
             return cls(images.reshape(-1, images.shape[-1]), _offsets(sizes), sizes)
@@ -398,8 +401,10 @@ def save_image(path: Path, image: Tensor) -> None:
     Image.fromarray(to_bytes(image).cpu().numpy()).save(path)
 
 
-def to_bytes(image: Tensor) -> Tensor:
-    """Floats in [0, 1] as uint8, rounded; uint8 as they are."""
+def to_bytes(image: Tensor, name: str | None = None) -> Tensor:
+    """Floats in [0, 1] as uint8, rounded; uint8 as they are. With a `name`, what is not finite is refused by it."""
+    if name is not None and image.is_floating_point() and not bool(torch.isfinite(image).all()):
+        raise InputError(name, "pixels that are finite", "NaN or infinity")
     return (image.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8) if image.is_floating_point() else image
 
 
@@ -466,6 +471,8 @@ def _grey_bytes(image: Image.Image) -> Image.Image:
     """16-bit grey as 8 bits: Pillow's own conversion would clip at 255 instead of scaling."""
     from PIL import Image
 
+    if image.mode == "F":
+        to_bytes(torch.from_numpy(np.array(image)), str(getattr(image, "filename", "image")))
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))

@@ -186,6 +186,8 @@ def plug_in(module: object, aabb: Aabb, device: torch.device | str = "cpu") -> C
 def check_module(module: object) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InputError("field", "a torch.nn.Module", type(module).__name__)
+    if isinstance(module, nn.DataParallel):
+        raise InputError("field", "a module of one device", "DataParallel", "several GPUs: a process each, by torchrun")
     kind = type(module).__name__
     if not callable(getattr(module, "density", None)):
         raise InputError(f"field {kind}", f"a method {SIGNATURES['density']}", "none of that name")

@@ -125,7 +125,7 @@ class InstantNGP(nn.Module):
         angular = self.ray_features(directions, camera_indices)
         grid = self.encoding
         if self.level_weights is None and grid.sink is None and self.weight_sink is None:
-            return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.half), self.weights)
+            return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.read), self.weights)
         encoding = self._encode(unit)
         logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
         return activated(logits)

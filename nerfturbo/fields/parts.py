@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
+from ..ops._dispatch import autocast
 from ..ops.hash_encode import PRIMES, HashLayout, hash_encode
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import MAX_LOGIT as MAX_EXPONENT
@@ -138,8 +139,14 @@ class HashGrid(nn.Module):
 
     @property
     def values(self) -> Tensor:
-        """The table in the precision in which it is read."""
-        return self.table if self.half is None else self.half
+        """The table in the precision in which it is read: the half copy's, else autocast's inside of that."""
+        return autocast(self.table) if self.half is None else self.half
+
+    @property
+    def read(self) -> Tensor | None:
+        """What is read in place of the table, without gradient; None where that is itself."""
+        values = self.values
+        return None if values is self.table else values.detach()
 
     def connect(self, buffers: Buffers) -> None:
         self.half, self.sink = buffers.half(self.table), buffers.sink(self.table)
@@ -152,7 +159,7 @@ class HashGrid(nn.Module):
 
     def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3."""
-        return hash_encode(positions, self.table, self.layout, half=self.half, sink=self.sink, n_used=n_used)
+        return hash_encode(positions, self.table, self.layout, half=self.read, sink=self.sink, n_used=n_used)
 
     def for_export(self) -> nn.Module:
         """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""

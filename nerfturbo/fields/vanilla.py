@@ -199,7 +199,8 @@ class DeformedNeRF(VanillaNeRF):
         skip = self.skip if self.skip > 0 else None
         hidden = self._layers(torch.cat(encoded, dim=-1), trunk, skip=skip, relu_last=True)
         # Half precision would move points by steps that the finest sines see: the last product stays in full.
-        moved = nn.functional.linear(hidden.to(places.dtype), self.deform_head.weight, self.deform_head.bias)
+        with torch.autocast(places.device.type, enabled=False):
+            moved = nn.functional.linear(hidden.to(places.dtype), self.deform_head.weight, self.deform_head.bias)
         return moved * from_the_start(times)[:, None]
 
     def _encode(self, positions: Tensor, times: Tensor | None) -> Tensor:

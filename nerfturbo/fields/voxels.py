@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..config import VoxelConfig
 from ..ops import GradientSink
+from ..ops._dispatch import autocast
 from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
@@ -160,13 +161,14 @@ class VoxelGrid(nn.Module):
         self, unit_positions: Tensor, basis: Tensor, ray_indices: Tensor, n_used: Tensor | None = None
     ) -> Tensor:
         """(n, 4): rgb = sigmoid of the first three, density = truncated exp of the last."""
+        half = autocast(self.color_table.detach()) if self.half_table is None else self.half_table
         out = voxel_lookup(
             unit_positions,
             basis,
             ray_indices,
             VoxelTables(self.density_table, self.color_table),
             self.index,
-            half=self.half_table,
+            half=None if half.dtype == self.color_table.dtype else half,
             sink=self.table_sink,
             n_used=n_used,
         )

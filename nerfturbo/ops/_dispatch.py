@@ -108,8 +108,22 @@ def resolve(tensor: Tensor) -> str:
 
 
 def implementation(op: str, function: str, tensor: Tensor) -> Callable[..., Any]:
-    """The backend's function for `ops/<op>`: same name, same signature, same result in every backend."""
-    return _load(resolve(tensor), op, function)
+    """The backend's function for `ops/<op>`: same name, same signature, same result in every backend. It computes in
+    the types it is given: torch.autocast is off inside, and only `autocast` inputs follow it."""
+    found = _load(resolve(tensor), op, function)
+    return torch.autocast(tensor.device.type, enabled=False)(found) if _in_autocast(tensor) else found
+
+
+def _in_autocast(tensor: Tensor) -> bool:
+    kind = tensor.device.type
+    return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """A tensor as the layers of torch would read it here: fp32 in autocast's type inside of it, else as it is."""
+    if tensor.dtype != torch.float32 or not _in_autocast(tensor):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 @functools.cache

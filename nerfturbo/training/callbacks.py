@@ -142,9 +142,7 @@ class MetricsLog:
         self._due = (record.step // self.every_steps + 1) * self.every_steps
         now, (seconds, rays, samples) = trainer.train_seconds, self._last  # read once, for what follows may wait
         elapsed = max(now - seconds, 1e-9)
-        entry = {
-            "kind": "step",
-            "step": trainer.step,
+        values = {
             "seconds": round(now, 4),
             "loss": record.loss,
             "psnr": round(-10.0 * math.log10(max(self._mse, 1e-12)), 3),
@@ -159,19 +157,19 @@ class MetricsLog:
             "skipped": trainer.skipped,
         } | ({} if self.monitor is None else self.monitor())
         self._last = (now, trainer.rays, trainer.samples)
-        self._write(entry)
+        self._write("step", trainer, values)
 
     def add_preview(self, trainer: Trainer, psnr: float, image: Path | None = None) -> None:
         """Record the score of a test view that was rendered on the way, and where its picture lies."""
-        entry = {"kind": "preview", "step": trainer.step, "seconds": round(trainer.train_seconds, 4)}
-        self._write(entry | {"psnr": round(psnr, 3)} | ({} if image is None else {"image": str(image)}))
+        picture = {} if image is None else {"image": str(image)}
+        self._write("preview", trainer, {"psnr": round(psnr, 3)} | picture)
 
     def add_event(self, trainer: Trainer, text: str) -> None:
         """Record something that happened once, in words."""
-        entry = {"kind": "event", "step": trainer.step, "seconds": round(trainer.train_seconds, 4)}
-        self._write(entry | {"text": text})
+        self._write("event", trainer, {"text": text})
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, kind: str, trainer: Trainer, values: dict[str, Any]) -> None:
+        entry = {"kind": kind, "step": trainer.step, "seconds": round(trainer.train_seconds, 4)} | values
         self.records.append(entry)
         for logger in self.loggers:
             logger(entry)

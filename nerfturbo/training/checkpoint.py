@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..fields.field import field_part
 from .optim import Optimizer
 from .refine import match_shapes
 
@@ -31,13 +32,14 @@ VERSION = 2
 PREFIX = "step_"
 ASIDE = "~"  # behind the name of a checkpoint that is being replaced by another one of the same step
 KEEP = 2
+OTHERS = "optimizer."  # before the names of tensors that are not the model's
 LIGHTNING_KEY = "nerfturbo"  # under which a `NerfModule` puts what a checkpoint of ours holds into Lightning's file
 _RENAMED = (("model.proposer.", "model.sampler."), ("optimizer.proposer.", "optimizer.sampler."))  # since version 0.1
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """The part of a checkpoint that is not tensors."""
+    """The part of a checkpoint that is not tensors; what has a default is not in files of version 1."""
 
     step: int
     train_seconds: float
@@ -48,18 +50,9 @@ class CheckpointState:
     lr_factor: float = 1.0  # what `--on-instability lower-lr` has multiplied the learning rate by
 
 
-def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 knew neither scores nor a lowered learning rate."""
-    return values | {"score": None, "lr_factor": 1.0}
-
-
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1}
-
-
-def _collect(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+def _collect(model: nn.Module, others: dict[str, Tensor] | None) -> dict[str, Tensor]:
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    if optimizer is not None:
-        tensors |= {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
+    tensors |= {f"{OTHERS}{name}": value for name, value in (others or {}).items()}
     collected, places = {}, set()
     for name, value in tensors.items():
         kept = value.detach().contiguous().cpu()
@@ -86,10 +79,10 @@ def _fsync(path: Path) -> None:
 
 
 def save_checkpoint(
-    folder: Path, state: CheckpointState, model: nn.Module, optimizer: Optimizer | None, *, keep: int = KEEP
+    folder: Path, state: CheckpointState, model: nn.Module, others: dict[str, Tensor] | None, *, keep: int = KEEP
 ) -> Path:
     """Write `folder/step_00001234/` atomically; the newest `keep` and the one with the best score stay."""
-    return write_tensors(folder, state, _collect(model, optimizer), keep=keep)
+    return write_tensors(folder, state, _collect(model, others), keep=keep)
 
 
 def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tensor], *, keep: int = KEEP) -> Path:
@@ -153,10 +146,8 @@ def _remove_abandoned(folder: Path) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is there and belongs to someone else
-        return True
+    except OSError as error:  # another one: it is there and belongs to someone else
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -213,28 +204,34 @@ def read_state(checkpoint: Path) -> CheckpointState:
         version = values.pop("version")
         if version > VERSION:
             raise CheckpointError(f"{path}: written by a newer nerfturbo (version {version}); upgrade to read it")
-        for older in range(version, VERSION):
-            values = MIGRATIONS[older](values)
+        if version < 1:
+            raise ValueError(f"version {version}")
         return CheckpointState(**values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a readable checkpoint state ({error})") from error
 
 
-def load_tensors(
-    checkpoint: Path, model: nn.Module, optimizer: Optimizer | None = None, *, averaged: bool = False
-) -> None:
-    """Load weights, grid and optimizer state in place; a mismatch names the first tensor that does not fit.
-
-    `averaged` takes the running mean of the weights in place of the weights, where the checkpoint has one.
-    """
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """What a safetensors file holds, by the names that the tensors have now."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = checkpoint / "tensors.safetensors"
     try:
-        tensors = {current_name(name): value for name, value in load_file(path).items()}
+        return {current_name(name): value for name, value in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def load_tensors(
+    checkpoint: Path, model: nn.Module, optimizer: Optimizer | None = None, *, averaged: bool = False
+) -> dict[str, Tensor]:
+    """Load weights, grid and optimizer state in place; a mismatch names the first tensor that does not fit. Gives all
+    tensors that are not the model's.
+
+    `averaged` takes the running mean of the weights in place of the weights, where the checkpoint has one.
+    """
+    path = checkpoint / "tensors.safetensors"
+    tensors = read_tensors(path)
     if match_shapes(model, tensors) and optimizer is not None:
         optimizer.rebuild(model)
     own = model.state_dict()
@@ -247,13 +244,13 @@ def load_tensors(
             )
     means = {name: tensors.get(f"optimizer.{name}.average") for name in own} if averaged else {}
     model.load_state_dict({n: tensors[f"model.{n}"] if (mean := means.get(n)) is None else mean for n in own})
+    others = field_part(tensors, OTHERS)
     if optimizer is not None:
-        prefix = "optimizer."
-        state = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-        missing = sorted(name for name in set(optimizer.state_tensors()) - set(state) if not name.endswith(".average"))
+        missing = sorted(name for name in set(optimizer.state_tensors()) - set(others) if not name.endswith(".average"))
         if missing:
-            raise CheckpointError(f"{path}: {prefix}{missing[0]} is missing; training cannot go on from it")
-        optimizer.load_state_tensors(state)
+            raise CheckpointError(f"{path}: {OTHERS}{missing[0]} is missing; training cannot go on from it")
+        optimizer.load_state_tensors(others)
+    return others
 
 
 def native_from_lightning(path: Path, folder: Path) -> Path:
@@ -268,7 +265,7 @@ def native_from_lightning(path: Path, folder: Path) -> Path:
     except Exception as error:  # what unpickling refuses has its own type
         raise CheckpointError(f"{path}: holds more than tensors and plain values ({error})") from error
     tensors = {name: value for name, value in weights.items() if name.startswith("model.")}
-    tensors |= {f"optimizer.{name}": value for name, value in own["optimizer"].items()}
+    tensors |= {f"{OTHERS}{name}": value for name, value in own["optimizer"].items()}
     return write_tensors(folder, state, tensors)
 
 

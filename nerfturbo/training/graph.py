@@ -52,9 +52,7 @@ class DeviceStep:
     ) -> None:
         self.model, self.pixels, self.optimizer, self.capture = model, pixels, optimizer, capture
         self.stages, self.team = stages or Stages(), team or Team()
-        train = model.config.train
-        marched, max_rays = train.batch_samples * MARCHED_PER_TRAINED, rays_per_step(model)
-        self.budget = RayBudget(train.batch_samples, marched, max_rays)
+        self.budget = self._budget()
         self.state = StepState.create(step=0, n_active=first_rays(model), length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
@@ -73,6 +71,10 @@ class DeviceStep:
         self._seen = (0, 0)  # rays and samples already reported
         self._refresh: Callable[[], None] | None = None  # of an error map
         self._checked = 0  # steps whose non-finite flags were already reported
+
+    def _budget(self) -> RayBudget:
+        samples = self.model.config.train.batch_samples
+        return RayBudget(samples, samples * MARCHED_PER_TRAINED, rays_per_step(self.model))
 
     @property
     def n_rays(self) -> int:
@@ -181,10 +183,19 @@ class DeviceStep:
     def forget(self) -> None:
         """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
         self.finish()
+        self.budget = self._budget()
+        self.state.n_active.clamp_(max=self.budget.max_rays)
         self._run_step = self._run_resting = self._refresh = None
         self._update_grid.clear()
         self._update_averages = self._average
         self._pool = torch.cuda.graph_pool_handle()  # the memory of the old graphs is free again
+
+    def restart(self, n_rays: int) -> None:
+        """Begin again from a checkpoint, with so many rays: nothing was counted or reported yet."""
+        self.finish()
+        self.n_rays = n_rays
+        self.state.totals.zero_()
+        self._chunk, self._seen = 0, (0, 0)
 
     def set_learning_rate(self, value: float) -> None:
         with torch.cuda.stream(self._stream):  # in line with the replays, not beside them
@@ -339,18 +350,9 @@ class DeviceStep:
         flags = self._host_ring[slot, :, COLUMNS.index("found_inf")].tolist()
         skipped = sum(flags[number % RING] for number in range(max(self._checked, last + 1 - RING, 0), last + 1))
         self._checked = last + 1
-        return StepRecord(
-            step=step + n_steps,
-            loss=row["loss"],
-            mse=row["mse"],
-            n_rays=int(row["n_rays"]),
-            n_samples=int(row["n_samples"]),
-            n_marched=int(row["n_marched"]),
-            total_rays=new_rays,
-            total_samples=new_samples,
-            skipped=int(skipped),
-            loss_scale=row["loss_scale"],
-        )
+        seen = {name: int(row[name]) for name in ("n_rays", "n_samples", "n_marched")}
+        seen |= {"total_rays": new_rays, "total_samples": new_samples, "skipped": int(skipped)}
+        return StepRecord(step + n_steps, row["loss"], row["mse"], **seen, loss_scale=row["loss_scale"])
 
     def newest(self) -> tuple[float, float]:
         """Loss and squared error of the last step that was queued; waits for it."""

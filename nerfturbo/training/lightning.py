@@ -13,12 +13,11 @@ that contradicts it is refused by name. `NerfModule(config)` leaves backward and
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..config import Config, from_dict, to_dict
 from ..data.batches import PixelBatch
@@ -59,19 +58,6 @@ MAKE_NEW = "make a new NerfModule and fit it with ckpt_path"
 PRECISIONS = {"32-true": None, "64-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 
 
-class _Steps(IterableDataset):
-    """Numbers: rays are drawn on the device of training, by the module. An epoch is a whole run."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length))
-
-
 class NerfData(pl.LightningDataModule):
     """A scene: pixels to train on, and views to validate on (the indices of test pictures)."""
 
@@ -91,12 +77,13 @@ class NerfData(pl.LightningDataModule):
     def test_scene(self) -> Scene:
         return self.setup()[1]
 
-    def train_dataloader(self) -> DataLoader[int]:
+    def train_dataloader(self) -> range:
+        """Numbers: rays are drawn on the device of training, by the module. An epoch is a whole run."""
         steps, parts = self.config.train.steps, 1
         if self.trainer is not None:
             steps = self.trainer.max_steps if self.trainer.max_steps >= 0 else steps
             parts = self.trainer.accumulate_grad_batches
-        return DataLoader(_Steps(steps * parts), batch_size=None)
+        return range(steps * parts)
 
     def val_dataloader(self) -> DataLoader[int]:
         return DataLoader(list(range(len(self.test_scene))), batch_size=None)  # type: ignore[arg-type]
@@ -139,6 +126,7 @@ class NerfModule(pl.LightningModule):
         self._options = {"stages": stages, "field": field, "sampler": sampler}
         self._start, self._restored = start, None
         self._results: list[StepResult] = []  # of the batches of one step
+        self._made: StepResult  # of all of them
         self._ahead = 0  # captured steps that Lightning has not counted yet
         self._paused = ExitStack()
         self._quiet = engine is not None  # whoever made it logs
@@ -279,23 +267,40 @@ class NerfModule(pl.LightningModule):
         """Steps done since the start of training, those of the checkpoint it began from included."""
         return 0 if self.engine is None else self.engine.step
 
-    def on_fit_start(self) -> None:
+    def on_train_start(self) -> None:
         wrapped = self.trainer.strategy.model
         if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
             wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False  # the step does both itself
-
-    def on_train_start(self) -> None:
+        self._check_minimum()
         engine, scaler = self._engine, getattr(self.trainer.precision_plugin, "scaler", None)
         engine.optimizer.scaled = engine.optimizer.half_dtype == torch.float16 and (self.captured or scaler is None)
         self._paused.close()  # what an earlier run has left behind
         self._results, self._ahead = [], 0
         engine.begin()
+        self.trainer.should_stop = False  # set by a finder's trial
         self._stop_when_over()
+
+    def _check_minimum(self) -> None:
+        """Lightning goes on, whatever asks it to stop, until its minimum is met: the run must be as long."""
+        trainer, train = self.trainer, self._engine.config.train
+        loop, left = trainer.fit_loop, train.steps - self.step + trainer.global_step
+        loop.min_epochs = 0 if loop.min_epochs == 1 else loop.min_epochs  # one is the whole run, however it ends
+        epochs = (loop.min_epochs or 0) * loop.max_batches // trainer.accumulate_grad_batches
+        for name, least in (("min_steps", trainer.min_steps or 0), ("min_epochs", epochs)):
+            if least > left:
+                raise InputError(f"Trainer({name}=...)", f"at most the {left} steps of the run", str(least))
+            if least and (train.time_limit, train.target_psnr) != (None, None):
+                raise InputError(f"Trainer({name}=...)", "no train.time_limit or target_psnr beside it", str(least))
 
     def on_fit_end(self) -> None:
         engine = self._engine
         reason = engine.stop_reason if engine.should_stop or engine.progress >= 1.0 else "callback"
         self.summary = engine.end("interrupted" if self.trainer.interrupted else reason)
+
+    def forward(self, positions: Tensor, directions: Tensor) -> None:
+        """Refused: a step is more than what `torch.nn.DataParallel` could share out, and cannot be replicated."""
+        hint = "several GPUs: Trainer(strategy='ddp'); points: module.model.field(positions, directions)"
+        raise InputError("NerfModule", "a fit by lightning.Trainer", "a call, by torch.nn.DataParallel perhaps", hint)
 
     def cpu(self) -> NerfModule:
         """Lightning ends with this on every module; this one stays where its graphs and buffers are."""
@@ -360,13 +365,13 @@ class NerfModule(pl.LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         engine, step = self._engine, self._engine.step
-        skipped = int(engine.optimizer.skipped)
+        skipped = engine.optimizer.skipped.clone()
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        stepper, (result,) = engine.stepper, self._results
-        skipped, self._results = int(engine.optimizer.skipped) - skipped, []
+        stepper, (result,), parts = engine.stepper, self._results, self.trainer.accumulate_grad_batches
+        done = (engine.optimizer.skipped - skipped, engine.optimizer.scale)
+        self._results, self._made = [], result
         stepper.average(step)  # type: ignore[union-attr]
-        parts = self.trainer.accumulate_grad_batches
-        self.last = stepper.record(step, result, skipped, float(engine.optimizer.scale), parts)  # type: ignore[union-attr]
+        self.last = stepper.record(step, result, *done, parts)  # type: ignore[union-attr]
         engine.note(self.last)
 
     def _captured_step(self) -> None:
@@ -387,16 +392,15 @@ class NerfModule(pl.LightningModule):
                 tracker.completed += 1
         if self._ahead == 0:
             if not self._quiet and self.last is not None:
-                self._log(*engine.stepper.newest())
+                self._log(*(torch.tensor(value) for value in engine.stepper.newest()))
             self._stop_when_over()
 
-    def _log(self, loss: float, mse: float) -> None:
-        """Of the step in hand; the rest is of the last one that was read."""
+    def _log(self, loss: Tensor, mse: Tensor) -> None:
+        """Of the step in hand; the rest is of the last one that was read. A number would be waited for on a GPU."""
         assert self.last is not None
-        self.log("loss", loss, prog_bar=True)
-        self.log("psnr", -10.0 * math.log10(max(mse, 1e-12)), prog_bar=True)
+        self.log_dict({"loss": loss, "psnr": -10.0 * torch.log10(mse.clamp(min=1e-12))}, prog_bar=True)
         counts = {"n_rays": self.last.n_rays, "loss_scale": self.last.loss_scale, "skipped": self._engine.skipped}
-        self.log_dict({name: float(value) for name, value in counts.items()})
+        self.log_dict({n: torch.full((), float(v), device=self.device) for n, v in counts.items()})
 
     def _next_look(self) -> int:
         """Steps until a logger, a validation, a checkpoint or a callback of somebody's own looks at this module."""
@@ -419,7 +423,7 @@ class NerfModule(pl.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self.captured and not self._results and self.last is not None:  # a whole step was made
-            self._log(self.last.loss, self.last.mse)
+            self._log(self._made.loss.detach().float(), self._made.mse.float())
             self._stop_when_over()
 
     def _stop_when_over(self) -> None:
@@ -444,16 +448,12 @@ class NerfModule(pl.LightningModule):
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
         """PSNR of one test view over white, logged as `val_psnr`; in `test` as `test_psnr`."""
-        self._score(batch, "val_psnr")
-
-    def test_step(self, batch: int, batch_idx: int) -> None:
-        self._score(batch, "test_psnr")
-
-    def _score(self, batch: int, name: str) -> None:
         assert self.model is not None
-        scene = self._data.test_scene
+        scene, name = self._data.test_scene, "test_psnr" if self.trainer.testing else "val_psnr"
         value = view_psnr(self.model, scene, int(batch) % len(scene))
         self.log(name, torch.tensor(value, device=self.device), batch_size=1, sync_dist=True)
+
+    test_step = validation_step
 
     @torch.no_grad()
     def predict_step(self, batch: int, batch_idx: int) -> Tensor:
@@ -472,7 +472,7 @@ class NerfModule(pl.LightningModule):
         """What a checkpoint of the native trainer holds besides the weights."""
         engine = self._engine
         engine.stepper.finish()
-        tensors = {name: value.detach().cpu() for name, value in engine.optimizer.state_tensors().items()}
+        tensors = {name: value.detach().cpu() for name, value in engine.state_tensors().items()}
         checkpoint[LIGHTNING_KEY] = {"state": vars(engine.state()), "optimizer": tensors}
         checkpoint["optimizer_states"] = []  # they are the tensors above
 
@@ -496,7 +496,7 @@ class NerfModule(pl.LightningModule):
             engine.restructure()
         engine.model.load_state_dict(field_part(weights, "model."))
         engine.optimizer.load_state_tensors(optimizer)
-        engine.restore(state)
+        engine.restore(state, optimizer)
 
 
 def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from ..data.batches import PixelBatch, PixelSampler
 from ..fields.field import offers
 from ..fields.parts import truncated_exp
 from ..ops.composite import Thinning, composite, visible_codes
-from ..ops.composite_loss import LossRule, RayLossRule, composite_loss, ray_losses
+from ..ops.composite_loss import LossRule, composite_loss, ray_losses
 from ..ops.packed import compact, packed_sum
 from ..ops.random import Stream, random_bits, random_uniform
 from ..rendering.losses import color_loss, distortion_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
@@ -212,17 +211,13 @@ def render_and_compare(
         if rule is not None and rule.distortion and offers(samples, "normalized"):
             spread = distortion_loss(out.weights, samples.normalized())  # type: ignore[attr-defined]
             loss = loss + rule.distortion * mean_over_rays(spread, samples)
-            rule = _without_distortion(rule)
+            rule = replace(rule, distortion=0.0) if rule.opacity or rule.sparsity else None
     if rule is not None and seen.logits is not None and not learned and not stages:
         loss = loss + ray_losses(seen.logits, samples, rule, gradient_scale=loss_scale)
     elif rule is not None:
         thickness = density * (samples.t_ends - samples.t_starts)
         loss = loss + weights_loss(out.weights, out.opacity, thickness, samples, rule)
     return loss, mse
-
-
-def _without_distortion(rule: RayLossRule) -> RayLossRule | None:
-    return replace(rule, distortion=0.0) if rule.opacity or rule.sparsity else None
 
 
 def _fused(
@@ -289,12 +284,6 @@ def pixel_offsets(batch: PixelBatch) -> Tensor:
 # --- depth ------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)
-def _count(n: int, device: torch.device) -> Tensor:
-    """Kept, because copying numbers to a device is not possible while a CUDA graph is recorded."""
-    return torch.tensor(n, dtype=torch.int32, device=device)
-
-
 def depth_loss(
     model: NerfModel,
     *,
@@ -311,14 +300,14 @@ def depth_loss(
     capacity = None
     if fixed:
         trained = max(n, config.train.batch_samples // DEPTH_SHARE)
-        capacity = Capacity(trained * MARCHED_PER_TRAINED, trained, _count(n, rays.device))
+        active = torch.full((), n, dtype=torch.int32, device=rays.device)  # no copy, which no graph could record
+        capacity = Capacity(trained * MARCHED_PER_TRAINED, trained, active)
     samples, _ = place(model, rays, step=step, capacity=capacity, first=first)
     density, _ = evaluate(model, rays, samples, near_gradients(model, samples)).density_and_color()
     values = depth_errors(density, samples, drawn.distances)
-    kept = torch.ones_like(values, dtype=torch.bool)
+    weights = drawn.weights
     if samples.n_rays_kept is not None:
-        kept = torch.arange(n, device=values.device) < samples.n_rays_kept
-    weights = torch.where(kept, drawn.weights, torch.zeros_like(values))
+        weights = weights * (torch.arange(n, device=values.device) < samples.n_rays_kept)
     return config.loss.depth * (values * weights).sum() / weights.sum().clamp(min=1e-6)
 
 

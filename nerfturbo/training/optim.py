@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..config import OptimConfig
 from ..fields.field import Buffers, Carry, connect, table_parameters
-from ..ops.adam import AdamRule, AdamState, ScaleRule, adam_update, check_gradients, finish_step
+from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
 from .precision import INITIAL_SCALE, carried_scale
 
 BETA1 = 0.9
@@ -179,9 +179,7 @@ class Optimizer:
         self.buffers, self.averages = [], []  # the old values, gradients and half copies are free before the new come
         self._gather(model)
         for name, view in self._per_parameter().items():
-            old = kept.pop(name, None)
-            if old is None:
-                continue
+            old = kept.pop(name, view)
             if carry is not None and old.shape != view.shape:
                 old = carry(name.removeprefix("field."), old)
             if old.shape == view.shape:
@@ -190,11 +188,12 @@ class Optimizer:
 
     def _per_parameter(self) -> dict[str, Tensor]:
         """Moments and running means, by the parameter's name and `.first`, `.second` or `.average`."""
+        first, second = ([getattr(buffer.state, kind) for buffer in self.buffers] for kind in ("first", "second"))
         tensors: dict[str, Tensor] = {}
-        for buffer in self.buffers:
-            for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
+        for kind, flats in (("first", first), ("second", second), ("average", self.averages)):
+            for buffer, flat in zip(self.buffers, flats, strict=False):
                 tensors |= {f"{name}.{kind}": v for name, v in zip(buffer.names, buffer.views(flat), strict=True)}
-        return tensors | dict(self._average_views())
+        return tensors
 
     def _connect(self, model: nn.Module) -> None:
         """Let modules that can do so read the half copies and write gradients straight into the buffers."""
@@ -298,12 +297,10 @@ class Optimizer:
         finally:
             self._swap_averages()
 
-    @torch.no_grad()
     def _follow_while_young(self) -> None:
         """Before its first update the mean is the weights themselves, not the random start."""
         if self.averages and int(self.step_count + self.skipped) < EMA_EVERY:
-            for average, buffer in zip(self.averages, self.buffers, strict=True):
-                average.copy_(buffer.values)
+            self.adopt_values()
 
     @torch.no_grad()
     def _swap_averages(self) -> None:
@@ -318,48 +315,32 @@ class Optimizer:
 
     def finish_step(self) -> None:
         """Count the step, move the loss scale, clear the non-finite flag."""
-        scaled = self.loss_scale is not None
-        finish_step(
-            self.step_count,
-            self.found_inf,
-            scale=self.scale if scaled else None,
-            good_steps=self.good_steps if scaled else None,
-            skipped=self.skipped,
-            rule=ScaleRule() if scaled else None,
-        )
+        good_steps = self.good_steps if self.scaled else None
+        finish_step(self.step_count, self.found_inf, scale=self.loss_scale, good_steps=good_steps, skipped=self.skipped)
 
     def _scalars(self) -> dict[str, Tensor]:
-        return {
-            "step_count": self.step_count,
-            "scale": self.scale,
-            "good_steps": self.good_steps,
-            "skipped": self.skipped,
-        }
+        return {name: getattr(self, name) for name in ("step_count", "scale", "good_steps", "skipped")}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, by parameter name."""
         self._follow_while_young()
         return self._scalars() | self._per_parameter()
 
-    def _average_views(self) -> list[tuple[str, Tensor]]:
-        pairs = zip(self.buffers, self.averages, strict=False)
-        return [(f"{n}.average", v) for b, flat in pairs for n, v in zip(b.names, b.views(flat), strict=True)]
-
     @torch.no_grad()
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `state_tensors`, after the model's own tensors were loaded in place."""
         for name, value in self._scalars().items():
             value.copy_(tensors[name])
+        self.found_inf.zero_()  # of a step that was never finished, as its gradients
         if (scale := carried_scale(float(self.scale), scaled=self.loss_scale is not None)) != float(self.scale):
             self.scale.fill_(scale)  # saved in another precision
             self.good_steps.zero_()
-        for buffer in self.buffers:
-            for kind, flat in (("first", buffer.state.first), ("second", buffer.state.second)):
-                for name, view in zip(buffer.names, buffer.views(flat), strict=True):
-                    view.copy_(tensors[f"{name}.{kind}"])
         self.adopt_values()
-        for name, view in self._average_views():
-            view.copy_(tensors.get(name, view))  # a run that kept no mean before begins with what it has
+        for buffer in self.buffers:
+            buffer.grads.zero_()
+        for name, view in self._per_parameter().items():
+            # A run that kept no mean before begins with what it has.
+            view.copy_(tensors.get(name, view) if name.endswith(".average") else tensors[name])
 
     @torch.no_grad()
     def adopt_values(self) -> None:

@@ -194,16 +194,14 @@ class MixedPrecision:
 
     def state_dict(self) -> dict[str, float]:
         """What a checkpoint must hold besides the model's and the optimizer's own."""
-        return {
-            "scale": float(self._scale),
-            "good_steps": float(self._good),
-            "steps": float(self._steps),
-            "skipped": float(self._skipped),
-        }
+        return {name: float(value) for name, value in self._counters().items()}
+
+    def _counters(self) -> dict[str, Tensor]:
+        return {"scale": self._scale, "good_steps": self._good, "steps": self._steps, "skipped": self._skipped}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """The inverse of `state_dict`; one that was saved in another precision will do."""
-        own = {"scale": self._scale, "good_steps": self._good, "steps": self._steps, "skipped": self._skipped}
+        own = self._counters()
         missing = [name for name in own if name not in state]
         if missing:
             raise InputError("state", "what `state_dict` gave: " + ", ".join(own), f"no {missing[0]}")

@@ -67,7 +67,8 @@ class ScaleWatch:
             self._falls.popleft()
         at_floor = self.precision != "fp16" or scale <= self.rule.lowest
         if self.in_a_row >= IN_A_ROW and at_floor:
-            return Advice(self._hopeless_text(), hopeless=True)
+            floor = f" with the loss scale at its floor of {self.rule.lowest:g}" if self.precision == "fp16" else ""
+            return Advice(f"{self.in_a_row} steps in a row were not finite{floor}", hopeless=True)
         if len(self._falls) >= FALLS:
             self._falls.clear()
             return Advice(self._falling_text(step, scale), hopeless=False)
@@ -84,10 +85,6 @@ class ScaleWatch:
             return f"{what}; lower the learning rate (--optim.lr), clip (--optim.clip-norm 1) or use bf16 or fp32"
         what = f"step {step}: {FALLS} steps of the last {WINDOW} were not finite in {self.precision}"
         return f"{what}; lower the learning rate (--optim.lr) or clip (--optim.clip-norm 1)"
-
-    def _hopeless_text(self) -> str:
-        floor = f" with the loss scale at its floor of {self.rule.lowest:g}" if self.precision == "fp16" else ""
-        return f"{self.in_a_row} steps in a row were not finite{floor}"
 
 
 class StabilityGuard:
@@ -125,7 +122,7 @@ class StabilityGuard:
     def start(self, trainer: Trainer) -> None:
         """At the start of a run, perhaps a resumed one."""
         self._start = (trainer.step, int(trainer.optimizer.skipped))
-        self.watch.forget()
+        self.watch, self._named = ScaleWatch(self.watch.precision, self.watch.rule), False
 
     def finish(self, trainer: Trainer) -> None:
         """At its end: one whose last steps were all skipped has not succeeded, however few they were."""
@@ -169,6 +166,7 @@ def first_bad_tensor(trainer: Trainer) -> str:
         result = compute_loss(model, batch, background, step=step, loss_scale=scale, stages=stages)
         if not _finite(result.loss):
             return "loss"
+        optimizer.attach_gradients()  # a loop of others may have dropped them
         backward(result.loss, scale)
         found = None
         for buffer in optimizer.buffers:
@@ -176,10 +174,8 @@ def first_bad_tensor(trainer: Trainer) -> str:
                 found = found or (None if _finite(view) else f"gradient of {name}")
             buffer.grads.zero_()
         optimizer.found_inf.zero_()
-        larger = (
-            "the gradients overflowed only at the larger loss scale" if optimizer.scaled else "it was another batch"
-        )
-        return found or f"none any more: {larger}"
+        why = "the gradients overflowed only at the larger loss scale" if optimizer.scaled else "it was another batch"
+        return found or f"none any more: {why}"
 
 
 def _finite(value: Tensor) -> bool:

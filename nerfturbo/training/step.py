@@ -131,15 +131,8 @@ def step_update(
 ) -> None:
     """The rest of it: the update, and the counters; `parts` batches (of all ranks) made the result."""
     optimizer.step()
-    values = {
-        "loss": result.loss.detach(),
-        "mse": result.mse,
-        "n_rays": result.n_rays,
-        "n_samples": result.n_samples,
-        "n_marched": result.n_marched,
-        "found_inf": optimizer.found_inf,
-        "loss_scale": optimizer.scale,
-    }
+    values = vars(result) | {"loss": result.loss.detach()}
+    values |= {"found_inf": optimizer.found_inf, "loss_scale": optimizer.scale}
     record_step(state, values, RayBudget(parts * budget.samples, parts * budget.marched, budget.max_rays, parts))
     optimizer.finish_step()
 
@@ -220,6 +213,10 @@ class TrainingStep(RayBatches):
     def forget(self) -> None:
         """Nothing was recorded."""
 
+    def restart(self, n_rays: int) -> None:
+        """Begin again from a checkpoint, with so many rays."""
+        self.n_rays = n_rays
+
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         self.refresh(step)
@@ -236,24 +233,21 @@ class TrainingStep(RayBatches):
         if step % grid.update_every == 0:
             self.pixels.refresh()
 
-    def record(self, step: int, result: StepResult, skipped: int, scale: float, parts: int | None = None) -> StepRecord:
-        """After a step made of `parts` batches: choose the number of rays of the next, and say what was done."""
-        n_rays, n_samples, n_marched = (int(value) for value in _counts(result))
+    def record(
+        self, step: int, result: StepResult, skipped: Tensor, scale: Tensor, parts: int | None = None
+    ) -> StepRecord:
+        """After a step made of `parts` batches: choose the number of rays of the next, and say what was done. A GPU is
+        waited for once: all values are read together."""
+        values = (result.loss.detach(), result.mse, skipped, scale, *_counts(result))
+        like = self.optimizer.scale.double()
+        loss, mse, skips, scaled, *counts = torch.stack([value.to(like) for value in values]).tolist()
+        n_rays, n_samples, n_marched = map(int, counts)
         parts = self.model.config.train.accumulate if parts is None else parts
         self.adapt(n_samples // parts, n_marched // parts)
-        self._last = float(result.loss.detach()), float(result.mse)
-        return StepRecord(
-            step=step + 1,
-            loss=self._last[0],
-            mse=self._last[1],
-            n_rays=n_rays,
-            n_samples=n_samples,
-            n_marched=n_marched,
-            total_rays=n_rays,
-            total_samples=n_samples,
-            skipped=skipped,
-            loss_scale=scale,
-        )
+        self._last = loss, mse
+        seen = {"n_rays": n_rays, "n_samples": n_samples, "n_marched": n_marched}
+        seen |= {"total_rays": n_rays, "total_samples": n_samples, "skipped": int(skips)}
+        return StepRecord(step + 1, loss, mse, **seen, loss_scale=scaled)
 
     def newest(self) -> tuple[float, float]:
         """Loss and squared error of the last step."""
@@ -263,10 +257,10 @@ class TrainingStep(RayBatches):
         """Add the gradients of one batch."""
         backward(loss, scale)
 
-    def update(self, step: int) -> tuple[int, float]:
+    def update(self, step: int) -> tuple[Tensor, Tensor]:
         """Change the parameters by the gradients; whether that was skipped, and the loss scale that they had."""
         self.optimizer.step()
-        skipped, scale = int(self.optimizer.found_inf), float(self.optimizer.scale)
+        skipped, scale = self.optimizer.found_inf.clone(), self.optimizer.scale.clone()
         self.optimizer.finish_step()
         self.average(step)
         return skipped, scale

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
@@ -89,14 +89,13 @@ def make_stepper(
     team: Team | None = None,
 ) -> TrainingStep | DeviceStep:
     """Fixed shapes and graphs where there is a GPU, exact shapes step by step elsewhere."""
-    if model.device.type != "cuda":
-        return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
-    if "n_active" not in inspect.signature(model.sampler.sample).parameters:
+    if model.device.type == "cuda":
+        if "n_active" in inspect.signature(model.sampler.sample).parameters:
+            capture = model.config.train.capture
+            return DeviceStep(model, pixels, optimizer, capture=capture, stages=stages, team=team)
         what = f"{type(model.sampler).__name__}.sample takes no n_active and capacity"
         _LOG.warning("the training step is not captured as a CUDA graph: %s", what)
-        return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
-    capture = model.config.train.capture
-    return DeviceStep(model, pixels, optimizer, capture=capture, stages=stages, team=team)
+    return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
 
 
 def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
@@ -154,28 +153,32 @@ class Trainer:
         radii = offers(self.model.field, "set_footprint")
         options = {"guided": train.draw == "error", "spread": spread, "radii": radii}
         options |= {"rays_per_pixel": train.rays_per_pixel}
-        self.pixels = PixelSampler(scene, self.device, train.seed, pixels=config.data.pixels, **options)
+        self._full_pixels = PixelSampler(scene, self.device, train.seed, pixels=config.data.pixels, **options)
+        self._coarse_pixels: PixelSampler | None = None
+        if train.coarse_fraction > 0.0:
+            self._coarse_pixels = PixelSampler(downscaled(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
+        self.pixels = self._coarse_pixels or self._full_pixels
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
         self.stepper = make_stepper(self.model, self.pixels, self.optimizer, stages=stages, team=self.team)
-        self._full_pixels: PixelSampler | None = None  # waits while downscaled images are trained on
-        if train.coarse_fraction > 0.0:
-            self._full_pixels = self.pixels
-            self.pixels = PixelSampler(downscaled(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
-            self.stepper.set_pixels(self.pixels)
         self.callbacks = list(callbacks)
         self.guard = StabilityGuard(resolve_precision(train.precision, self.device))
         self.test_scene: Scene | None = None
         self._reached: Callback | None = None
-        self.step, self.rays, self.samples = 0, 0, 0
+        self._started: float | None = None
+        self._start_at(0, 0.0)
+        if scene.grid_levels > 1 and config.grid.levels == 1 and config.grid.contraction == "none":
+            _LOG.warning("%s is unbounded, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
+        self.unseen_fraction = mark_unseen_cells(self.model, scene)
+
+    def _start_at(self, step: int, seconds: float) -> None:
+        """All that training counts, after so many steps and seconds."""
+        self.step, self.rays, self.samples = step, 0, 0
         self.skipped = 0  # steps without an update because a gradient was not finite
         self.lr_factor = 1.0  # on top of the schedule; lowered where training is unstable
         self.should_stop = False
         self._stop_reason: Stop = "callback"
-        self._seconds, self._started = 0.0, None
-        self._agreed_seconds, self._chunk_size = 0.0, ChunkSize()
-        if scene.grid_levels > 1 and config.grid.levels == 1 and config.grid.contraction == "none":
-            _LOG.warning("%s is unbounded, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
-        self.unseen_fraction = mark_unseen_cells(self.model, scene)
+        self._seconds = self._agreed_seconds = seconds
+        self._chunk_size = ChunkSize()
         self.culled_fraction = 0.0  # of the occupied cells, emptied at the end
 
     @classmethod
@@ -303,17 +306,13 @@ class Trainer:
         """Wait for what is queued, empty what no picture shows where the config says so, and stop the clock."""
         if stopped_by != "interrupted" and self.step > 0:  # what is resumed goes on as if never interrupted
             self.stepper.finish()
-            self.cull_unseen()
+            if refine.culls(self.model):
+                self.culled_fraction = refine.cull_unseen(self.model, self.pixels, self.step)
         self._pause()
         self.skipped = int(self.optimizer.skipped)
         if stopped_by != "interrupted":
             self.guard.finish(self)
         return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by, self.skipped)
-
-    def cull_unseen(self, steps: int | None = None) -> None:
-        """Empty the cells that no image shows, where the config says so; `steps` that another loop has made."""
-        if refine.culls(self.model):
-            self.culled_fraction = refine.cull_unseen(self.model, self.pixels, self.step if steps is None else steps)
 
     @torch.no_grad()
     def _begin_together(self) -> None:
@@ -325,7 +324,7 @@ class Trainer:
         counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
         counts = torch.tensor(counts, device=self.device)
         state = [*self.model.state_dict().values(), *self.optimizer.state_tensors().values()]
-        self.team.copy_from_first([counts, *state])
+        self.team.copy_from_first([counts, *state, *self._due_pixels.state_tensors()])
         self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped = counts.tolist()
         self.optimizer.refresh_halves()
 
@@ -340,11 +339,16 @@ class Trainer:
         if refine.is_due(self.model, self.progress, self.step):
             self.stepper.forget()
             self.restructure(refine.refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
-        if self._full_pixels is None or self.progress < self.config.train.coarse_fraction:
-            return
-        with self.clock_stopped():
-            self.pixels, self._full_pixels = self._full_pixels, None
-            self.stepper.set_pixels(self.pixels)
+        if self.pixels is not (due := self._due_pixels):
+            with self.clock_stopped():
+                self.pixels = due
+                self.stepper.set_pixels(due)
+
+    @property
+    def _due_pixels(self) -> PixelSampler:
+        """Of the next step: the downscaled images for the share of the run that the config says."""
+        early = self.progress < self.config.train.coarse_fraction
+        return self._coarse_pixels if early and self._coarse_pixels is not None else self._full_pixels
 
     def restructure(self, carry: Carry | None = None) -> None:
         """Follow parameters that have changed their shapes: the optimizer gathers them, the step is recorded anew."""
@@ -379,7 +383,12 @@ class Trainer:
 
     def save(self, folder: Path, *, score: float | None = None, keep: int = KEEP) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
-        return save_checkpoint(folder, self.state(score), self.model, self.optimizer, keep=keep)
+        return save_checkpoint(folder, self.state(score), self.model, self.state_tensors(), keep=keep)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint besides the model's: the optimizer's, and the errors that guide the draws."""
+        errors = self._due_pixels.error_map
+        return self.optimizer.state_tensors() | ({} if errors is None else {"error_map": errors.saved()})
 
     def state(self, score: float | None = None) -> CheckpointState:
         """What a checkpoint holds besides tensors."""
@@ -395,7 +404,10 @@ class Trainer:
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another peak learning rate, number of steps or batch size; the rest is built already."""
+        resized = config.train.batch_samples != self.config.train.batch_samples
         self.config = self.model.config = config
+        if resized:
+            self.stepper.forget()
 
     def warm_start(self, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
         """Begin from a trained field, or parts of it; see `nerfturbo.training.warm_start`."""
@@ -409,14 +421,16 @@ class Trainer:
             with unpacked(checkpoint) as folder:
                 return self.resume(folder)
         self.stepper.forget()
-        load_tensors(checkpoint, self.model, self.optimizer)
-        self.restore(read_state(checkpoint))
+        self.restore(read_state(checkpoint), load_tensors(checkpoint, self.model, self.optimizer))
 
-    def restore(self, state: CheckpointState) -> None:
-        """Take over the counters of a checkpoint whose tensors are loaded."""
-        self.step, self._seconds = state.step, state.train_seconds
+    def restore(self, state: CheckpointState, tensors: dict[str, Tensor]) -> None:
+        """Take over a checkpoint whose model and optimizer are loaded, whatever this trainer has done before."""
+        self._start_at(state.step, state.train_seconds)
         self.skipped, self.lr_factor = int(self.optimizer.skipped), state.lr_factor
-        self.stepper.n_rays = min(state.n_rays, self.config.train.max_rays * self.team.world)
+        self.stepper.restart(min(state.n_rays, self.config.train.max_rays * self.team.world))
+        for pixels in (self._full_pixels, self._coarse_pixels):
+            if pixels is not None and pixels.error_map is not None:
+                pixels.error_map.load(tensors.get("error_map") if pixels is self._due_pixels else None)
 
 
 def load_model(

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from ..errors import CheckpointError, InputError
 from ..fields.field import table_parameters
-from ..ops.march import pack_bits
 from ..rendering.model import NerfModel
 from ..sampling.grid import OccupancyGrid
-from .checkpoint import current_name, latest_checkpoint, read_state
+from .checkpoint import latest_checkpoint, read_state, read_tensors
 
 LOG = logging.getLogger("nerfturbo")
 GRID = "grid"
@@ -119,19 +118,13 @@ def _located(source: str) -> Path:
 
 def _read(path: Path) -> tuple[Path, dict[str, Tensor]]:
     """The file, and its tensors by the names a model has."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if path.is_dir():
         path = latest_checkpoint(path) / "tensors.safetensors"
     elif not path.exists():
         hint = "name what `nerfturbo train` wrote"
         raise InputError(str(path), "a run folder, a checkpoint or a safetensors file", "no such file", hint)
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
-    found = {current_name(name).removeprefix("model."): value for name, value in tensors.items()}
+    tensors = read_tensors(path)
+    found = {name.removeprefix("model."): value for name, value in tensors.items()}
     if not any(name.startswith("field.") for name in found):
         got = ", ".join(sorted(tensors)[:3]) or "nothing"
         raise InputError(str(path), "tensors of a field (field.* or model.field.*)", got)
@@ -176,9 +169,7 @@ def _take_grid(grid: OccupancyGrid, saved: Tensor) -> None:
     fresh = saved < 0.0  # no camera saw these cells there
     start = torch.where(fresh, torch.full_like(saved, 2.0 * grid.threshold), saved)
     grid.thickness.copy_(torch.where(grid.thickness < 0.0, grid.thickness, start))
-    visible = grid.thickness >= 0.0
-    grid.mean.copy_(grid.thickness.clamp(min=0.0).sum() / visible.sum().clamp(min=1))
-    grid.bits.copy_(pack_bits(grid.thickness > grid.mean.clamp(max=grid.threshold)))
+    grid.recall()
 
 
 def _say_bounds(path: Path, model: NerfModel) -> None:

@@ -56,3 +56,10 @@ def test_tables_for_the_documentation(name: str) -> None:
     command = [sys.executable, ROOT / "scripts" / "bench_table.py", RESULTS / f"{name}.json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.startswith("| ") and printed.count("\n|") >= 3
+
+
+def test_the_page_about_trainers_is_short_and_has_the_measured_table() -> None:
+    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    command = [sys.executable, ROOT / "scripts" / "bench_table.py", RESULTS / "h200/trainers.json"]
+    assert len(page.splitlines()) <= 80
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout in page

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nerfturbo.errors import InputError
 from nerfturbo.rendering.model import NerfModel, SceneBounds
@@ -47,6 +49,15 @@ def empty(scene: Path) -> None:
     scene.mkdir()
 
 
+def not_finite(scene: Path) -> None:
+    """A float image with one pixel that is none."""
+    file = scene / "train" / "r_1.png"
+    with Image.open(file) as image:
+        values = np.zeros((image.height, image.width), np.float32)
+    values[1, 2] = np.nan
+    Image.fromarray(values).save(file, format="TIFF")
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing folder": (shutil.rmtree, "expected a folder with a scene, got no such folder"),
     "empty folder": (empty, "got an empty folder"),
@@ -54,6 +65,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "broken json": (lambda scene: (scene / "transforms_train.json").write_text("{"), "expected valid JSON"),
     "missing image": (lambda scene: (scene / "train" / "r_1.png").unlink(), r"train/r_1"),
     "undecodable image": (lambda scene: (scene / "train" / "r_1.png").write_bytes(b"no"), r"r_1\.png.*decodes"),
+    "not finite image": (not_finite, r"train/r_1\.png: expected pixels that are finite, got NaN or infinity"),
     "cut image": (
         lambda scene: (scene / "test" / "r_0.png").write_bytes((scene / "test" / "r_0.png").read_bytes()[:60]),
         r"test/r_0\.png.*decodes",

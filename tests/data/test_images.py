@@ -125,6 +125,27 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
             load_images([tmp_path / "cut.png"])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_pixels_that_are_not_finite_are_refused_by_the_name_of_their_image(tmp_path: Path, bad: float) -> None:
+    good, path = torch.full((3, 4, 3), 0.5), tmp_path / "depth.tif"
+    assert ImagePool.from_images([good, random_image(2, 2, 3)]).image_bytes(0).unique().tolist() == [128]
+    assert ImagePool.from_images(good[None]).n_pixels == 12
+    broken = good.clone()
+    broken[1, 2, 0] = bad
+    for images in ([good, broken], torch.stack([good, broken])):
+        with pytest.raises(InputError, match=r"images\[1\]: expected pixels that are finite, got NaN or infinity"):
+            ImagePool.from_images(images)
+    Image.fromarray(broken[..., 0].numpy()).save(path)
+    for read in (lambda: decode_image(path), lambda: load_images([path])):
+        with pytest.raises(InputError, match=r"depth\.tif: expected pixels that are finite, got NaN or infinity"):
+            read()
+    for name in ("a.npy", "a.exr"):
+        np.save(tmp_path / "a.npy", broken.numpy())
+        (tmp_path / "a.exr").write_bytes(b"\x76\x2f\x31\x01" + b"\0" * 60)
+        with pytest.raises(InputError, match=rf"{name}: expected an image that decodes"):
+            load_images([tmp_path / name])
+
+
 def test_missing_files_and_bad_arguments() -> None:
     with pytest.raises(InputError, match="no such file"):
         decode_image("nowhere.png")

@@ -93,6 +93,12 @@ def test_lightning_with_two_processes_is_one_process_and_is_the_native_trainer(
     assert gap(two[0]["lightning single"]["state"], two[1]["lightning single"]["state"]) == 0.0
 
 
+def test_lightning_finds_the_learning_rate_of_one_process(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """Gradients are summed once, by the step, not by DDP too."""
+    for rank in two:
+        assert rank["lightning rates"] == pytest.approx(one["lightning rates"], rel=1e-5)
+
+
 def test_going_on_equals_never_having_stopped(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
     for found in (one, *two):
         assert gap(found["resumed"], found["short"]["state"]) == 0.0

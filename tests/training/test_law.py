@@ -239,11 +239,11 @@ def native(config: Config, name: str, team: Team | None = None) -> Trainer:
     return trainer
 
 
-def lightning(config: Config, name: str, *, captured: bool) -> Trainer:
+def lightning(config: Config, name: str, *, captured: bool, devices: int = 1) -> Trainer:
     module = NerfModule(config, captured=captured, stages=stages_of(name))
     scenes = scenes_of(config) if config.data.source.startswith("builtin") else None  # else the data module opens them
-    flags = QUIET | {"accelerator": "cpu", "limit_val_batches": 0}
-    pl.Trainer(**flags).fit(module, NerfData(config, scenes))
+    flags = QUIET | {"accelerator": "cpu", "limit_val_batches": 0, "devices": devices}
+    pl.Trainer(**flags, strategy="ddp" if devices > 1 else "auto").fit(module, NerfData(config, scenes))
     assert module.engine is not None
     return module.engine
 
@@ -325,11 +325,17 @@ def walk_together(team: Team, folder: str) -> list[str]:
     return quietly(lambda: walk(lambda config, name: native(config, name, team), scenes, list(CHANGES)))
 
 
+def walk_ddp(team: Team, folder: str) -> list[str]:
+    scenes = Path(os.environ["NERFTURBO_LAW_SCENES"])
+    return quietly(lambda: walk(lambda c, name: lightning(c, name, captured=False, devices=2), scenes, list(CHANGES)))
+
+
+@pytest.mark.parametrize("work", [walk_together, walk_ddp], ids=["native", "lightning"])
 def test_no_value_is_silently_ignored_by_two_processes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Callable[[Team, str], list[str]], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NERFTURBO_LAW_SCENES", str(folder))
-    assert together(2, walk_together, tmp_path) == [[], []]
+    assert together(2, work, tmp_path) == [[], []]
 
 
 def test_the_walk_notices_a_value_that_does_nothing(folder: Path) -> None:

@@ -319,6 +319,18 @@ def test_the_first_bad_tensor_is_found_in_the_order_of_the_step() -> None:
         assert first_bad_tensor(made) == "parameter field.encoding.table"
 
 
+def test_a_bad_gradient_is_named_where_a_loop_of_others_has_dropped_it() -> None:
+    def bad_slope(model: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, mse = render_and_compare(model, *rest)
+        return loss + (model.field.density_net.weights[0].sum() * 0.0).abs().sqrt(), mse
+
+    with use_backend("reference"):
+        made = Trainer(tiny_config(steps=2), ball_scene(), stages=Stages(compare=bad_slope))
+        made.model.zero_grad(set_to_none=True)
+        assert first_bad_tensor(made) == "gradient of field.density_net.weights.0"
+        assert all(not buffer.grads.any() for buffer in made.optimizer.buffers)
+
+
 def test_the_watch_counts_rows_and_windows_over_chunks_of_steps() -> None:
     watch = ScaleWatch("fp16")
     assert watch.see(16, 2, 1024.0) is None and watch.see(32, 0, 1024.0) is None

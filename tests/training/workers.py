@@ -209,6 +209,30 @@ def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:
     return {"losses": losses, "state": {name: v.clone() for name, v in module.model.state_dict().items()}}
 
 
+def find_rate(team: Team, folder: str) -> list[float]:
+    """Lightning's range test of learning rates, which begins before `on_fit_start` of the module."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.tuner import Tuner
+
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    losses: list[float] = []
+
+    class Kept(NerfModule):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            assert self.last is not None
+            losses.append(self.last.loss)  # of all ranks; what the finder sees is of one
+
+    config = config_for(team.world, steps=60)
+    flags = QUIET | {"accelerator": "cpu", "devices": team.world, "limit_val_batches": 0}
+    trainer = pl.Trainer(**flags, strategy="auto" if team.alone else "ddp", default_root_dir=folder)
+    data = NerfData(config, (ball_scene(), ball_scene("test")))
+    found = Tuner(trainer).lr_find(Kept(config), datamodule=data, num_training=12, update_attr=False)
+    assert found is not None
+    return losses
+
+
 def everything(team: Team, folder: str) -> dict[str, Any]:
     """One start of the processes for all tests: starting them is what takes long."""
     found: dict[str, Any] = {
@@ -225,4 +249,5 @@ def everything(team: Team, folder: str) -> dict[str, Any]:
         found[compression] = None if team.alone else train_single(team, 20, compression)
     found["lightning double"] = train_lightning(team, double=True)
     found["lightning single"] = train_lightning(team, double=False)
+    found["lightning rates"] = find_rate(team, folder)
     return found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._checks import check_device, check_shape, check_tensor, refuse
-from .._dispatch import implementation
+from .._dispatch import autocast, implementation
 from .._sink import GradientSink, check_count, zero_tail
 
 
@@ -17,9 +17,10 @@ def fused_mlp(
 ) -> Tensor:
     """(n, outputs): x -> W_k relu(... relu(W_1 x)), with each W (outputs, inputs) as in torch.nn.Linear.
 
-    ReLU after every layer but the last. Differentiable to inputs and weights. Half inputs multiply in half and
-    accumulate in fp32; fp32 weights serve them as masters. A `sink` takes the weights' gradients in place of autograd.
-    `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no gradient.
+    ReLU after every layer but the last. Differentiable to inputs and weights. Half inputs, and fp32 ones inside
+    torch.autocast, multiply in half and accumulate in fp32, with fp32 weights as masters. A `sink` takes the weights'
+    gradients in place of autograd. `n_used`, a count on the device, says how many rows count: the others come out as
+    zero and receive no gradient.
 
     >>> import torch
     >>> fused_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)]).tolist()
@@ -35,7 +36,7 @@ def fused_mlp(
         width = weight.shape[0]
     if sink is not None:
         sink.check([f"weights[{index}]" for index in range(len(weights))], weights)
-    return implementation("mlp", "fused_mlp", inputs)(inputs, list(weights), sink=sink, n_used=n_used)
+    return implementation("mlp", "fused_mlp", inputs)(autocast(inputs), list(weights), sink=sink, n_used=n_used)
 
 
 def wide_mlp(
@@ -51,8 +52,8 @@ def wide_mlp(
 
     ReLU after every layer but the last; `relu_last` adds one there. Layer `skip` (counted from 0, not the first) sees
     [hidden, inputs], the network's inputs behind the hidden ones. Differentiable to inputs, weights and biases. Half
-    inputs multiply in half and accumulate in fp32; fp32 weights serve them as masters. `n_used`, a count on the
-    device, says how many rows count: the others come out as zero and receive no gradient.
+    inputs, and fp32 ones inside torch.autocast, multiply in half and accumulate in fp32, with fp32 weights as masters.
+    `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no gradient.
 
     >>> import torch
     >>> wide_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)], [torch.ones(3), torch.zeros(1)]).tolist()
@@ -70,5 +71,5 @@ def wide_mlp(
         check_device(inputs=inputs, **{f"weights_{index}": weight, f"biases_{index}": bias})
         width = weight.shape[0]
     mlp = implementation("mlp", "wide_mlp", inputs)
-    result = mlp(zero_tail(inputs, n_used), list(weights), list(biases), skip=skip, relu_last=relu_last)
+    result = mlp(autocast(zero_tail(inputs, n_used)), list(weights), list(biases), skip=skip, relu_last=relu_last)
     return zero_tail(result, n_used)

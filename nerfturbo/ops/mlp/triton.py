@@ -251,11 +251,7 @@ class _Linear(torch.autograd.Function):
 
 
 def library_mlp(inputs: Tensor, weights: list[Tensor]) -> Tensor:
-    """`fused_mlp`, layer by layer; under autocast in its type, as torch's own layers are."""
-    kind = inputs.device.type
-    if torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):
-            return library_mlp(inputs.to(torch.get_autocast_dtype(kind)), weights)
+    """`fused_mlp`, layer by layer."""
     hidden = inputs
     for weight in weights[:-1]:
         hidden = torch.relu(_Linear.apply(hidden, weight.to(hidden.dtype)))
@@ -627,11 +623,6 @@ class _WideMlp(Node):
 def wide_mlp(inputs, weights, biases, *, skip, relu_last) -> Tensor:
     check_kernel_float(inputs=inputs, **{f"weights[{k}]": w for k, w in enumerate(weights)})
     check_kernel_float(**{f"biases[{k}]": b for k, b in enumerate(biases)})
-    kind = inputs.device.type
-    if torch.is_autocast_enabled(kind):  # some products would follow it and others not: all of them do, as a layer
-        with torch.autocast(kind, enabled=False):
-            half = inputs.to(torch.get_autocast_dtype(kind))
-            return wide_mlp(half, weights, biases, skip=skip, relu_last=relu_last)
     if not torch.is_grad_enabled():  # the grid asks for many points at once, and eight layers of them are a gigabyte
         return _layers(inputs, [*weights, *biases], skip, relu_last)
     return _WideMlp.apply(inputs, skip, relu_last, *weights, *biases)
