@@ -24,7 +24,7 @@ from nerfturbo.errors import is_out_of_memory
 from nerfturbo.training.distributed import RayShare
 from nerfturbo.training.loss import Stages, compute_loss, draw_background, place_samples, render_and_compare
 from nerfturbo.training.precision import matmul_precision
-from nerfturbo.training.step import gradient_scale
+from nerfturbo.training.step import gradient_scale, set_rest
 from nerfturbo.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -244,6 +244,7 @@ def _apart(trainer: Trainer, step: int) -> tuple[float, float, float]:
     coarse = {parameter for parameter in model.sampler.parameters() if parameter.requires_grad}
     fine = [p for p in model.parameters() if p.requires_grad and p not in coarse]
     spent = {"coarse": 0.0, "fine": 0.0}
+    set_rest(model, optimizer, False)
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class NerfturboError(Exception):
     """Base of every error raised on purpose. The command line prints it in one line and exits with 2."""
@@ -32,6 +35,15 @@ class CheckpointError(NerfturboError, RuntimeError):
 
 class DistributedError(NerfturboError, RuntimeError):
     """The processes of one training job lost each other, or never met."""
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """
+    >>> did_you_mean("trian", ["train", "eval"]), did_you_mean("x", ["train"])
+    ('did you mean train?', '')
+    """
+    near = difflib.get_close_matches(word, list(options), 1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

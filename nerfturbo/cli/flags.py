@@ -21,6 +21,9 @@ Box = Annotated[tuple[float, float, float, float, float, float] | None, arg(meta
 Number = Annotated[int, arg(metavar="N")]
 Count = Annotated[int | None, arg(metavar="N")]
 
+OTHERS = {"-o": "--output", "--out": "--output", "--iters": "--steps", "--iterations": "--steps", "--gpu": "--device"}
+OTHERS |= {"--max-steps": "--steps", "--lr": "--optim.lr", "--batch-size": "--train.batch-samples"}  # of other tools
+
 # Flags that several verbs have, with their help.
 _EVAL_VIEWS = "Score only this many test views, evenly spaced; all of them unless given."
 RunPath = Annotated[Positional[str], arg(metavar="RUN", help="A run folder.")]
@@ -46,6 +49,9 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
         if cause is not None:  # a config refused a value: one line in its words, without tyro's box
             raise cause from None
         print(said.getvalue(), end="", file=sys.stderr)
+        for word, ours in OTHERS.items():
+            if "nrecognized" in said.getvalue() and any(given.split("=")[0] == word for given in argv):
+                print(f"{word}: did you mean {ours}?", file=sys.stderr)
         raise
 
 

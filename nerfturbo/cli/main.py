@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-from ..errors import NerfturboError, is_out_of_memory
+from ..errors import InputError, NerfturboError, did_you_mean, is_out_of_memory
 from .progress import restart_clock
 
 # torch's libraries read these when they are loaded, which is later. Without the first, memory that a step frees goes
@@ -60,6 +60,8 @@ AGAIN_AFTER = 0.05  # seconds: by then C has usually left the callback; if not, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if argv is not None:
         restart_clock()
     for stream in (sys.stdout, sys.stderr):
@@ -154,13 +156,13 @@ def _overview(arguments: list[str]) -> int:
     lines = [f"usage: nerfturbo {word if group else 'COMMAND'} ...", ""]
     lines += [f"  {verb:<13}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
     lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
-    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
-    if asked:
-        return 0
     wrong = " ".join(arguments[:2]) if group else word
-    hint = f"; did you mean: python benchmarks/{arguments[1]}.py" if wrong in STUDIES else ""
-    print(f"error: command: expected one of the above, got {wrong!r}{hint}", file=sys.stderr)
-    return 2
+    names = group if group else {*VERBS, *(verb.split()[0] for verb in VERBS)}
+    hint = "" if wrong == word and group else did_you_mean(wrong, names)
+    hint = f"did you mean python benchmarks/{arguments[1]}.py?" if wrong in STUDIES else hint
+    if asked or group or not hint:
+        print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else _fail(str(InputError("command", "one that `nerfturbo --help` lists", repr(wrong), hint)))
 
 
 def _fail(message: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 from tyro.conf import arg
 
-from ..config import KINDS, Config, CustomFieldConfig, CustomSamplerConfig
-from ..errors import InputError
+from ..config import BUILTIN_PREFIX, BUILTIN_SCENES, KINDS, Config, CustomFieldConfig, CustomSamplerConfig
+from ..errors import InputError, did_you_mean
 from ..presets import preset
 from .flags import Device, Kind, asks_help, flag_value, parse
 
@@ -53,6 +54,7 @@ class ConfigArgs:
 def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Config]:
     """`parse` for a verb with nested flags, which `--help` leaves out and `--help-all` lists; and the config of their
     defaults."""
+    check_source(next(iter(argv), "-"))
     start = starting_config(argv)
     if "--help-all" in argv or not asks_help(argv):
         words = ["--help"] if asks_help(argv) else argv
@@ -61,6 +63,17 @@ def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Co
         return parse(kind, ["--help"], prog), start
     finally:
         print(f"--help-all lists every value of preset {start.preset}")
+
+
+def check_source(source: str) -> None:
+    """Refuse a scene that is not there, before anything is imported that takes seconds; flags are no scenes."""
+    name = source.removeprefix(BUILTIN_PREFIX)
+    if name.startswith("-") or name in BUILTIN_SCENES or (name == source and Path(name).expanduser().exists()):
+        return
+    hint = did_you_mean(name, BUILTIN_SCENES)
+    hint = hint or f"give a scene folder, photos, a video, or a built-in scene: {', '.join(BUILTIN_SCENES)}"
+    expected, got = ("a folder with a scene", "no such folder") if name == source else ("a built-in scene", repr(name))
+    raise InputError(source, expected, got, hint)
 
 
 def starting_config(argv: Sequence[str]) -> Config:
@@ -104,9 +117,15 @@ def _preset_config(argv: Sequence[str]) -> Config:
     name, device = flag_value(argv, "--preset") or "auto", flag_value(argv, "--device") or "auto"
     if name != "auto" or device != "auto":
         return preset(name, "cpu" if device.startswith("cpu") else "cuda")
-    if asks_help(argv):  # torch would take seconds to say whether it can use the GPU
-        return preset(name, "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
+    if asks_help(argv) or not has_gpu():  # torch would take seconds to say whether it can use one
+        return preset(name, "cuda" if has_gpu() else "cpu")
     return preset(name, resolve_device(device))
+
+
+def has_gpu() -> bool:
+    """Whether a driver of a GPU may be here; torch knows better, and takes seconds."""
+    drivers = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")  # of NVIDIA, of its boards, of Windows below, of AMD
+    return sys.platform != "linux" or any(os.path.exists(f"/dev/{name}") for name in drivers)
 
 
 def resolve_device(name: str) -> str:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from ..errors import InputError
+from ..config import BUILTIN_PREFIX, BUILTIN_SCENES
+from ..errors import InputError, did_you_mean
 from ..ops.pixels import PixelMask
 from ..types import Aabb
 from .cameras import Cameras
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-BUILTIN_PREFIX = "builtin:"
 HOLD_OUT_EVERY = 8
 UNPOSED = "photos or video"  # the format whose poses are found by COLMAP
 
@@ -191,14 +191,10 @@ def scene_formats() -> tuple[SceneFormat, ...]:
 
 def is_builtin(source: str) -> bool:
     """Whether `load_scene` renders this source itself: "builtin:NAME", or a name that no file or folder has."""
-    from .builtin import builtin_names
-
-    return source.startswith(BUILTIN_PREFIX) or (source in builtin_names() and not Path(source).exists())
+    return source.startswith(BUILTIN_PREFIX) or (source in BUILTIN_SCENES and not Path(source).exists())
 
 
 def _check_folder(folder: Path) -> None:
-    from .builtin import builtin_names
-
     got = "an empty folder"
     try:
         if next(folder.iterdir(), None) is not None:
@@ -207,8 +203,9 @@ def _check_folder(folder: Path) -> None:
         if folder.is_dir():
             raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
         got = "a file" if folder.exists() else "no such folder"
-    hint = "give a scene folder, a folder of photos, a video, or one of the built-in scenes: "
-    raise InputError(str(folder), "a folder with a scene", got, hint + ", ".join(builtin_names()))
+    hint = did_you_mean(str(folder), BUILTIN_SCENES)
+    hint = hint or f"give a scene folder, photos, a video, or a built-in scene: {', '.join(BUILTIN_SCENES)}"
+    raise InputError(str(folder), "a folder with a scene", got, hint)
 
 
 def downscaled(scene: Scene, divisor: int) -> Scene:

@@ -149,11 +149,37 @@ def test_every_command_explains_itself(nerfturbo: Nerfturbo, verb: str) -> None:
     assert result.code == 0 and f"nerfturbo {verb}" in result.out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+MISTAKES = {
+    "trian": "did you mean train?",
+    "help trian": "did you mean train?",
+    "export": "expected one that `nerfturbo --help` lists, got 'export'",
+    "export mehs": "did you mean export mesh?",
+    "train toybax": "did you mean toybox?",
+    "train builtin:toybax --steps 3": "did you mean toybox?",
+    "train no/such/folder": "no/such/folder: expected a folder with a scene, got no such folder",
+    "profile no/such/folder": "no/such/folder: expected a folder with a scene, got no such folder",
+    "train toybox --device cpu -o runs/x": "-o: did you mean --output?",
+    "train toybox --device cpu --iters=5": "--iters: did you mean --steps?",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words: str) -> None:
+    run = _without_torch(words.split())
+    assert run.returncode == 2 and MISTAKES[words] in run.stderr, run.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["help"], ["train", "--help"], ["help", "train"]])
 def test_help_is_quick_because_torch_is_not_imported(words: list[str]) -> None:
-    program = "import sys\nfrom nerfturbo.cli.main import main\ntry:\n  main(sys.argv[1:])\nexcept SystemExit: pass\n"
-    program += "assert not {'torch', 'numba', 'triton'} & set(sys.modules), 'imported'"
     start = time.perf_counter()
-    run = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    run = _without_torch(words)
+    assert run.returncode == 0 and "usage: nerfturbo" in run.stdout, run.stderr
     assert time.perf_counter() - start < 5.0  # 0.4 s on an idle machine
+
+
+def _without_torch(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """One command in a process of its own, whose exit code is 99 if it has imported what takes seconds."""
+    program = "import sys\nfrom nerfturbo.cli.main import main\ntry:\n  code = main(sys.argv[1:])\n"
+    program += "except SystemExit as end:\n  code = end.code\n"
+    program += "sys.exit(99 if {'torch', 'numba', 'triton'} & set(sys.modules) else code)"
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...errors import InputError
+from ...errors import InputError, did_you_mean
 from ..scene import BUILTIN_PREFIX
 
 SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see render.py
@@ -364,7 +364,8 @@ def check_name(name: str) -> str:
     """The name without its prefix, if there is such a scene."""
     name = name.removeprefix(BUILTIN_PREFIX)
     if name not in NAMES:
-        raise InputError("scene", "one of the built-in scenes: " + ", ".join(NAMES), repr(name))
+        expected = "one of the built-in scenes: " + ", ".join(NAMES)
+        raise InputError("scene", expected, repr(name), did_you_mean(name, NAMES))
     return name
 
 
