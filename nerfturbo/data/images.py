@@ -468,11 +468,13 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _grey_bytes(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8 bits: Pillow's own conversion would clip at 255 instead of scaling."""
+    """16-bit grey, and floats up to 1, as 8 bits: Pillow's own conversion would clip at 255 instead of scaling."""
     from PIL import Image
 
     if image.mode == "F":
-        to_bytes(torch.from_numpy(np.array(image)), str(getattr(image, "filename", "image")))
+        values = torch.from_numpy(np.array(image))
+        scaled = to_bytes(values, str(getattr(image, "filename", "image")))
+        return Image.fromarray(scaled.numpy()) if values.max() <= 1.0 else image
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))

@@ -146,6 +146,14 @@ def test_pixels_that_are_not_finite_are_refused_by_the_name_of_their_image(tmp_p
             load_images([tmp_path / name])
 
 
+def test_floats_of_a_tiff_are_shares_of_white_or_bytes(tmp_path: Path) -> None:
+    ramp = np.linspace(0.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+    for values in (ramp, ramp * 255.0):
+        Image.fromarray(values).save(tmp_path / "grey.tif")
+        seen = decode_image(tmp_path / "grey.tif")[..., 0].float() / 255.0
+        assert (seen - torch.from_numpy(ramp)).abs().max() <= 1.0 / 255.0
+
+
 def test_missing_files_and_bad_arguments() -> None:
     with pytest.raises(InputError, match="no such file"):
         decode_image("nowhere.png")
