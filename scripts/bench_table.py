@@ -292,8 +292,8 @@ def ops() -> str:
     return listed(rows, headers | {"with gradients": "{total_ratio:.1f}"})
 
 
-def kernels() -> str:
-    rows = values("h200/step_profile")["as configured"]["kernels"]
+def kernels(name: str) -> str:
+    rows = values(name)["as configured"]["kernels"]
     return listed(rows, {"kernel": "`{kernel}`", "us a step": "{us_per_step:.0f}", "launches": "{launches_per_step:g}"})
 
 
@@ -420,6 +420,22 @@ def captures(name: str) -> str:
     return table(["capture", "size", "preset", "flags", "steps", "views", "held out, dB (one per seed)"], rows)
 
 
+def choices(name: str) -> str:
+    """Variants that were trained for some seconds, by scene; `FAST` is said below the table."""
+    fast = "sampler.coarse-samples=64,64 sampler.n-samples=32 train.max-rays=32768 train.batch-samples=1048576 "
+    fast += "field.n-levels=10 field.max-resolution=8192 field.log2-entries=21"
+    rows = []
+    for row in values(name):
+        if "error" in row:
+            continue
+        given = row["flags"].replace(fast, "FAST")
+        cells = [row["scene"], f"{row['seconds']:.0f}", f"`{given}`" if given else "", row.get("note", "")]
+        ssim = row.get("ssim")
+        cells += [f"{row['seconds'] / row['steps'] * 1e3:.2f}", f"{row['psnr']['as configured']:.2f}"]
+        rows.append([*cells, "" if ssim is None else f"{ssim:.3f}"])
+    return table(["scene", "s", "flags", "", "ms a step", "held out, dB", "SSIM"], rows)
+
+
 def same_memory() -> str:
     found = values("h200/precision_ngp_memory")
     columns = {"precision": "{kind}", "samples a step": "{batch_samples:,}", "memory": "{peak_bytes:MB}"}
@@ -529,7 +545,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu_figures,
     "cpu": cpu_figures,
     "ops": ops,
-    "kernels": kernels,
+    "kernels": lambda: kernels("h200/step_profile"),
+    "kernels-capture": lambda: kernels("h200/capture_profile"),
+    "choices-ngp": lambda: choices("h200/ngp_choice"),
+    "choices-captures": lambda: choices("h200/captures_choice"),
     "frames": frames,
     "scenes": scenes,
     "ablation-h200": lambda: ablation(values("h200/ablation")),
