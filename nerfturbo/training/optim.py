@@ -117,7 +117,7 @@ def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None
     names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
-    narrow = narrow and group.is_table
+    narrow = narrow and group.is_table and not group.rule.skip_untouched  # voxels stay wide
     grads = torch.zeros_like(values, dtype=torch.float16 if narrow else None)
     state = AdamState.of(values, step)
     lr = torch.tensor(group.rate, device=values.device)
