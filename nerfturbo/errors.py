@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -42,6 +41,8 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     >>> did_you_mean("trian", ["train", "eval"]), did_you_mean("x", ["train"])
     ('did you mean train?', '')
     """
+    import difflib
+
     near = difflib.get_close_matches(word, list(options), 1)
     return f"did you mean {near[0]}?" if near else ""
 
