@@ -290,10 +290,18 @@ from nerfacc.pdf import _sample_from_weighted
 from nerfacc.scan import inclusive_sum
 from nerfacc.volrend import accumulate_along_rays_
 assert OccGridEstimator is Same and nerfacc.__version__ == "0.5.3"
+import nerfacc.ray_marching, nerfacc.vol_rendering
+from nerfacc.cdf import ray_resampling
+from nerfacc.contraction import ContractionType, contract, contract_inv
+from nerfacc.grid import Grid, OccupancyGrid, query_grid, traverse_grids
+from nerfacc.intersection import ray_aabb_intersect
+from nerfacc.pack import pack_data, unpack_data, unpack_info
+from nerfacc.ray_marching import ray_marching
+assert callable(nerfacc.ray_marching) and nerfacc.vol_rendering.rendering is rendering
 nerfturbo.compat.install("nerfacc")
 nerfturbo.compat.install("nerfacc", package="nerfacc_packed")
 import nerfacc
-assert nerfacc.unpack_info and not hasattr(nerfacc, "OccGridEstimator")
+assert nerfacc.unpack_info and nerfacc.OccGridEstimator and nerfacc.__version__ == "0.2.4"
 from nerfacc.contraction import ContractionType, contract_inv
 from nerfacc.grid import Grid, OccupancyGrid
 from nerfacc.ray_marching import ray_marching

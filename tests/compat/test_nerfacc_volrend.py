@@ -226,7 +226,7 @@ def test_distortion_is_the_double_sum_of_the_paper():
         (lambda: nerfacc.inclusive_sum(torch.ones(3), indices=torch.tensor([1, 0, 0])), "ascending"),
         (lambda: nerfacc.inclusive_sum(torch.ones(3), packed_info=torch.tensor([[0, 1], [2, 1]])), "follow"),
         (lambda: nerfacc.inclusive_sum(torch.ones(1), torch.tensor([[0, 1]]), torch.tensor([0])), "only one"),
-        (lambda: nerfacc.accumulate_along_rays(torch.ones(2), None, torch.tensor([0, 1])), "n_rays"),
+        (lambda: nerfacc.accumulate_along_rays(torch.ones(2), None, torch.tensor([0, 1, 1]), 2), "weights"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_named(call, word: str):

@@ -1,4 +1,4 @@
-"""The names, parameters and defaults of nerfacc 0.5.3 and of tiny-cuda-nn's torch modules, as their users call them."""
+"""The names, parameters and defaults of nerfacc 0.5.3, of what only 0.3 had, and of tiny-cuda-nn's torch modules."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ SIGNATURES = {
     nerfacc.rendering: {
         "t_starts": NO, "t_ends": NO, "ray_indices": None, "n_rays": None,
         "rgb_sigma_fn": None, "rgb_alpha_fn": None, "render_bkgd": None,
+    },
+    nerfacc.render_visibility: {"alphas": NO, **WHERE, **THRESHOLDS},
+    nerfacc.pack_data: {"data": NO, "mask": NO},
+    nerfacc.unpack_data: {"packed_info": NO, "data": NO, "n_samples": None},
+    nerfacc.ray_resampling: {"packed_info": NO, "t_starts": NO, "t_ends": NO, "weights": NO, "n_samples": NO},
+    nerfacc.query_grid: {"samples": NO, "grid_roi": NO, "grid_values": NO, "grid_type": NO},
+    nerfacc.contract: {"x": NO, "roi": NO, "type": nerfacc.ContractionType.AABB},
+    nerfacc.OccupancyGrid: {"roi_aabb": NO, "resolution": 128, "contraction_type": nerfacc.ContractionType.AABB},
+    nerfacc.OccupancyGrid.every_n_step: {"self": NO, **LEARN, "n": 16},
+    nerfacc.ray_marching: {
+        "rays_o": NO, "rays_d": NO, "t_min": None, "t_max": None, "scene_aabb": None, "grid": None, "sigma_fn": None,
+        "alpha_fn": None, "early_stop_eps": 1e-4, "alpha_thre": 0.0, "near_plane": None, "far_plane": None,
+        "render_step_size": 1e-3, "stratified": False, "cone_angle": 0.0,
     },
     nerfacc.distortion: {"weights": NO, "t_starts": NO, "t_ends": NO, "ray_indices": NO, "n_rays": NO},
     nerfacc.searchsorted: {"sorted_sequence": NO, "values": NO},
@@ -97,11 +110,15 @@ def test_parameters_and_defaults_are_the_originals(thing) -> None:
 
 
 def test_every_name_of_all_exists() -> None:
-    for module in (nerfacc, tcnn):
+    for module in (nerfacc.volrend, nerfacc.grid, nerfacc.pdf, tcnn):
         assert all(hasattr(module, name) for name in module.__all__)
 
 
 MODULES = {
+    "cdf": ["ray_resampling"],
+    "contraction": ["ContractionType", "contract", "contract_inv"],
+    "intersection": ["ray_aabb_intersect"],
+    "vol_rendering": ["accumulate_along_rays", "render_visibility", "render_weight_from_density", "rendering"],
     "cameras": ["opencv_lens_undistortion"],
     "cuda": ["is_cub_available"],
     "data_specs": ["RayIntervals", "RaySamples"],
@@ -110,9 +127,18 @@ MODULES = {
     "estimators.occ_grid": ["OccGridEstimator"],
     "estimators.prop_net": ["PropNetEstimator", "get_proposal_requires_grad_fn", "_pdf_loss", "_lossfun_outer"],
     "estimators.vdb": ["VDBEstimator", "traverse_vdbs", "fVDB_ENABLED"],
-    "grid": ["ray_aabb_intersect", "traverse_grids", "_enlarge_aabb", "_query", "_ray_aabb_intersect"],
+    "grid": [
+        "Grid",
+        "OccupancyGrid",
+        "query_grid",
+        "ray_aabb_intersect",
+        "traverse_grids",
+        "_enlarge_aabb",
+        "_query",
+        "_ray_aabb_intersect",
+    ],
     "losses": ["distortion"],
-    "pack": ["pack_info"],
+    "pack": ["pack_data", "pack_info", "unpack_data", "unpack_info"],
     "pdf": ["importance_sampling", "searchsorted", "_sample_from_weighted"],
     "scan": ["inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod"],
     "version": ["__version__"],
@@ -134,6 +160,9 @@ def test_nerfaccs_modules_are_importable_without_install() -> None:
         module = importlib.import_module(f"nerfturbo.compat.nerfacc.{name}")
         assert all(hasattr(module, member) for member in members), name
         assert not name.startswith("cuda") or module.is_cub_available()
+    from nerfturbo.compat.nerfacc.ray_marching import ray_marching
+
+    assert ray_marching is nerfacc.ray_marching  # the function, as in nerfacc: it has its module's name
     paths = [f"nerfturbo.compat.nerfacc.{name}" for name in MODULES] + ["nerfturbo.compat.tinycudann.modules"]
     run = subprocess.run([sys.executable, "-c", IMPORTS, *paths], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -1,46 +1,29 @@
-"""OpenCV's lens models, of `data.lenses`, with nerfacc's Newton steps back; nothing here waits for the device."""
-
-from __future__ import annotations
+"""OpenCV's lens models with nerfacc's names: those of `data.lenses`, whose Newton steps wait for no device."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...data.lenses import fisheye_radius, opencv_points
-from ...errors import InputError
+from ...data.lenses import LENS_MODELS, CameraModel
+from ...errors import refuse
+
+__all__ = ["opencv_lens_undistortion", "opencv_lens_undistortion_fisheye"]
 
 
 @torch.no_grad()
 def opencv_lens_undistortion(uv: Tensor, params: Tensor, eps: float = 1e-6, iters: int = 10) -> Tensor:
     """(..., 2) undistorted points on the plane at depth 1, for params (..., n) or (n,).
 
-    n is 0 (nothing to undo), 1 (k1), 2 (k1 k2), 4 (k1 k2 p1 p2) or 8 (k1 k2 p1 p2 k3 k4 k5 k6). A step is left out
-    where the Jacobian's determinant is below `eps`. Not differentiable.
+    n is 0 (nothing to undo), 1 (k1), 2 (k1 k2), 4 (k1 k2 p1 p2) or 8 (k1 k2 p1 p2 k3 k4 k5 k6). Not differentiable.
+    `eps` and `iters` are accepted and not needed: there are always as many steps as float32 can use.
     """
-    _check(uv, params, (0, 1, 2, 4, 8))
-    if params.shape[-1] == 0:
-        return uv
-    found = uv
-    for _ in range(iters):
-        moved, (xx, xy, yx, yy) = _distort(found, params)
-        error_x, error_y = (moved - uv).unbind(-1)
-        determinant = xx * yy - xy * yx
-        step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1) / determinant[..., None]
-        found = found - torch.where(determinant.abs()[..., None] > eps, step, torch.zeros_like(step))
-    return found
+    return _through("opencv", uv, params, (0, 1, 2, 4, 8), back=True)
 
 
 @torch.no_grad()
 def opencv_lens_undistortion_fisheye(uv: Tensor, params: Tensor, eps: float = 1e-6, iters: int = 10) -> Tensor:
-    """(..., 2) undistorted points for fisheye params (..., 4) or (4,): k1 k2 k3 k4. Not differentiable."""
-    _check(uv, params, (4,))
-    distorted = torch.linalg.vector_norm(uv, dim=-1)
-    angle = distorted
-    for _ in range(iters):
-        value, slope = fisheye_radius(angle, params)
-        step = torch.where(slope.abs() > eps, (value - distorted) / slope, torch.zeros_like(slope))
-        angle = angle - step
-    scale = torch.where(distorted > eps, torch.tan(angle) / distorted.clamp_min(eps), torch.ones_like(angle))
-    return uv * scale[..., None]
+    """`opencv_lens_undistortion` of a fisheye lens: params (..., 4) or (4,) are k1 k2 k3 k4."""
+    return _through("fisheye", uv, params, (4,), back=True)
 
 
 _opencv_lens_undistortion = opencv_lens_undistortion
@@ -48,26 +31,20 @@ _opencv_lens_undistortion = opencv_lens_undistortion
 
 def _opencv_lens_distortion(uv: Tensor, params: Tensor) -> Tensor:
     """Where the lens puts undistorted points (..., 2)."""
-    _check(uv, params, (0, 1, 2, 4, 8))
-    return _distort(uv, params)[0]
+    return _through("opencv", uv, params, (0, 1, 2, 4, 8), back=False)
 
 
 def _opencv_lens_distortion_fisheye(uv: Tensor, params: Tensor, eps: float = 1e-10) -> Tensor:
     """Where a fisheye lens puts undistorted points (..., 2)."""
-    _check(uv, params, (4,))
-    radius = torch.linalg.vector_norm(uv, dim=-1)
-    moved = fisheye_radius(torch.atan(radius), params)[0]
-    scale = torch.where(radius > eps, moved / radius.clamp_min(eps), torch.ones_like(radius))
-    return uv * scale[..., None]
+    return _through("fisheye", uv, params, (4,), back=False)
 
 
-def _check(uv: Tensor, params: Tensor, sizes: tuple[int, ...]) -> None:
-    if uv.shape[-1] != 2:
-        raise InputError("uv", "shape (..., 2)", str(tuple(uv.shape)))
-    if params.shape[-1] not in sizes:
-        raise InputError("params", f"{', '.join(map(str, sizes))} coefficients", str(params.shape[-1]))
-
-
-def _distort(uv: Tensor, params: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Distorted points, and the Jacobian's xx, xy, yx and yy."""
-    return opencv_points(uv, torch.nn.functional.pad(params, (0, 8 - params.shape[-1])))
+def _through(model: CameraModel, uv: Tensor, params: Tensor, sizes: tuple[int, ...], *, back: bool) -> Tensor:
+    refuse(uv.shape[-1] != 2, "uv", "shape (..., 2)", tuple(uv.shape))
+    n, lens, points = params.shape[-1], LENS_MODELS[model], uv.reshape(-1, 2)
+    refuse(n not in sizes, "params", f"{', '.join(map(str, sizes))} coefficients", n)
+    coefficients = pad(params, (0, 8 - n)).expand(*uv.shape[:-1], 8).reshape(-1, 8)
+    if back:
+        directions = lens.unproject(points, coefficients)
+        return (directions[:, :2] / directions[:, 2:]).view(uv.shape)
+    return lens.project(pad(points, (0, 1), value=1.0), coefficients).view(uv.shape)

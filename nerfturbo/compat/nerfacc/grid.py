@@ -1,38 +1,34 @@
 """Boxes and grids met by rays; nothing here is differentiable. Nested cubes of cells, each box twice as large as the
 one before, are marched by kernels; other boxes, other resolutions and the walk from cell to cell in plain torch."""
 
-from __future__ import annotations
-
-import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ...ops import march
+from ...ops._checks import check_shape
 from ...ops.march import OccupancyBits, StepRule, pack_bits
 from ...ops.march.reference import inverse_lattice, lattice
 from ...types import Aabb, PackedSamples
-from ._rays import (
-    RayIntervals,
-    RaySamples,
-    indices_of,
-    offsets_of_counts,
-    packed_info_of,
-    recall,
-    remember,
-    remembered,
-    version_of,
-)
+from . import _rays
+from ._rays import RayIntervals, RaySamples, or_older, packed_info_of
+
+__all__ = ["ray_aabb_intersect", "traverse_grids"]
 
 TESTED_AT_ONCE = 1 << 22  # points held in memory at a time
 MOST_REMEMBERED = 1 << 26  # samples of a walk that may be kept for its next steps: 0.8 GB
+FAR = 1e10  # where nerfacc's unbounded rays end
 NESTED_TOLERANCE = 1e-5  # of a box's size
 
 
+def _one_box_intersect(rays_o: Tensor, rays_d: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
+    return ray_aabb_intersect(rays_o, rays_d, aabb)
+
+
+@or_older(_one_box_intersect)
 @torch.no_grad()
 def ray_aabb_intersect(
     rays_o: Tensor,
@@ -41,19 +37,22 @@ def ray_aabb_intersect(
     near_plane: float = -float("inf"),
     far_plane: float = float("inf"),
     miss_value: float = float("inf"),
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """t_mins, t_maxs and hits, each (n_rays, m), of rays (n_rays, 3) and boxes (m, 6) of low and high corners.
 
-    A box behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far.
+    A box behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far. For one box (6,) as
+    until nerfacc 0.3: t_min and t_max (n_rays,), from 0 on, and 1e10 for a miss.
 
     >>> origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
     >>> t_min, t_max, hit = ray_aabb_intersect(origins, directions, torch.tensor([[-1.0, -1, -1, 1, 1, 1]]))
     >>> t_min.tolist(), t_max.tolist(), hit.tolist()
     ([[2.0]], [[4.0]], [[True]])
     """
+    if aabbs.dim() == 1:
+        t_mins, t_maxs, _ = ray_aabb_intersect(rays_o, rays_d, aabbs[None], 0.0, far_plane, FAR)
+        return t_mins[:, 0], t_maxs[:, 0]
     for name, value, width in (("rays_o", rays_o, 3), ("rays_d", rays_d, 3), ("aabbs", aabbs, 6)):
-        if value.dim() != 2 or value.shape[-1] != width:
-            raise InputError(name, f"shape (n, {width})", str(tuple(value.shape)))
+        check_shape(name, value, ("n", width))
     origins, directions = rays_o[:, None, :], rays_d[:, None, :]
     low, high = aabbs[None, :, :3], aabbs[None, :, 3:]
     first, second = (low - origins) / directions, (high - origins) / directions
@@ -96,24 +95,24 @@ def traverse_grids(
     `over_allocate` and the precomputed intersections are accepted and not needed.
     """
     n_rays = rays_o.shape[0]
-    if binaries.dim() != 4 or aabbs.dim() != 2 or aabbs.shape != (binaries.shape[0], 6):
-        got = f"{tuple(binaries.shape)} and {tuple(aabbs.shape)}"
-        raise InputError("binaries and aabbs", "shapes (m, x, y, z) and (m, 6)", got)
+    check_shape("binaries", binaries, ("m", "x", "y", "z"))
+    check_shape("aabbs", aabbs, (binaries.shape[0], 6))
     limit = traverse_steps_limit or -1
-    if over_allocate and limit <= 0:
-        raise InputError("traverse_steps_limit", "a positive number with over_allocate", str(traverse_steps_limit))
+    refuse(bool(over_allocate) and limit <= 0, "traverse_steps_limit", "a positive number with over_allocate", limit)
     near = rays_o.new_zeros(n_rays) if near_planes is None else near_planes
     far = rays_o.new_full((n_rays,), float("inf")) if far_planes is None else far_planes
     planes = Planes(near, far, step_size or 0.0, cone_angle or 0.0)
     grids = Grids(binaries, aabbs)
     if limit > 0:
-        walk = None if near_planes is None else recall(near_planes, "walk")
         sources = [rays_o, rays_d, *grids] + ([] if far_planes is None else [far_planes])
-        if walk is None or not walk.goes_on(planes, sources):
-            walk = Walk.start(rays_o, rays_d, grids, planes, sources)
+        key = planes.step_size, planes.cone_angle, *((id(source), _rays.version_of(source)) for source in sources)
+        walk = None if near_planes is None else _rays.recall(near_planes, "walk")
+        if walk is None or walk.key != key:
+            samples, exits = traverse(rays_o, rays_d, grids, planes)
+            walk = Walk(samples, samples.offsets[:-1], exits, key, sources)
         samples, exits, walk = walk.next_steps(near, rays_mask, limit)
         if walk.samples.capacity <= MOST_REMEMBERED:
-            remember(exits, "walk", walk)
+            _rays.remember(exits, "walk", walk)
     else:
         if rays_mask is not None:
             planes = planes._replace(far=torch.where(rays_mask, far, near))
@@ -125,7 +124,7 @@ def _as_segments(samples: PackedSamples) -> tuple[RayIntervals, RaySamples]:
     """Touching samples share an edge; so there are as many edges as samples and runs of touching samples."""
     t_starts, t_ends, offsets = samples.t_starts, samples.t_ends, samples.offsets
     n, device = t_starts.shape[0], t_starts.device
-    rays, rows = indices_of(offsets, n), torch.arange(n, device=device)
+    rays, rows = _rays.indices_of(offsets, n), torch.arange(n, device=device)
     gap = (t_starts - t_ends.roll(1)).abs() > 0.25 * (t_ends - t_starts)
     opens = gap | (rows == offsets[rays])
     runs = torch.cumsum(opens, 0)
@@ -136,7 +135,7 @@ def _as_segments(samples: PackedSamples) -> tuple[RayIntervals, RaySamples]:
     is_right = torch.zeros(n_edges, dtype=torch.bool, device=device).index_fill(0, right, True)
     is_left = torch.zeros_like(is_right).index_fill(0, right - 1, True)
     edge_offsets = offsets + torch.nn.functional.pad(runs, (1, 0))[offsets.long()].int()
-    owners = indices_of(edge_offsets, n_edges)
+    owners = _rays.indices_of(edge_offsets, n_edges)
     intervals = RayIntervals(vals, packed_info_of(edge_offsets), owners, is_left, is_right)
     valid = torch.ones_like(rays, dtype=torch.bool)
     return intervals, RaySamples(samples.midpoints(), packed_info_of(offsets), rays, valid)
@@ -149,18 +148,13 @@ def _enlarge_aabb(aabb: Tensor, factor: float) -> Tensor:
 
 
 def _query(x: Tensor, data: Tensor, base_aabb: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (n,) of nested grids (m, x, y, z), each twice as large as the one before, at points (n, 3); and which
-    points lie inside the outermost box. Points outside have the value 0."""
-    low, high = base_aabb[:3], base_aabb[3:]
-    unit = (x - (low + high) * 0.5) / (high - low)  # [-0.5, 0.5] inside the first box
-    size = unit.abs().amax(-1).clamp_min(0.1)
-    level = (torch.frexp(size).exponent.long() + 1).clamp_min(0)
-    inside = level < data.shape[0]
-    resolution = torch.tensor(data.shape[1:], device=x.device)
-    cell = ((unit / torch.pow(2.0, level.to(x.dtype))[:, None] + 0.5) * resolution).long()
-    cell = torch.minimum(cell.clamp_min(0), resolution - 1)
-    level = level.clamp_max(data.shape[0] - 1)
-    return data[level, cell[:, 0], cell[:, 1], cell[:, 2]] * inside, inside
+    """`values_at` points (n, 3) of nested grids (m, x, y, z), each twice as large as the one before."""
+    boxes = [_enlarge_aabb(base_aabb, 2.0**level) for level in range(data.shape[0])]
+    return values_at(Grids(data, torch.stack(boxes)), x)
+
+
+Span = tuple[Tensor, Tensor]  # (n_rays,) from where to where
+Test = Callable[[Tensor], Tensor]  # points (..., 3) -> (...,) bool
 
 
 class Grids(NamedTuple):
@@ -197,7 +191,9 @@ def traverse(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes) 
         return _cell_stretches(origins, directions, grids, enter, leave), leave
     occupancy = occupancy_bits(grids)
     if occupancy is None or origins.shape[0] == 0:
-        return lattice_samples(origins, directions, planes, enter, leave, partial(is_occupied, grids)), leave
+        return lattice_samples(
+            origins, directions, planes, (enter, leave), lambda points: values_at(grids, points)[0].bool()
+        ), leave
     # The lattice starts at every ray's own near plane.
     begin = inverse_lattice(planes.rule, near.clamp_min(0.0))
     limits = torch.stack([near, far], dim=-1)
@@ -210,10 +206,10 @@ def occupancy_bits(grids: Grids) -> OccupancyBits | None:
     resolution, levels = binaries.shape[1], binaries.shape[0]
     if set(binaries.shape[1:]) != {resolution} or resolution % 4 or levels > 16:
         return None
-    box = remembered(aabbs, "nested", lambda: (_nested_box(aabbs),))[0]
+    box = _rays.remembered(aabbs, "nested", lambda: (_nested_box(aabbs),))[0]
     if box is None:
         return None
-    bits = remembered(binaries, "bits", lambda: pack_bits(binaries.reshape(-1).bool()))
+    bits = _rays.remembered(binaries, "bits", lambda: pack_bits(binaries.reshape(-1).bool()))
     return OccupancyBits(bits, box, resolution, levels)
 
 
@@ -231,40 +227,34 @@ def _nested_box(aabbs: Tensor) -> Aabb | None:
     return Aabb(tuple(low), tuple(high))
 
 
-def is_occupied(grids: Grids, points: Tensor) -> Tensor:
-    """(...,) bool for points (..., 3): the first box that holds a point decides; outside all boxes is empty."""
-    result = torch.zeros(points.shape[:-1], dtype=torch.bool, device=points.device)
+def values_at(grids: Grids, points: Tensor) -> tuple[Tensor, Tensor]:
+    """(...,) value of the cell of the first box that holds each point (..., 3), 0 outside all; and which are inside."""
+    anywhere = torch.zeros(points.shape[:-1], dtype=torch.bool, device=points.device)
+    result = anywhere.to(grids.binaries.dtype)
     for level in reversed(range(grids.binaries.shape[0])):
         low, high = grids.aabbs[level].to(points.dtype).view(2, 3)
         inside, value = cell_values((points - low) / (high - low), grids.binaries[level])
-        result = torch.where(inside, value, result)
-    return result
+        result, anywhere = torch.where(inside, value, result), anywhere | inside
+    return result, anywhere
 
 
-def cell_values(unit: Tensor, binary: Tensor) -> tuple[Tensor, Tensor]:
-    """Which points (..., 3) lie in [0, 1]^3, and whether the cell (x, y, z) of each is occupied."""
-    resolution = torch.tensor(binary.shape, device=unit.device)
+def cell_values(unit: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    """Which points (..., 3) lie in [0, 1]^3, and the value of each one's cell (x, y, z)."""
+    resolution = torch.tensor(grid.shape, device=unit.device)
     cell = torch.minimum((unit.clamp(0.0, 1.0) * resolution).long(), resolution - 1)
-    return ((unit >= 0.0) & (unit <= 1.0)).all(-1), binary[cell[..., 0], cell[..., 1], cell[..., 2]].bool()
+    return ((unit >= 0.0) & (unit <= 1.0)).all(-1), grid[cell[..., 0], cell[..., 1], cell[..., 2]]
 
 
 def lattice_samples(
-    origins: Tensor,
-    directions: Tensor,
-    planes: Planes,
-    enter: Tensor,
-    leave: Tensor,
-    keep: Callable[[Tensor], Tensor],
-    most_steps: int | None = None,
+    origins: Tensor, directions: Tensor, planes: Planes, span: Span, keep: Test, most_steps: int | None = None
 ) -> PackedSamples:
-    """Every step of every ray between `enter` and `leave` whose midpoint (..., 3) `keep` wants."""
-    rule = planes.rule
+    """Every step of every ray within its span whose midpoint (..., 3) passes the test `keep`."""
+    rule, (enter, leave) = planes.rule, span
     begin, enter_at, last = (inverse_lattice(rule, t.clamp_min(0.0)) for t in (planes.near, enter, leave))
     first = begin + (enter_at - begin).floor().sub(1).clamp_min(0.0)
     n_steps = int((last - first).clamp_min(0).max().ceil().item()) if origins.shape[0] else 0
-    if most_steps is not None and n_steps > most_steps:
-        expected = f"at most {most_steps} steps along a ray"
-        raise InputError("far_plane", expected, str(n_steps), "give a far_plane or a cone_angle")
+    bad, expected = most_steps is not None and n_steps > most_steps, f"at most {most_steps} steps along a ray"
+    refuse(bad, "far_plane", expected, n_steps, "give a far_plane or a cone_angle")
     order = torch.arange(n_steps + 2, device=origins.device, dtype=origins.dtype)
 
     def pieces(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -293,7 +283,7 @@ def _cell_stretches(origins: Tensor, directions: Tensor, grids: Grids, enter: Te
         t = torch.minimum(torch.maximum(t, bounds[:, :1]), bounds[:, 1:]).sort(-1).values
         t0, t1 = t[:, :-1], t[:, 1:]
         points = origins[rays, None] + directions[rays, None] * ((t0 + t1) * 0.5)[..., None]
-        return t0, t1, (t1 - t0 > 1e-6 * t1.abs().clamp_min(1e-3)) & is_occupied(grids, points)
+        return t0, t1, (t1 - t0 > 1e-6 * t1.abs().clamp_min(1e-3)) & values_at(grids, points)[0].bool()
 
     return _collect(origins[:, 0], face.shape[0], pieces)
 
@@ -315,35 +305,21 @@ class Walk(NamedTuple):
     samples: PackedSamples
     cursor: Tensor  # (n_rays,) the next sample of each ray
     exits: Tensor  # (n_rays,) where each ray leaves the grids
-    sources: tuple[tuple[weakref.ref[Tensor], int], ...]  # rays, grids and far planes, and their versions
-    step: tuple[float, float]
+    key: tuple[object, ...]  # its steps, and what it was made of: another walk, or a changed grid, has another one
+    sources: list[Tensor]  # kept, so that what the key says of them stays true
 
-    @staticmethod
-    def start(origins: Tensor, directions: Tensor, grids: Grids, planes: Planes, sources: Sequence[Tensor]) -> Walk:
-        samples, exits = traverse(origins, directions, grids, planes)
-        seen = tuple((weakref.ref(value), version_of(value)) for value in sources)
-        return Walk(samples, samples.offsets[:-1], exits, seen, (planes.step_size, planes.cone_angle))
-
-    def goes_on(self, planes: Planes, sources: Sequence[Tensor]) -> bool:
-        """Whether the walk is one of these rays through these grids, and nothing has been written to since."""
-        same = self.step == (planes.step_size, planes.cone_angle) and len(self.sources) == len(sources)
-        return same and all(
-            source() is value and version == version_of(value)
-            for (source, version), value in zip(self.sources, sources, strict=True)
-        )
-
-    def next_steps(self, near: Tensor, mask: Tensor | None, limit: int) -> tuple[PackedSamples, Tensor, Walk]:
+    def next_steps(self, near: Tensor, mask: Tensor | None, limit: int) -> "tuple[PackedSamples, Tensor, Walk]":
         """The next `limit` samples of each ray in the mask, where each ray stops then, and the walk from there on."""
         counts = (self.samples.offsets[1:] - self.cursor).clamp_max(limit)
         counts = counts if mask is None else torch.where(mask, counts, 0)
-        offsets = offsets_of_counts(counts)
+        offsets = _rays.offsets_of_counts(counts)
         total = int(offsets[-1]) if counts.numel() else 0
-        rays = indices_of(offsets, total)
+        rays = _rays.indices_of(offsets, total)
         rows = torch.arange(total, device=offsets.device) - offsets[rays] + self.cursor[rays]
         samples = PackedSamples(self.samples.t_starts[rows], self.samples.t_ends[rows], rays.int(), offsets)
         stops = self.exits if mask is None else torch.where(mask, self.exits, near)
         if total:
             last = samples.t_ends[(offsets[1:] - 1).clamp_min(0).long()]
             stops = torch.where(counts == limit, last, stops)
-        stops = stops.clone()  # a tensor of its own, for the walk to be remembered with
+        stops = stops.clone()  # a tensor of its own, for the walk to be _rays.remembered with
         return samples, stops, self._replace(cursor=self.cursor + counts)

@@ -1,12 +1,19 @@
 """Searching and resampling along rays, batched or flattened. Nothing here is differentiable."""
 
-from __future__ import annotations
+from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import InputError
-from ._rays import RayIntervals, RaySamples, offsets_of, offsets_of_counts, packed_info_of
+from ...errors import InputError, refuse
+from ...ops import packed_cumsum, packed_sum
+from . import _rays
+from ._rays import RayIntervals, RaySamples, packed_info_of
+
+__all__ = ["importance_sampling", "ray_resampling", "searchsorted"]
+
+Limit = float | Tensor
 
 
 @torch.no_grad()
@@ -23,19 +30,18 @@ def searchsorted(
     >>> [ids.tolist() for ids in searchsorted(key, query)]
     [[0, 3, 3], [1, 4, 4]]
     """
-    keys, queries = sorted_sequence.vals, values.vals
-    if keys.dim() > 1 and queries.dim() > 1 and keys.shape[-1] > 1:
-        right = torch.searchsorted(keys[..., :-1].contiguous(), queries.contiguous(), right=True).clamp_min(1)
-        return right - 1, right
-    first, count = _chunks(sorted_sequence)
-    rays = _rays_of(values)
-    base, last = first[rays], (first + count - 1)[rays]
-    right = _upper_bound(keys.reshape(-1), base, last, queries.reshape(-1))
-    right = torch.minimum(torch.maximum(right, base + 1), torch.maximum(last, base))
-    left = torch.maximum(right - 1, base)
-    if queries.dim() > 1:
-        left, right = left - base, right - base
-    return left.view(queries.shape), right.view(queries.shape)
+    (keys, first, last), (queries, _, n) = (_padded(part, part.vals) for part in (sorted_sequence, values))
+    n_rays = queries.shape[0]  # fewer than of the keys, where the last rays have no values
+    first, last = (part[:n_rays] if isinstance(part, Tensor) else part for part in (first, last))
+    right = torch.searchsorted(keys[:n_rays, :-1].contiguous(), queries.contiguous(), right=True)
+    right = right.clamp_min(1).clamp(max=last).clamp_min(0)
+    left = (right - 1).clamp_min(0)
+    if values.vals.dim() > 1:
+        return left.view(values.vals.shape), right.view(values.vals.shape)
+    if sorted_sequence.vals.dim() > 1:
+        first = torch.arange(n_rays, device=keys.device)[:, None] * keys.shape[1]
+    real = torch.arange(queries.shape[1], device=queries.device) <= n
+    return (left + first)[real], (right + first)[real]
 
 
 @torch.no_grad()
@@ -54,122 +60,93 @@ def importance_sampling(
     >>> new.vals.tolist(), centres.vals.tolist()
     ([[0.0, 1.0, 2.0]], [[0.5, 1.5]])
     """
-    if cdfs.shape != intervals.vals.shape:
-        raise InputError("cdfs", f"shape {tuple(intervals.vals.shape)}, as the edges", str(tuple(cdfs.shape)))
-    if isinstance(n_intervals_per_ray, Tensor):
-        return _resample_ragged(intervals, cdfs, n_intervals_per_ray.reshape(-1).long(), stratified)
-    number = int(n_intervals_per_ray)
-    if number < 1:
-        raise InputError("n_intervals_per_ray", "at least 1", str(number))
-    if intervals.vals.dim() == 1:
-        counts = torch.full_like(_chunks(intervals)[1], number)
-        edges, centres = _resample_ragged(intervals, cdfs, counts, stratified)
-        return RayIntervals(edges.vals.view(-1, number + 1)), RaySamples(centres.vals.view(-1, number))
-    old, batch = intervals.vals.flatten(0, -2), intervals.vals.shape[:-1]
-    low, high, cdfs = old[:, :1], old[:, -1:], cdfs.flatten(0, -2)
-    order = torch.arange(number, device=cdfs.device, dtype=cdfs.dtype)
-    share = (order + _bias(cdfs, old.shape[0], stratified)) / number
+    shape = intervals.vals.shape
+    refuse(cdfs.shape != shape, "cdfs", f"shape {tuple(shape)}, as the edges", tuple(cdfs.shape))
+    (old, _, last), (cdfs, _, _) = _padded(intervals, intervals.vals), _padded(intervals, cdfs)
+    ragged = isinstance(n_intervals_per_ray, Tensor)
+    n = n_intervals_per_ray.reshape(-1, 1).long() if ragged else int(n_intervals_per_ray)
+    width = int(n) if not isinstance(n, Tensor) else max(1, int(n.max())) if n.numel() else 1
+    refuse(width < 1, "n_intervals_per_ray", "at least 1", width)
+    order = torch.arange(width, device=cdfs.device)
+    bias = torch.rand(len(cdfs), 1, device=cdfs.device, dtype=cdfs.dtype) if stratified else 0.5
+    share = (order.to(cdfs.dtype) + bias) / n
     wanted = cdfs[:, :1] + share * (cdfs[:, -1:] - cdfs[:, :1])
-    above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp_max(cdfs.shape[1] - 1)
+    above = torch.searchsorted(cdfs.contiguous(), wanted, right=True).clamp(max=last).clamp_min(0)
     below = (above - 1).clamp_min(0)
     c0, c1 = cdfs.gather(1, below), cdfs.gather(1, above)
-    centres = _between(c0, c1, old.gather(1, below), old.gather(1, above), wanted)
-    edges = torch.cat([low, high], dim=-1) if number == 1 else _edges(centres, low, high)
-    return RayIntervals(edges.view(*batch, number + 1)), RaySamples(centres.view(*batch, number))
+    t0, t1, flat = old.gather(1, below), old.gather(1, above), c1 - c0 < 1e-10  # flat parts: their middle
+    centres = torch.where(flat, (t0 + t1) * 0.5, t0 + (wanted - c0) * (t1 - t0) / torch.where(flat, 1.0, c1 - c0))
+    low, high = old[:, :1], old[:, -1:]
+    if isinstance(n, Tensor):
+        return _ragged(centres, n, low, high)
+    edges = torch.cat([low, high], dim=-1) if width == 1 else _edges(centres, low, high)
+    batch = shape[:-1] or (-1,)
+    return RayIntervals(edges.view(*batch, width + 1)), RaySamples(centres.view(*batch, width))
 
 
-def _edges(centres: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+def _ragged(centres: Tensor, n: Tensor, low: Tensor, high: Tensor) -> tuple[RayIntervals, RaySamples]:
+    """The first n (n_rays, 1) of the centres of each ray, flattened, and their n + 1 edges; none have none."""
+    order = torch.arange(centres.shape[1] + 1, device=centres.device)
+    last, before = (centres.gather(1, (n - back).clamp_min(0)) for back in (1, 2))
+    beyond = torch.where(order[:-1] < n, centres, 2.0 * last - before)
+    edges = _edges(beyond, low, high).minimum(high) if centres.shape[1] > 1 else torch.cat([low, high], dim=-1)
+    edges = torch.where(n == 1, torch.where(order == 0, low, high), edges)
+    real, kept = order[:-1] < n, (order <= n) & (n > 0)
+    is_left, is_right = ((order < n).expand_as(kept)[kept], (order > 0).expand_as(kept)[kept])
+    n_edges = (n + 1) * (n > 0)
+    infos = [packed_info_of(_rays.offsets_of_counts(counts[:, 0])) for counts in (n_edges, n)]
+    return (
+        RayIntervals(edges[kept], infos[0], kept.nonzero()[:, 0], is_left, is_right),
+        RaySamples(centres[real], infos[1], real.nonzero()[:, 0]),
+    )
+
+
+@torch.no_grad()
+def ray_resampling(
+    packed_info: Tensor, t_starts: Tensor, t_ends: Tensor, weights: Tensor, n_samples: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """packed_info (n_rays, 2), t_starts and t_ends (all, 1): `n_samples` new samples on each ray that has any.
+
+    Their edges lie where the running sum of the weights (n,) or (n, 1), linear inside each sample, reaches
+    (j + 1/2) / (n_samples + 1) of its range. A ray without weight is resampled by its length in samples.
+    """
+    offsets, flat = _rays.offsets_of_packed_info(packed_info, t_starts.shape[0]), weights.reshape(-1)
+    counts, rays = offsets.diff(), _rays.indices_of(offsets, flat.shape[0])
+    total = packed_sum(flat.contiguous(), offsets)
+    flat = flat + ((1e-5 - total).clamp_min(0.0) / counts.clamp_min(1))[rays]
+    ends = packed_cumsum(flat, offsets, exclusive=False)
+    cdfs = torch.stack([ends - flat, ends], dim=-1).reshape(-1)
+    edges = RayIntervals(torch.cat([t_starts, t_ends], dim=-1).reshape(-1), packed_info_of(offsets * 2))
+    per_ray = torch.where(counts > 0, n_samples, 0)
+    centres = importance_sampling(edges, cdfs, per_ray + (counts > 0))[1].vals.view(-1, n_samples + 1)
+    new = packed_info_of(_rays.offsets_of_counts(per_ray)).to(packed_info.dtype)
+    return new, centres[:, :-1].reshape(-1, 1), centres[:, 1:].reshape(-1, 1)
+
+
+def _edges(centres: Tensor, low: Limit, high: Limit) -> Tensor:
     """(..., n + 1), n > 1: between the centres, and as far beyond the first and the last of them within the limits."""
     between = (centres[..., 1:] + centres[..., :-1]) * 0.5
     start, end = 2.0 * centres[..., :1] - between[..., :1], 2.0 * centres[..., -1:] - between[..., -1:]
     return torch.cat([start.clamp_min(low), between, end.clamp_max(high)], dim=-1)
 
 
-def _bias(cdfs: Tensor, n_rays: int, stratified: bool) -> Tensor:
-    """(n_rays, 1): where in its share of the distribution each centre of a ray lies, at random or in the middle."""
-    if stratified:
-        return torch.rand(n_rays, 1, device=cdfs.device, dtype=cdfs.dtype)
-    return cdfs.new_full((n_rays, 1), 0.5)
-
-
-def _resample_ragged(
-    intervals: RayIntervals, cdfs: Tensor, counts: Tensor, stratified: bool
-) -> tuple[RayIntervals, RaySamples]:
-    """`importance_sampling` of another number of intervals on each ray: n centres have n + 1 edges, none have none."""
-    (first, count), edges = _chunks(intervals), intervals.vals.reshape(-1)
-    each = torch.arange(first.shape[0], device=cdfs.device)
-    rays, n_edges = torch.repeat_interleave(each, counts), (counts + 1) * (counts > 0)
-    order = torch.arange(rays.shape[0], device=cdfs.device) - offsets_of_counts(counts)[rays]
-    share = (order + _bias(cdfs, first.shape[0], stratified)[rays, 0]) / counts[rays]
-    flat, base, last = cdfs.reshape(-1), first[rays], (first + count - 1)[rays]
-    wanted = flat[base] + share * (flat[last] - flat[base])
-    above = _upper_bound(flat, base, last, wanted)
-    below = torch.maximum(above - 1, base)
-    centres = _between(flat[below], flat[above], edges[below], edges[above], wanted)
-    low, high = edges[base], edges[last]
-    alone, is_first, is_last = counts[rays] == 1, order == 0, order == counts[rays] - 1
-    before, after = centres.roll(1), centres.roll(-1)
-    start = torch.where(is_first, torch.maximum(centres - (after - centres) * 0.5, low), (centres + before) * 0.5)
-    end = torch.minimum(centres + (centres - before) * 0.5, high)
-    start, end = torch.where(alone, low, start), torch.where(alone, high, end)
-    edge_offsets, owners = offsets_of_counts(n_edges), torch.repeat_interleave(each, n_edges)
-    at = (edge_offsets[rays] + order).long()
-    new = torch.zeros_like(owners, dtype=edges.dtype).scatter(0, at, start).scatter(0, at[is_last] + 1, end[is_last])
-    is_left, is_right = (torch.zeros_like(new, dtype=torch.bool).index_fill(0, at + i, True) for i in (0, 1))
-    return (
-        RayIntervals(new, packed_info_of(edge_offsets), owners, is_left, is_right),
-        RaySamples(centres, packed_info_of(offsets_of_counts(counts)), rays),
-    )
-
-
-def _between(c0: Tensor, c1: Tensor, t0: Tensor, t1: Tensor, wanted: Tensor) -> Tensor:
-    """Where the line from (t0, c0) to (t1, c1) reaches `wanted`; the middle, where it does not rise."""
-    flat_part = c1 - c0 < 1e-10
-    slope = (t1 - t0) / torch.where(flat_part, torch.ones_like(c0), c1 - c0)
-    return torch.where(flat_part, (t0 + t1) * 0.5, t0 + (wanted - c0) * slope)
-
-
-def _chunks(segments: RayIntervals | RaySamples) -> tuple[Tensor, Tensor]:
-    """First element and number of elements of each ray, (n_rays,) int64 each."""
-    vals = segments.vals
-    if vals.dim() > 1:
-        rays = torch.arange(vals.numel() // max(vals.shape[-1], 1), device=vals.device)
-        return rays * vals.shape[-1], torch.full_like(rays, vals.shape[-1])
-    offsets = offsets_of(vals, segments.packed_info, segments.ray_indices, None)
+def _padded(segments: RayIntervals | RaySamples, values: Tensor) -> tuple[Tensor, Any, Any]:
+    """Values (n_rays, longest) in the form of the segments, the last of a ray repeated. With them, for flattened ones:
+    where each ray begins, and the column of its last value, -1 for none, (n_rays, 1); for batched ones: numbers."""
+    if values.dim() > 1:
+        return values.flatten(0, -2), 0, values.shape[-1] - 1
+    offsets = _rays.offsets_of(values, segments.packed_info, segments.ray_indices, None)
     if offsets is None:
         raise InputError("packed_info", "packed_info or ray_indices beside flattened values", "neither")
-    info = packed_info_of(offsets)
-    return info[:, 0], info[:, 1]
-
-
-def _rays_of(segments: RayIntervals | RaySamples) -> Tensor:
-    """The ray of each element, flattened."""
-    if segments.vals.dim() == 1 and segments.ray_indices is not None:
-        return segments.ray_indices.long()
-    first, count = _chunks(segments)
-    rays = torch.arange(first.shape[0], device=first.device)
-    return torch.repeat_interleave(rays, count, output_size=segments.vals.numel())
-
-
-def _upper_bound(keys: Tensor, low: Tensor, high: Tensor, values: Tensor) -> Tensor:
-    """The first index in [low, high) whose key is larger than the value, else `high`; every query has its own range."""
-    if keys.shape[0] == 0:
-        return low
-    for _ in range(keys.shape[0].bit_length()):
-        middle = (low + high) // 2
-        beyond = (keys[middle.clamp_max(keys.shape[0] - 1)] > values) | (low >= high)
-        low, high = torch.where(beyond, low, middle + 1), torch.where(beyond, middle, high)
-        high = torch.maximum(low, high)
-    return low
+    first, count = packed_info_of(offsets).split(1, dim=-1)
+    if values.shape[0] == 0:
+        return values.new_zeros(first.shape[0], 1), first, count - 1
+    column = torch.arange(int(count.max()), device=values.device).clamp(max=(count - 1).clamp_min(0))
+    return values[(first + column).clamp_max(values.shape[0] - 1)], first, count - 1
 
 
 def _sample_from_weighted(
-    bins: Tensor,
-    weights: Tensor,
-    num_samples: int,
-    stratified: bool = False,
-    vmin: float | Tensor = -torch.inf,
-    vmax: float | Tensor = torch.inf,
+    bins: Tensor, weights: Tensor, num_samples: int, stratified: bool = False, vmin: Limit = -inf, vmax: Limit = inf
 ) -> tuple[Tensor, Tensor]:
     """Edges (..., n + 1) and centres (..., n) drawn from the histogram of weights (..., b) over bins (..., b + 1)."""
     total = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)

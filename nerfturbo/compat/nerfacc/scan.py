@@ -1,48 +1,39 @@
-"""Running sums and products along rays, over batched or flattened samples."""
+"""Running sums and products along rays, over batched or flattened samples. Differentiable, to any order.
 
-from __future__ import annotations
+>>> inputs, indices = torch.tensor([2.0, 3.0, 4.0]), torch.tensor([0, 0, 1])
+>>> [scan(inputs, indices=indices).tolist() for scan in (inclusive_sum, exclusive_sum)]
+[[2.0, 5.0, 4.0], [0.0, 2.0, 0.0]]
+>>> [scan(inputs, indices=indices).tolist() for scan in (inclusive_prod, exclusive_prod)]
+[[2.0, 6.0, 4.0], [1.0, 2.0, 1.0]]
+"""
 
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import refuse
 from ...ops import packed_cumsum
-from ._rays import offsets_of
+from ._rays import indices_of, offsets_of
+
+__all__ = ["exclusive_prod", "exclusive_sum", "inclusive_prod", "inclusive_sum"]
 
 
 def inclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
-    """The running sum of each ray, or along the last axis of batched inputs. Differentiable.
-
-    >>> inclusive_sum(torch.tensor([1.0, 2.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
-    [1.0, 3.0, 4.0]
-    """
+    """The running sum of each ray, or along the last axis of batched inputs."""
     return sum_along(inputs, _offsets(inputs, packed_info, indices))
 
 
 def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
-    """`inclusive_sum` without the sample itself: the first sample of a ray has 0.
-
-    >>> exclusive_sum(torch.tensor([1.0, 2.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
-    [0.0, 1.0, 0.0]
-    """
+    """`inclusive_sum` without the sample itself: the first sample of a ray has 0."""
     return sum_along(inputs, _offsets(inputs, packed_info, indices), exclusive=True)
 
 
 def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
-    """The running product of each ray, or along the last axis. Differentiable, also where an input is zero.
-
-    >>> inclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
-    [2.0, 6.0, 4.0]
-    """
+    """The running product of each ray, or along the last axis; its gradient is exact where an input is zero, too."""
     return prod_along(inputs, _offsets(inputs, packed_info, indices))
 
 
 def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None, indices: Tensor | None = None) -> Tensor:
-    """`inclusive_prod` without the sample itself: the first sample of a ray has 1.
-
-    >>> exclusive_prod(torch.tensor([2.0, 3.0, 4.0]), indices=torch.tensor([0, 0, 1])).tolist()
-    [1.0, 2.0, 1.0]
-    """
+    """`inclusive_prod` without the sample itself: the first sample of a ray has 1."""
     return prod_along(inputs, _offsets(inputs, packed_info, indices), exclusive=True)
 
 
@@ -61,12 +52,10 @@ def prod_along(inputs: Tensor, offsets: Tensor | None, *, exclusive: bool = Fals
         return torch.cumprod(_shifted(inputs, 1.0) if exclusive else inputs, -1)
     n = inputs.shape[0]
     rows = torch.arange(n, device=inputs.device)
-    first = offsets[torch.searchsorted(offsets[1:].contiguous(), rows.int(), right=True)] if n else rows
+    first = offsets[indices_of(offsets, n)] if n else rows
     if exclusive:
         inputs = torch.where(rows == first, torch.ones_like(inputs), inputs.roll(1))
-    reach = n
-    if inputs.device.type == "cpu" and n:  # elsewhere the longest ray is not worth waiting for
-        reach = int((offsets[1:] - offsets[:-1]).max())
+    reach = int(offsets.diff().max()) if inputs.device.type == "cpu" and n else n  # a GPU would have to be waited for
     result, distance = inputs, 1
     while distance < reach:
         before = torch.where(rows - distance >= first, result.roll(distance), torch.ones_like(result))
@@ -75,8 +64,7 @@ def prod_along(inputs: Tensor, offsets: Tensor | None, *, exclusive: bool = Fals
 
 
 def _offsets(inputs: Tensor, packed_info: Tensor | None, indices: Tensor | None) -> Tensor | None:
-    if packed_info is not None and indices is not None:
-        raise InputError("packed_info and indices", "only one of them", "both")
+    refuse(packed_info is not None and indices is not None, "packed_info and indices", "only one of them", "both")
     return offsets_of(inputs, packed_info, indices, None, "inputs")
 
 

@@ -6,8 +6,6 @@ kernels; the rest is plain torch. The kernels' table has one more node per axis 
 whose last nodes wrap around to the first ones; `from_original` copies its parameters to where they belong.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ...ops import hash_encode, spherical_harmonics
 from ...ops.hash_encode import HashLayout, HashLevel
 
@@ -30,23 +28,25 @@ class Config:
     """One component's settings, names in any case, and where they stand in the whole configuration."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        if not isinstance(values, Mapping):
-            raise InputError(where, "a dictionary of settings", type(values).__name__)
+        refuse(not isinstance(values, Mapping), where, "a dictionary of settings", type(values).__name__)
         self.values, self.where = values, where
+
+    def refuse(self, bad: object, name: str, expected: str, got: object, hint: str = "") -> None:
+        """Raise InputError about a setting, or with no name about all of them, where `bad`."""
+        refuse(bool(bad), f"{self.where}.{name}" if name else self.where, expected, got, hint)
 
     def kind(self, default: str) -> str:
         return str(self.values.get("otype", default)).lower()
 
     def integer(self, name: str, default: int, least: int = 1) -> int:
         value = self.values.get(name, default)
-        if isinstance(value, bool) or int(value) != value or value < least:
-            raise InputError(f"{self.where}.{name}", f"a whole number, at least {least}", repr(value))
+        bad = isinstance(value, bool) or int(value) != value or value < least
+        self.refuse(bad, name, f"a whole number, at least {least}", repr(value))
         return int(value)
 
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         value = str(self.values.get(name, default)).lower()
-        if value not in choices:
-            raise InputError(f"{self.where}.{name}", "one of " + ", ".join(choices), repr(self.values.get(name)))
+        self.refuse(value not in choices, name, "one of " + ", ".join(choices), repr(self.values.get(name)))
         return value
 
 
@@ -87,10 +87,10 @@ class Composite(EncodingPart):
 
     def __init__(self, config: Config, n_inputs: int) -> None:
         nested = config.values.get("nested")
-        if not isinstance(nested, (list, tuple)) or not nested:
-            raise InputError(f"{config.where}.nested", "a list of encodings", repr(nested))
+        listed = isinstance(nested, (list, tuple)) and nested
+        config.refuse(not listed, "nested", "a list of encodings", repr(nested))
         self.reduction = config.choice("reduction", "Concatenation", ("concatenation", "sum", "product"))
-        self.parts, self.begins = self._parts(config, nested, n_inputs)
+        self.parts, self.begins = zip(*self._parts(config, nested, n_inputs), strict=True)
         self.pads = [0] * len(self.parts)
         widths = [part.n_outputs for part in self.parts]
         self.n_outputs = widths[0]
@@ -98,39 +98,37 @@ class Composite(EncodingPart):
             for index, part in enumerate(self.parts[1:]):
                 self.pads[index] = -self.n_outputs % part.alignment
                 self.n_outputs += self.pads[index] + part.n_outputs
-        elif len(set(widths)) > 1:
-            raise InputError(config.where, "encodings of one width to reduce", ", ".join(map(str, widths)))
+        else:
+            config.refuse(len(set(widths)) > 1, "", "encodings of one width to reduce", ", ".join(map(str, widths)))
         self.n_inputs, self.pad_value = n_inputs, self.parts[-1].pad_value
         self.alignment = math.lcm(*(part.alignment for part in self.parts))
         self.n_params = sum(part.n_params for part in self.parts)
         self.n_original_params = sum(part.n_original_params for part in self.parts)
 
     @staticmethod
-    def _parts(config: Config, nested: object, n_inputs: int) -> tuple[list[EncodingPart], list[int]]:
-        parts, begins, offset = [], [], 0
+    def _parts(config: Config, nested: object, n_inputs: int) -> list[tuple[EncodingPart, int]]:
+        parts, offset = [], 0
         settings = [Config(one, f"{config.where}.nested[{i}]") for i, one in enumerate(nested)]  # type: ignore[arg-type]
         given = sum(one.integer("n_dims_to_encode", 0, 0) for one in settings)
         anywhere = any("dims_to_encode_begin" in one.values for one in settings)
         open_ones = [one for one in settings if "n_dims_to_encode" not in one.values]
-        if len(open_ones) > 1 or (anywhere and open_ones) or (not anywhere and given > n_inputs):
-            got = f"{given} of {n_inputs}, and {len(open_ones)} encodings without n_dims_to_encode"
-            raise InputError(config.where, "n_dims_to_encode that add up, left out at most once", got)
+        bad = len(open_ones) > 1 or (anywhere and open_ones) or (not anywhere and given > n_inputs)
+        got = f"{given} of {n_inputs}, and {len(open_ones)} encodings without n_dims_to_encode"
+        config.refuse(bad, "", "n_dims_to_encode that add up, left out at most once", got)
         for one in settings:
             offset = one.integer("dims_to_encode_begin", offset, 0)
             width = one.integer("n_dims_to_encode", n_inputs - given, 0)
             if width:
-                parts.append(encoding_part(one, width))
-                begins.append(offset)
+                parts.append((encoding_part(one, width), offset))
             offset += width
-        return parts, begins
+        return parts
 
     def initial(self, generator: torch.Generator) -> Tensor:
         return torch.cat([part.initial(generator) for part in self.parts])
 
     def __call__(self, x: Tensor, params: Tensor, half: Tensor | None) -> Tensor:
         sizes = [part.n_params for part in self.parts]
-        own = params.split(sizes)
-        halves = [half] * len(sizes) if half is None else half.split(sizes)
+        own, halves = params.split(sizes), [None] * len(sizes) if half is None else half.split(sizes)
         results = []
         for part, begin, pad, mine, copy in zip(self.parts, self.begins, self.pads, own, halves, strict=True):
             result = part(x[:, begin : begin + part.n_inputs], mine, copy)
@@ -201,25 +199,23 @@ class NodeLayout(HashLayout):
 
 def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
     """Read a grid's configuration; `kind` is what its name says."""
-    if not 1 <= dims <= len(PRIMES):
-        raise InputError(config.where, f"1 to {len(PRIMES)} dimensions", str(dims))
+    refuse(not 1 <= dims <= len(PRIMES), config.where, f"1 to {len(PRIMES)} dimensions", dims)
     features = config.integer("n_features_per_level", 2)
     n_levels = config.integer("n_levels", 16)
     if "n_features" in config.values:
         n_levels = config.integer("n_features", 32) // features
-    if features not in (1, 2, 4, 8) or n_levels > 32:
-        got = f"{features} features on {n_levels} levels"
-        raise InputError(config.where, "1, 2, 4 or 8 features per level on at most 32 levels", got)
-    if config.values.get("stochastic_interpolation", False):
-        raise InputError(f"{config.where}.stochastic_interpolation", "false", "true", "blending here is exact")
+    bad, got = features not in (1, 2, 4, 8) or n_levels > 32, f"{features} features on {n_levels} levels"
+    config.refuse(bad, "", "1, 2, 4 or 8 features per level on at most 32 levels", got)
+    stochastic = "stochastic_interpolation"
+    config.refuse(config.values.get(stochastic), stochastic, "false", "true", "blending here is exact")
     kind = config.choice("type", kind, ("hash", "dense", "tiled", "tile"))
     log2_size, base = config.integer("log2_hashmap_size", 19), config.integer("base_resolution", 16)
     growth = float(config.values.get("per_level_scale", 2.0))
     blend = config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest"))
     spec = GridSpec("tiled" if kind == "tile" else kind, dims, n_levels, features, log2_size, base, growth, blend)
-    if spec.growth <= 0.0 or spec.original_rows > MOST_ROWS:
-        got = f"{spec.original_rows} rows" if spec.growth > 0.0 else f"per_level_scale = {spec.growth}"
-        raise InputError(config.where, f"a table of at most {MOST_ROWS} rows", got, "make the grid coarser")
+    config.refuse(growth <= 0.0, "per_level_scale", "a number above 0", growth)
+    rows = spec.original_rows
+    config.refuse(rows > MOST_ROWS, "", f"a table of at most {MOST_ROWS} rows", f"{rows} rows", "make the grid coarser")
     return spec
 
 
@@ -307,21 +303,17 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
     if kind == "identity":
         scale, offset = float(config.values.get("scale", 1.0)), float(config.values.get("offset", 0.0))
         return Fixed(n_inputs, n_inputs, lambda x: x * scale + offset)
-    if kind == "frequency":
-        n = config.integer("n_frequencies", 12)
-        return Fixed(n_inputs, n_inputs * n * 2, lambda x: _frequencies(x, n))
-    if kind == "trianglewave":
-        n = config.integer("n_frequencies", 12)
-        return Fixed(n_inputs, n_inputs * n, lambda x: _triangles(x, n))
+    if kind in ("frequency", "trianglewave"):
+        n, (encode, each) = config.integer("n_frequencies", 12), WAVES[kind]
+        return Fixed(n_inputs, n_inputs * n * each, lambda x: encode(x, n))
     if kind == "oneblob":
         bins = config.integer("n_bins", 16)
-        if bins & (bins - 1):
-            raise InputError(f"{config.where}.n_bins", "a power of two", str(bins))
+        config.refuse(bins & (bins - 1), "n_bins", "a power of two", bins)
         return Fixed(n_inputs, n_inputs * bins, lambda x: _blobs(x, bins))
     if kind == "sphericalharmonics":
         degree = config.integer("degree", 4)
-        if n_inputs != 3 or degree > 8:
-            raise InputError(config.where, "three inputs and a degree of at most 8", f"{n_inputs} and {degree}")
+        got = f"{n_inputs} and {degree}"
+        config.refuse(n_inputs != 3 or degree > 8, "", "three inputs and a degree of at most 8", got)
         basis = spherical_harmonics if degree <= 4 else harmonics_by_recurrence
         return Fixed(3, degree * degree, lambda x: basis((x * 2.0 - 1.0).contiguous(), degree))
     known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, SphericalHarmonics"
@@ -339,6 +331,9 @@ def _triangles(x: Tensor, n: int) -> Tensor:
     order = torch.arange(n, device=x.device, dtype=x.dtype)
     value = x[:, :, None] * torch.pow(2.0, order - 1.0) + order * 0.25
     return ((value - value.detach().floor() - 0.5).abs() * 4.0 - 1.0).flatten(1)
+
+
+WAVES = {"frequency": (_frequencies, 2), "trianglewave": (_triangles, 1)}  # and columns of each frequency
 
 
 def _blobs(x: Tensor, bins: int) -> Tensor:

@@ -4,8 +4,6 @@ On a GPU they compute in half precision over fp32 parameters, as tiny-cuda-nn do
 order work, to inputs and parameters: the first by the kernels, higher ones in plain torch.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math
@@ -16,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...errors import InputError
+from ...errors import refuse
 from ...ops import fused_mlp, use_backend
+from ...ops._checks import check_device, check_shape
 from ._encodings import Config, EncodingPart, encoding_part
 
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -43,15 +42,14 @@ class Mlp:
     def __init__(self, config: Config, n_inputs: int, n_outputs: int) -> None:
         kind = config.kind("MLP")
         fused = kind in ("fullyfusedmlp", "megakernelmlp")
-        if not fused and kind not in ("cutlassmlp", "mlp"):
-            raise InputError(f"{config.where}.otype", "FullyFusedMLP or CutlassMLP", repr(config.values.get("otype")))
-        if config.values.get("feedback_alignment", False):
-            raise InputError(f"{config.where}.feedback_alignment", "false", "true", "gradients here are exact")
+        unknown = not fused and kind not in ("cutlassmlp", "mlp")
+        config.refuse(unknown, "otype", "FullyFusedMLP or CutlassMLP", repr(config.values.get("otype")))
+        feedback = config.values.get("feedback_alignment", False)
+        config.refuse(feedback, "feedback_alignment", "false", "true", "gradients here are exact")
         width, depth = config.integer("n_neurons", 128), config.integer("n_hidden_layers", 5, 0)
-        if fused and width not in (16, 32, 64, 128):
-            raise InputError(f"{config.where}.n_neurons", "16, 32, 64 or 128", str(width), "use CutlassMLP")
-        if fused and depth == 0:
-            raise InputError(f"{config.where}.n_hidden_layers", "at least 1", "0", "use CutlassMLP")
+        wrong = fused and width not in (16, 32, 64, 128)
+        config.refuse(wrong, "n_neurons", "16, 32, 64 or 128", width, "use CutlassMLP")
+        config.refuse(fused and depth == 0, "n_hidden_layers", "at least 1", "0", "use CutlassMLP")
         self.activation = config.choice("activation", "ReLU", ACTIVATIONS)
         self.output_activation = config.choice("output_activation", "None", ACTIVATIONS)
         self.n_inputs, self.n_outputs = n_inputs, n_outputs
@@ -163,10 +161,8 @@ class Module(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, n_output_dims) in `dtype`, for x (n, n_input_dims)."""
-        if x.dim() != 2 or x.shape[1] != self.n_input_dims:
-            raise InputError("x", f"shape (n, {self.n_input_dims})", str(tuple(x.shape)))
-        if x.device != self.params.device:
-            raise InputError("x", f"a tensor on {self.params.device}", f"one on {x.device}", "move it with .to(device)")
+        check_shape("x", x, ("n", self.n_input_dims))
+        check_device(x=x, params=self.params)
         params = self.params
         if params.dtype == torch.float64:
             return self._plain(x.double(), params)
@@ -200,10 +196,8 @@ class Module(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return (
-            f"n_input_dims={self.n_input_dims}, n_output_dims={self.n_output_dims}, seed={self.seed}, "
-            f"dtype={self.dtype}, n_params={self.params.shape[0]}"
-        )
+        shown = ("n_input_dims", "n_output_dims", "seed", "dtype")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown) + f", n_params={self.params.shape[0]}"
 
 
 class NetworkWithInputEncoding(Module):
@@ -218,14 +212,11 @@ class NetworkWithInputEncoding(Module):
         self.encoding_config, self.network_config = encoding_config, network_config
 
 
-class Network(Module):
+class Network(NetworkWithInputEncoding):
     """A network alone: (n, n_input_dims) -> (n, n_output_dims). Inputs are padded with ones, which act as a bias."""
 
     def __init__(self, n_input_dims: int, n_output_dims: int, network_config: Options, seed: int = 1337) -> None:
-        encoding = encoding_part(Config({"otype": "Identity"}, "encoding_config"), n_input_dims)
-        network = Mlp(Config(network_config, "network_config"), n_input_dims, n_output_dims)
-        super().__init__(encoding, network, seed)
-        self.network_config = network_config
+        super().__init__(n_input_dims, n_output_dims, {"otype": "Identity"}, network_config, seed)
 
 
 class Encoding(Module):
@@ -234,8 +225,7 @@ class Encoding(Module):
     def __init__(
         self, n_input_dims: int, encoding_config: Options, seed: int = 1337, dtype: torch.dtype | None = None
     ) -> None:
-        if dtype not in (None, torch.float32, torch.float16):
-            raise InputError("dtype", "torch.float32 or torch.float16", str(dtype))
+        refuse(dtype not in (None, torch.float32, torch.float16), "dtype", "torch.float32 or torch.float16", str(dtype))
         encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
         super().__init__(encoding, None, seed, dtype)
         self.encoding_config = encoding_config

@@ -1,7 +1,5 @@
 """What the estimators share. Those over foreign libraries exist by name only, and say what to use instead."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 import torch
@@ -26,25 +24,22 @@ class AbstractEstimator(nn.Module):
     def sampling(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    def update_every_n_steps(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    update_every_n_steps = sampling
+
+
+def traverse_vdbs(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises: there are no fVDB grids and no svox trees here."""
+    hint = "OccGridEstimator, with levels for a large box, covers the same space"
+    raise BackendError(f"nerfturbo reads neither fVDB grids nor svox trees: {hint}")
 
 
 class VDBEstimator(AbstractEstimator):
     """Raises when made: there are no fVDB grids here."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        traverse_vdbs()
+    __init__ = traverse_vdbs
 
 
 class N3TreeEstimator(AbstractEstimator):
-    """Raises when made: there are no octrees here."""
+    """Raises when made: there are no svox trees here."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise BackendError("nerfturbo does not read svox trees: OccGridEstimator with levels covers the same space")
-
-
-def traverse_vdbs(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises: there are no fVDB grids here."""
-    hint = "OccGridEstimator with the same box and resolution gives the same samples"
-    raise BackendError(f"nerfturbo does not read fVDB grids: {hint}")
+    __init__ = traverse_vdbs

@@ -1,7 +1,5 @@
 """Sampling by proposal networks: cheap densities say where the next, finer samples go."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -10,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ....errors import InputError
+from ....errors import InputError, refuse
 from ....ops.intervals import Spacing, spread
 from .._rays import RayIntervals
 from ..pdf import importance_sampling, searchsorted
@@ -47,9 +45,8 @@ class PropNetEstimator(AbstractEstimator):
         first samples evenly in 1 / t. With `requires_grad` the densities keep their graph, and `compute_loss` or
         `update_every_n_steps` trains the networks with them.
         """
-        if len(prop_sigma_fns) != len(prop_samples):
-            got = f"{len(prop_sigma_fns)} and {len(prop_samples)}"
-            raise InputError("prop_sigma_fns and prop_samples", "the same number", got)
+        numbers = [len(prop_sigma_fns), len(prop_samples)]
+        refuse(numbers[0] != numbers[1], "prop_sigma_fns and prop_samples", "the same number", numbers)
         cdfs = torch.arange(2, dtype=torch.float32, device=self.device).expand(n_rays, 2).contiguous()
         intervals = RayIntervals(vals=cdfs)
         for sigma_fn, number in zip(prop_sigma_fns, prop_samples, strict=True):
@@ -58,8 +55,7 @@ class PropNetEstimator(AbstractEstimator):
             t_starts, t_ends = t_vals[..., :-1], t_vals[..., 1:]
             with torch.set_grad_enabled(requires_grad):
                 sigmas = sigma_fn(t_starts, t_ends)
-                if sigmas.shape != t_starts.shape:
-                    raise InputError("sigmas", f"shape {tuple(t_starts.shape)}", str(tuple(sigmas.shape)))
+                refuse(sigmas.shape != t_starts.shape, "sigmas", f"shape {tuple(t_starts.shape)}", tuple(sigmas.shape))
                 trans, _ = render_transmittance_from_density(t_starts, t_ends, sigmas)
                 cdfs = _cdfs(trans)
                 if requires_grad:
@@ -89,11 +85,9 @@ class PropNetEstimator(AbstractEstimator):
         """Train the proposal networks on the last `sampling`, if it kept their graph; returns the loss."""
         loss = torch.zeros(())
         if requires_grad:
-            if not self.prop_cache:
-                raise InputError("requires_grad", "True in the last call of sampling", "nothing to learn from")
+            refuse(not self.prop_cache, "requires_grad", "True in the last call of sampling", "nothing to learn from")
             if self.optimizer is None:
-                hint = "give one to PropNetEstimator"
-                raise InputError("optimizer", "the proposal networks' optimizer", "none", hint)
+                raise InputError("optimizer", "the proposal networks' optimizer, given to PropNetEstimator", "none")
             loss = self.compute_loss(trans, loss_scaler)
             self.optimizer.zero_grad()
             loss.backward()
@@ -123,8 +117,7 @@ def _cdfs(trans: Tensor) -> Tensor:
 
 def _transform_stot(transform_type: str, s_vals: Tensor, t_min: Any, t_max: Any) -> Tensor:
     """Normalised distances in [0, 1] to t, evenly in t or in 1 / t."""
-    if transform_type not in _SPACINGS:
-        raise InputError("sampling_type", '"uniform" or "lindisp"', repr(transform_type))
+    refuse(transform_type not in _SPACINGS, "sampling_type", '"uniform" or "lindisp"', repr(transform_type))
     # Numbers stay with the host, as tensors without dimensions may: copying them to a device would wait for it.
     near, far = (
         limit.to(s_vals) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=s_vals.dtype)
@@ -153,9 +146,5 @@ def _pdf_loss(
 
 def _lossfun_outer(t: Tensor, w: Tensor, t_env: Tensor, w_env: Tensor) -> Tensor:
     """`_pdf_loss` from edges (..., n + 1) and weights (..., n), as the paper writes it."""
-    running, last = torch.cumsum(w_env, dim=-1), w_env.shape[-1] - 1
-    low = torch.searchsorted(t_env[..., :-1].contiguous(), t[..., :-1].contiguous(), right=True) - 1
-    high = torch.searchsorted(t_env[..., 1:].contiguous(), t[..., 1:].contiguous(), right=True)
-    before = torch.nn.functional.pad(running, (1, 0)).gather(-1, low.clamp(0, last))
-    around = running.gather(-1, high.clamp(0, last)) - before  # of all intervals that touch each one
-    return (w - around).clamp_min(0.0).square() / (w + torch.finfo(t.dtype).eps)
+    cdfs, cdfs_env = (torch.nn.functional.pad(torch.cumsum(weights, dim=-1), (1, 0)) for weights in (w, w_env))
+    return _pdf_loss(RayIntervals(t), cdfs, RayIntervals(t_env), cdfs_env, torch.finfo(t.dtype).eps)
