@@ -95,7 +95,7 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
     wrong = replace(given, cameras=perturbed(given.cameras, args.degrees, args.shift * unit, args.seed))
     away = float((given.cameras.positions - torch.tensor(given.aabb.center)).norm(dim=-1).mean())
     base, rows = preset("auto", torch.device(args.device).type), []
-    for name, value in {"POSE_LR": args.lr, "FADE_IN": args.fade_in, "FIRST_LEVELS": args.first_levels}.items():
+    for name, value in {"POSE_PIXELS": args.lr, "FADE_IN": args.fade_in, "FIRST_LEVELS": args.first_levels}.items():
         if value is not None:
             setattr(photos_module, name, value)
     refine = CameraConfig(refine=True)
@@ -163,7 +163,7 @@ def main() -> None:
     one.add_argument("--degrees", type=float, default=1.0)
     one.add_argument("--shift", type=float, default=0.03, help="in half sides of the scene's box")
     one.add_argument("--picture", type=Path, help="the first test view: truth, then every case")
-    one.add_argument("--lr", type=float)
+    one.add_argument("--lr", type=float, help="peak learning rate of poses, in pixels")
     one.add_argument("--fade-in", type=float)
     one.add_argument("--first-levels", type=int)
     many = kinds.add_parser("captures")

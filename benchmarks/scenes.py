@@ -94,7 +94,7 @@ def one_scene(source: Path, name: str, downscale: int, args: argparse.Namespace,
     info = json.loads(command(args, START_SECONDS, "scene", "info", str(source), *shrink, *plot, "--json"))
     run = work / stem
     flags = ["--time-limit", f"{args.seconds:g}", "--turntable", "0", "--device", args.device]
-    flags += [] if args.views is None else ["--eval-views", str(args.views)]
+    flags += ["--eval-views", str(args.views or 1_000_000)]  # all of them, however long that takes
     longest = 3.0 * args.seconds + START_SECONDS
     command(args, longest, "train", str(source), *shrink, *flags, "--output", str(run))
     metrics = json.loads((run / "metrics.json").read_text())
