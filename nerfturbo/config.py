@@ -5,8 +5,6 @@ annotations the ranges: a value out of range is refused here, in the library and
 Run folders of version 0.1 are read through `_migrated`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -15,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from .errors import InputError
+from .errors import InputError, refuse
 
 NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone ends
 MAX_APPEARANCE = 48  # with the 16 numbers of the view direction, what one kernel takes per ray
@@ -492,8 +490,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
     """The inverse of `to_dict`, of files of version 0.1 too. Unknown names and wrong values are named; missing ones
     take their default."""
-    if not isinstance(values, dict):
-        raise InputError(path, "an object", type(values).__name__)
+    refuse(not isinstance(values, dict), path, "an object", type(values).__name__)
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)
     hints = _hints(kind)

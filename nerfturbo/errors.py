@@ -1,7 +1,5 @@
 """The errors a user can cause, each with one format: what, expected, got, hint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 
@@ -20,8 +18,14 @@ class InputError(NerfturboError, ValueError):
         self.what, self.expected, self.got, self.hint = what, expected, got, hint
         super().__init__(f"{what}: expected {expected}, got {got}" + (f"; {hint}" if hint else ""))
 
-    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str, str]]:
+    def __reduce__(self) -> "tuple[type[InputError], tuple[str, str, str, str]]":
         return type(self), (self.what, self.expected, self.got, self.hint)
+
+
+def refuse(bad: bool, what: str, expected: str, got: object, hint: str = "") -> None:
+    """Raise InputError where `bad`."""
+    if bad:
+        raise InputError(what, expected, str(got), hint)
 
 
 class BackendError(NerfturboError, RuntimeError):

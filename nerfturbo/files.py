@@ -1,7 +1,5 @@
 """Files and folders that appear whole or not at all: written beside their place, then renamed. And where caches lie."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -32,6 +30,10 @@ def replacing(path: Path) -> Iterator[Path]:
         if temporary.is_dir() and path.is_dir():
             shutil.rmtree(path)
         os.replace(temporary, path)
+    except OSError as error:  # named as whoever asked for the file knows it
+        if error.errno and (error.filename is None or Path(os.fsdecode(error.filename)).name == temporary.name):
+            error.filename = str(path)
+        raise
     finally:
         remove(temporary)
 

@@ -1,8 +1,7 @@
 """Named starting points. `auto` picks by device; every value can still be overridden."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from typing import Any
 
 from .config import (
     Config,
@@ -20,11 +19,13 @@ from .config import (
     VanillaConfig,
     VoxelConfig,
 )
-from .errors import InputError
+from .errors import refuse
 
 _CPU_GRID = GridConfig(resolution=64, decay=0.8, cull_unseen=True)
 _CPU_TRAIN = TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192)
 _CPU_SAMPLER, _CPU_RENDER = GridSamplerConfig(alpha_thre=0.01), RenderConfig(steps_per_diagonal=512)
+_CPU = Config(grid=_CPU_GRID, sampler=_CPU_SAMPLER, render=_CPU_RENDER, train=_CPU_TRAIN)
+_CPU_HASH: dict[str, Any] = {"n_levels": 8, "n_features": 4, "log2_entries": 15, "width": 32}
 _NGP = OptimConfig(hold_fraction=0.2, final_lr_fraction=0.05, table_decay=0.01, ema_decay=0.999)
 _VANILLA = OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200)
 
@@ -36,13 +37,10 @@ _PRESETS: dict[str, Config] = {
         render=RenderConfig(steps_per_diagonal=1536, eval_refine=2),
         optim=replace(_NGP, lr=1.5e-2),
     ),
-    "ngp-cpu": Config(
-        grid=_CPU_GRID,
-        field=NgpConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=512, width=32),
-        sampler=_CPU_SAMPLER,
-        render=_CPU_RENDER,
+    "ngp-cpu": replace(
+        _CPU,
+        field=NgpConfig(**_CPU_HASH, max_resolution=512),
         optim=OptimConfig(lr=2e-2),
-        train=_CPU_TRAIN,
     ),
     "vanilla": Config(
         grid=GridConfig(resolution=96, cull_unseen=True),
@@ -57,24 +55,19 @@ _PRESETS: dict[str, Config] = {
         optim=OptimConfig(lr=2e-2, final_lr_fraction=0.05),
         train=TrainConfig(batch_samples=1 << 17, max_rays=1 << 15),
     ),
-    "factor-cpu": Config(
-        grid=_CPU_GRID,
+    "factor-cpu": replace(
+        _CPU,
         field=FactorConfig(resolutions=(64, 128), refine_at=(0.2,), components=(4, 8), width=32),
-        sampler=_CPU_SAMPLER,
-        render=_CPU_RENDER,
         optim=OptimConfig(lr=2e-2),
         train=replace(_CPU_TRAIN, batch_samples=1 << 13),
     ),
     "voxels": Config(
         grid=GridConfig(cull_unseen=True), field=VoxelConfig(), optim=OptimConfig(lr=2e-2, final_lr_fraction=0.05)
     ),
-    "voxels-cpu": Config(
-        grid=_CPU_GRID,
+    "voxels-cpu": replace(
+        _CPU,
         field=VoxelConfig(resolutions=(32, 64, 128), subdivide_at=(0.08, 0.3), max_nodes=400_000, sh_degree=2),
-        sampler=_CPU_SAMPLER,
-        render=_CPU_RENDER,
         optim=OptimConfig(lr=3e-2),
-        train=_CPU_TRAIN,
     ),
     "proposal": Config(
         grid=GridConfig(resolution=64, update_every=64),
@@ -86,7 +79,7 @@ _PRESETS: dict[str, Config] = {
     ),
     "proposal-cpu": Config(
         grid=GridConfig(resolution=32, update_every=64, decay=0.8),
-        field=NgpConfig(n_levels=8, n_features=4, log2_entries=15, max_resolution=1024, width=32, initial_density=0.25),
+        field=NgpConfig(**_CPU_HASH, max_resolution=1024, initial_density=0.25),
         sampler=ProposalSamplerConfig(
             n_samples=24, coarse_samples=(48, 24), anneal_steps=200, levels=4, log2_entries=13, resolutions=(64, 128)
         ),
@@ -104,6 +97,18 @@ _PRESETS: dict[str, Config] = {
     ),
 }
 
+# Captures of many photos hold more detail than those sizes do, and enough views to do with less regularisation.
+_PRESETS["proposal-large"] = replace(
+    _PRESETS["proposal"],
+    field=NgpConfig(n_levels=10, n_features=4, log2_entries=21, max_resolution=8192, initial_density=0.25),
+    sampler=ProposalSamplerConfig(
+        n_samples=32, coarse_samples=(64, 64), levels=7, log2_entries=20, resolutions=(512, 2048)
+    ),
+    loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
+    optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
+    train=TrainConfig(batch_samples=32 * 32_768, max_rays=32_768),
+)
+
 # Dynamic scenes. A cell is occupied if it ever is: where an update looks at one moment, the grid forgets slower.
 _PRESETS |= {
     "dynamic": replace(
@@ -117,11 +122,8 @@ _PRESETS |= {
         _PRESETS["ngp-cpu"],
         grid=replace(_CPU_GRID, moments=2, decay=0.9),
         field=DynamicNgpConfig(
-            n_levels=8,
-            n_features=4,
-            log2_entries=15,
+            **_CPU_HASH,
             max_resolution=512,
-            width=32,
             motion_log2_entries=14,
             motion_resolution=64,
         ),
@@ -185,6 +187,5 @@ def preset(name: str, device: str = "cpu") -> Config:
     """
     if name == "auto":
         name = "ngp-cpu" if device == "cpu" else "ngp"
-    if name not in _PRESETS:
-        raise InputError("preset", "one of auto, " + ", ".join(preset_names()), repr(name))
+    refuse(name not in _PRESETS, "preset", "one of auto, " + ", ".join(preset_names()), repr(name))
     return _PRESETS[name]

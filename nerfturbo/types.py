@@ -58,13 +58,8 @@ class Rays:
         def optional(value: Tensor | None) -> Tensor | None:
             return None if value is None else function(value)
 
-        return Rays(
-            function(self.origins),
-            function(self.directions),
-            optional(self.times),
-            optional(self.camera_indices),
-            optional(self.pixel_radii),
-        )
+        others = (self.times, self.camera_indices, self.pixel_radii)
+        return Rays(function(self.origins), function(self.directions), *map(optional, others))
 
 
 @dataclass(frozen=True)

@@ -421,19 +421,26 @@ def captures(name: str) -> str:
 
 
 def choices(name: str) -> str:
-    """Variants that were trained for some seconds, by scene; `FAST` is said below the table."""
+    """Variants that were trained for some seconds, by scene; `FAST` and `PROPOSALS` are said above the table."""
     fast = "sampler.coarse-samples=64,64 sampler.n-samples=32 train.max-rays=32768 train.batch-samples=1048576 "
     fast += "field.n-levels=10 field.max-resolution=8192 field.log2-entries=21"
+    proposals = "sampler.resolutions=512,2048 sampler.log2-entries=20 sampler.levels=7"
     rows = []
     for row in values(name):
         if "error" in row:
             continue
-        given = row["flags"].replace(fast, "FAST")
+        given = row["flags"].replace(fast, "FAST").replace(proposals, "PROPOSALS")
         cells = [row["scene"], f"{row['seconds']:.0f}", f"`{given}`" if given else "", row.get("note", "")]
         ssim = row.get("ssim")
         cells += [f"{row['seconds'] / row['steps'] * 1e3:.2f}", f"{row['psnr']['as configured']:.2f}"]
         rows.append([*cells, "" if ssim is None else f"{ssim:.3f}"])
     return table(["scene", "s", "flags", "", "ms a step", "held out, dB", "SSIM"], rows)
+
+
+def scored(name: str) -> str:
+    """The test views of a scene at marks of training time, one row per mark of the first seed."""
+    rows = values(name)["runs"][0]["marks"]
+    return listed(rows, {"s": "{mark:.0f}", "steps": "{step:,}", "test views": "{psnr:.2f} dB", "SSIM": "{ssim:.3f}"})
 
 
 def same_memory() -> str:
@@ -549,6 +556,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels-capture": lambda: kernels("h200/capture_profile"),
     "choices-ngp": lambda: choices("h200/ngp_choice"),
     "choices-captures": lambda: choices("h200/captures_choice"),
+    "bicycle-scene": lambda: scored("h200/bicycle_scene"),
     "frames": frames,
     "scenes": scenes,
     "ablation-h200": lambda: ablation(values("h200/ablation")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,17 @@ def test_removing_a_link_keeps_what_it_points_to(tmp_path: Path) -> None:
     remove(tmp_path / "link")
     remove(tmp_path / "never")
     assert [found.name for found in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_failure_names_the_file_that_was_asked_for(tmp_path: Path, named: bool) -> None:
+    path = tmp_path / "mesh.glb"
+    with pytest.raises(OSError, match="No space") as failure, replacing(path) as temporary:
+        raise OSError(errno.ENOSPC, "No space left on device", *([str(temporary)] if named else []))
+    assert failure.value.filename == str(path)
+
+
+def test_a_failure_elsewhere_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as failure, replacing(tmp_path / "mesh.glb"):
+        (tmp_path / "missing").read_bytes()
+    assert Path(failure.value.filename).name == "missing"

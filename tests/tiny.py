@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,7 @@ from nerfturbo.config import Config, GridConfig, NgpConfig, RenderConfig, TrainC
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene
+from nerfturbo.export.video import video_writer
 from nerfturbo.types import Aabb
 
 FIELD_OF_VIEW = 0.7
@@ -125,3 +128,10 @@ def moving_ball_pictures(cameras: Cameras) -> torch.Tensor:
         rgba = torch.cat([rgb, torch.ones_like(time)[:, None]], dim=-1) * (miss < 0.8)[:, None]
         pictures.append((rgba * 255.0).to(torch.uint8).view(-1, width, 4))
     return torch.stack(pictures)
+
+
+def write_video(path: Path, frames: Iterable[torch.Tensor], *, fps: float = 24) -> None:
+    """Frames, taken one at a time, to a .gif or .mp4."""
+    with video_writer(path, fps=fps) as add:
+        for frame in frames:
+            add(frame)

@@ -1,7 +1,5 @@
 """The inputs on which every op is checked and timed: the sizes of a training step, drawn anew for each seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Time every op on every backend of a device against the reference: first the gate, then the clock."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import refuse
 from ..ops._dispatch import Backend, available, use_backend
 from .op_cases import CALLS, Inputs, OpCase, op_cases
 from .plot import make_table
@@ -51,8 +49,7 @@ def run_ops_benchmark(
     cases = list(op_cases(device, seed=seed, quick=quick))
     known = sorted({case.op for case in cases})
     for op in ops or ():
-        if op not in known:
-            raise InputError("ops", "names among " + ", ".join(known), repr(op))
+        refuse(op not in known, "ops", "names among " + ", ".join(known), repr(op))
     chosen = [case for case in cases if not ops or case.op in ops]
     return [timing for case in chosen for timing in _run_case(case, device, quick)]
 
@@ -154,7 +151,7 @@ def measure_ms(call: Callable[[], Any], device: torch.device) -> tuple[float, fl
     return first.elapsed_time(last), (time.perf_counter() - begun) * 1e3
 
 
-def render_table(timings: Sequence[OpTiming]) -> Table:
+def render_table(timings: Sequence[OpTiming]) -> "Table":
     """One row per op, size and backend, with the ratio to the reference."""
     headers = ("op", "size", "backend", "forward", "", "forward + backward", "")
     table = make_table("ops: milliseconds, and how many times faster than the reference", *headers, left=3)

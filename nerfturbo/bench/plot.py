@@ -1,7 +1,5 @@
 """Results for people: small plots as SVG text, without a plotting library, and tables for the terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +114,7 @@ def round_ticks(values: Sequence[float], most: int = 6) -> list[float]:
     return [k * step for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
-def make_table(title: str, *headers: str, left: int = 1) -> Table:
+def make_table(title: str, *headers: str, left: int = 1) -> "Table":
     """A table whose first `left` columns are words, the others numbers."""
     from rich.table import Table
 

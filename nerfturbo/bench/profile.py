@@ -1,8 +1,6 @@
 """Where the time and the memory of training steps go, by stage, and a trace for the browser. Eager steps run, each
 stage waited for, so that the stages and the rest add up; a step as trained is timed as a whole beside them."""
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator

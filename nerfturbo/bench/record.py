@@ -1,7 +1,5 @@
 """Benchmark results on disk: one JSON per run, `{what, command, commit, machine, protocol, seed, values}`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

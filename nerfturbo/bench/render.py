@@ -1,7 +1,5 @@
 """Frames of a trained model: first the gate, then the clock, then the memory of a frame that is too large to hold."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence
@@ -220,7 +218,7 @@ def render_record(result: RenderBenchmark, model: NerfModel, scene: Scene, *, re
     return Record(what, protocol, model.config.train.seed, values, machine=machine(model.device))
 
 
-def render_table(result: RenderBenchmark) -> Table:
+def render_table(result: RenderBenchmark) -> "Table":
     """One row per size and way."""
     gate, large = result.gate, result.large
     scores = f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB"

@@ -1,7 +1,5 @@
 """Train a scene and score it at marks of training time, the clock stopped while scoring."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ import torch
 
 from ..config import Config, to_dict
 from ..data.scene import Scene
-from ..errors import InputError
+from ..errors import refuse
 from ..evaluation.evaluate import choose_views, evaluate
 from ..evaluation.results import measure_baselines, peak_memory, protocol
 from ..training.callbacks import skipped_fraction
@@ -76,8 +74,7 @@ def run_scene_benchmark(
 ) -> SceneRun:
     """Train for as long as the last mark and score the test views at each; the schedule ends at the last one."""
     wanted = sorted(marks)
-    if not wanted or not wanted[0] > 0.0:
-        raise InputError("marks", "at least one number > 0", str(list(marks)))
+    refuse(not wanted or not wanted[0] > 0.0, "marks", "at least one number > 0", list(marks))
     begun = time.perf_counter()
     train_scene, test_scene = scenes
     views = choose_views(len(test_scene), eval_views)

@@ -1,7 +1,5 @@
 """A training step on each backend against the reference, from one trained state: first the gate, then the clock."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What fits a scene on a machine: peak memory, the largest batch of a budget, a learning rate by a range test."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

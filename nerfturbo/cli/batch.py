@@ -2,8 +2,6 @@
 after an interrupt. Scenes are trained here, on SLURM through submitit, or on a Ray cluster, where every scene is one
 task; the package and the folders must be visible under the same path wherever tasks run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -136,13 +136,13 @@ def inspect(argv: Sequence[str]) -> int:
     from ..evaluation.inspect import draw_report, inspect_ray
     from ..evaluation.run_folder import check_writable, write_json
 
+    check_writable(args.output or Path(args.run))
     with opened_run(args) as (opened, display):
         scene = opened.views(display)[0 if args.split == "train" else 1]
         check_within("--view", args.view, 0, len(scene) - 1)
         column, row = map(int, parts) if parts else (int(side) // 2 for side in scene.cameras.size[args.view])
         report = inspect_ray(opened.model, scene.cameras, args.view, column, row)
     output = args.output or opened.run.path / f"inspect_{args.view}_{column}_{row}.png"
-    check_writable(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     name = f"{scene.name}, {args.split} view {args.view}, pixel {column},{row}, step {opened.state.step}"
     truth = truth_image(scene, args.view)[row, column].tolist()

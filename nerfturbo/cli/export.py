@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -34,13 +34,15 @@ class ExportArgs(RunArgs):
 
 @dataclass(frozen=True)
 class MeshArgs(ExportArgs):
-    """Write the surface as a mesh with colours and normals (.glb, .ply or .obj), in the scene's own coordinates."""
+    """Write the surface as a mesh with colours and normals (.glb, .ply or .obj), in the units of the scene's files."""
 
     resolution: Number = 256  # Voxels along the longest side of the scene's box; only its occupied part is looked at.
     density: Annotated[float | None, arg(metavar="SIGMA")] = None
     """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
     faces: Count = None  # Decimate to about this many triangles.
     box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
+    up: Literal["y", "z", "file"] | None = None
+    """Axis that points up, or file for the scene's own axes; unless given, y in a .glb and the scene's in others."""
     keep_hidden: bool = False
     """Keep surfaces that no camera of training sees: undersides, and the inside of solid things."""
 
@@ -59,7 +61,7 @@ def mesh(argv: Sequence[str]) -> int:
         cameras = None if args.keep_hidden else train.cameras
         made = extract_mesh(opened.model, box, settings, cameras=cameras, progress=display.update)
         display.phase("writing")
-        write_mesh(args.out, made, train.to_original)
+        write_mesh(args.out, made, train.to_original, up=args.up)
         counts = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0]}
         document = counts | {"voxel": voxel, "low": list(box.low), "high": list(box.high)}
         return document, [f"{counts['vertices']} corners, {counts['faces']} triangles"]
@@ -272,6 +274,7 @@ def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Aabb:
 
 def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False) -> int:
     """Open the run, do the work, say what came of it and what it cost."""
+    from ..evaluation.report import renew_links
     from ..evaluation.results import peak_memory
     from .progress import duration
 
@@ -280,6 +283,7 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
         started = time.perf_counter()
         made, (first, *rest) = work(opened, display)
         seconds = time.perf_counter() - started
+    renew_links(opened.run, [args.out])
     document = {"file": str(args.out), "bytes": args.out.stat().st_size, **made, "seconds": seconds}
     document |= peak_memory(opened.model.device)
     if args.json:

@@ -1,54 +1,64 @@
-"""What follows training: scores, pictures, turntable, metrics.json, report.html."""
+"""What follows training: scores, pictures, a video, metrics.json, report.html. Within the time that training took."""
 
-from __future__ import annotations
-
+import math
 import os
+import shlex
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ..config import Config
 from ..data.cameras import Cameras
-from ..data.images import save_image
-from ..data.scene import Scene
-from ..evaluation.camera_path import orbit_path, with_times
+from ..data.images import save_image, to_bytes
+from ..data.scene import Scene, downscaled
+from ..evaluation.camera_path import capture_path, with_times
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
-from ..evaluation.images import comparison
+from ..evaluation.images import comparison, save_small
 from ..evaluation.metrics import Perceptual
 from ..evaluation.report import write_report
 from ..evaluation.results import describe_machine, evaluation_metrics, measure_baselines, peak_memory, versions
 from ..evaluation.run_folder import RunFolder
-from ..export.video import WriterPool, can_write_mp4, write_video
+from ..export.video import WriterPool, can_write_mp4, video_writer
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
 from ..training.trainer import TrainSummary
-from .common import print_json
-from .progress import Display, duration, quantity, seconds_by_stage, since_command
+from .common import learned_cameras, print_json
+from .progress import Display, command_line, counted, duration, quantity, seconds_by_stage, since_command
 
 if TYPE_CHECKING:
     from .session import Session
 
-TURNTABLE_PIXELS = (96, 256)  # of the longer side, at least and at most
-TURNTABLE_SECONDS = 15.0
-TURNTABLE_FPS = 12
+SCORING_SHARE, VIDEO_SHARE = 1 / 3, 2 / 3  # of the training time: what scores and video may take together
+LEAST_SECONDS = 15.0  # for each of them, however short training was
+LEAST_VIEWS = 2  # before they are made smaller
+LEAST_SIDE = 64  # of a view made smaller
+PROBE_PIXELS = 96  # of the longer side of the image that measures how long a pixel takes
+VIDEO_HEIGHT = (480, 720)  # a smaller image is enlarged
+SMOOTH_HEIGHT = 240  # below, half of the frames in twice the size show more
+VIDEO_SECONDS = 3.0
 WRITERS = min(8, os.cpu_count() or 1)  # threads that encode pictures
 
 
-def finish(session: Session, summary: TrainSummary, test_scene: Scene, backend: str) -> int:
+def finish(session: "Session", summary: TrainSummary, test_scene: Scene, backend: str) -> int:
     """Score, write everything, say where it is."""
     run, trainer, display, args = session.run, session.trainer, session.display, session.args
     with trainer.optimizer.averaged():
         model = trainer.model.eval()
-        scores = score_run(run, model, test_scene, trainer.config, limit=args.eval_views, display=display)
-        if args.turntable > 0:
-            write_turntable(run, model, test_scene, args.turntable, display)
         spent = max(summary.train_seconds - session.first_seconds, 1e-9)
+        scoring, video = seconds_after(spent)
+        scores = score_run(
+            *(run, model, test_scene, trainer.config), limit=args.eval_views, seconds=scoring, display=display
+        )
+        shown = write_turntable(run, model, trainer.scene, args.turntable, seconds=video, display=display)
         metrics = {
             "scene": test_scene.name,
+            "command": command_line(),
             "steps": summary.steps,
             "train_seconds": summary.train_seconds,
             "total_seconds": since_command(),
@@ -62,6 +72,7 @@ def finish(session: Session, summary: TrainSummary, test_scene: Scene, backend: 
             "machine": describe_machine(trainer.device),
             "versions": versions(),
             **scores,
+            "video": shown,
             "seconds_by_stage": _stages(spent),
         }
         run.write_metrics(metrics)
@@ -70,6 +81,11 @@ def finish(session: Session, summary: TrainSummary, test_scene: Scene, backend: 
     display.close()
     print_result(run, metrics, as_json=args.json)
     return 0
+
+
+def seconds_after(training: float) -> tuple[float, float]:
+    """What scoring and the video may take at most, after so many seconds of training."""
+    return max(LEAST_SECONDS, SCORING_SHARE * training), max(LEAST_SECONDS, VIDEO_SHARE * training)
 
 
 def _stages(trained: float) -> dict[str, float]:
@@ -89,58 +105,89 @@ def score_run(
     *,
     limit: int | None,
     display: Display,
+    seconds: float | None = None,
     perceptual: Perceptual | None = None,
 ) -> dict[str, Any]:
-    """Evaluate on test views, write the comparison pictures, and return the part of metrics.json about them."""
-    views = choose_views(len(scene), limit)
-    display.phase(f"scoring {len(views)} test views")
+    """Evaluate on test views, write the comparison pictures, and return the part of metrics.json about them. Where
+    `seconds` would not do for all views and nobody set a `limit`, fewer are scored, then smaller ones."""
+    views, divisor = choose_views(len(scene), limit), 1
+    if seconds is not None and limit is None:
+        views, divisor = affordable_views(scene.cameras, seconds / seconds_a_pixel(model, scene.cameras))
+    less = len(views) < len(scene)
+    display.phase(f"scoring {f'{len(views)} of ' if less else ''}{counted(len(scene), 'test view')}")
     run.images.mkdir(exist_ok=True)
-    for old in run.images.glob("test_*.png"):
+    for old in [*run.images.glob("test_*.png"), *run.images.glob("test_*.jpg")]:
         old.unlink()
-
+    chosen = scene if divisor == 1 else downscaled(scene.select(views), divisor)
+    places, numbers = (views, range(len(scene))) if divisor == 1 else (list(range(len(views))), views)
     writing = WriterPool(WRITERS, ahead=2 * WRITERS)  # encoding a picture takes longer than a GPU does to render it
 
     def on_view(done: int, total: int, score: ViewScore, image: RenderedImage, truth: Tensor) -> None:
-        picture, path = comparison(image.rgb, truth), run.view_file(score.index)
+        picture, path = comparison(image.rgb, truth), run.view_file(numbers[score.index])
         writing.submit(lambda: save_image(path, picture))
+        writing.submit(lambda: save_small(path.with_suffix(".jpg"), picture))
         display.update(done / total)
 
     try:
-        evaluation: Evaluation = evaluate(model, scene, views=views, perceptual=perceptual, on_view=on_view)
-        baselines = measure_baselines(scene, views, model.device)
+        evaluation: Evaluation = evaluate(model, chosen, views=places, perceptual=perceptual, on_view=on_view)
+        baselines = measure_baselines(chosen, places, model.device)
         writing.finish()
     finally:
         writing.close(drop=True)
-    return evaluation_metrics(evaluation, config, scene, baselines)
+    scored = tuple(replace(view, index=numbers[view.index]) for view in evaluation.views)
+    found = evaluation_metrics(replace(evaluation, views=scored), config, scene, baselines, divisor=divisor)
+    if limit is None and (less or divisor > 1):
+        found["protocol"]["limited_by"] = "the training time; `nerfturbo eval RUN` scores all views at full size"
+    return found
 
 
-def write_turntable(run: RunFolder, model: NerfModel, scene: Scene, n_frames: int, display: Display) -> None:
-    """One turn about the scene as turntable.gif, and as .mp4 where that can be encoded."""
-    display.phase("rendering the turntable")
-    cameras = orbit_path(scene.cameras, model.bounds.aabb.center, n_frames)
-    if scene.cameras.times is not None:  # time runs while the camera turns
-        cameras = with_times(cameras, None)
-    cameras = cameras.scaled(_affordable_size(model, cameras) / int(cameras.size.max()))
-    frames: list[Tensor] = []
-    for index in range(n_frames):
-        image = model.render_image(cameras, index)
-        frames.append((image.rgb * 255.0 + 0.5).to(torch.uint8).cpu())
-        display.update((index + 1) / n_frames)
-    write_video(run.turntable_file("gif"), frames, fps=TURNTABLE_FPS)
-    if can_write_mp4():
-        write_video(run.turntable_file("mp4"), frames, fps=TURNTABLE_FPS)
+def affordable_views(cameras: Cameras, pixels: float) -> tuple[list[int], int]:
+    """(views, divisor of their sides) that have so many pixels: all of them, else fewer, at last smaller ones."""
+    n, each = len(cameras), float(cameras.size.double().prod(-1).mean())
+    views = choose_views(n, max(min(LEAST_VIEWS, n), int(pixels / each)))
+    divisor = math.ceil((len(views) * each / pixels) ** 0.5)
+    return views, max(1, min(divisor, int(cameras.size.min()) // LEAST_SIDE))
 
 
-def _affordable_size(model: NerfModel, cameras: Cameras) -> int:
-    """The longer side such that all frames take about `TURNTABLE_SECONDS`, judged by a small one; within bounds."""
-    least, most = TURNTABLE_PIXELS
-    largest = min(most, int(cameras.size.max()))
-    probe = cameras[0].scaled(min(1.0, least / int(cameras.size.max())))
+def seconds_a_pixel(model: NerfModel, cameras: Cameras) -> float:
+    """Measured on a small image, as this machine renders this scene."""
+    probe = cameras[0].scaled(min(1.0, PROBE_PIXELS / int(cameras.size[0].max())))
     begun = time.perf_counter()
-    model.render_image(probe, 0)
-    seconds = max(time.perf_counter() - begun, 1e-6) * len(cameras)
-    side = int(probe.size.max())
-    return max(side, min(largest, int(side * (TURNTABLE_SECONDS / seconds) ** 0.5)))
+    model.render_image(probe, 0).rgb.cpu()  # which waits for a GPU
+    return max(time.perf_counter() - begun, 1e-6) / int(probe.size.prod())
+
+
+def write_turntable(
+    run: RunFolder, model: NerfModel, scene: Scene, n_frames: int, *, seconds: float, display: Display
+) -> dict[str, Any] | None:
+    """The path of the capture as turntable.mp4, or .gif where that cannot be encoded, and what was made; in about so
+    many seconds: frames that would take longer are rendered smaller and enlarged. None without frames."""
+    if n_frames == 0:
+        return None
+    display.phase("rendering the video")
+    cameras, kind = capture_path(learned_cameras(model, scene).cameras, model.bounds.aabb.center, n_frames)
+    if scene.cameras.times is not None:  # time runs while the camera moves
+        cameras = with_times(cameras, None)
+    width, height = cameras.size[0].tolist()
+    shown = min(max(height, VIDEO_HEIGHT[0]), VIDEO_HEIGHT[1])
+    pixels = seconds / seconds_a_pixel(model, cameras) / n_frames
+    rendered, largest = round((pixels * height / width) ** 0.5), min(shown, 2 * height)
+    if rendered < min(SMOOTH_HEIGHT, largest) and n_frames > 1:
+        cameras, rendered = cameras[torch.arange(0, n_frames, 2)], round(rendered * 2**0.5)
+    cameras = cameras.scaled(min(max(rendered, LEAST_SIDE), largest) / height)
+    size, file = (shown, round(width * shown / height)), run.turntable_file("mp4" if can_write_mp4() else "gif")
+    run.turntable_file("gif").unlink(missing_ok=True)  # of an earlier time
+    with video_writer(file, fps=len(cameras) / VIDEO_SECONDS) as add:
+        for index in range(len(cameras)):
+            add(to_bytes(enlarged(model.render_image(cameras, index).rgb, size)))
+            display.update((index + 1) / len(cameras))
+    sizes = {"size": [size[1], size[0]], "rendered_size": cameras.size[0].tolist()}
+    return {"file": file.name, "path": kind, "frames": len(cameras), **sizes}
+
+
+def enlarged(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """An image (height, width, 3) in another (height, width)."""
+    return interpolate(image.permute(2, 0, 1)[None], size, mode="bicubic")[0].permute(1, 2, 0).clamp(0.0, 1.0)
 
 
 def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> None:
@@ -152,7 +199,10 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     similarity = "" if metrics["ssim"] is None else f", SSIM {metrics['ssim']:.4f}"
     similarity += "" if metrics.get("lpips") is None else f", LPIPS {metrics['lpips']:.4f}"
     background = "" if protocol["background"] == "as photographed" else f" over {protocol['background']}"
-    print(f"PSNR {metrics['psnr']:.2f} dB{similarity} on {protocol['n_views']} {protocol['split']} views{background}")
+    views = counted(protocol["n_views"], f"{protocol['split']} view")
+    print(f"PSNR {metrics['psnr']:.2f} dB{similarity} on {views}{background}")
+    if "limited_by" in protocol:
+        print(f"  {protocol['views']}, {protocol['resolution']} pixels, within {protocol['limited_by']}")
     constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
     print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
     costs = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
@@ -161,6 +211,10 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
         costs += [f"{duration(metrics['total_seconds'])} in all", f"{rays} rays/s, {samples} samples/s"]
         costs += [f"{metrics['backend']} on {metrics['device']}"]
     print(f"  {'; '.join(costs)}")
-    files = [path for path in (run.report_file, run.turntable_file("gif"), run.metrics_file) if path.is_file()]
-    print("\n".join(f"  {path}" for path in files))
-    sys.stdout.flush()
+    files = [run.turntable_file(ending) for ending in ("mp4", "gif")]
+    print("\n".join(f"  {path}" for path in [run.report_file, *files, run.metrics_file] if path.is_file()))
+    folder, opener = shlex.quote(str(run.path)), {"darwin": "open", "win32": "start"}.get(sys.platform, "xdg-open")
+    print(
+        f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}\n  nerfturbo render {folder}"
+    )
+    print(f"  nerfturbo export mesh {folder} {shlex.quote(str(run.path / 'mesh.glb'))}", flush=True)

@@ -1,7 +1,5 @@
 """What the flags of all verbs are made of: the parser, flags that several verbs have, and checks of their values."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

@@ -1,8 +1,6 @@
 """The `nerfturbo` command: finds the verb, imports it alone, runs it, and turns errors into one line and an exit code:
 0 done; 1 `doctor` found something broken; 2 bad input or bad flags; 130 interrupted."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import importlib
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     if argv is not None:
-        restart_clock()
+        restart_clock(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may be no text at all
@@ -108,7 +106,7 @@ def interrupts_arrive() -> Iterator[None]:
         return
     timers: list[threading.Timer] = []
 
-    def dropped(found: sys.UnraisableHookArgs) -> None:
+    def dropped(found: "sys.UnraisableHookArgs") -> None:
         if not issubclass(found.exc_type, KeyboardInterrupt):
             report(found)
             return

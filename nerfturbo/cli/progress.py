@@ -1,13 +1,12 @@
 """What commands show: a live display on a terminal, plain lines elsewhere. Always on stderr; stdout is for results. And
 the clock of the command: previews and totals count from its begin, slow imports included."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,13 +17,19 @@ LOGGER = "nerfturbo"
 
 _started = time.monotonic()
 _marks: list[tuple[str, float]] = []
+_words = sys.argv[1:]
 
 
-def restart_clock() -> None:
-    """A command begins now: for callers that run several in one process."""
-    global _started
-    _started = time.monotonic()
+def restart_clock(words: Sequence[str]) -> None:
+    """A command of these words begins now: for callers that run several in one process."""
+    global _started, _words
+    _started, _words = time.monotonic(), list(words)
     _marks.clear()
+
+
+def command_line() -> str:
+    """The command that runs, ready to paste."""
+    return shlex.join(["nerfturbo", *_words])
 
 
 def since_command() -> float:
@@ -48,6 +53,11 @@ class Display:
 
     def phase(self, text: str) -> None:
         _marks.append((text, time.monotonic()))
+
+    def left(self, fraction: float) -> float | None:
+        """Seconds to the end of the phase, by what it has taken so far; None where that says little yet."""
+        spent = time.monotonic() - _marks[-1][1] if _marks else 0.0
+        return spent * (1.0 - fraction) / fraction if spent > 2.0 and 0.01 < fraction < 1.0 else None
 
     def note(self, text: str) -> None: ...
 
@@ -116,7 +126,7 @@ class PlainDisplay(Display):
     def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
         if time.monotonic() - self._last < PLAIN_SECONDS:
             return
-        self._last = time.monotonic()
+        self._last, eta = time.monotonic(), self.left(fraction) if eta is None else eta
         parts = [f"{self._phase}: {100.0 * fraction:.0f}%"]
         parts += [] if record is None else [f"step {record['step']}", *describe(record)]
         parts += [] if eta is None else [f"{duration(eta)} left"]
@@ -126,7 +136,7 @@ class PlainDisplay(Display):
 class RichDisplay(Display):
     """A bar with the numbers below it, redrawn a few times a second."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         from rich.live import Live
         from rich.spinner import Spinner
 
@@ -147,12 +157,12 @@ class RichDisplay(Display):
         self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
-        self._fraction, self._eta, self._record = fraction, eta, record
+        self._fraction, self._record, self._eta = fraction, record, self.left(fraction) if eta is None else eta
 
     def close(self) -> None:
         self._live.stop()
 
-    def _render(self) -> RenderableType:
+    def _render(self) -> "RenderableType":
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -185,6 +195,14 @@ def describe(record: dict[str, Any]) -> list[str]:
         f"{100.0 * record['occupied_fraction']:.1f}% occupied",
         *gpu,
     ]
+
+
+def counted(n: int, noun: str) -> str:
+    """
+    >>> counted(1, "test view"), counted(2, "test view")
+    ('1 test view', '2 test views')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def quantity(value: float) -> str:

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from .progress import Display
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
-PATHS = ("orbit", "spiral", "interpolate", "still", "train", "test")
+PATHS = ("auto", "orbit", "spiral", "interpolate", "still", "train", "test")
 
 
 @dataclass(frozen=True)
 class RenderArgs(PictureArgs):
     """Render a camera path of a trained run. PNG files that were begun by the same command are gone on with."""
 
-    path: Annotated[str, arg(metavar="PATH")] = "orbit"
-    """orbit (a turn about the scene), spiral, interpolate (a flight through the training cameras), still (the camera of
-    one test view, while time moves), train or test (the pictures' own cameras), or a camera path in nerfstudio's
-    format, FILE.json."""
+    path: Annotated[str, arg(metavar="PATH")] = "auto"
+    """auto (an orbit, an arc or a walk, as the images were taken), orbit (a turn about the scene), spiral, interpolate
+    (through the training cameras), still (the camera of one test view, while time moves), train or test (the images'
+    own cameras), or a camera path in nerfstudio's format, FILE.json."""
     view: Annotated[int, arg(metavar="I")] = 0  # Which test view's camera stands still.
     frames: Count = None  # Number of frames: 60, or all there are of train, test and FILE.json, unless given.
     only: Annotated[tuple[str, ...], arg(metavar="I|I-J")] = ()
@@ -47,7 +47,8 @@ class RenderArgs(PictureArgs):
     show: tuple[Literal["color", "depth", "opacity", "normal"], ...] = ("color",)
     """What frames show; each thing goes to a file of its own."""
     output: Annotated[tuple[Path, ...], arg(metavar="FILE")] = ()
-    """A .gif, a .mp4, a folder for PNG files, or several; RUN/PATH.mp4 (.gif without imageio-ffmpeg) unless given."""
+    """A .gif, a .mp4, a folder for PNG files, or several; RUN/PATH.mp4 (video.mp4 for
+    auto; .gif without imageio-ffmpeg) unless given."""
     overwrite: bool = False  # Replace PNG files of another rendering.
     scale: float = 1.0  # Size of the frames relative to the pictures of the scene, or to the path's file.
     fps: float | None = None  # Frames a second: 24, or what FILE.json says, unless given.
@@ -63,12 +64,14 @@ class RenderArgs(PictureArgs):
 def render(argv: Sequence[str]) -> int:
     args = parse(RenderArgs, argv, "render")
     _check(args)
+    from ..evaluation.report import renew_links
     from ..evaluation.run_folder import open_run
 
     outputs = _outputs(args, open_run(args.run).path)
     with opened_for_pictures(args) as (opened, display):
         _choose_look(args, opened)
         _render(args, opened, _camera_path(args, opened, display), outputs, display)
+    renew_links(opened.run, outputs)
     print("\n".join(str(output) for output in outputs))
     return 0
 
@@ -100,7 +103,7 @@ def _outputs(args: RenderArgs, run: Path) -> tuple[Path, ...]:
     from ..evaluation.run_folder import check_writable
     from ..export.video import can_write_mp4, check_video_path
 
-    stem = Path(args.path).stem
+    stem = "video" if args.path == "auto" else Path(args.path).stem
     outputs = args.output or (run / f"{stem}.{'mp4' if can_write_mp4() else 'gif'}",)
     if sum(not output.suffix for output in outputs) > 1:
         raise InputError("--output", "at most one folder", " ".join(map(str, outputs)))
@@ -125,6 +128,7 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
         path = paths.CameraPath(cameras[torch.tensor(choose_views(len(cameras), args.frames))])
     elif args.path in PATHS:
         make = {
+            "auto": lambda: paths.capture_path(train.cameras, center, n_frames)[0],
             "orbit": lambda: paths.orbit_path(test.cameras, center, n_frames),
             "spiral": lambda: paths.spiral_path(train.cameras, center, n_frames),
             "interpolate": lambda: paths.interpolated_path(train.cameras, n_frames),

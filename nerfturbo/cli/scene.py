@@ -271,7 +271,7 @@ def process(argv: Sequence[str]) -> int:
 
 def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
     """Before training: photos or a video get their poses, unless they have them; `wait`: another process finds them."""
-    from ..data.capture.process import has_poses, poses_folder
+    from ..data.capture.process import check_capture, has_poses, poses_folder
 
     path = _unposed(source)
     if path is None or has_poses(path):
@@ -280,6 +280,7 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
         while not has_poses(path):
             time.sleep(1.0)
         return
+    check_capture(path)
     folder = poses_folder(path)
     display.note(f"{path} has no poses: finding them by COLMAP, once, into {folder}")
     run_process(path, folder, ProcessConfig(), display)

@@ -1,8 +1,7 @@
 """One training session: scene, kernels, loop, previews, checkpoints; then the scores."""
 
-from __future__ import annotations
-
 import contextlib
+import math
 import os
 import shlex
 import signal
@@ -16,12 +15,13 @@ from types import FrameType
 import torch
 
 from ..config import Config, to_dict
-from ..data.cameras import Cameras
+from ..data.capture.photos import find_photos, photo_sizes
 from ..data.scene import Scene, is_builtin
 from ..data.scene_defaults import fitted_config
+from ..data.speed import RAYS_A_SECOND, machine_speed
 from ..errors import CheckpointError, DistributedError, InputError
-from ..evaluation.evaluate import Preview, choose_views
-from ..evaluation.run_folder import RunFolder, check_output, create_run
+from ..evaluation.evaluate import Preview
+from ..evaluation.run_folder import RunFolder, check_output, check_writable, create_run
 from ..presets import size_notes
 from ..training import callbacks
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -30,22 +30,22 @@ from ..training.precision import resolve_precision
 from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .common import open_data, print_json
-from .finish import finish
-from .progress import Display, showing, since_command
+from .finish import finish, seconds_after
+from .progress import Display, counted, duration, showing, since_command
 from .render import check_viewer, open_page
 from .scene import find_poses
 from .startup import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
-from .train import Plan, TrainArgs, default_output, parse_save_every
+from .train import Plan, TrainArgs, default_output, is_launched, parse_save_every
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
 FIRST_PREVIEW_TRAINING = 2.0  # after this much training, whichever comes first
+PLAN_TRAINING = 3.0  # seconds of training, which let expect the rest
 PREVIEW_SECONDS = (2.0, 10.0)  # between previews, early and late: half of the training time so far, within these
 PREVIEW_COST = 10.0  # and at least this many times what a preview takes
 LOG_EVERY_STEPS = 10
-PIXELS_A_SECOND = {"grid": 50_000.0}  # of two cores that render a trained scene: benchmarks/results/cpu/scenes.json
-WITHOUT_A_GRID = 7_000.0
-PATIENCE = 900.0  # seconds of scoring that nobody is warned of
-DOWNSCALES = (2, 4, 8, 16)
+STEP_RAYS = 512  # of a step on a CPU, where a preset says no less
+PIXELS_A_RAY = 3.0  # images with more pixels for each ray of training show nothing more of the scene
+LEAST_SIDE = 200  # of images that are made smaller for a CPU
 
 
 def run_plan(plan: Plan) -> int:
@@ -57,18 +57,22 @@ def run_plan(plan: Plan) -> int:
 
 
 def _run(plan: Plan, display: Display) -> int:
+    plan, shrunk = shrunk_photos(plan)
     config, args, writes = plan.config, plan.args, launched_rank() == 0
     if writes and plan.run is None and plan.output is not None:
         check_output(plan.output, overwrite=args.overwrite)
+    elif writes:
+        check_writable(Path("runs") if plan.run is None else plan.run.path)
     if writes and args.viewer:
         check_viewer(args.viewer_host, args.viewer_port)
+    if config.train.time_limit is not None:
+        display.note(time_note(config.train.time_limit, args))
     display.phase(f"opening {config.data.source}")
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=_absolute(train_scene.source)))
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
-        slow = scoring_notes(test_scene.cameras, args.eval_views, config, plan.device)
-        for note in (*train_scene.notes, *fitted, *size_notes(config, plan.device), *slow):
+        for note in (*train_scene.notes, *shrunk, *fitted, *size_notes(config, plan.device)):
             display.note(note)
         display.note(choice_note(config, train_scene))
         team = join_team(plan.device, compression=config.train.compress_gradients)
@@ -85,7 +89,9 @@ def _run(plan: Plan, display: Display) -> int:
         return _follow(trainer, args)
     session = Session(trainer, _begin(plan, trainer, display), display, preview, args)
     width, height = train_scene.cameras.size[0].tolist()
-    counts = f"{len(train_scene)} training views, {len(test_scene)} test views ({test_scene.split})"
+    counts = (
+        f"{counted(len(train_scene), 'training view')}, {counted(len(test_scene), 'test view')} ({test_scene.split})"
+    )
     display.note(f"{train_scene.name}: {counts}, {width} x {height}; writing {session.run.path}")
     if team.world > 1:
         display.note(f"{team.world} processes train together")
@@ -190,23 +196,33 @@ def choice_note(config: Config, scene: Scene) -> str:
     return f"preset {config.preset}; {reach}, {levels}; background: {background}"
 
 
-def scoring_notes(cameras: Cameras, limit: int | None, config: Config, device: str) -> tuple[str, ...]:
-    """A warning where scoring these test views takes a CPU long, with the first smaller size that does not."""
-    if not device.startswith("cpu"):
-        return ()
-    sizes = cameras.size[torch.tensor(choose_views(len(cameras), limit))].long()
-    rate = PIXELS_A_SECOND.get(config.sampler.kind, WITHOUT_A_GRID)
-    seconds = int(sizes.prod(-1).sum()) * config.render.eval_rays**2 / rate
-    if seconds <= PATIENCE:
-        return ()
-    divisor = next((n for n in DOWNSCALES if seconds / n**2 <= PATIENCE), DOWNSCALES[-1])
-    width, height = sizes[0].tolist()
-    took = f"{seconds / 60:.0f} minutes" if seconds < 5400.0 else f"{seconds / 3600:.0f} hours"
-    what = f"{len(sizes)} test views of {width} x {height}"
-    return (f"warning: scoring {what} will take a CPU about {took}: --downscale {divisor}, or fewer --eval-views",)
+def shrunk_photos(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """On a CPU, photos as large as the rays of training can learn, and a line about it; chosen sizes stay."""
+    config, path = plan.config, Path(plan.config.data.source).expanduser()
+    chosen = plan.args.downscale or plan.args.config or plan.run or config.data.downscale > 1 or is_launched()
+    sizes = [] if chosen or not plan.device.startswith("cpu") else photo_sizes(find_photos(path))
+    if not sizes:
+        return plan, ()
+    pixels, side, rays = sum(w * h for w, h in sizes), min(map(min, sizes)), config.train.steps * STEP_RAYS
+    if config.train.time_limit is not None:
+        rays = min(rays, config.train.time_limit * RAYS_A_SECOND * machine_speed())
+    divisor = min(math.ceil((pixels / (PIXELS_A_RAY * rays)) ** 0.5), side // LEAST_SIDE)
+    if divisor < 2:
+        return plan, ()
+    (width, height), data = sizes[0], replace(config.data, downscale=divisor)
+    note = f"photos shrunk from {width} x {height} to {width // divisor} x {height // divisor}: this CPU learns no more"
+    return replace(plan, config=replace(config, data=data)), (f"{note} in that time (--downscale 1 keeps them)",)
 
 
-def _open_viewer(session: Session, scenes: tuple[Scene, Scene]) -> None:
+def time_note(training: float, args: TrainArgs) -> str:
+    """How long a run takes from here on; without a limit, as its first seconds of training let expect."""
+    scoring, video = (f"at most {duration(seconds)}" for seconds in seconds_after(training))
+    after = f"{scoring} of scoring" if args.eval_views is None else f"{counted(args.eval_views, 'view')} to score"
+    after += f" and {video} of video" if args.turntable else ""
+    return f"about {duration(training)} of training, then {after}"
+
+
+def _open_viewer(session: "Session", scenes: tuple[Scene, Scene]) -> None:
     """Serve the live page, painted between steps, until the process ends."""
     from ..viewer.page import ViewedTraining
 
@@ -226,6 +242,7 @@ class Session:
         self.last: StepRecord | None = None
         self.first_seconds = trainer.train_seconds
         self._next_preview: float | None = None
+        self._plan_is_due = trainer.config.train.time_limit is None  # a limit is a plan
         self._last_score: tuple[int, float] | None = None  # step, PSNR
 
     def train(self) -> TrainSummary:
@@ -283,10 +300,12 @@ class Session:
         self.interrupted = self.trainer.should_stop = True
 
     def _show(self, trainer: Trainer, record: StepRecord) -> None:
-        self.last, done, spent = record, trainer.progress, trainer.train_seconds
-        eta = spent * (1.0 - done) / done if done > 0.0 and spent > 1.0 else None
+        self.last = record
+        if self._plan_is_due and trainer.train_seconds - self.first_seconds > PLAN_TRAINING:
+            self._plan_is_due = False
+            self.display.note(time_note(trainer.train_seconds / max(trainer.progress, 1e-6), self.args))
         steps = (entry for entry in reversed(self.log.records) if entry["kind"] == "step")
-        self.display.update(done, eta=eta, record=next(steps, None))
+        self.display.update(trainer.progress, record=next(steps, None))
 
     def _look(self, trainer: Trainer, record: StepRecord) -> None:
         due, first = self._next_preview, self._next_preview is None

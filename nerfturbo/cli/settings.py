@@ -1,8 +1,6 @@
 """The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults. The flags are
 those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
@@ -27,7 +25,7 @@ class Settings:
     """All sections but the data, which every verb asks for in its own way; made by `of` with the types of a config."""
 
     @staticmethod
-    def of(config: Config) -> Settings:
+    def of(config: Config) -> "Settings":
         sections = [one.name for one in dataclasses.fields(Config) if one.name not in ("preset", "data")]
         values = {name: getattr(config, name) for name in sections}
         made = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
@@ -43,8 +41,8 @@ class ConfigArgs:
     """What every verb over a config asks for."""
 
     preset: str = "auto"
-    """Named starting point: ngp, quality, proposal, vanilla, hierarchy, voxels, factor, dynamic, tnerf, dnerf (most
-    also as NAME-cpu); auto chooses by device and scene."""
+    """Named starting point: ngp, quality, proposal, proposal-large, vanilla, hierarchy, voxels, factor, dynamic, tnerf,
+    dnerf (most also as NAME-cpu); auto chooses by device and scene."""
     field: Kind = None  # Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField.
     sampler: Kind = None  # Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler.
     device: Device = "auto"

@@ -1,7 +1,5 @@
 """`nerfturbo train`: flags to a plan. What the plan does is in session.py, what follows it in finish.py."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex
@@ -16,7 +14,7 @@ from tyro.conf import Positional, arg
 from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
 from .common import chosen_backend
-from .flags import Backend, BoundsName, Count, EvalViews, Number, asks_help, check_positive, check_within, flag_value
+from .flags import Backend, BoundsName, Count, Number, asks_help, check_positive, check_within, flag_value
 from .settings import ConfigArgs, parse_settings, resolve_device
 from .startup import wake_gpu
 
@@ -45,7 +43,7 @@ class TrainArgs(ConfigArgs):
     """What to do where half precision keeps overflowing; short for --train.on-instability."""
     backend: Backend = "auto"
     trainer: Literal["native", "lightning"] = "native"  # Training loop: native, or PyTorch Lightning's (an extra).
-    downscale: Count = None  # Divide the width and height of every picture by this.
+    downscale: Count = None  # Divide width and height of every image by this; unless given, 1, on a CPU as time allows.
     allow_outside: bool = False  # Let a scene's files name pictures outside its folder.
     bounds: Annotated[BoundsName | None, arg(metavar="auto|bounded|unbounded")] = None
     """bounded (object) or unbounded (outdoor, 360); auto decides by alpha, the file's own box, or its points."""
@@ -54,8 +52,8 @@ class TrainArgs(ConfigArgs):
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
     pixels: Annotated[Literal["auto", "device", "host"] | None, arg(metavar="auto|device|host")] = None
     """Where pixels stay while a GPU trains; host fetches each step's ahead; auto where the GPU cannot hold them."""
-    eval_views: EvalViews = None
-    turntable: Annotated[int, arg(metavar="FRAMES")] = 36  # Frames of the turntable at the end; 0 leaves it out.
+    eval_views: Count = None  # Score this many test views; unless given, what fits the training time.
+    turntable: Annotated[int, arg(metavar="FRAMES")] = 36  # Frames of the video at the end; 0 leaves it out.
     save_every: Annotated[str, arg(metavar="TIME")] = "30s"  # Between checkpoints: seconds (30s) or steps (500steps).
     keep: Number = 2  # Checkpoints that stay: the newest N, and the one with the best preview.
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
@@ -79,7 +77,7 @@ class Plan:
     config: Config
     device: str
     output: Path | None  # None: named after the scene once that is open
-    run: RunFolder | None  # the run to go on with
+    run: "RunFolder | None"  # the run to go on with
     args: TrainArgs
     auto: Config | None = None  # the preset's values, where the scene may choose another preset
 
@@ -140,7 +138,7 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _run_after_restart(args: TrainArgs) -> tuple[RunFolder | None, TrainArgs]:
+def _run_after_restart(args: TrainArgs) -> "tuple[RunFolder | None, TrainArgs]":
     """The run to go on with where torchrun has restarted this job, and whether its beginnings may be overwritten."""
     if not is_launched() or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
         return None, args
@@ -157,7 +155,7 @@ def _run_after_restart(args: TrainArgs) -> tuple[RunFolder | None, TrainArgs]:
     return None, replace(args, overwrite=True)
 
 
-def _run_to_resume(args: TrainArgs, config: Config) -> RunFolder:
+def _run_to_resume(args: TrainArgs, config: Config) -> "RunFolder":
     from ..evaluation.run_folder import open_run
     from ..training.checkpoint import latest_checkpoint, read_state
 

@@ -13,8 +13,6 @@ reads the colours of the next step ahead of time; only those travel, 3 or 4 byte
 take turns: one is copied to the device while the other is filled.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..ops import pixels as ops
 from ..types import Rays
 from .cameras import PIXEL_RADIUS
@@ -357,8 +355,7 @@ class PixelSampler:
 
 def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto") -> tuple[bool, str]:
     """Whether the pictures stay in host memory while training runs on the device, and the words that say why."""
-    if wanted not in get_args(PixelPlace):
-        raise InputError("pixels", "one of " + ", ".join(get_args(PixelPlace)), repr(wanted))
+    refuse(wanted not in get_args(PixelPlace), "pixels", "one of " + ", ".join(get_args(PixelPlace)), repr(wanted))
     size = scene.images.pixels.nbytes / 2**30
     if wanted == "host" or (device.type == "cpu" and scene.images.file is not None):
         where = "host memory" if scene.images.file is None else f"a file ({scene.images.file.path})"

@@ -267,6 +267,18 @@ def world_to_camera(camera_to_world: Tensor) -> Tensor:
     return torch.cat([rotation, -rotation @ camera_to_world[..., 3:]], dim=-1)
 
 
+def turn_between(source: Tensor, target: Tensor) -> Tensor:
+    """(3, 3) the smallest rotation of a unit vector (3,) to another; to its opposite, a half turn."""
+    cosine = float(source @ target)
+    if cosine < -1.0 + 1e-9:
+        axis = source.new_tensor([1.0, 0.0, 0.0] if abs(float(source[0])) < 0.9 else [0.0, 1.0, 0.0])
+        axis = torch.nn.functional.normalize(axis - source * (axis @ source), dim=0)
+        return 2.0 * axis[:, None] * axis - torch.eye(3, dtype=source.dtype)
+    x, y, z = torch.linalg.cross(source, target).tolist()
+    skew = source.new_tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return torch.eye(3, dtype=source.dtype) + skew + skew @ skew / (1.0 + cosine)
+
+
 def rotations(quaternion: Tensor) -> Tensor:
     """(..., 3, 3) from unit quaternions (..., 4), w x y z."""
     w, x, y, z = quaternion.unbind(-1)

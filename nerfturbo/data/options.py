@@ -1,13 +1,11 @@
 """How a scene is opened: one choice, handed from `load_scene` down to every loader."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..config import DataConfig
-from ..errors import InputError
+from ..errors import InputError, refuse
 
 Bounds = Literal["auto", "bounded", "unbounded", "ndc"]
 Cache = Literal["auto", "memory", "disk"]
@@ -30,11 +28,10 @@ class LoadOptions:
         if isinstance(self.downscale, bool) or not isinstance(self.downscale, int) or self.downscale < 1:
             raise InputError("downscale", "an integer >= 1", repr(self.downscale))
         for name, allowed in (("bounds", get_args(Bounds)), ("cache", get_args(Cache))):
-            if getattr(self, name) not in allowed:
-                raise InputError(name, "one of " + ", ".join(allowed), repr(getattr(self, name)))
+            refuse(getattr(self, name) not in allowed, name, "one of " + ", ".join(allowed), repr(getattr(self, name)))
 
     @classmethod
-    def of(cls, data: DataConfig, on_progress: Progress | None = None) -> LoadOptions:
+    def of(cls, data: DataConfig, on_progress: Progress | None = None) -> "LoadOptions":
         """What a config asks for."""
         return cls(data.downscale, data.bounds, data.allow_outside, data.cache, on_progress)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..types import Aabb, Rays
-from .cameras import Cameras, similarity_scale, transform_poses
+from .cameras import Cameras, similarity_scale, transform_poses, turn_between
 from .options import Bounds
 from .scene import farthest_distance
 
@@ -229,14 +229,8 @@ def _upright(poses: Tensor) -> tuple[Tensor, str]:
         return torch.eye(3, dtype=torch.float64), "kept the file's axes: the cameras have no common up"
     up = up / length
     target = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
-    cosine = float(up @ target)
-    if cosine < -1.0 + 1e-9:
-        return torch.diag(torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)), "turned upside down"
-    x, y, z = torch.linalg.cross(up, target).tolist()
-    skew = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
-    rotation = torch.eye(3, dtype=torch.float64) + skew + skew @ skew / (1.0 + cosine)
-    degrees = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
-    return rotation, f"turned by {degrees:.1f} degrees: the cameras' mean up is +z"
+    degrees = math.degrees(math.acos(max(-1.0, min(1.0, float(up @ target)))))
+    return turn_between(up, target), f"turned by {degrees:.1f} degrees: the cameras' mean up is +z"
 
 
 def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:

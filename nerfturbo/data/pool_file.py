@@ -6,8 +6,6 @@ each touch. So pixels are gathered in the order of their places, and what has be
 in the system's cache while there is room, and the process stays small.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

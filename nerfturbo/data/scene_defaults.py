@@ -1,8 +1,6 @@
 """A config made to fit a scene: one that moves needs a field that sees time; one without an end is folded (proposals,
 contracted grids), or needs nested grids, growing steps and a finer hash grid. And the preset that `auto` stands for."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 from ..config import Config, DynamicNgpConfig, GridSamplerConfig, NgpConfig
@@ -13,6 +11,8 @@ UNBOUNDED_CONE_STEPS = 4.0  # over the steps per diagonal: 1/256 for 1024 of the
 UNBOUNDED_ALPHA_THRE = 1e-2
 UNBOUNDED_NEAR_GRADIENT = 1.0  # half boxes before the cameras, where floaters grow: docs/unbounded.md has the scores
 UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
+MANY_PHOTOS, LARGE_PRESETS = 100, {"proposal": "proposal-large"}  # and of a capture of so many photos
+LONG_RUN, LONG_ENTRIES = 150.0, 22  # seconds from which larger tables pay, and their log2_entries
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
@@ -32,8 +32,13 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
     if levels == 1 or config.grid.levels != 1:
         return config, chosen
     if auto is not None and auto.preset in UNBOUNDED_PRESETS:
-        why = "the scene has no end: proposal networks find its surfaces near and far"
-        config, chosen = _in_its_place(config, auto, UNBOUNDED_PRESETS[auto.preset], why, "for nested grids")
+        name, why = UNBOUNDED_PRESETS[auto.preset], "the scene has no end: proposal networks find its surfaces"
+        if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
+            name, why = LARGE_PRESETS[name], f"{why}, and {len(scene)} photos need large tables"
+        config, chosen = _in_its_place(config, auto, name, why, "for nested grids")
+        if config.preset in LARGE_PRESETS.values() and (config.train.time_limit or 0.0) >= LONG_RUN:
+            config, notes = _for_a_long_run(config)
+            chosen += notes
     if config.sampler.kind != "grid" or config.grid.contraction != "none":
         config, notes = _folded(config, levels)
     else:
@@ -69,6 +74,15 @@ def _in_its_place(
         kept = {leaf: value for leaf, value in given.items() if leaf in there and value != getattr(before, leaf)}
         made = replace(made, **{stage: replace(getattr(made, stage), **kept)})
     return made, (f"preset {name}, because {why} (--preset {auto.preset} {otherwise})",)
+
+
+def _for_a_long_run(config: Config) -> tuple[Config, tuple[str, ...]]:
+    """With larger tables, where the field is the preset's own."""
+    field = config.field
+    if not isinstance(field, NgpConfig) or field != preset(config.preset).field:
+        return config, ()
+    note = f"field.log2_entries {LONG_ENTRIES}, because {config.train.time_limit:g} s will fill larger tables"
+    return replace(config, field=replace(field, log2_entries=LONG_ENTRIES)), (note,)
 
 
 def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:

@@ -3,17 +3,16 @@ Refined training cameras live in a frame of their own: the whole of them may be 
 `camera_errors` compares them up to that. A score after `aligned_to` says how good the scene is, not how good the poses
 of the test views are, and must say so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from ..config import CameraConfig, PhotoConfig
-from ..data.batches import PixelSampler
+from ..data.batches import PixelBatch, PixelSampler
 from ..data.cameras import Cameras, similarity_scale, transform_points, transform_poses
 from ..data.images import composite_over
 from ..data.scene import Scene
@@ -21,6 +20,7 @@ from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections
 
 ALIGN_RATE = 2e-3
+CHECKS, CHECK_RAYS = 4, 256  # how often while fitting, and on how many rays a view, poses are compared
 Progress = Callable[[float], None]  # takes the share that is done
 
 
@@ -93,31 +93,50 @@ def _angles(rotations: Tensor) -> Tensor:
 def aligned_to(
     model: NerfModel, scene: Scene, *, steps: int = 200, n_rays: int = 2048, report: Progress = lambda share: None
 ) -> Scene:
-    """The scene with the poses of all its views fitted to the model, which does not change. Call it after training."""
+    """The scene with the poses of all its views fitted to the model, which does not change. Call it after training.
+
+    A view keeps the best pose of those compared while fitting, the one it came with among them: it never ends worse.
+    """
     config = replace(model.config, cameras=CameraConfig(refine=True), photo=PhotoConfig())
+    if model.photos is not None:
+        scene = replace(scene, cameras=model.photos.new_views(scene.cameras))
     photos = PhotoCorrections(config, len(scene), 1)
     photos.observe(scene.cameras, scene.aabb)
     photos.gauge.zero_()  # the model stands still: there is nothing to drift
     photos.to(model.device)
     sampler = PixelSampler(scene, model.device, seed=config.train.seed)
-    adam = torch.optim.Adam([photos.get_parameter("pose")], lr=ALIGN_RATE)
+    pose, white = photos.get_parameter("pose"), torch.ones(3, device=model.device)
+    adam = torch.optim.Adam([pose], lr=ALIGN_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps, eta_min=0.05 * ALIGN_RATE)
+
+    def errors(batch: PixelBatch) -> Tensor:
+        rays = replace(photos.rays(batch.rays), camera_indices=None)  # which are not those of training
+        wanted = composite_over(batch.rgba, white)
+        return huber_loss(model.render_rays(rays, white).rgb, wanted, delta=0.1, reduction="none").mean(-1)
+
+    held = sampler.draw(steps, CHECK_RAYS * len(scene))  # of a step that is not fitted
+    views = held.rays.camera_indices
+    assert views is not None
+    least, best = torch.full((len(scene),), torch.inf, device=model.device), torch.zeros_like(pose)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in learning:
         parameter.requires_grad_(False)
-    white = torch.ones(3, device=model.device)
     try:
-        for step in range(steps):
-            batch = sampler.draw(step, n_rays)
-            rays = replace(photos.rays(batch.rays), camera_indices=None)  # which are not those of training
-            rgb = model.render_rays(rays, white).rgb
-            loss = torch.nn.functional.huber_loss(rgb, composite_over(batch.rgba, white), delta=0.1)
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
-            schedule.step()
-            report((step + 1) / steps)
+        for step in range(steps + 1):
+            if step in (0, steps) or step % max(1, steps // CHECKS) == 0:
+                with torch.no_grad():
+                    found = torch.zeros_like(least).index_add_(0, views, errors(held))
+                    best = torch.where((found < least)[:, None], pose, best)
+                    least = torch.minimum(found, least)
+            if step < steps:
+                adam.zero_grad()
+                errors(sampler.draw(step, n_rays)).mean().backward()
+                adam.step()
+                schedule.step()
+                report((step + 1) / steps)
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
+    with torch.no_grad():
+        pose.copy_(best)
     return replace(scene, cameras=photos.refined(scene.cameras))

@@ -3,8 +3,6 @@ nerfstudio's: what its viewer, its Blender add-on and our viewer write. Poses ha
 the coordinates of the scene's own file: `Scene.to_original` leads there. `fov` is the vertical angle in degrees. A crop
 is a box given by its centre, its size and a turn (roll, pitch, yaw)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from ..data.cameras import (
     transform_poses,
 )
 from ..data.json_checks import number, read_json, rigid, shown
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..types import Aabb
 from .run_folder import write_json
 
@@ -31,8 +29,60 @@ MAX_SIDE = 16384
 MAX_FRAMES = 100_000
 FACING = 0.8  # the mean of unit viewing directions is longer than this where all cameras look one way
 SPIRAL_TURNS = 2
-SPIRAL_REACH = 0.5  # of the cameras' own spread: a spiral stays where the images were taken
 STEEPEST = 0.966  # sine of 75 degrees: an orbit never looks straight down
+ATTENTION = 0.8  # mean cosine between viewing directions and the way to one point, where cameras look at that
+RING_GAP = math.radians(100.0)  # between neighbours: with more, nobody stood on one side
+BANDWIDTH = math.radians(25.0)  # an orbit takes height and distance from cameras about this near
+ARC_REACH = 0.6  # of the angles at which cameras stand
+FRAMES_A_KEY = 6  # of a walk: with more keys a short video would rush
+
+
+def capture_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> tuple[Cameras, str]:
+    """A path where images were taken, and its kind: an orbit where cameras stand all around what they look at, an arc
+    and back where they stand on one side, a walk through them where they look at no common point."""
+    _check_frames(n_frames)
+    positions, forward = cameras.positions.double().cpu(), cameras.forward.double().cpu()
+    target = _focus(positions, forward, center)
+    offsets = positions - target
+    distances = offsets.norm(dim=-1).clamp_min(1e-9)
+    if len(cameras) > 1 and float(-(offsets / distances[:, None] * forward).sum(-1).mean()) < ATTENTION:
+        poses = cameras.camera_to_world.cpu()
+        n_keys = min(len(poses), max(2, n_frames // FRAMES_A_KEY))
+        keys = poses[_walk_order(poses)[torch.linspace(0, len(poses) - 1, n_keys).round().long()]]
+        return _pinholes(cameras, interpolate_poses(keys, n_frames, _spread(poses))), "walk"
+    around, turn = torch.atan2(offsets[:, 1], offsets[:, 0]), torch.arange(n_frames) * (2.0 * math.pi / n_frames)
+    raised = (offsets[:, 2] / distances).clamp(-STEEPEST, STEEPEST).asin()
+    sides = around.sort().values
+    gaps = torch.cat([sides[1:] - sides[:-1], sides[:1] + 2.0 * math.pi - sides[-1:]])
+    angles, sway, kind = around[0] + turn, torch.zeros_like(turn), "orbit"
+    if float(gaps.max()) > RING_GAP:
+        middle = sides[gaps.argmax()] + 0.5 * gaps.max() + math.pi  # opposite to where nobody stood
+        angles = middle + ARC_REACH * _angles_from(around, middle).abs().quantile(0.9) * turn.sin()
+        sway, kind = ARC_REACH * (raised - raised.mean()).abs().mean() * turn.cos(), "arc"
+    weights = torch.softmax(-0.5 * (_angles_from(around, angles[:, None]) / BANDWIDTH) ** 2, dim=-1)  # (frames, n)
+    elevation, distance = weights @ raised + sway, (weights @ distances.log()).exp()
+    return _pinholes(cameras, _around(target, angles, elevation.sin() * distance, elevation.cos() * distance)), kind
+
+
+def _around(target: Tensor, angles: Tensor, heights: Tensor, radii: Tensor | float) -> Tensor:
+    """Poses (n, 3, 4) about the vertical axis through a target that they look at."""
+    eyes = torch.stack([radii * angles.cos(), radii * angles.sin(), heights], dim=-1) + target
+    return look_at(eyes.float(), target.float())
+
+
+def _focus(positions: Tensor, forward: Tensor, center: tuple[float, float, float]) -> Tensor:
+    """(3,) the point nearest to all viewing axes; where they are parallel, ahead of them, as far as `center` is."""
+    across = torch.eye(3, dtype=torch.float64) - forward[:, :, None] * forward[:, None, :]  # (n, 3, 3) projectors
+    middle, prior = positions.mean(0), torch.tensor(center, dtype=torch.float64)
+    ahead, spread = forward.mean(0), float((positions - positions.mean(0)).norm(dim=-1).max())
+    if float(ahead.norm()) > FACING and float((prior - middle) @ ahead) < spread:
+        prior = middle + ahead * max(10.0 * spread, 1e-3)
+    pull = 1e-3 * torch.eye(3, dtype=torch.float64)
+    return torch.linalg.solve(across.mean(0) + pull, (across @ positions[:, :, None]).mean(0)[:, 0] + pull @ prior)
+
+
+def _angles_from(angles: Tensor, origin: Tensor) -> Tensor:  # the short way: -pi to pi
+    return torch.remainder(angles - origin + math.pi, 2.0 * math.pi) - math.pi
 
 
 def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> Cameras:
@@ -45,38 +95,24 @@ def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: i
     height = max(-STEEPEST * distance, min(STEEPEST * distance, height))
     radius = math.sqrt(max(distance * distance - height * height, 1e-12))
     angles = torch.arange(n_frames) * (2.0 * math.pi / n_frames) + _start_angle(offsets)
-    eyes = torch.stack([radius * angles.cos(), radius * angles.sin(), torch.full_like(angles, height)], dim=-1) + target
-    return _pinholes(cameras, look_at(eyes, target))
+    return _pinholes(cameras, _around(target, angles, torch.full_like(angles, height), radius))
 
 
 def spiral_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> Cameras:
-    """Where all cameras look one way, circles before the scene, swaying in and out; else two turns about `center` that
-    rise from the lowest camera to the highest. Size and field of view are those of the first camera."""
+    """Where all cameras look one way, a circle before the scene; else two turns about `center` that rise from the
+    lowest camera to the highest. Size and field of view are those of the first camera."""
     _check_frames(n_frames)
     share = torch.arange(n_frames) / n_frames
     positions, forward = cameras.positions.cpu(), cameras.forward.cpu().mean(0)
     if float(forward.norm()) > FACING:
-        return _pinholes(cameras, _swaying(positions, forward, center, share))
+        return capture_path(cameras, center, n_frames)[0]
     target = torch.tensor(center, dtype=torch.float32)
     offsets = positions - target
     distance = float(offsets.norm(dim=-1).mean())
     sines = (offsets[:, 2] / offsets.norm(dim=-1).clamp_min(1e-6)).clamp(-STEEPEST, STEEPEST)
     elevation = torch.lerp(sines.min().asin(), sines.max().asin(), share)
     angles = share * (2.0 * math.pi * SPIRAL_TURNS) + _start_angle(offsets)
-    flat = elevation.cos() * distance
-    eyes = torch.stack([flat * angles.cos(), flat * angles.sin(), elevation.sin() * distance], dim=-1) + target
-    return _pinholes(cameras, look_at(eyes, target))
-
-
-def _swaying(positions: Tensor, forward: Tensor, center: tuple[float, float, float], share: Tensor) -> Tensor:
-    middle, ahead = positions.mean(0), forward / forward.norm()
-    axes = look_at(middle[None], (middle + ahead)[None])[0, :, :3]  # right, up, backward of the mean camera
-    spread = ((positions - middle) @ axes).abs().quantile(0.9, dim=0).clamp_min(1e-6) * SPIRAL_REACH
-    angles = share * (2.0 * math.pi * SPIRAL_TURNS)
-    local = torch.stack([angles.cos(), angles.sin(), (0.5 * angles).sin()], dim=-1) * spread
-    distance = (torch.tensor(center) - middle) @ ahead
-    target = middle + ahead * max(float(distance), 10.0 * float(spread.max()))
-    return look_at(middle + local @ axes.T, target)
+    return _pinholes(cameras, _around(target, angles, elevation.sin() * distance, elevation.cos() * distance))
 
 
 def interpolated_path(cameras: Cameras, n_frames: int) -> Cameras:
@@ -86,10 +122,19 @@ def interpolated_path(cameras: Cameras, n_frames: int) -> Cameras:
     poses = cameras.camera_to_world.cpu()
     if poses.shape[0] < 2:
         raise InputError("cameras", "at least 2, to fly from one to another", str(poses.shape[0]))
-    scale = float((poses[..., 3] - poses[..., 3].mean(0)).norm(dim=-1).mean()) or 1.0
-    tour = poses[_nearest_neighbours(poses, scale)]
-    ordered, toured = (float(pose_distances(path[:-1], path[1:], scale).sum()) for path in (poses, tour))
-    return _pinholes(cameras, interpolate_poses(poses if ordered < 1.5 * toured else tour, n_frames, scale))
+    return _pinholes(cameras, interpolate_poses(poses[_walk_order(poses)], n_frames, _spread(poses)))
+
+
+def _spread(poses: Tensor) -> float:
+    return float((poses[..., 3] - poses[..., 3].mean(0)).norm(dim=-1).mean()) or 1.0
+
+
+def _walk_order(poses: Tensor) -> Tensor:
+    """(n,) the poses' own order where that is a walk, else one by nearest neighbours."""
+    given, tour = torch.arange(poses.shape[0]), _nearest_neighbours(poses, _spread(poses))
+    ways = [poses[order] for order in (given, tour)]
+    ordered, toured = (float(pose_distances(way[:-1], way[1:], _spread(poses)).sum()) for way in ways)
+    return given if ordered < 1.5 * toured else tour
 
 
 def still_path(cameras: Cameras, index: int, n_frames: int) -> Cameras:
@@ -105,8 +150,7 @@ def with_times(path: Cameras, time: float | None) -> Cameras:
 
 
 def _check_frames(n_frames: int) -> None:
-    if n_frames < 1:
-        raise InputError("n_frames", "at least 1", str(n_frames))
+    refuse(n_frames < 1, "n_frames", "at least 1", n_frames)
 
 
 def _pinholes(cameras: Cameras, poses: Tensor) -> Cameras:
@@ -194,8 +238,7 @@ def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPat
     """Read a path; every fault names the file and the place in it."""
     document = read_json(file, "a camera path in nerfstudio's format")
     kind = document.get("camera_type", "perspective")
-    if kind not in ("perspective", "pinhole"):
-        raise InputError(f"{file}: camera_type", "perspective", shown(kind))
+    refuse(kind not in ("perspective", "pinhole"), f"{file}: camera_type", "perspective", shown(kind))
     width, height = (_side(document, name, file) for name in ("render_width", "render_height"))
     frames = document.get("camera_path")
     if not isinstance(frames, list) or not 0 < len(frames) <= MAX_FRAMES:
@@ -207,14 +250,12 @@ def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPat
             raise InputError(where, "an object with camera_to_world and fov", shown(frame))
         poses.append(_pose(frame.get("camera_to_world"), f"{where}: camera_to_world"))
         angle = number(frame.get("fov"), f"{where}: fov")
-        if not 0.0 < angle < 180.0:
-            raise InputError(f"{where}: fov", "degrees between 0 and 180", shown(frame.get("fov")))
+        refuse(not 0.0 < angle < 180.0, f"{where}: fov", "degrees between 0 and 180", shown(frame.get("fov")))
         focals.append(0.5 * height / math.tan(math.radians(angle) * 0.5))
         if frame.get("render_time") is not None:
             times.append(min(1.0, max(0.0, number(frame["render_time"], f"{where}: render_time"))))
     fps = number(document.get("fps", 24), f"{file}: fps")
-    if not 0.0 < fps <= 1000.0:
-        raise InputError(f"{file}: fps", "a number from 0 to 1000", shown(document.get("fps")))
+    refuse(not 0.0 < fps <= 1000.0, f"{file}: fps", "a number from 0 to 1000", shown(document.get("fps")))
     n, back = len(poses), None if to_original is None else torch.linalg.inv(to_original)
     cameras = Cameras(
         camera_to_world=transform_poses(torch.stack(poses), back).float(),
@@ -258,8 +299,7 @@ def _pose(value: object, what: str) -> Tensor:
     flat = value if isinstance(value, list) else []
     if len(flat) in (3, 4) and all(isinstance(row, list) for row in flat):
         flat = [entry for row in flat for entry in row]
-    if len(flat) not in (12, 16):
-        raise InputError(what, "16 numbers, a 4x4 matrix row after row", shown(value))
+    refuse(len(flat) not in (12, 16), what, "16 numbers, a 4x4 matrix row after row", shown(value))
     return rigid(torch.tensor([number(entry, what) for entry in flat[:12]], dtype=torch.float64).view(3, 4), what)
 
 

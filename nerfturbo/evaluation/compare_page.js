@@ -9,7 +9,7 @@ function mark(index) {
 }
 function table(target, head, rows) {
   target.append(make("thead", {}, make("tr", {}, ...head.map((text) => make("th", {}, text)))),
-    make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell))))));
+    make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell, place) => make("td", { "data-label": head[place] }, cell))))));
 }
 function overlaid(name, transform = (value) => value) {
   return runs.map((run, index) => ({

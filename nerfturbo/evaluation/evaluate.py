@@ -1,7 +1,5 @@
 """Score a model on views it never saw."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ WHITE = (1.0, 1.0, 1.0)
 SSIM_WINDOW = 11
 FIRST_RAYS = 4096  # of a preview; then as many as fit into these seconds
 AIM_SECONDS = 0.5
+PREVIEW_WIDTH = 1600  # pixels of both images of a preview side by side, at most
 
 # (views done, views in all, the last view's scores, its render, its truth)
 ViewCallback = Callable[[int, int, "ViewScore", RenderedImage, Tensor], None]
@@ -83,12 +82,14 @@ def evaluate(
     on_view: ViewCallback | None = None,
 ) -> Evaluation:
     """Render the views (all of them unless given) over the background and compare them with the truth, in floats.
-    Pixels outside a picture's mask, and those that no ray leads to, do not count."""
+    Pixels outside a picture's mask, and those that no ray leads to, do not count. Where focal lengths were learned,
+    views through the same lenses have them."""
+    cameras = scene.cameras if model.photos is None else model.photos.new_views(scene.cameras)
     chosen = choose_views(len(scene)) if views is None else views
     behind, scores = torch.tensor(background, device=model.device), []
     for index in chosen:
         start = time.perf_counter()
-        image = model.render_image(scene.cameras, index, behind)
+        image = model.render_image(cameras, index, behind)
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         seconds = time.perf_counter() - start
@@ -147,7 +148,8 @@ class Preview:
         truth = truth_image(self._scene, self._index).cpu()[rows[:, None], columns]
         self._stride = self._stride_for(len(rows) * len(columns) * AIM_SECONDS / (time.perf_counter() - start))
         both = torch.cat([truth, render], dim=1)
-        large = both.repeat_interleave(stride, 0).repeat_interleave(stride, 1)
+        times = max(1, min(stride, PREVIEW_WIDTH // both.shape[1]))  # as large as the photo, or as a screen
+        large = both.repeat_interleave(times, 0).repeat_interleave(times, 1)
         with replacing(path) as temporary:  # whoever watches the file never sees half of it
             save_image(temporary, large)
         counts = self._scene.used_pixels(self._index)

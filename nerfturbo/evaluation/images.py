@@ -1,7 +1,5 @@
 """Images for people: colour, depth, opacity or normals of a render, where it errs, and drawings."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ Range = tuple[float, float]
 Color = tuple[int, ...]  # red, green, blue and perhaps opacity, to 255
 
 ERROR_AT_FULL = 0.25  # a mean absolute colour error of this much gets the ramp's last colour
+SMALL = 2400  # pixels of the longer side of an image to look at
 # Dark to light, so that it reads in grey too: black, violet, red-orange, yellow, near white.
 _RAMP = ((0.0, 0.0, 0.02), (0.32, 0.07, 0.48), (0.85, 0.28, 0.32), (0.99, 0.68, 0.25), (0.99, 0.99, 0.80))
 
@@ -73,6 +72,15 @@ def error_colors(render: Tensor, truth: Tensor) -> Tensor:
 def comparison(render: Tensor, truth: Tensor) -> Tensor:
     """(height, 3 width, 3) uint8 on the CPU: truth, render and error side by side, for `save_image`."""
     return to_bytes(torch.cat([truth, render, error_colors(render, truth)], dim=1)).cpu()
+
+
+def save_small(path: Path, image: Tensor) -> None:
+    """The image (height, width, 3) uint8 as a JPEG file at a size that screens show: an exact PNG may take 20 MB."""
+    from PIL import Image
+
+    small = Image.fromarray(image.numpy())
+    small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
+    small.save(path, "JPEG", quality=90)
 
 
 def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:
@@ -144,7 +152,7 @@ class Canvas:
         self._image = Image.fromarray(canvas)
         self._begin()
 
-    def paste(self, other: Canvas, at: tuple[int, int]) -> None:
+    def paste(self, other: "Canvas", at: tuple[int, int]) -> None:
         self._image.paste(other._image, (2 * at[0], 2 * at[1]))
 
     def save(self, path: Path) -> None:

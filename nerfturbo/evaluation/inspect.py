@@ -1,7 +1,5 @@
 """One ray, sample by sample: density, transmittance, weights and cells, for debugging fields and thresholds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..data.cameras import PIXEL_CENTER, Cameras
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..ops.march import StepRule, march
 from ..ops.march.reference import is_occupied
 from ..rendering.model import NerfModel
@@ -55,8 +53,7 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     t_starts, t_ends = samples.t_starts[:MAX_STEPS], samples.t_ends[:MAX_STEPS]
     middle, length = (t_starts + t_ends) * 0.5, t_ends - t_starts
     n = middle.shape[0]
-    if n == 0:
-        raise InputError("--pixel", "a ray that meets the scene's box", f"{column},{row} of view {index}")
+    refuse(n == 0, "--pixel", "a ray that meets the scene's box", f"{column},{row} of view {index}")
     positions = rays.origins + rays.directions * middle[:, None]
     times = None if rays.times is None else rays.times.expand(n)
     rgb, density = model.field(positions, rays.directions.expand(n, 3), times)

@@ -1,7 +1,5 @@
 """How close two images are, in floats, and what a score is worth: what a constant image or a blurred truth gets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

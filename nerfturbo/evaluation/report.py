@@ -1,11 +1,10 @@
 """report.html of a run, and the comparison of several: pages that need no other file and ask nothing of the network."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -70,6 +69,7 @@ def report_data(run: RunFolder) -> dict[str, Any]:
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
         "views": [view | images.get(place, {}) for place, view in enumerate(views)],
         "turntable": _turntable(run),
+        "beside": _beside(run),
     }
 
 
@@ -93,17 +93,33 @@ def _views_with_images(n_views: int) -> set[int]:
 def _images(run: RunFolder, index: int) -> dict[str, str]:
     path = run.view_file(index)
     parts = load_comparison(path) if path.is_file() else ()
-    return {name: _data_uri("webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)}
+    return {
+        name: _data_uri("image/webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)
+    }
 
 
 def _turntable(run: RunFolder) -> str | None:
-    path = run.turntable_file("gif")
-    small = path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES
-    return _data_uri("gif", path.read_bytes()) if small else None
+    files = ((kind, run.turntable_file(kind[-3:])) for kind in ("video/mp4", "image/gif"))
+    small = ((kind, path) for kind, path in files if path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES)
+    return next((_data_uri(kind, path.read_bytes()) for kind, path in small), None)
+
+
+def _beside(run: RunFolder) -> list[str]:
+    """What lies in the run folder and a reader of the report may open: the run's own files, exports and videos."""
+    endings = {".html", ".glb", ".ply", ".obj", ".mp4", ".gif", ".onnx", ".npz", ".json"}
+    found = [path.name for path in run.path.iterdir() if path.is_file() and path.suffix.lower() in endings]
+    pages = [f"{path.parent.name}/{path.name}" for path in run.path.glob("*/index.html")]
+    return sorted({*found, *pages} - {run.report_file.name})
+
+
+def renew_links(run: RunFolder, made: Iterable[Path]) -> None:
+    """Write the report again where something was made beside it."""
+    if run.report_file.is_file() and any(path.resolve().parent == run.path.resolve() for path in made):
+        write_report(run)
 
 
 def _data_uri(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64," + base64.b64encode(content).decode("ascii")
+    return f"data:{kind};base64," + base64.b64encode(content).decode("ascii")
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -152,7 +168,8 @@ def _protocol(found: dict[str, Any] | None) -> str:
         return "not scored"
     size = found.get("resolution") or []
     shown = " x ".join(map(str, size)) if size and not isinstance(size[0], list) else "several sizes"
-    return f"{found.get('n_views')} {found.get('split')} views, {shown}, {found.get('background')}"
+    plural = "" if found.get("n_views") == 1 else "s"
+    return f"{found.get('n_views')} {found.get('split')} view{plural}, {shown}, {found.get('background')}"
 
 
 def _differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ function header() {
   $("title").textContent = metrics.scene && metrics.scene !== data.run ? `${metrics.scene} · ${data.run}` : data.run;
   const size = Array.isArray(protocol.resolution) ? protocol.resolution.flat().join(" × ") : "";
   $("lead").textContent = metrics.psnr === undefined ? "This run has not been scored yet." :
-    `Scored on ${protocol.n_views} ${protocol.split} views it was not trained on, ${size} pixels, background ${protocol.background}, ` +
+    `Scored on ${protocol.n_views} ${protocol.split} view${protocol.n_views === 1 ? "" : "s"} it was not trained on, ${size} pixels, background ${protocol.background}, ` +
     `trained with the ${config.preset} preset on ${metrics.machine ? metrics.machine.gpu || metrics.machine.processor : "an unknown machine"}.`;
   const tile = (label, value, unit = "", main = false) =>
     $("tiles").append(make("div", { class: main ? "tile main" : "tile" }, make("b", {}, value, unit ? make("small", {}, " " + unit) : ""), make("span", {}, label)));
@@ -35,7 +35,13 @@ function stage() {
   $("stage").hidden = false;
   $("truth").addEventListener("load", () => $("stage").style.setProperty("--aspect", $("truth").naturalWidth / $("truth").naturalHeight));
   $("slider").addEventListener("input", (event) => $("frame").style.setProperty("--cut", event.target.value + "%"));
-  if (data.turntable) { $("turntable-figure").hidden = false; $("turntable").src = data.turntable; }
+  if (!data.turntable) return;
+  const moving = data.turntable.startsWith("data:video") ? make("video", { autoplay: "", loop: "", muted: "", playsinline: "", controls: "" }) : make("img", { alt: "The scene along a camera path" });
+  moving.muted = true;
+  moving.src = data.turntable;
+  $("turntable-figure").hidden = false;
+  $("turntable").append(moving);
+  $("turntable-caption").textContent = { orbit: "an orbit of the scene", arc: "an arc before the scene, where the images were taken", walk: "a walk through the cameras" }[(metrics.video || {}).path] || "a camera path";
 }
 
 /* Baselines */
@@ -128,6 +134,9 @@ function list(target, entries) {
   for (const [name, value] of entries) target.append(make("dt", {}, words(name)), make("dd", {}, text(value)));
 }
 function facts() {
+  $("command").textContent = metrics.command || "";
+  $("made").hidden = !metrics.command && !data.beside.length;
+  $("beside").append("In this folder: ", ...data.beside.flatMap((name, index) => [index ? ", " : "", make("a", { href: "./" + name.split("/").map(encodeURIComponent).join("/") }, name)]));
   list($("protocol"), Object.entries(metrics.protocol || {}));
   const used = { device: metrics.device, backend: metrics.backend, ...metrics.machine, ...metrics.versions, "total time": duration(metrics.total_seconds), "stopped by": metrics.stopped_by };
   list($("machine"), Object.entries(used).filter(([, value]) => value !== undefined));

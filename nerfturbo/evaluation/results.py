@@ -1,7 +1,5 @@
 """metrics.json: scores, costs, and the machine they were measured on. docs/run_folder.md explains every name."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os
@@ -32,14 +30,15 @@ def measure_baselines(scene: Scene, views: list[int], device: torch.device | str
     return {"constant_psnr": constant, "blurred_psnr": blurred}
 
 
-def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
-    """How the score was measured: all that can move it by more than the method does."""
-    sizes = {tuple(size) for size in scene.cameras.size.tolist()}
-    low, high = min(sizes), max(sizes)
+def protocol(config: Config, scene: Scene, n_views: int, *, divisor: int = 1) -> dict[str, Any]:
+    """How the score was measured: all that can move it by more than the method does. `divisor` made the scene's views
+    smaller for it."""
+    sizes = {tuple(max(1, round(side / divisor)) for side in size) for size in scene.cameras.size.tolist()}
+    low, high, divisor = min(sizes), max(sizes), divisor * config.data.downscale
     if config.data.source.startswith(BUILTIN_PREFIX):
         origin = "rendered at this size"
-    elif config.data.downscale > 1:
-        origin = f"the files' size over {config.data.downscale}, each pixel the mean of {config.data.downscale}^2"
+    elif divisor > 1:
+        origin = f"the files' size over {divisor}, each pixel the mean of {divisor}^2"
     else:
         origin = "the files' own"
     return {
@@ -60,14 +59,16 @@ def protocol(config: Config, scene: Scene, n_views: int) -> dict[str, Any]:
     }
 
 
-def evaluation_metrics(found: Evaluation, config: Config, scene: Scene, baselines: dict[str, float]) -> dict[str, Any]:
+def evaluation_metrics(
+    found: Evaluation, config: Config, scene: Scene, baselines: dict[str, float], *, divisor: int = 1
+) -> dict[str, Any]:
     """The part of metrics.json that `eval` renews."""
     return {
         "psnr": found.psnr,
         "ssim": found.ssim,
         "lpips": found.lpips,
         "baselines": baselines,
-        "protocol": protocol(config, scene, len(found.views)),
+        "protocol": protocol(config, scene, len(found.views), divisor=divisor),
         "per_view": [asdict(view) for view in found.views],
     }
 

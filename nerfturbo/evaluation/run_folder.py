@@ -1,26 +1,28 @@
 """The run folder: what training leaves on disk. Nothing else knows where things lie; docs/run_folder.md is its twin."""
 
-from __future__ import annotations
-
 import contextlib
+import errno
 import glob
 import json
 import math
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import Config, from_dict, to_dict
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, refuse
 from ..files import remove, write_atomically
 from .results import versions
 
 SCHEMA_VERSION = 1
+ROOM = 1 << 20  # bytes that must fit where something is to be written
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4")
 _OWN_PATTERNS = {
     "checkpoints": ("step_*", ".step_*.tmp"),
-    "images": ("preview.png", "test_*.png"),
+    "images": ("preview.png", "test_*.png", "test_*.jpg"),
     "tensorboard": ("events.out.tfevents.*",),
 }
 
@@ -65,7 +67,7 @@ class RunFolder:
             return []
         records = []
         for line in self.log_file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 records.append(json.loads(line))
         return [record for record in records if isinstance(record, dict)]
 
@@ -101,8 +103,7 @@ def open_run(path: str | Path) -> RunFolder:
         got = "a file" if run.path.exists() else "no such folder"
         newest = _newest_of(run.path)
         raise InputError(str(run.path), "a run folder", got, hint if newest is None else f"the newest one is {newest}")
-    if not run.config_file.is_file():
-        raise InputError(str(run.path), "a run folder with config.json", "none in it", hint)
+    refuse(not run.config_file.is_file(), str(run.path), "a run folder with config.json", "none in it", hint)
     run.read_config()
     return run
 
@@ -120,25 +121,29 @@ def check_writable(path: Path) -> Path:
         nearest = nearest.parent
     if nearest != path and not nearest.is_dir():
         raise InputError(str(path), "a place that can be written", f"{nearest} is a file", "choose another one")
-    if not os.access(nearest, os.W_OK):
-        raise InputError(str(path), "a place that can be written", f"{nearest} is read-only to you")
+    refuse(not os.access(nearest, os.W_OK), str(path), "a place that can be written", f"{nearest} is read-only to you")
+    try:
+        with tempfile.TemporaryFile(dir=nearest if nearest.is_dir() else nearest.parent) as file:
+            file.write(bytes(1 << 12))
+        if shutil.disk_usage(nearest).free < ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        expected, got = "a place that can be written", f"{error.strerror or error} in {nearest}"
+        raise InputError(str(path), expected, got, "free some space, or choose another one") from None
     return nearest
 
 
 def check_result(path: Path) -> None:
     """Refuse, before minutes of work, a JSON file that could not be written, or whose plots would replace it."""
-    if path.suffix.lower() != ".json":
-        raise InputError("--output", "a file ending in .json", str(path))
+    refuse(path.suffix.lower() != ".json", "--output", "a file ending in .json", path)
     check_writable(path)
-    if path.is_dir():
-        raise InputError(str(path), "a file", "a folder of that name", "choose another name")
+    refuse(path.is_dir(), str(path), "a file", "a folder of that name", "choose another name")
 
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before any work is done, a folder that cannot be written or that holds something."""
     nearest = check_writable(path)
-    if not nearest.is_dir():
-        raise InputError(str(path), "an output folder", "a file of that name", "choose another one")
+    refuse(not nearest.is_dir(), str(path), "an output folder", "a file of that name", "choose another one")
     if nearest != path or overwrite or not any(path.iterdir()):
         return
     if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
@@ -200,7 +205,7 @@ def finite(value: Any) -> Any:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, int) or (path.name == "config.json" and "config" not in document):

@@ -1,7 +1,5 @@
 """A scene as a drawing: its cameras, points and bounds, from above, from the side and at an angle."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ import torch
 
 from ..data.cameras import similarity_scale
 from ..data.scene import Scene
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..files import replacing
 from ..types import Aabb
 from .images import Canvas, Color
@@ -61,10 +59,8 @@ class _Panel:
 
 def check_plot_path(path: Path) -> None:
     """Refuse a file that could not be written, before the scene is read."""
-    if path.suffix.lower() != ".png":
-        raise InputError("--plot", "a file ending in .png", str(path))
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError("--plot", "a file in a folder that exists", str(path))
+    refuse(path.suffix.lower() != ".png", "--plot", "a file ending in .png", path)
+    refuse(path.is_dir() or not path.absolute().parent.is_dir(), "--plot", "a file in a folder that exists", path)
 
 
 def plot_scene(path: Path, scenes: Sequence[Scene], points: PlotPoints | None, title: str) -> None:

@@ -1,7 +1,5 @@
 """What leaves the project for other programs."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

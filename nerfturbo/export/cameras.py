@@ -1,8 +1,6 @@
 """The cameras of a run as a `transforms.json`, in the coordinates of the scene's own file: with poses and focal lengths
 as they were learned, where they were."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frames of a camera path: colour, depth, opacity and normals as pictures."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -140,7 +138,7 @@ class FrameSequence:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def __enter__(self) -> FrameSequence:
+    def __enter__(self) -> "FrameSequence":
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._saved_key() != self._key:
             for path in self._old_frames():

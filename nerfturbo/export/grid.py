@@ -1,7 +1,5 @@
 """The occupancy grid as a NumPy archive, for other renderers and for looking at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

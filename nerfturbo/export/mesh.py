@@ -1,19 +1,17 @@
 """A triangle mesh of the surface: marching cubes over the occupied box, without what no camera saw."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cameras import Cameras, transform_points
+from ..data.cameras import Cameras, transform_points, turn_between
 from ..data.images import to_bytes
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..evaluation.evaluate import choose_views
 from ..files import replacing
 from ..ops.march.reference import is_occupied
@@ -32,6 +30,7 @@ MAX_POINTS = 1 << 31
 MAX_CAMERAS = 64  # that look where surfaces are visible
 MAX_PIXELS = 400  # of the longer side of what they see
 SOLID = 0.5
+Up = Literal["y", "z", "file"]  # the axis that points up; of the file: as the scene has it
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ def check_mesh_path(path: Path, settings: MeshSettings) -> None:
     require_package("trimesh", "trimesh", "meshes", "mesh")
     if settings.n_faces is not None:
         require_package("fast_simplification", "fast-simplification", "decimation", "mesh")
-        if settings.n_faces < 4:
-            raise InputError("--faces", "at least 4", str(settings.n_faces))
+        refuse(settings.n_faces < 4, "--faces", "at least 4", settings.n_faces)
     if settings.density is not None and not 0.0 < settings.density < float("inf"):
         raise InputError("--density", "a number > 0", str(settings.density))
 
@@ -128,8 +126,9 @@ def _colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, r
     return colors.clamp(0.0, 1.0)
 
 
-def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None) -> None:
-    """Write .glb, .ply or .obj in the coordinates of the scene's own file; whole or not at all."""
+def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None, *, up: Up | None = None) -> None:
+    """Write .glb, .ply or .obj; whole or not at all. In the coordinates of the scene's own file, turned so that `up`
+    points up; unless given, y in a .glb, as that format wants it, and the file's own axes in the others."""
     import trimesh
 
     extra: dict[str, dict[str, Any]] = {
@@ -137,15 +136,58 @@ def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None) -> Non
         ".ply": {"vertex_normal": True},
         ".obj": {"include_normals": True, "include_color": True, "header": "nerfturbo"},
     }
+    ending = path.suffix.lower()
+    place = upright(to_original, up or ("y" if ending == ".glb" else "file"))
+    faces, colors = mesh.faces, to_bytes(mesh.colors)
+    own: dict[str, Any] = {"vertex_colors": torch.nn.functional.pad(colors, (0, 1), value=255).numpy()}
+    corners = torch.arange(mesh.vertices.shape[0])
+    if ending == ".glb":
+        own, corners = {"visual": _texture(colors[faces])}, faces.reshape(-1)
+        faces = torch.arange(corners.shape[0]).view(-1, 3)
     body = trimesh.Trimesh(
-        vertices=transform_points(mesh.vertices.double(), to_original).numpy(),
-        faces=mesh.faces.numpy(),
-        vertex_normals=rotate_normals(mesh.normals, to_original).numpy(),
-        vertex_colors=torch.nn.functional.pad(to_bytes(mesh.colors), (0, 1), value=255).numpy(),
+        vertices=transform_points(mesh.vertices.double(), place)[corners].numpy(),
+        faces=faces.numpy(),
+        vertex_normals=rotate_normals(mesh.normals, place)[corners].numpy(),
         process=False,
+        **own,
     )
     with replacing(path) as temporary:
-        body.export(temporary, **extra[path.suffix.lower()])
+        body.export(temporary, **extra[ending])
+
+
+def upright(to_original: Tensor | None, up: Up) -> Tensor | None:
+    """(4, 4) from training, where z is up, to the scene's own file, turned the short way to where `up` is up."""
+    if up == "file":
+        return to_original
+    place = torch.eye(4, dtype=torch.float64) if to_original is None else to_original.double()
+    target = torch.tensor([0.0, 1.0, 0.0] if up == "y" else [0.0, 0.0, 1.0], dtype=torch.float64)
+    turn = torch.eye(4, dtype=torch.float64)
+    turn[:3, :3] = turn_between(torch.nn.functional.normalize(place[:3, 2], dim=0), target)
+    return turn @ place
+
+
+def _texture(colors: Tensor) -> Any:
+    """Colours (n, 3, 3) uint8 of triangles' corners as a texture of 2 x 2 texels each, corners in the middle of three
+    of them. Every program shows a texture as it is; colours of vertices trimesh drops beside a material, Blender leaves
+    unconnected, and three.js takes for linear light."""
+    from PIL import Image
+    from trimesh.visual import TextureVisuals
+    from trimesh.visual.material import PBRMaterial
+
+    n, side = colors.shape[0], math.ceil(colors.shape[0] ** 0.5)
+    first, second, third = colors.long().unbind(1)
+    fourth = (second + third - first).clamp(0, 255)  # makes bilinear filtering linear over the triangle
+    texels = torch.zeros(side * side, 2, 2, 3, dtype=torch.uint8)
+    texels[:n] = torch.stack([first, second, third, fourth], dim=1).view(n, 2, 2, 3).to(torch.uint8)
+    image = texels.view(side, side, 2, 2, 3).transpose(1, 2).reshape(2 * side, 2 * side, 3)
+    index = torch.arange(n)
+    cell = torch.stack([index % side, index // side], dim=-1)[:, None] * 2  # (n, 1, 2): column, row
+    places = (cell + torch.tensor([[0, 0], [1, 0], [0, 1]]) + 0.5).double() / (2 * side)
+    places[..., 1] = 1.0 - places[..., 1]  # trimesh counts from the bottom
+    material = PBRMaterial(
+        baseColorTexture=Image.fromarray(image.numpy()), metallicFactor=0.0, roughnessFactor=1.0, doubleSided=True
+    )
+    return TextureVisuals(uv=places.view(-1, 2).numpy(), material=material)
 
 
 def rotate_normals(normals: Tensor, similarity: Tensor | None) -> Tensor:
@@ -157,14 +199,12 @@ def rotate_normals(normals: Tensor, similarity: Tensor | None) -> Tensor:
 
 
 def _unlit(tree: dict[str, Any]) -> None:
-    """A material for glTF: the light is in the colours already, and without one viewers assume bare metal."""
-    name = "KHR_materials_unlit"
-    plain = {"baseColorFactor": [1.0, 1.0, 1.0, 1.0], "metallicFactor": 0.0, "roughnessFactor": 1.0}
-    tree["materials"] = [{"pbrMetallicRoughness": plain, "doubleSided": True, "extensions": {name: {}}}]
+    """For glTF: the light is in the colours already, and texels belong to one triangle each."""
+    name, linear, clamp = "KHR_materials_unlit", 9729, 33071
     tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", []), name})
-    for body in tree["meshes"]:
-        for primitive in body["primitives"]:
-            primitive["material"] = 0
+    tree["materials"][0]["extensions"] = {name: {}}
+    tree["samplers"] = [{"magFilter": linear, "minFilter": linear, "wrapS": clamp, "wrapT": clamp}]
+    tree["textures"][0]["sampler"] = 0
 
 
 def export_box(model: NerfModel, box: Aabb | None) -> Aabb:

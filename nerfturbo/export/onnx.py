@@ -1,8 +1,6 @@
 """The field as an ONNX graph for other inference engines: positions and directions in, colours and densities out. The
 graph is traced from plain torch, and is compared with the field itself before it is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -1,7 +1,5 @@
 """A point cloud of what the cameras of training see, with colours and normals."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..files import write_atomically
 from ..rendering.model import NerfModel
 from ..rendering.render import surface_normals
@@ -37,8 +35,7 @@ class PointCloud:
 def check_points_path(path: Path, n_points: int) -> None:
     """Refuse what could not be written, before any work is done."""
     check_ending(path, ".ply")
-    if not 1 <= n_points <= 1 << 28:
-        raise InputError("--points", f"1 to {1 << 28}", str(n_points))
+    refuse(not 1 <= n_points <= 1 << 28, "--points", f"1 to {1 << 28}", n_points)
 
 
 def _no_points(box: Aabb, opacity: float, opaque: Tensor, n_inside: int) -> InputError:

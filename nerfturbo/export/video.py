@@ -1,13 +1,11 @@
-"""Frames to files: GIF with Pillow, MP4 with imageio-ffmpeg, or a folder of PNG files."""
-
-from __future__ import annotations
+"""Frames to files: GIF with Pillow, MP4 with imageio-ffmpeg."""
 
 import contextlib
 import functools
 import importlib.util
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..data.images import save_image
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..files import replacing
 
 if TYPE_CHECKING:
@@ -37,24 +34,9 @@ def check_video_path(path: Path) -> None:
         raise InputError(str(path), "a file ending in .gif or .mp4, or a folder", repr(path.suffix))
     if path.suffix.lower() == ".mp4" and not can_write_mp4():
         raise InputError(str(path), "imageio-ffmpeg for MP4", "none", "pip install imageio-ffmpeg, or write a .gif")
-    if path.suffix and path.is_dir():
-        raise InputError(str(path), "a file", "a folder of that name")
+    refuse(bool(path.suffix and path.is_dir()), str(path), "a file", "a folder of that name")
     if not path.suffix and path.exists() and not path.is_dir():
         raise InputError(str(path), "a folder", "a file of that name")
-
-
-def write_video(path: Path, frames: Iterable[Tensor], *, fps: float = 24) -> None:
-    """Write uint8 frames (height, width, 3) in the format of the path's ending; without one, PNG files into a folder.
-    Frames are taken one at a time. A file appears when it is whole; PNG files appear one by one."""
-    if path.suffix:
-        with video_writer(path, fps=fps) as add:
-            for frame in frames:
-                add(frame)
-        return
-    check_video_path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    for index, frame in enumerate(frames):
-        save_image(path / f"frame_{index:04d}.png", frame)
 
 
 @contextlib.contextmanager
@@ -62,16 +44,14 @@ def video_writer(path: Path, *, fps: float = 24) -> Iterator[Callable[[Tensor], 
     """A function that takes the frames of a .gif or .mp4 one by one; the file appears, whole, at the end. Frames are
     encoded in a thread behind the caller, so they must not be written to again."""
     check_video_path(path)
-    if not fps > 0.0:
-        raise InputError("fps", "a number > 0", str(fps))
+    refuse(not fps > 0.0, "fps", "a number > 0", fps)
     with replacing(path) as temporary:
         video = (_Gif if path.suffix.lower() == ".gif" else _Mp4)(temporary, fps)
         pool = WriterPool(1, ahead=AHEAD)
         try:
             yield lambda frame: pool.submit(lambda: video.add(frame))
             pool.finish()
-            if video.n_frames == 0:
-                raise InputError("frames", "at least one", "none")
+            refuse(video.n_frames == 0, "frames", "at least one", "none")
             video.finish()
         finally:
             pool.close(drop=True)

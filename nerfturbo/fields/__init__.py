@@ -1,7 +1,5 @@
 """Radiance fields: positions, directions (and time) to density and colour."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +62,7 @@ def build_field(config: FieldConfig, aabb: Aabb, *, seed: int = 0, contraction: 
     world positions either way."""
     field = BUILDERS[type(config)](aabb, config, seed=seed)
     if contraction != "none" and not isinstance(field, CustomField):
-        if not hasattr(field, "contraction") or isinstance(field, AntiAliasedNGP):
+        if not hasattr(field, "contraction"):
             hint = "--grid.contraction none, or another field"
             raise InputError("grid.contraction", f"none for this field ({type(field).__name__})", contraction, hint)
         setattr(field, "contraction", contraction)  # noqa: B010 - of those that have one

@@ -1,7 +1,5 @@
 """A field of one's own: where it comes from, what is checked of it, and how it computes in half precision."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..types import Aabb
 from .field import Buffers, Carry, field_part
 
@@ -89,8 +87,7 @@ def _inside(carry: Carry) -> Carry:
 def load_object(source: str, what: str = "field") -> Any:
     """What `path/to/file.py:Name` or `package.module:Name` names. The file is run, as an import runs it."""
     where, _, name = source.rpartition(":")
-    if not where or not name.isidentifier():
-        raise InputError(what, WANTED, repr(source))
+    refuse(not where or not name.isidentifier(), what, WANTED, repr(source))
     module = _module_of(where, name, what)
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("_")]
@@ -130,13 +127,11 @@ def _module_of(where: str, name: str, what: str) -> ModuleType:
 def absolute_source(source: str, what: str = "field") -> str:
     """The same source with the file's full path, as a run folder records it."""
     where, colon, name = source.rpartition(":")
-    if not colon or not where or not name.isidentifier():
-        raise InputError(what, WANTED, repr(source))
+    refuse(not colon or not where or not name.isidentifier(), what, WANTED, repr(source))
     if not where.endswith(".py"):
         return source
     file = Path(where).expanduser().resolve()
-    if not file.is_file():
-        raise InputError(what, "a Python file", f"{file}, which is not there")
+    refuse(not file.is_file(), what, "a Python file", f"{file}, which is not there")
     return f"{file}:{name}"
 
 
@@ -194,8 +189,7 @@ def check_module(module: object) -> nn.Module:
     if type(module).forward is nn.Module.forward:
         raise InputError(f"field {kind}", f"a method {SIGNATURES['forward']}", "none of that name")
     trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
-    if not trained:
-        raise InputError(f"field {kind}", "parameters that require a gradient", "none")
+    refuse(not trained, f"field {kind}", "parameters that require a gradient", "none")
     for name, value in trained:
         if value.dtype != torch.float32 or value.is_meta:
             hint = "keep it in fp32, mixed precision rounds where it pays"
@@ -253,8 +247,7 @@ def _check_values(
         raise InputError(what, expected, got, hint)
     if value.device != like.device or not value.is_floating_point():
         raise InputError(what, f"floating numbers on {like.device}", f"{value.dtype} on {value.device}")
-    if not bool(torch.isfinite(value).all()):
-        raise InputError(what, "finite numbers", "NaN or infinity")
+    refuse(not bool(torch.isfinite(value).all()), what, "finite numbers", "NaN or infinity")
     if float(value.min()) < low or float(value.max()) > high + 1e-4:
         hint = "end in a softplus or exp" if high == torch.inf else "end in a sigmoid"
         expected = f"numbers >= {low:g}" if high == torch.inf else f"numbers from {low:g} to {high:g}"

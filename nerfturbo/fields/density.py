@@ -1,7 +1,5 @@
 """A density without colour: what proposal networks are made of."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@
 Memory grows with the square of the resolution. docs/voxels.md says how it compares with the hash grid.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

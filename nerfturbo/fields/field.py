@@ -15,11 +15,9 @@
 | `for_export()` | a module of plain torch operations that computes the same, for ONNX; of a part of the field, too |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +133,18 @@ class Buffers:
         if not all(parameter in self.grads for parameter in parameters):
             return None
         return GradientSink(tuple(self.grads[parameter] for parameter in parameters), self.found_inf)
+
+
+class Connected(nn.Module):
+    """A module with `connect`, which names in `taken` what it keeps of the buffers."""
+
+    taken: tuple[str, ...] = ()
+
+    def _replicate_for_data_parallel(self) -> Self:
+        """For `nn.DataParallel`: what was taken is on the device of the original."""
+        replica = super()._replicate_for_data_parallel()
+        vars(replica).update(dict.fromkeys(self.taken))
+        return replica
 
 
 def connect(model: nn.Module, buffers: Buffers | None) -> None:

@@ -1,7 +1,5 @@
 """Instant-NGP: a hash grid, a small density network and a small colour network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -15,17 +13,17 @@ from ..ops.frame import NextSamples
 from ..ops.hash_encode import HashLayout, fade_levels, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
-from ..ops.positions import Contraction, fold, sample_positions, unit_positions
+from ..ops.positions import Contraction, fold, fold_scale, sample_positions, unit_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
-from .field import Buffers
+from .field import Buffers, Connected
 from .parts import BASE_RESOLUTION, MAX_EXPONENT, FusedMlp, HashGrid, activated, truncated_exp
 
 SH_DEGREE, GEO_FEATURES = 4, 16  # of the view direction; outputs of the density network, the first is the density
 COLOR_DEPTH = 2  # hidden layers of the colour network; the density network has one
 
 
-class InstantNGP(nn.Module):
+class InstantNGP(Connected):
     """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
 
     Levels of the grid may be faded by `level_weights`, and the colour network may read more of each ray than its
@@ -40,6 +38,7 @@ class InstantNGP(nn.Module):
     few_launches = captures_ahead = True
     contraction: Contraction = "none"  # of the space outside the box
     fades_by_sample = False  # whether the encoding depends on more of a sample than its position
+    taken = ("weight_sink",)
     weight_sink: GradientSink | None = None
     level_weights: Callable[[], Tensor] | None = None  # (n_levels,), what the features of each level are multiplied by
     ray_vectors: Callable[[Tensor | None, int], Tensor] | None = None  # (photos of rays, n_rays) -> (n_rays, size)
@@ -73,12 +72,6 @@ class InstantNGP(nn.Module):
     def connect(self, buffers: Buffers) -> None:
         """One buffer for both networks, which run as one; the hash grid takes its own."""
         self.weight_sink = buffers.sink(*self.weights)
-
-    def _replicate_for_data_parallel(self) -> InstantNGP:
-        """For `nn.DataParallel`: gradient buffers are on the device of the original."""
-        replica = super()._replicate_for_data_parallel()
-        replica.weight_sink = None
-        return replica
 
     @property
     def bytes_per_sample(self) -> int:
@@ -168,7 +161,7 @@ class InstantNGP(nn.Module):
         """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
         return _PlainNgp(self)
 
-    def evaluator(self, rays: Rays, *, half: bool = False) -> NgpEvaluator | None:
+    def evaluator(self, rays: Rays, *, half: bool = False) -> "NgpEvaluator | None":
         """How rendering asks this field over some rays, the table read in its precision or in `half`; None where the
         networks cannot be fused."""
         made = NgpEvaluator(self, rays, half=half)
@@ -226,7 +219,7 @@ class AntiAliasedNGP(InstantNGP):
 
     def set_footprint(self, radius: float) -> None:
         """The footprint where no camera looks, from a cone's radius in the unit of the scene."""
-        self.footprint.fill_(0.5 * radius / self.unit)
+        self.footprint.fill_(0.5 * radius / self.unit * (1.0 if self.contraction == "none" else 0.5))
 
     @property
     def faded_weights(self) -> NgpWeights:
@@ -235,12 +228,12 @@ class AntiAliasedNGP(InstantNGP):
         faded = weights.density_in.detach() * levels.repeat_interleave(self.config.n_features)
         return weights._replace(density_in=faded)
 
-    def footprints(self, rays: Rays, ray_indices: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
-        """(n,) of samples of these rays; `ray_indices` (n,) must be valid ones."""
+    def footprints(self, rays: Rays, ray_indices: Tensor, middle: Tensor, unit_positions: Tensor) -> Tensor:
+        """(n,) at distances `middle` (n,) along these rays; `ray_indices` (n,) must be valid ones."""
         if rays.pixel_radii is None:
-            return self.footprint.expand(t_starts.shape[0])
-        middle = (t_starts + t_ends) * (0.25 / self.unit)
-        return rays.pixel_radii[ray_indices.long()] * middle.abs()
+            return self.footprint.expand(middle.shape[0])
+        wide = rays.pixel_radii[ray_indices.long()] * (middle.abs() * (0.5 / self.unit))
+        return wide if self.contraction == "none" else wide * fold_scale(unit_positions, self.contraction)
 
     def _faded(self, unit_positions: Tensor, footprints: Tensor, n_used: Tensor | None = None) -> Tensor:
         encoding = self._encode(unit_positions, n_used)
@@ -249,21 +242,22 @@ class AntiAliasedNGP(InstantNGP):
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         if not torch.is_grad_enabled() and positions.dtype != torch.float64:
             return super().density(positions, times)
-        unit = self.aabb.normalize(positions)
+        unit = unit_positions(positions, self.aabb, self.contraction)
         faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
         return truncated_exp(fused_mlp(faded, list(self.density_net.weights))[:, 0])
 
     def forward(
         self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        faded = self._faded(self.aabb.normalize(positions), self.footprint.expand(positions.shape[0]))
+        unit = unit_positions(positions, self.aabb, self.contraction)
+        faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
         angular = self.ray_features(directions, camera_indices).to(faded.dtype)
         logits = ngp_field(faded, angular, None, self.weights, sink=self.weight_sink)
         return activated(logits)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = self._sample_positions(rays, samples)
-        footprints = self.footprints(rays, samples.ray_indices, samples.t_starts, samples.t_ends)
+        footprints = self.footprints(rays, samples.ray_indices, samples.midpoints(), positions)
         return self._faded(positions, footprints, samples.n_samples)
 
     @torch.no_grad()
@@ -285,8 +279,9 @@ class FadedEvaluator(NgpEvaluator):
         # Rows from `n_used` on may hold anything at all.
         field, used = self.field, torch.arange(samples.positions.shape[0], device=self.table.device) < samples.n_used
         n_used, ray_indices = used.sum(dtype=torch.int32), torch.where(used, samples.ray_indices, 0)
-        encoding = hash_encode(samples.positions, self.table, self.layout, n_used=n_used)
-        footprints = field.footprints(self.rays, ray_indices, samples.t_starts, samples.t_ends)
+        unit = fold(samples.positions, field.contraction)
+        encoding = hash_encode(unit, self.table, self.layout, n_used=n_used)
+        footprints = field.footprints(self.rays, ray_indices, (samples.t_starts + samples.t_ends) * 0.5, unit)
         faded = fade_levels(encoding, footprints, self.layout, n_used=n_used)
         weights = InstantNGP.faded_weights.fget(field)  # type: ignore[attr-defined]
         logits = ngp_field(faded, self.angular.to(faded.dtype), ray_indices, weights, n_used=n_used)

@@ -11,8 +11,6 @@ A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled
 `TIME_RESOLUTION` cells along it: few, so that neighbouring pictures teach each other.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -83,11 +81,8 @@ class DynamicNGP(nn.Module):
 
     def _over_time(self, unit: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         """(n, motion features) of places (n, 3) in [0, 1]^3 at times (n,)."""
-        place = (
-            unit
-            if self.finest <= self.config.motion_resolution
-            else unit * (self.config.motion_resolution / self.finest)
-        )
+        share = self.config.motion_resolution / self.finest
+        place = unit if share >= 1.0 else unit * share
         along = torch.cat([place.t(), (times * (TIME_RESOLUTION / self.finest))[None]])  # (4, n)
         grids = zip(self.motion_grids, TRIPLES, strict=True)
         return self.speed * _joined(

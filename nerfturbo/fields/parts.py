@@ -1,7 +1,5 @@
 """What fields are made of: activations that stay finite, encodings, small networks, the hash grid."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -15,7 +13,7 @@ from ..ops.hash_encode import PRIMES, HashLayout, hash_encode
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import MAX_LOGIT as MAX_EXPONENT
 from ..ops.ngp import activate
-from .field import Buffers
+from .field import Buffers, Connected
 
 BASE_RESOLUTION = 16  # cells per axis of a hash grid's coarsest level
 
@@ -74,12 +72,13 @@ def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -
     return drawn.uniform_(-bound, bound, generator=generator).to(target)
 
 
-class FusedMlp(nn.Module):
+class FusedMlp(Connected):
     """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases.
 
     `sink`, where a trainer connects one, takes the weights' gradients.
     """
 
+    taken = ("sink",)
     sink: GradientSink | None = None
 
     def __init__(
@@ -101,23 +100,18 @@ class FusedMlp(nn.Module):
     def connect(self, buffers: Buffers) -> None:
         self.sink = buffers.sink(*self.matrices)
 
-    def _replicate_for_data_parallel(self) -> FusedMlp:
-        """For `nn.DataParallel`: the buffers are on the device of the original."""
-        replica = super()._replicate_for_data_parallel()
-        replica.sink = None
-        return replica
-
     def forward(self, inputs: Tensor, n_used: Tensor | None = None) -> Tensor:
         return fused_mlp(inputs, self.matrices, sink=self.sink, n_used=n_used)
 
 
-class HashGrid(nn.Module):
+class HashGrid(Connected):
     """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula.
 
     `half` is a half copy that is read in place of the table and `sink` takes its gradient, where a trainer connects
     them. The `kept_levels` coarsest levels hold what the field begins as: a decay of the table leaves them alone.
     """
 
+    taken = ("half", "sink")
     half: Tensor | None = None
     sink: GradientSink | None = None
     kept_levels: int = 0
@@ -150,12 +144,6 @@ class HashGrid(nn.Module):
 
     def connect(self, buffers: Buffers) -> None:
         self.half, self.sink = buffers.half(self.table), buffers.sink(self.table)
-
-    def _replicate_for_data_parallel(self) -> HashGrid:
-        """For `nn.DataParallel`: half copy and buffer are on the device of the original."""
-        replica = super()._replicate_for_data_parallel()
-        replica.half = replica.sink = None
-        return replica
 
     def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3."""

@@ -1,8 +1,6 @@
 """The original NeRF: a deep network over frequency-encoded positions and directions. For dynamic scenes with time as
 one more input (T-NeRF), or with a deformation before it (D-NeRF)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

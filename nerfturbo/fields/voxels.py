@@ -34,7 +34,7 @@ from ..ops.voxels import (
     voxel_variation,
 )
 from ..types import Aabb, PackedSamples, Rays
-from .field import Buffers, Carry, field_part
+from .field import Buffers, Carry, Connected, field_part
 from .parts import activated, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
@@ -53,7 +53,7 @@ TV_DENSITY, TV_COLOR, TV_SHARE = 1e-3, 1e-3, 0.01
 STRUCTURE = ("nodes", "blocks", "rows", "ticks", "history")
 
 
-class VoxelGrid(nn.Module):
+class VoxelGrid(Connected):
     """Trilinear log-density and spherical-harmonic colour logits over the box; only some voxels are stored.
 
     `density_table` (n_nodes,) times `DENSITY_SPEED` is the log-density, `color_table` (n_nodes, width) holds the
@@ -69,6 +69,7 @@ class VoxelGrid(nn.Module):
     few_launches = captures_ahead = True
     bytes_per_sample = 256  # of rendering, an estimate
     skip_untouched = True  # rows without a gradient keep their value and moments
+    taken = ("half_table", "table_sink")
     half_table: Tensor | None = None
     table_sink: GradientSink | None = None
     nodes: Tensor  # (n_nodes,) int32: where each row lies
@@ -108,12 +109,6 @@ class VoxelGrid(nn.Module):
     def connect(self, buffers: Buffers) -> None:
         self.half_table = buffers.half(self.color_table)
         self.table_sink = buffers.sink(self.density_table, self.color_table)
-
-    def _replicate_for_data_parallel(self) -> VoxelGrid:
-        """For `nn.DataParallel`: the half copy and the gradient buffers are on the device of the original."""
-        replica = super()._replicate_for_data_parallel()
-        replica.half_table = replica.table_sink = None
-        return replica
 
     @property
     def resolution(self) -> int:
@@ -162,16 +157,10 @@ class VoxelGrid(nn.Module):
     ) -> Tensor:
         """(n, 4): rgb = sigmoid of the first three, density = truncated exp of the last."""
         half = autocast(self.color_table.detach()) if self.half_table is None else self.half_table
-        out = voxel_lookup(
-            unit_positions,
-            basis,
-            ray_indices,
-            VoxelTables(self.density_table, self.color_table),
-            self.index,
-            half=None if half.dtype == self.color_table.dtype else half,
-            sink=self.table_sink,
-            n_used=n_used,
-        )
+        half = None if half.dtype == self.color_table.dtype else half
+        tables = VoxelTables(self.density_table, self.color_table)
+        options = {"half": half, "sink": self.table_sink, "n_used": n_used}
+        out = voxel_lookup(unit_positions, basis, ray_indices, tables, self.index, **options)
         return out * self._speeds(out)
 
     def _speeds(self, like: Tensor) -> Tensor:
@@ -213,14 +202,9 @@ class VoxelGrid(nn.Module):
 
     def regularization(self, step: int | Tensor) -> Tensor:
         """() weighted total variation over a share of the nodes, drawn anew at each step."""
-        variation = voxel_variation(
-            VoxelTables(self.density_table, self.color_table),
-            self.index,
-            self.nodes,
-            self._drawn_nodes(step),
-            n_basis=self.n_basis,
-            sink=self.table_sink,
-        )
+        tables, chosen = VoxelTables(self.density_table, self.color_table), self._drawn_nodes(step)
+        options = {"n_basis": self.n_basis, "sink": self.table_sink}
+        variation = voxel_variation(tables, self.index, self.nodes, chosen, **options)
         return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
 
     def _drawn_nodes(self, step: int | Tensor) -> Tensor:

@@ -1,19 +1,11 @@
 """Argument checks of the public ops, in one error format."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def refuse(bad: bool, name: str, expected: str, found: object, hint: str = "") -> None:
-    """Raise InputError where `bad`."""
-    if bad:
-        raise InputError(name, expected, str(found), hint)
 
 
 def check_shape(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -39,8 +31,7 @@ def check_shape(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
 def check_dtype(name: str, value: Tensor, *dtypes: torch.dtype) -> None:
     """One of these dtypes; any floating one where none is given."""
     if value.dtype not in (dtypes or FLOATS):
-        if not dtypes:
-            raise InputError(name, "a floating dtype", str(value.dtype), "convert it with .float()")
+        refuse(not dtypes, name, "a floating dtype", value.dtype, "convert it with .float()")
         raise InputError(name, " or ".join(str(d) for d in dtypes), str(value.dtype))
 
 

@@ -5,8 +5,6 @@ choice is obeyed or raises; it never falls back in silence. The choice is a Cont
 render with one backend while training runs with another.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

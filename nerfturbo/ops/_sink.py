@@ -1,7 +1,5 @@
 """What the ops share of autograd: their nodes, gradients that stay out of it, and rows past a device count."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ finishes the pixels; nothing is read back inside. How many rounds a frame needs 
 number read after a replay says whether rays are left; if so, a second graph runs further rounds until none is.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

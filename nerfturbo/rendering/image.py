@@ -5,8 +5,6 @@ so that nothing far behind a surface is evaluated, and one evaluation gives dens
 render part after part of the image, every ray to its end. Memory is set by how many rays and samples may be in flight.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -342,11 +340,8 @@ def supersampled(render: Callable[[tuple[float, float]], RenderedImage], n: int)
     whole = render((places[0], places[0]))
     if n == 1:
         return whole
-    rgb, opacity, seen = (
-        whole.rgb,
-        whole.opacity,
-        whole.depth * whole.opacity,
-    )  # a pixel's depth is that of what it sees
+    # A pixel's depth is that of what it sees.
+    rgb, opacity, seen = whole.rgb, whole.opacity, whole.depth * whole.opacity
     for y, x in list(itertools.product(places, repeat=2))[1:]:
         part = render((x, y))
         rgb, opacity, seen = rgb + part.rgb, opacity + part.opacity, seen + part.depth * part.opacity

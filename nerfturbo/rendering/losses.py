@@ -1,7 +1,5 @@
 """Losses, each a pure function."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """A field with its grid and sampler: all that is needed to render, with or without the images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +32,7 @@ from ..sampling.sampler import Pruning, check_sampler
 from ..sampling.uniform import UniformEstimator
 from ..types import Aabb, Rays, RenderOutput
 from .image import RenderedImage, render_samples, render_view, supersampled
-from .photos import build_photos, lens_numbers
+from .photos import build_photos, lenses_of
 from .render import render_rays
 
 FAR = 1000.0  # half boxes: where rays of a contracted scene end
@@ -54,15 +52,15 @@ class SceneBounds:
     lenses: int = 0
 
     @classmethod
-    def of(cls, scene: Scene) -> SceneBounds:
-        return cls(scene.aabb, scene.near, scene.far, len(scene), int(lens_numbers(scene.cameras).max()) + 1)
+    def of(cls, scene: Scene) -> "SceneBounds":
+        return cls(scene.aabb, scene.near, scene.far, len(scene), len(lenses_of(scene.cameras)[0]))
 
     def to_dict(self) -> dict[str, Any]:
         box = {"low": list(self.aabb.low), "high": list(self.aabb.high), "near": self.near, "far": self.far}
         return box | {"photos": self.photos, "lenses": self.lenses}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> SceneBounds:
+    def from_dict(cls, values: dict[str, Any]) -> "SceneBounds":
         try:
             low, high = ((float(x), float(y), float(z)) for x, y, z in (values["low"], values["high"]))
             near, far = float(values["near"]), float(values["far"])

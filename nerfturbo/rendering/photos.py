@@ -2,21 +2,22 @@
 
 A ray drawn from photo i, origin o and direction d, becomes
 
-    d' = R_i (f (f . d) + exp(-phi) (d - f (f . d))),  made unit length;    o' = c + R_i (o - c) + tau_i
+    d' = R_i (d + sum_k (exp(-phi_k) - 1) (a_k . d) a_k),  made unit length;    o' = c + R_i (o - c) + tau_i
 
-with R_i = exp([omega_i]), c the scene's centre, f the photo's viewing axis and phi the logarithm of its lens's focal
-correction: the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times exp(phi). About
-the centre, turns and shifts hardly mix; about the camera both would move the picture alike. Everything starts at zero.
+with R_i = exp([omega_i]), c the scene's centre, a_1 and a_2 the photo's axes across and up, and phi the logarithms of
+its lens's focal corrections: the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times
+exp(phi). About the centre, turns and shifts hardly mix; about the camera both would move the picture alike. Everything
+starts at zero, and learns at a rate counted in pixels: those of a good capture are right to a fraction of one.
 
 Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
 views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.
 
 Exposure multiplies the odds c / (1 - c) of a colour by exp(g_i), channel by channel: a gain for dark colours that never
 leaves [0, 1]; the mean over the photos is zero, so that new views have the mean exposure. Appearance is a vector per
-photo that the colour network reads beside the direction. All of it is fixed-shape and never waits for the device.
+photo that the colour network reads beside the direction. New views have the mean vector, which is no photo's: one ray
+in `MEAN_EVERY` trains with it, or the network would not know it. All of it is fixed-shape and never waits for the
+device.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import replace
@@ -35,22 +36,22 @@ from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
 
-POSE_LR, PHOTO_LR = 1e-3, 5e-3  # peak learning rates: of poses and focal lengths; of exposures and appearances
+POSE_PIXELS, PHOTO_LR = 0.1, 5e-3  # peak learning rates: of cameras, in pixels; of exposures and appearances
 # While cameras are refined, levels of the hash grid fade in, coarse to fine, over this share of the run.
 FADE_IN, FIRST_LEVELS = 0.4, 4
+MEAN_EVERY = 4  # rays, of which one trains with the mean appearance
 GAUGE = 7  # shifts, turns and one scale of all cameras together
 FOCAL_MODELS = ("pinhole", "opencv")
 # Powers of the focal factor by which OpenCV's coefficients k1 k2 p1 p2 k3 k4 k5 k6 change with it: see `refined`.
 _POWERS = (2.0, 4.0, 1.0, 1.0, 6.0, 2.0, 4.0, 6.0)
 
 
-def lens_numbers(cameras: Cameras) -> Tensor:
-    """(n,) int64: cameras with the same intrinsics, up to the size of their pictures, have the same number."""
-    size = cameras.size.double().cpu()
+def lenses_of(cameras: Cameras) -> tuple[Tensor, Tensor]:
+    """(lenses, 12) their intrinsics, up to the size of pictures, and (n,) int64 which of them each camera has."""
+    size, distortion = cameras.size.double().cpu(), cameras.distortion
     parts = [cameras.focal.double().cpu() / size, cameras.center.double().cpu() / size]
-    if cameras.distortion is not None:
-        parts.append(cameras.distortion.double().cpu())
-    return torch.unique((torch.cat(parts, dim=-1) * 1e4).round(), dim=0, return_inverse=True)[1]
+    parts.append(torch.zeros(len(cameras), 8) if distortion is None else distortion.double().cpu())
+    return torch.unique((torch.cat(parts, dim=-1) * 1e4).round().float(), dim=0, return_inverse=True)
 
 
 def rotation_matrices(vectors: Tensor) -> Tensor:
@@ -103,13 +104,14 @@ class PhotoCorrections(nn.Module):
     """
 
     pose: Tensor  # (n, 6): omega and tau, as in the head of this file; tau in half sides of the box
-    focal: Tensor  # (lenses,): phi
+    focal: Tensor  # (lenses, 2): phi
     exposure: Tensor  # (n, 3): g
     appearance: Tensor  # (n, size)
     gauge: Tensor
     arms: Tensor
-    forwards: Tensor
+    axes: Tensor
     lenses: Tensor
+    intrinsics: Tensor
     unit: Tensor
     progress: Tensor
 
@@ -119,8 +121,8 @@ class PhotoCorrections(nn.Module):
         self.config, self.n_photos = config, n_photos
         self.learning_rates: dict[str, float] = {}
         for name, asked, shape, rate in (
-            ("pose", cameras.refine, (n_photos, 6), POSE_LR),
-            ("focal", cameras.focal, (n_lenses,), POSE_LR),
+            ("pose", cameras.refine, (n_photos, 6), 0.0),  # `observe` knows what a pixel is
+            ("focal", cameras.focal, (n_lenses, 2), 0.0),
             ("exposure", photo.exposure, (n_photos, 3), PHOTO_LR),
             ("appearance", photo.appearance, (n_photos, photo.appearance), PHOTO_LR),
         ):
@@ -128,9 +130,10 @@ class PhotoCorrections(nn.Module):
                 setattr(self, name, nn.Parameter(torch.zeros(shape)))
                 self.learning_rates[name] = rate
         self.register_buffer("gauge", torch.zeros(6 * n_photos if cameras.refine else 0, GAUGE))
-        self.register_buffer("forwards", torch.zeros(n_photos if cameras.focal else 0, 3))
+        self.register_buffer("axes", torch.zeros(n_photos if cameras.focal else 0, 2, 3))  # across and up
         self.register_buffer("arms", torch.zeros(n_photos if cameras.refine else 0, 3))  # from centre to camera
         self.register_buffer("lenses", torch.zeros(n_photos if cameras.focal else 0, dtype=torch.int64))
+        self.register_buffer("intrinsics", torch.zeros(n_lenses if cameras.focal else 0, 12))  # as `lenses_of` has them
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("progress", torch.zeros(()))
         self.n_levels = 0  # of a field that fades them in
@@ -146,13 +149,17 @@ class PhotoCorrections(nn.Module):
             raise InputError("cameras.focal", "lenses of the kinds " + ", ".join(FOCAL_MODELS), cameras.model, hint)
         with torch.no_grad():
             self.unit.fill_(unit)
+            pixel = 1.0 / float(cameras.focal.median())
+            self.learning_rates |= {name: POSE_PIXELS * pixel for name in ("pose", "focal") if hasattr(self, name)}
             if self.gauge.numel():
                 self.gauge.copy_(gauge_directions(cameras.positions.cpu(), unit))
                 self.arms.copy_(cameras.positions - torch.tensor(aabb.center, device=cameras.device))
-            if self.forwards.numel():
-                self.forwards.copy_(cameras.forward)
+            if self.axes.numel():
+                self.axes.copy_(cameras.camera_to_world[:, :, :2].transpose(1, 2))
             if self.lenses.numel():
-                self.lenses.copy_(lens_numbers(cameras))
+                intrinsics, lenses = lenses_of(cameras)
+                self.intrinsics.copy_(intrinsics)
+                self.lenses.copy_(lenses)
 
     def attach(self, field: Any) -> None:
         """Let the field fade its levels in and read each photo's vector."""
@@ -179,10 +186,11 @@ class PhotoCorrections(nn.Module):
             return rays
         index, origins, directions = rays.camera_indices, rays.origins, rays.directions
         if self.config.cameras.focal:
-            forward = self.forwards.index_select(0, index)
-            along = (directions * forward).sum(-1, keepdim=True) * forward
-            factor = torch.exp(-self.focal).index_select(0, self.lenses).index_select(0, index)
-            directions = along + factor[:, None] * (directions - along)
+            axes, there = self.axes.index_select(0, index), (self.progress >= FADE_IN).float()
+            focal = self.focal.detach() + there * (self.focal - self.focal.detach())  # learns once all levels are there
+            change = torch.expm1(-focal).index_select(0, self.lenses).index_select(0, index)  # (n_rays, 2)
+            along = (axes * directions[:, None, :]).sum(-1)
+            directions = directions + ((change * along)[:, :, None] * axes).sum(1)
         if self.config.cameras.refine:
             turns, shifts = self.corrections()
             rows = torch.cat([turns.flatten(1), shifts], dim=-1).index_select(0, index)  # (n_rays, 12)
@@ -196,7 +204,7 @@ class PhotoCorrections(nn.Module):
         """The training cameras as they were learned, on their own device; any size of picture will do.
 
         A focal factor s scales what is left of a lens after its distortion is undone. OpenCV's lens does the same with
-        k r^2 in place of k (r / s)^2: its coefficients change by powers of s.
+        k r^2 in place of k (r / s)^2: its coefficients change by powers of s, the mean of both factors.
         """
         refuse(len(cameras) != self.n_photos, "cameras", f"the {self.n_photos} cameras of training", len(cameras))
         poses, device = cameras.camera_to_world, cameras.device
@@ -206,13 +214,25 @@ class PhotoCorrections(nn.Module):
                 cameras,
                 camera_to_world=torch.cat([turns @ poses[:, :, :3], (poses[:, :, 3] + shifts)[:, :, None]], dim=-1),
             )
-        if self.config.cameras.focal:
-            factor = torch.exp(self.focal)[self.lenses].to(device)[:, None]
-            distortion = cameras.distortion
-            if distortion is not None:
-                distortion = distortion * factor ** torch.tensor(_POWERS, device=device)
-            cameras = replace(cameras, focal=cameras.focal * factor, distortion=distortion)
-        return cameras
+        return self._zoomed(cameras, self.lenses) if self.config.cameras.focal else cameras
+
+    @torch.no_grad()
+    def new_views(self, cameras: Cameras) -> Cameras:
+        """Other cameras with the focal lengths that were learned of their lenses, where training had them."""
+        if not self.config.cameras.focal:
+            return cameras
+        intrinsics, numbers = lenses_of(cameras)
+        same = (intrinsics[:, None] == self.intrinsics.cpu()).all(-1)  # (new lenses, lenses)
+        lenses = torch.where(same.any(-1), same.int().argmax(-1), len(self.focal))  # one more: a lens that is new
+        return self._zoomed(cameras, lenses[numbers])
+
+    def _zoomed(self, cameras: Cameras, lenses: Tensor) -> Cameras:
+        phi = torch.nn.functional.pad(self.focal, (0, 0, 0, 1))[lenses.to(self.focal.device)].to(cameras.device)
+        distortion = cameras.distortion
+        if distortion is not None:
+            powers = torch.tensor(_POWERS, device=cameras.device)
+            distortion = distortion * torch.exp(phi.mean(-1, keepdim=True) * powers)
+        return replace(cameras, focal=cameras.focal * torch.exp(phi), distortion=distortion)
 
     def expose(self, raw: Tensor, rays: Rays, samples: PackedSamples) -> Tensor:
         """Logits (capacity, 4) of samples with the exposure of their photos."""
@@ -238,10 +258,13 @@ class PhotoCorrections(nn.Module):
         return self.exposure - self.exposure.mean(0)
 
     def look(self, camera_indices: Tensor | None, n_rays: int) -> Tensor:
-        """(n_rays, appearance): of each ray's own photo while training; else of the photo `shown`, or the mean."""
-        if camera_indices is not None and torch.is_grad_enabled():
-            return self.appearance.index_select(0, camera_indices)
-        one = self.appearance.mean(0) if self.shown is None else self.appearance[self.shown]
+        """(n_rays, appearance): of each ray's own photo or of the mean while training; else of the photo `shown`, or
+        the mean, which is zero."""
+        centred = self.appearance - self.appearance.mean(0)
+        if camera_indices is not None and torch.is_grad_enabled():  # neighbours in a batch are any rays
+            own = torch.arange(n_rays, device=centred.device) % MEAN_EVERY != 0
+            return centred.index_select(0, camera_indices) * own[:, None]
+        one = torch.zeros_like(centred[0]) if self.shown is None else centred[self.shown]
         return one.expand(n_rays, -1)
 
     def level_weights(self) -> Tensor:

@@ -6,8 +6,6 @@ The field stays the user's; two callables are all that is needed:
     def rgb_sigma_fn(t_starts, t_ends, ray_indices): ...  # -> rgb (n, channels), density (n,)
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

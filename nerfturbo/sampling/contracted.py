@@ -4,8 +4,6 @@ Far cells are large, as far steps are: one grid of one level covers what else ta
 space, so rays are not walked from cell to cell: every step of a fixed lattice looks at the cell it is in.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

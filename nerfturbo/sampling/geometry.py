@@ -1,7 +1,5 @@
 """Occupancy from geometry that is known already: points of a reconstruction or a scan, triangles of a mesh."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

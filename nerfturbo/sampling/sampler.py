@@ -13,8 +13,6 @@
 | `cropped(box)`, `refined(factor)` | the same sampler in a box, or with finer steps, for rendering |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable

@@ -1,8 +1,6 @@
 """Samplers that place the same number of samples on every ray; here evenly, the baseline and what the others are made
 of. They need no grid and no box, so that unbounded scenes are theirs. All shapes are fixed and nothing is read back."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from typing import Self

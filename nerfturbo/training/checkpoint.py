@@ -5,8 +5,6 @@ or a full disk at any moment leaves the previous one intact. The random state is
 docs/checkpoints.md says what is kept, and how older versions are read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -207,7 +205,7 @@ def read_state(checkpoint: Path) -> CheckpointState:
         if version < 1:
             raise ValueError(f"version {version}")
         return CheckpointState(**values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable checkpoint state ({error})") from error
 
 
@@ -217,9 +215,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return {current_name(name): value for name, value in load_file(path).items()}
+        tensors = {current_name(name): value for name, value in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+    for name in [name for name, value in tensors.items() if "photos.focal" in name and value.dim() == 1]:
+        tensors[name] = tensors[name][:, None].repeat(1, 2)  # one factor for both axes, in version 0.1
+    return tensors
 
 
 def load_tensors(
@@ -235,6 +236,8 @@ def load_tensors(
     if match_shapes(model, tensors) and optimizer is not None:
         optimizer.rebuild(model)
     own = model.state_dict()
+    if "model.photos.forwards" in tensors:  # of version 0.1; a trainer has seen the cameras
+        tensors |= {f"model.{name}": own[name] for name in ("photos.axes", "photos.intrinsics")}
     for name, value in own.items():
         saved = tensors.get(f"model.{name}")
         found = "no such tensor" if saved is None else f"shape {tuple(saved.shape)}"

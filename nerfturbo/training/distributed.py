@@ -7,8 +7,6 @@ cells are divided, and the non-finite flag is shared. Gradients live in a few fl
 `Team` is one process alone and says nothing to anybody; `ProcessTeam` speaks through torch.distributed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import DistributedError, InputError
+from ..errors import DistributedError, InputError, refuse
 
 Compression = Literal["none", "bf16", "fp16"]
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,10 +47,6 @@ def split_evenly(step: int, rank: int, world: int, n_rays: int) -> RayShare:
     return RayShare(first, last - first)
 
 
-def _nothing() -> None:
-    pass
-
-
 class Team:
     """One process alone. Its methods do nothing: a single process pays nothing for the others it might have had."""
 
@@ -63,7 +57,7 @@ class Team:
 
     def start_sum(self, values: Tensor) -> Wait:
         """Begin to sum over all ranks, in place; the result may be read after the returned function was called."""
-        return _nothing
+        return lambda: None
 
     def max_reduce(self, values: Tensor) -> None:
         """The maximum over all ranks, in place."""
@@ -191,8 +185,7 @@ def choose_backend(device: torch.device) -> str:
     """nccl for ranks with a GPU each, gloo on CPUs and for ranks that share a GPU, which NCCL refuses."""
     chosen = os.environ.get(BACKEND_VARIABLE)
     if chosen is not None:
-        if chosen not in ("gloo", "nccl"):
-            raise InputError(BACKEND_VARIABLE, "gloo or nccl", repr(chosen))
+        refuse(chosen not in ("gloo", "nccl"), BACKEND_VARIABLE, "gloo or nccl", repr(chosen))
         return chosen
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return "nccl" if device.type == "cuda" and local_ranks <= torch.cuda.device_count() else "gloo"

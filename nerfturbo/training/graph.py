@@ -8,8 +8,6 @@ In a team the collectives are recorded inside the step where the backend allows 
 the grid's update are two graphs each, and the host runs the collectives between them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import traceback

@@ -10,8 +10,6 @@ that contradicts it is refused by name. `NerfModule(config)` leaves backward and
 `NerfModule(config, captured=True)` replays recorded graphs on a GPU. Nothing else of the package imports lightning.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -32,7 +30,7 @@ from ..data.batches import PixelBatch
 from ..data.images import save_image
 from ..data.options import LoadOptions
 from ..data.scene import Scene, open_scenes
-from ..errors import BackendError, InputError
+from ..errors import BackendError, InputError, refuse
 from ..fields.field import field_part
 from ..rendering.model import NerfModel, SceneBounds
 from .callbacks import view_psnr
@@ -114,8 +112,7 @@ class NerfModule(pl.LightningModule):
         engine: Trainer | None = None,
     ) -> None:
         super().__init__()
-        if steps_per_call < 1:
-            raise InputError("steps_per_call", "a number >= 1", str(steps_per_call))
+        refuse(steps_per_call < 1, "steps_per_call", "a number >= 1", steps_per_call)
         self.config: Config = config if isinstance(config, Config) else from_dict(Config, config)
         values = {"config": to_dict(self.config), "captured": captured, "steps_per_call": steps_per_call}
         self.save_hyperparameters(values)
@@ -302,7 +299,7 @@ class NerfModule(pl.LightningModule):
         hint = "several GPUs: Trainer(strategy='ddp'); points: module.model.field(positions, directions)"
         raise InputError("NerfModule", "a fit by lightning.Trainer", "a call, by torch.nn.DataParallel perhaps", hint)
 
-    def cpu(self) -> NerfModule:
+    def cpu(self) -> "NerfModule":
         """Lightning ends with this on every module; this one stays where its graphs and buffers are."""
         return self if self.engine is not None else super().cpu()
 

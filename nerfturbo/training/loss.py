@@ -4,8 +4,6 @@ Every variant goes through it: several rays a pixel, proposals, coarse and fine,
 reweighted pixels, regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ master, writes the half copy that the field reads, and zeroes the gradient. Lear
 tensors: a captured step can hold all of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence

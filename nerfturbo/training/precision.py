@@ -7,8 +7,6 @@ fp16 has a loss scale that moves by itself; bf16 and fp32 need none. docs/precis
 `MixedPrecision` does the same for a model and an optimizer of your own, in your own loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..ops.adam import ScaleRule, finish_step
 
 PrecisionName = Literal["auto", "fp32", "fp16", "bf16"]
@@ -104,8 +102,7 @@ class MixedPrecision:
     ) -> None:
         _check_optimizer(optimizer, scheduler)
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if not named:
-            raise InputError("model", "parameters that require a gradient", "none")
+        refuse(not named, "model", "parameters that require a gradient", "none")
         if clip_norm is not None and not clip_norm > 0.0:
             raise InputError("clip_norm", "a number > 0 or None", str(clip_norm))
         self.model, self.optimizer, self.scheduler, self.clip_norm = model, optimizer, scheduler, clip_norm
@@ -182,14 +179,9 @@ class MixedPrecision:
                 self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._bad_loss.zero_()
-        finish_step(
-            self._steps,
-            torch.tensor(0.0 if bad is None else 1.0, device=self.device),
-            scale=self._scale if scaled else None,
-            good_steps=self._good if scaled else None,
-            skipped=self._skipped,
-            rule=self.rule,
-        )
+        flag = torch.tensor(0.0 if bad is None else 1.0, device=self.device)
+        moving = {"scale": self._scale, "good_steps": self._good} if scaled else {}
+        finish_step(self._steps, flag, **moving, skipped=self._skipped, rule=self.rule)
         return PrecisionReport(bad is not None, bad, float(scale), float(norm))
 
     def state_dict(self) -> dict[str, float]:

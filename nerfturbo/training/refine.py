@@ -5,8 +5,6 @@ anything contributes to a pixel; the field keeps that and subdivides it; the opt
 same interpolation as the values; what was recorded is recorded anew. All of it counts as training time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

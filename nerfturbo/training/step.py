@@ -3,8 +3,6 @@
 The native trainer, Lightning and the captured graph all run these functions; what they are made of is in `loss`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -102,25 +100,17 @@ def step_gradients(
     stages, team = stages or Stages(), team or Team()
     all_rays, parts = budget.max_rays * team.world, model.config.train.accumulate
     share = stages.split(0, team.rank, team.world, all_rays)
-    n_active = state.n_active
+    n_active, step = state.n_active, state.step
     if share.count != budget.max_rays:  # an uneven split: every rank uses the same part of what it may draw
         n_active = (n_active.double() * (share.count / budget.max_rays)).to(torch.int32)
     capacity = Capacity(budget.marched, budget.samples, n_active)
     scale, results = gradient_scale(optimizer, parts), []
     for part in range(parts):
         own = RayShare(share.first + part * all_rays, share.count)
-        batch = stages.draw(pixels, state.step, own)
-        background = draw_background(model.config, state.step, own.count, pixels.device, own.first)
-        result = compute_loss(
-            model,
-            batch,
-            background,
-            step=state.step,
-            capacity=capacity,
-            loss_scale=scale,
-            first=own.first,
-            stages=stages,
-        )
+        batch = stages.draw(pixels, step, own)
+        background = draw_background(model.config, step, own.count, pixels.device, own.first)
+        options = {"capacity": capacity, "loss_scale": scale, "stages": stages}
+        result = compute_loss(model, batch, background, step=step, first=own.first, **options)
         backward(result.loss, scale)
         results.append(result)
     return mean_result(results)

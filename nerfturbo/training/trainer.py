@@ -1,7 +1,5 @@
 """The native loop: visible, short, and yours to copy."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import time
@@ -191,7 +189,7 @@ class Trainer:
         steps: int | None = None,
         time_limit: float | None = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Trainer:
+    ) -> "Trainer":
         """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
 
         What the scene changes (`fitted_config`) is logged and stands in `config`; values chosen by hand stay.

@@ -8,8 +8,6 @@ Optimizer, schedule and step begin anew: only what the field knows is taken over
 different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and Adams 2020).
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, refuse
 from ..fields.field import table_parameters
 from ..rendering.model import NerfModel
 from ..sampling.grid import OccupancyGrid
@@ -60,8 +58,7 @@ def warm_start(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     path, tensors = _read(_located(str(source)))
     known = part_names(model)
     for name in parts:
-        if name not in known:
-            raise InputError("parts", "some of " + ", ".join(known), repr(name))
+        refuse(name not in known, "parts", "some of " + ", ".join(known), repr(name))
     chosen = parts or tuple(known)
     fields = [name for name in chosen if name != GRID]
     own = {f"field.{name}": value for name, value in model.field.state_dict().items() if name.split(".")[0] in fields}

@@ -2,8 +2,6 @@
 request needs the right token, where one is asked for, and an Origin that is the page itself, so that no other web page
 in the same browser can speak to it. viser itself listens on the loopback only."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

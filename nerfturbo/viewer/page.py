@@ -2,8 +2,6 @@
 only leave notes. Everything that touches the model happens in `tick`, which the training thread (or, for a saved run,
 the command's own) calls as often as it likes."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io
@@ -38,7 +36,7 @@ PANEL_PART = 0.02  # of the time that they may take
 
 @dataclass
 class _Client:
-    handle: viser.ClientHandle
+    handle: "viser.ClientHandle"
     painter: Painter
     view: View | None = None
     moved: float = 0.0
@@ -98,14 +96,14 @@ class LivePage:
             self._server.stop()
             time.sleep(0.5)
 
-    def _connect(self, handle: viser.ClientHandle) -> None:
+    def _connect(self, handle: "viser.ClientHandle") -> None:
         client = _Client(handle, Painter(ndc=self._ndc))
         with self._lock:
             self._clients[handle.client_id] = client
         self._move(client)
         handle.camera.on_update(lambda _: self._move(client))
 
-    def _disconnect(self, handle: viser.ClientHandle) -> None:
+    def _disconnect(self, handle: "viser.ClientHandle") -> None:
         with self._lock:
             self._clients.pop(handle.client_id, None)
 

@@ -1,7 +1,5 @@
 """One client's image: small while the camera moves, finer when it rests; painted between two training steps."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The viewer's controls and what stands in its scene: channels, crop, cameras, occupied cells, curves, camera paths."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import threading
@@ -59,7 +57,7 @@ class SceneFacts:
 class Panel:
     """Everything on the page but the picture."""
 
-    def __init__(self, server: viser.ViserServer, facts: SceneFacts, repaint: Callable[[], None]) -> None:
+    def __init__(self, server: "viser.ViserServer", facts: SceneFacts, repaint: Callable[[], None]) -> None:
         self._gui, self._scene = server.gui, server.scene
         self._facts, self.wishes, self._repaint = facts, Wishes(), repaint
         self._gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False)
@@ -232,7 +230,7 @@ def _fly(client: Any, turn: np.ndarray, position: Tensor) -> None:
 class PathEditor:
     """A camera path: key views added one by one, the curve through them, and the file for `nerfturbo render --path`."""
 
-    def __init__(self, server: viser.ViserServer, facts: SceneFacts, crop: Callable[[], Aabb | None]) -> None:
+    def __init__(self, server: "viser.ViserServer", facts: SceneFacts, crop: Callable[[], Aabb | None]) -> None:
         self._server, self._facts, self._crop = server, facts, crop
         self._keys: list[Tensor] = []  # poses
         self._angles: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 from nerfturbo.errors import InputError
+from nerfturbo.evaluation.run_folder import RunFolder
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.graph import _not_captured
 from nerfturbo.training.trainer import Trainer
@@ -223,6 +225,16 @@ def test_broken_runs(nerfturbo: Nerfturbo, run_folder: Path, verb: str) -> None:
     assert_refused(nerfturbo(verb, run_folder), "expected a run folder with config.json")
 
 
+@pytest.mark.parametrize("file", ["config.json", "metrics.json", "log.jsonl", "state.json"])
+def test_json_that_is_nested_too_deeply(nerfturbo: Nerfturbo, run_folder: Path, file: str) -> None:
+    path = sorted(run_folder.rglob(file))[-1]
+    path.write_text("[" * 200_000 + "]" * 200_000)
+    if file == "log.jsonl":  # a line that cannot be read is left out
+        assert RunFolder(run_folder).read_log() == []
+    else:
+        assert_refused(nerfturbo("eval", run_folder), re.escape(file))
+
+
 def test_a_run_whose_pictures_have_moved(nerfturbo: Nerfturbo, run_folder: Path, scene: Path) -> None:
     document = json.loads((run_folder / "config.json").read_text())
     document["config"]["data"]["source"] = str(scene.parent / "gone")
@@ -294,3 +306,32 @@ def test_a_step_that_does_not_fit_the_gpu_is_not_called_impossible_to_record() -
     except RuntimeError as error:
         text = str(_not_captured(error))
     assert "out of memory" in text and "batch_samples" in text and ".item()" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["export", "mesh", "RUN", "out/mesh.glb"], "out/mesh.glb"),
+        (["render", "RUN", "--output", "out/a.gif"], "out/a.gif"),
+        (["inspect", "RUN", "--output", "out/a.png"], "out/a.png"),
+        (["train", "SCENE", "--output", "out"], "out"),
+        (["train", "SCENE"], "runs"),
+        (["train", "--resume", "RUN", "--steps", "14"], "run"),
+    ],
+)
+def test_a_full_disk_is_found_before_any_work(
+    nerfturbo: Nerfturbo,
+    run_folder: Path,
+    scene: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    named: str,
+) -> None:
+    def full(**_: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("nerfturbo.evaluation.run_folder.tempfile.TemporaryFile", full)
+    places = {"RUN": run_folder, "SCENE": scene}
+    result = nerfturbo(*(places.get(word, word) for word in words))
+    assert result.code == 2 and "No space left on device" in result.err and "Traceback" not in result.err
+    assert f"{named}: expected a place that can be written" in result.err and "opening" not in result.err

@@ -48,7 +48,8 @@ def score(run: RunFolder, model: NerfModel) -> dict[str, object]:
 def test_every_picture_is_written_as_it_was_scored(run: RunFolder, model: NerfModel) -> None:
     (run.images / "test_099.png").write_bytes(b"of an earlier score")
     metrics, scene = score(run, model), ball_scene("test", n_views=N_VIEWS)
-    assert sorted(path.name for path in run.images.iterdir()) == [f"test_{index:03d}.png" for index in range(N_VIEWS)]
+    names = [f"test_{index:03d}.{ending}" for index in range(N_VIEWS) for ending in ("jpg", "png")]
+    assert sorted(path.name for path in run.images.iterdir()) == names
     for index in range(N_VIEWS):
         expected = comparison(model.render_image(scene.cameras, index).rgb, truth_image(scene, index))
         assert expected.shape == (16, 48, 3) and expected.dtype == torch.uint8
@@ -86,6 +87,17 @@ def test_a_full_disk_is_not_lost_in_a_thread(run: RunFolder, model: NerfModel, m
     monkeypatch.setattr(finish, "save_image", full)
     with pytest.raises(OSError, match="No space left"):
         score(run, model)
+
+
+@pytest.mark.parametrize(("seconds", "rendered", "frames"), [(60.0, 32, 4), (0.0, 32, 2)])
+def test_the_video_is_tall_enough_to_show(
+    run: RunFolder, model: NerfModel, seconds: float, rendered: int, frames: int
+) -> None:
+    """However small the photos are, and however little time there is."""
+    made = finish.write_turntable(run, model, ball_scene(), 4, seconds=seconds, display=Display())
+    assert made is not None and made["size"] == [480, 480] and made["rendered_size"] == [rendered, rendered]
+    assert made["path"] == "orbit" and made["frames"] == frames and (run.path / made["file"]).is_file()
+    assert finish.write_turntable(run, model, ball_scene(), 0, seconds=seconds, display=Display()) is None
 
 
 def test_an_interrupt_ends_the_threads(run: RunFolder, model: NerfModel, monkeypatch: pytest.MonkeyPatch) -> None:

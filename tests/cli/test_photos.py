@@ -17,15 +17,14 @@ from PIL import Image
 
 from nerfturbo.data.capture import video
 from nerfturbo.data.capture.photos import copy_photos, find_photos
-from nerfturbo.data.capture.process import MissingPosesError, has_poses, poses_folder
+from nerfturbo.data.capture.process import MissingPosesError, fingerprint, has_poses, poses_folder
 from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
 from nerfturbo.evaluation.run_folder import open_run
-from nerfturbo.export.video import write_video
 
 from ..conftest import IN_CI
 from ..data import folders, photo_scene
-from ..tiny import TINY_FLAGS
+from ..tiny import TINY_FLAGS, write_video
 from .conftest import Nerfturbo
 from .test_interrupt import start
 
@@ -38,9 +37,15 @@ def require_colmap() -> None:
         pytest.fail(reason) if IN_CI else pytest.skip(reason)
 
 
-def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo) -> None:
-    """The poses are found once, beside the video; info, eval and a second training find them there. Its name has spaces
-    and more than ASCII in it, and so has the command that is advised."""
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NERFTURBO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo, cache: Path) -> None:
+    """The poses are found once, into the cache; info, eval and a second training find them there. Its name has spaces
+    and more than ASCII in it, and so has the command that is advised. Nothing appears beside the video."""
     require_colmap()
     pytest.importorskip("imageio_ffmpeg", reason="nothing to write an MP4 with")
     pictures = [torch.from_numpy(photo_scene.picture(eye)) for eye in photo_scene.eyes(6)]
@@ -50,17 +55,20 @@ def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo) -> None:
     result = nerfturbo("train", "der Weg ü.mp4", "--steps", 2, "--downscale", 8, "--output", "run", *SMALL, "--json")
     assert result.code == 0, result.err
     assert "matcher exhaustive: all 15 pairs of 6 pictures" in result.err
-    assert "good: 6 of 6 pictures registered" in result.err
+    assert "good: 6 of 6 pictures registered" in result.err and "poses will take about" in result.err
     assert open_run("run").read_config().data.source == str(Path("der Weg ü.mp4").resolve())
-    assert poses_folder(Path("der Weg ü.mp4")) == Path("der Weg ü_nerfturbo_colmap").resolve()
+    made = poses_folder(Path("der Weg ü.mp4"))
+    assert made.parent == cache / "colmap" and {path.name for path in Path().iterdir()} == {"der Weg ü.mp4", "run"}
     assert has_poses(Path("der Weg ü.mp4"))
     assert nerfturbo("eval", "run").code == 0
     described = nerfturbo("scene", "info", "der Weg ü.mp4", "--json", "--plot", "plot.png").json
     assert described["format"] == "photos or video" and described["name"] == "der Weg ü"
     assert described["splits"]["train"]["views"] == 5 and Path("plot.png").stat().st_size > 10_000
-    again = nerfturbo("process", "der Weg ü.mp4", "der Weg ü_nerfturbo_colmap", "--json")
+    shutil.copyfile("der Weg ü.mp4", "copy.mp4")
+    assert poses_folder(Path("copy.mp4")) == made and has_poses(Path("copy.mp4"))
+    again = nerfturbo("process", "der Weg ü.mp4", made, "--json")
     assert again.code == 0 and again.json["registered"] == 6 and "4/4 poses: done before" in again.err
-    assert "train it with: nerfturbo train 'der Weg ü_nerfturbo_colmap'" in again.err
+    assert f"train it with: nerfturbo train '{made}'" in again.err
 
 
 def test_ctrl_c_ends_colmap_too_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -91,7 +99,7 @@ def test_a_video_without_poses_is_described(nerfturbo: Nerfturbo, monkeypatch: p
     assert found["video"] == {"frames": 8, "size": [64, 48], "fps": 4.0, "seconds": 2.0, "taken": 8}
     shown = nerfturbo("scene", "info", "walk.mp4").out
     assert "walk.mp4: photos or video, without poses; a video: 8 frames, 64 x 48, 4 fps, 2.0 s" in shown
-    assert f"next  nerfturbo process walk.mp4 {Path('walk_nerfturbo_colmap').resolve()}" in shown
+    assert f"next  nerfturbo process walk.mp4 {poses_folder(Path('walk.mp4'))}" in shown
     Path("damaged.mp4").write_bytes(b"no video" * 99)
     refused = nerfturbo("scene", "info", "damaged.mp4")
     assert refused.code == 2 and "damaged.mp4: expected a video" in refused.err
@@ -107,7 +115,7 @@ def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
     assert found["poses"] is None and found["pictures"] == 3 and found["sizes"] == [[320, 240]]
     shown = nerfturbo("scene", "info", "room").out
     assert "without poses; 3 photos, 320 x 240" in shown and "nerfturbo train room" in shown
-    assert found["next"] == f"nerfturbo process room {Path('room').resolve() / 'nerfturbo_colmap'}"
+    assert found["next"] == f"nerfturbo process room {poses_folder(Path('room'))}"
     assert f"next  {found['next']}" in shown and found["preset"] is None
     assert "preset  {}, or {} where".format(*found["presets"]) in shown
     refused = nerfturbo("scene", "info", "room", "--plot", "a.png")
@@ -121,15 +129,33 @@ def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
         load_scene("the room")
 
 
-def test_a_folder_that_cannot_be_written_keeps_its_poses_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NERFTURBO_CACHE", str(tmp_path / "cache"))
+def test_poses_lie_in_the_cache_and_copies_share_them(tmp_path: Path, cache: Path) -> None:
     room = photo_scene.write_photos(tmp_path / "room", 2)
-    assert poses_folder(room) == room / "nerfturbo_colmap"
-    room.chmod(0o555)
-    assert poses_folder(room).parent == tmp_path / "cache" / "colmap"
-    room.chmod(0o755)
+    own = poses_folder(room)
+    assert own.parent == cache / "colmap" and own.name.startswith("room-") and not own.exists()
+    (own / "sparse" / "0").mkdir(parents=True)
+    state = {"stages": {"poses": {}}, "input": fingerprint(find_photos(room))}
+    (own / "process.json").write_text(json.dumps(state))
+    copy = shutil.copytree(room, tmp_path / "copy", copy_function=shutil.copyfile)  # with dates of its own
+    assert poses_folder(copy) == own and has_poses(copy)
+    Image.new("RGB", (64, 48)).save(copy / find_photos(copy)[0].name)
+    assert poses_folder(copy) != own and not has_poses(copy)
+    beside = room / "nerfturbo_colmap"  # as earlier versions had it
+    beside.mkdir()
+    (beside / "process.json").write_text("{}")
+    assert poses_folder(room) == beside
+
+
+def test_figures_are_not_taken_for_a_capture(nerfturbo: Nerfturbo, cache: Path) -> None:
+    Path("figures").mkdir()
+    for index in range(4):
+        Image.new("RGB", (300 + 40 * index, 200)).save(f"figures/plot{index}.png")
+    refused = nerfturbo("train", "figures")
+    assert (
+        refused.code == 2 and "figures: expected photos of one scene, got 4 images of 4 different sizes" in refused.err
+    )
+    assert "nerfturbo process figures FOLDER" in refused.err and "COLMAP" not in refused.err
+    assert not cache.exists() and [path.name for path in Path().iterdir()] == ["figures"]
 
 
 def test_process_refuses_with_one_line(nerfturbo: Nerfturbo) -> None:

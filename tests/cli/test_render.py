@@ -73,7 +73,7 @@ def test_a_camera_path_file_and_chosen_frames(nerfturbo: Nerfturbo, run_folder: 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--path", "sideways"], "--path: expected one of orbit"),
+        (["--path", "sideways"], "--path: expected one of auto, orbit"),
         (["--path", "none.json"], "no such file none.json"),
         (["--only", "x"], "--only"),
         (["--only", "99"], "frames from 0 to 59"),

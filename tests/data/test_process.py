@@ -304,3 +304,12 @@ def test_sceaux_castle(colmap: None, scene_dir: Callable[[str], Path], tmp_path:
     config = ProcessConfig(max_size=600, max_features=1000)
     verdict = process(scene_dir("photos/sceaux_castle"), tmp_path / "castle", config, report=Words())
     assert verdict.registered == 11 and verdict.mean_error < 1.0
+
+
+def test_how_much_is_done_never_shrinks(tmp_path: Path) -> None:
+    """COLMAP begins a second model after the first: 40% came after 100%."""
+    lines = [f"Registering image #{n} ({n})" for n in (2, 5, 2, 4)]
+    script = f"import time\nfor line in {lines!r}:\n    print(line, flush=True)\n    time.sleep(0.05)"
+    heard: list[float] = []
+    run([sys.executable, "-c", script], tmp_path / "log", heard.append, n_images=5)
+    assert heard == sorted(heard) and heard[-1] == 1.0 and len(heard) >= 2

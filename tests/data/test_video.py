@@ -12,8 +12,8 @@ from PIL import Image
 
 from nerfturbo.data.capture import video as video_frames
 from nerfturbo.errors import InputError
-from nerfturbo.export.video import write_video
 
+from ..tiny import write_video
 from . import photo_scene
 
 SHARP = (2, 7, 9, 15, 19)  # the others are smeared

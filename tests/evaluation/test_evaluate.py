@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.evaluation.evaluate import Preview, choose_views, evaluate, truth_image
+from nerfturbo.evaluation.evaluate import PREVIEW_WIDTH, Preview, choose_views, evaluate, truth_image
 from nerfturbo.evaluation.metrics import psnr
 from nerfturbo.evaluation.results import evaluation_metrics, measure_baselines
 from nerfturbo.ops import use_backend
@@ -92,6 +92,15 @@ def test_preview_scores_the_pixels_it_renders(empty_model: NerfModel, tmp_path: 
     assert value == pytest.approx(psnr(torch.ones(16, 16, 3), truth_image(scene, 0)), abs=1e-4)
     assert Image.open(path).size == (32, 16)
     assert [file.name for file in tmp_path.iterdir()] == ["preview.png"]
+
+
+def test_a_preview_of_a_large_photo_fits_a_screen(empty_model: NerfModel, tmp_path: Path) -> None:
+    from PIL import Image
+
+    scene = ball_scene("test", n_views=1, size=2000)
+    Preview(scene).render(empty_model, tmp_path / "preview.png")
+    width, height = Image.open(tmp_path / "preview.png").size
+    assert 1000 < width <= PREVIEW_WIDTH and width == 2 * height
 
 
 def test_a_preview_looks_through_the_lens_at_its_own_pixels_alone(tmp_path: Path) -> None:

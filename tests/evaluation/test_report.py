@@ -7,18 +7,27 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 import torch
 
 from nerfturbo.data.images import save_image
 from nerfturbo.evaluation.images import ERROR_AT_FULL, comparison, error_colors, load_comparison
-from nerfturbo.evaluation.report import MAX_IMAGES, MAX_POINTS, _views_with_images, report_data, write_report
+from nerfturbo.evaluation.report import (
+    MAX_IMAGES,
+    MAX_POINTS,
+    _views_with_images,
+    renew_links,
+    report_data,
+    write_report,
+)
 from nerfturbo.evaluation.run_folder import RunFolder, create_run
-from nerfturbo.export.video import write_video
 
 from ..conftest import IN_CI
-from ..tiny import tiny_config
+from ..tiny import tiny_config, write_video
+from ..viewer.test_browser import FLAGS, find_browser
 
 HOSTILE = "</script><img src=http://example.invalid/x.png onerror=alert(1)>"
 
@@ -39,7 +48,17 @@ def run(tmp_path: Path) -> RunFolder:
     made.log_file.write_text("".join(json.dumps(record) + "\n" for record in records))
     views = [{"index": i, "psnr": 30.0 - i, "ssim": 0.9, "seconds": 0.1} for i in range(2)]
     protocol = {"split": "test", "n_views": 2, "background": "white", "resolution": [30, 20]}
-    made.write_metrics({"scene": HOSTILE, "psnr": 29.5, "ssim": 0.9, "per_view": views, "protocol": protocol})
+    (made.path / "my mesh.glb").touch()
+    made.write_metrics(
+        {
+            "command": "nerfturbo train toybox",
+            "scene": HOSTILE,
+            "psnr": 29.5,
+            "ssim": 0.9,
+            "per_view": views,
+            "protocol": protocol,
+        }
+    )
     write_report(made)
     return made
 
@@ -74,7 +93,8 @@ def test_the_data_comes_back_whole_and_cannot_end_its_element(run: RunFolder) ->
         view[name].startswith("data:image/webp;base64,") for view in data["views"] for name in ("truth", "error")
     )
     assert data["turntable"].startswith("data:image/gif;base64,")
-    assert data["config"]["grid"]["resolution"] == 8
+    assert data["config"]["grid"]["resolution"] == 8 and data["metrics"]["command"] == "nerfturbo train toybox"
+    assert data["beside"] == ["config.json", "metrics.json", "my mesh.glb", "turntable.gif"]
 
 
 def test_long_curves_are_thinned_but_keep_their_ends(run: RunFolder) -> None:
@@ -111,6 +131,30 @@ def test_a_comparison_comes_apart_again(tmp_path: Path) -> None:
     parts = [Image.open(io.BytesIO(content)) for content in load_comparison(tmp_path / "a.png")]
     assert [part.size for part in parts] == [(7, 10)] * 3
     assert parts[0].getpixel((3, 5)) == (0, 0, 0) and parts[1].getpixel((3, 5)) == (255, 255, 255)
+
+
+def test_what_is_made_beside_a_report_is_linked(run: RunFolder, tmp_path: Path) -> None:
+    (run.path / "scene.html").touch()
+    renew_links(run, [tmp_path / "elsewhere.ply"])
+    assert "scene.html" not in run.report_file.read_text()
+    renew_links(run, [run.path / "scene.html"])
+    assert "scene.html" in json.loads(json_text(run.report_file.read_text()))["beside"]
+
+
+@pytest.mark.slow
+def test_a_phone_shows_tables_whole_and_links_lead_to_files(run: RunFolder) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_browser(), headless=True, args=FLAGS)
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.goto(run.report_file.as_uri())
+        tables = "[...document.querySelectorAll('.scroll, body')].map((each) => each.scrollWidth - each.clientWidth)"
+        assert max(page.evaluate(tables)) <= 0
+        links = page.evaluate("[...document.querySelectorAll('a')].map((link) => link.href)")
+        assert "nerfturbo train toybox" in page.inner_text("#command")
+        browser.close()
+    assert links and all(Path(url2pathname(urlsplit(link).path)).is_file() for link in links)
 
 
 @pytest.mark.slow

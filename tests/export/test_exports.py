@@ -16,11 +16,13 @@ import torch
 
 from nerfturbo.config import GridConfig
 from nerfturbo.data.builtin.distance import signed_distance
+from nerfturbo.data.cameras import similarity_scale
 from nerfturbo.errors import InputError
 from nerfturbo.export.grid import write_grid
 from nerfturbo.export.mesh import (
     Mesh,
     MeshSettings,
+    Up,
     check_mesh_path,
     density_volume,
     export_box,
@@ -106,6 +108,22 @@ def test_the_mesh_of_a_built_in_scene_is_its_exact_surface_both_ways(toybox: Ner
     assert score.accuracy < 0.75 and score.completeness < 0.75, score
 
 
+@pytest.mark.parametrize(
+    ("name", "up", "axis"), [("a.glb", None, 1), ("a.glb", "z", 2), ("a.ply", "y", 1), ("a.obj", "z", 2)]
+)
+def test_a_mesh_stands_upright(tmp_path: Path, name: str, up: Up | None, axis: int) -> None:
+    """A pole along training's z, which the scene's own file has in some other direction."""
+    import trimesh
+
+    pole = torch.tensor([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, 3.0]])
+    made = Mesh(pole, torch.tensor([[0, 1, 2]]), torch.tensor([[0.0, -1.0, 0.0]] * 3), torch.full((3, 3), 0.5))
+    write_mesh(tmp_path / name, made, similarity(), up=up)
+    found = trimesh.load(tmp_path / name, force="mesh", process=False).vertices
+    along = found[found[:, axis].argmax()] - found[found[:, axis].argmin()]
+    assert along[axis] > 0.99 * np.linalg.norm(along)
+    assert np.linalg.norm(along) == pytest.approx(3.0 * float(similarity_scale(similarity())), rel=0.01)
+
+
 def test_what_no_camera_sees_is_left_out(model: NerfModel, mesh: Mesh) -> None:
     radius = mesh.vertices.norm(dim=-1)
     assert float(radius.min()) > 0.7 and float((radius - LID).abs().mean()) < 0.03  # the inner surface is at 0.5
@@ -130,21 +148,24 @@ def test_files_hold_the_mesh_in_original_coordinates(mesh: Mesh, tmp_path: Path,
     import trimesh
 
     back = similarity()
-    write_mesh(tmp_path / f"a{ending}", mesh, back)
-    read = trimesh.load(tmp_path / f"a{ending}", force="mesh", process=False)
+    write_mesh(tmp_path / f"a{ending}", mesh, back, up="file" if ending == ".glb" else None)
+    read = next(iter(trimesh.load_scene(tmp_path / f"a{ending}", process=False).geometry.values()))
     moved = mesh.vertices.double() @ back[:3, :3].T + back[:3, 3]
-    assert len(read.faces) == mesh.faces.shape[0]
-    assert np.abs(np.sort(read.vertices, axis=0) - np.sort(moved.numpy(), axis=0)).max() < 1e-4
     turned = torch.nn.functional.normalize(mesh.normals.double() @ back[:3, :3].T, dim=-1)
+    assert len(read.faces) == mesh.faces.shape[0]
+    corners = mesh.faces.reshape(-1) if ending == ".glb" else slice(None)  # of each triangle, for its texture
+    assert np.abs(np.sort(read.vertices, axis=0) - np.sort(moved[corners].numpy(), axis=0)).max() < 1e-4
     if ending != ".obj":
-        assert np.abs(read.vertex_normals - turned.numpy()).max() < 1e-3
-    if ending == ".ply":
-        assert np.abs(read.visual.vertex_colors[:, :3] / 255.0 - mesh.colors.numpy()).max() < 0.01
+        assert np.abs(read.vertex_normals - turned[corners].numpy()).max() < 1e-3
+        colors = read.visual.to_color() if ending == ".glb" else read.visual
+        assert np.abs(colors.vertex_colors[:, :3] / 255.0 - mesh.colors[corners].numpy()).max() < 0.01
     if ending == ".glb":
         content = (tmp_path / "a.glb").read_bytes()
         tree = json.loads(content[20 : 20 + struct.unpack("<I", content[12:16])[0]])
-        assert "KHR_materials_unlit" in tree["extensionsUsed"] and tree["meshes"][0]["primitives"][0]["material"] == 0
-        assert {"COLOR_0", "NORMAL", "POSITION"} <= set(tree["meshes"][0]["primitives"][0]["attributes"])
+        part = tree["meshes"][0]["primitives"][0]
+        assert "KHR_materials_unlit" in tree["materials"][0]["extensions"] and part["material"] == 0
+        assert {"TEXCOORD_0", "NORMAL", "POSITION"} == set(part["attributes"])  # COLOR_0 would dim the texture
+        assert tree["samplers"][tree["textures"][0]["sampler"]]["minFilter"] == 9729  # a mipmap would mix triangles
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

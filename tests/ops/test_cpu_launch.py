@@ -109,7 +109,7 @@ import sys
 from nerfturbo.ops import _cpu as _launch
 from nerfturbo.ops.random import cpu as random
 import torch
-random.random_bits(3, columns=1, seed=0, stream=0, step=0, first=0, device=torch.device("cpu"))
+random.draw(torch.empty(3, 1, dtype=torch.int32), seed=0, stream=0, step=0, first=0)
 print(random._words._cache.cache_path)
 """
 

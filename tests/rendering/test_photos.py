@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from nerfturbo.config import CameraConfig, Config, PhotoConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras
@@ -15,7 +16,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.fields import ngp
 from nerfturbo.rendering import photos
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.rendering.photos import PhotoCorrections, gauge_directions, lens_numbers, rotation_matrices
+from nerfturbo.rendering.photos import PhotoCorrections, gauge_directions, lenses_of, rotation_matrices
 from nerfturbo.training.trainer import Trainer, load_model
 from nerfturbo.types import Aabb, PackedSamples, Rays
 from tests.tiny import ball_scene, tiny_config
@@ -25,7 +26,7 @@ ALL = (CameraConfig(refine=True, focal=True), PhotoConfig(exposure=True, appeara
 
 def photos_of(cameras: Cameras, **settings: object) -> PhotoCorrections:
     config = replace(Config(), cameras=CameraConfig(refine=True, **settings))  # type: ignore[arg-type]
-    made = PhotoCorrections(config, len(cameras), int(lens_numbers(cameras).max()) + 1)
+    made = PhotoCorrections(config, len(cameras), len(lenses_of(cameras)[0]))
     made.observe(cameras, Aabb.cube(1.5))
     return made
 
@@ -47,6 +48,8 @@ def test_corrected_rays_are_those_of_the_corrected_cameras() -> None:
         with torch.no_grad():
             photos.pose.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
             photos.focal.fill_(0.07)
+            if lenses.model == "pinhole":
+                photos.focal[:, 1] = -0.03
         index = torch.arange(40) % 5
         x, y = torch.rand(2, 40, generator=torch.Generator().manual_seed(1)) * 16.0
         found, wanted = photos.rays(lenses.rays(index, x, y)), photos.refined(lenses).rays(index, x, y)
@@ -115,8 +118,22 @@ def test_rendering_has_the_mean_look_or_that_of_a_photo() -> None:
         mean = model.field(here, ahead, None, torch.arange(4))[0]  # another set of cameras' numbers, say
         model.photos.shown = 2
         shown = model.field(here, ahead)[0]
-    assert torch.equal(mean, mean[:1].expand_as(mean)) and not torch.allclose(own[0], own[1])
+    assert torch.equal(mean, mean[:1].expand_as(mean)) and not torch.allclose(own[1], own[2])
     assert torch.allclose(shown[0], own[2])
+    assert torch.allclose(own[0], mean[0])  # of four rays in training one has the look of new views
+
+
+def test_new_views_have_the_look_that_rays_of_training_had() -> None:
+    made = photos.PhotoCorrections(replace(tiny_config(), photo=PhotoConfig(appearance=3)), 5, 1)
+    with torch.no_grad():
+        made.appearance.normal_().add_(7.0)
+        zero = made.look(None, 2)
+    assert torch.equal(zero, torch.zeros(2, 3))
+    rows = made.look(torch.arange(5).repeat(4), 20)
+    mean = torch.arange(20) % photos.MEAN_EVERY == 0
+    assert torch.equal(rows[mean], torch.zeros(5, 3)) and float(rows[~mean].abs().min()) > 0.0
+    rows.sum().backward()
+    assert made.appearance.grad is not None and float(made.appearance.grad.sum().abs()) < 1e-5  # the mean stays
 
 
 def test_fields_that_cannot_do_it_say_so() -> None:
@@ -147,6 +164,28 @@ def test_a_checkpoint_keeps_them_and_a_resumed_run_goes_on(tmp_path: Path) -> No
     assert loaded.photos is not None and float(loaded.photos.pose.detach().abs().max()) > 0.0
     cameras = whole.scene.cameras
     assert torch.equal(loaded.photos.refined(cameras).focal, second.model.photos.refined(cameras).focal)  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_with_one_focal_factor_a_lens_still_opens(tmp_path: Path) -> None:
+    config = replace(tiny_config(steps=8), cameras=ALL[0], photo=ALL[1])
+    trainer, again = (Trainer(config, ball_scene()) for _ in range(2))
+    trainer.advance(1)
+    with torch.no_grad():
+        trainer.model.photos.focal.fill_(0.02)  # type: ignore[union-attr]
+    folder = trainer.save(tmp_path)
+    tensors = load_file(folder / "tensors.safetensors")
+    for name in [name for name in tensors if "photos.focal" in name]:
+        tensors[name] = tensors[name][:, 0].clone()
+    for name in ("axes", "intrinsics"):
+        del tensors[f"model.photos.{name}"]
+    tensors["model.photos.forwards"] = torch.zeros(4, 3)
+    save_file(tensors, folder / "tensors.safetensors")
+    again.resume(folder)
+    assert again.model.photos is not None
+    assert torch.allclose(again.model.photos.focal, torch.full((1, 2), 0.02))
+    assert torch.equal(again.model.photos.axes, trainer.model.photos.axes)  # type: ignore[union-attr]
+    again.advance(1)
+    assert load_model(folder).photos is not None
 
 
 def test_switched_off_there_is_nothing() -> None:

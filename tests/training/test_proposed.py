@@ -19,7 +19,8 @@ from nerfturbo.config import (
     UniformSamplerConfig,
     VanillaConfig,
 )
-from nerfturbo.data.scene_defaults import UNBOUNDED_PRESETS, fitted_config
+from nerfturbo.data.scene_defaults import MANY_PHOTOS, UNBOUNDED_PRESETS, fitted_config
+from nerfturbo.evaluation import align
 from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import constant_baseline_psnr
@@ -148,6 +149,15 @@ def test_poses_are_fitted_through_the_proposals():
     assert true > before + 1.0 and after > before + 0.5 * (true - before)
 
 
+def test_fitted_poses_are_never_worse_than_those_given(monkeypatch: pytest.MonkeyPatch):
+    model, test = trained(tiny("proposal", steps=100)).model, open_scene("test", n_views=3)
+    monkeypatch.setattr(align, "ALIGN_RATE", 0.5)  # throws every camera out of the scene
+    found = aligned_to(model, test, steps=8, n_rays=64)
+    before, after = (evaluate(model, scene, with_ssim=False).views for scene in (test, found))
+    assert all(new.psnr > old.psnr - 0.1 for old, new in zip(before, after, strict=True))
+    assert all(parameter.requires_grad for parameter in model.field.parameters())
+
+
 def test_frames_and_crops(tmp_path: Path):
     model = trained(tiny("proposal")).model
     cameras = open_scene("test", n_views=2).cameras
@@ -173,6 +183,24 @@ def test_auto_takes_proposals_for_scenes_without_an_end():
     chosen = replace(given, grid=replace(given.grid, contraction="sphere"))
     kept = fitted_config(chosen, scene, auto=auto)[0]
     assert kept.grid.contraction == "sphere" and kept.sampler == chosen.sampler
+
+
+def test_auto_takes_large_tables_for_many_photos_and_larger_ones_for_long_runs():
+    auto, few = preset("ngp"), open_scene()
+    many = few.select([index % len(few) for index in range(MANY_PHOTOS)])
+    large = preset("proposal-large")
+    config, notes = fitted_config(auto, many, auto=auto)
+    assert config.preset == "proposal-large" and config.field == large.field and f"{MANY_PHOTOS} photos" in notes[0]
+    timed = replace(auto, train=replace(auto.train, time_limit=180.0))
+    longer, notes = fitted_config(timed, many, auto=auto)
+    assert longer.field == replace(large.field, log2_entries=22) and "180 s" in notes[1]
+    assert fitted_config(timed, few, auto=auto)[0].preset == "proposal"
+    brief = replace(auto, train=replace(auto.train, time_limit=60.0))
+    assert fitted_config(brief, many, auto=auto)[0].field == large.field
+    by_hand = replace(timed, field=replace(auto.field, log2_entries=20))
+    assert fitted_config(by_hand, many, auto=auto)[0].field == replace(large.field, log2_entries=20)
+    cpu = preset("ngp-cpu")
+    assert fitted_config(cpu, many, auto=cpu)[0].preset == "proposal-cpu"
 
 
 def test_near_gradients_shrink_and_values_stay():

@@ -12,9 +12,10 @@ from nerfturbo.config import Config, LossConfig, VanillaConfig
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
-from nerfturbo.fields import AntiAliasedNGP, ngp
+from nerfturbo.fields import AntiAliasedNGP, InstantNGP, ngp
 from nerfturbo.ops import composite, use_backend, visibility
 from nerfturbo.ops.composite_loss import RayLossRule, ray_losses
+from nerfturbo.ops.positions import fold
 from nerfturbo.presets import preset
 from nerfturbo.rendering.frame import FrameRenderer
 from nerfturbo.rendering.model import NerfModel
@@ -23,6 +24,7 @@ from nerfturbo.training import Trainer
 from nerfturbo.training import loss as chain
 from nerfturbo.training.loss import pixel_offsets
 from nerfturbo.training.optim import level_decays
+from nerfturbo.types import PackedSamples, Rays
 
 from ..tiny import ball_scene, tiny_config
 
@@ -313,7 +315,24 @@ def test_every_switch_has_its_row() -> None:
     } <= proposed and "+ thinned samples" not in proposed
 
 
-def test_switches_that_cannot_be_are_refused() -> None:
-    config = changed(changed(tiny_config(), "field", anti_alias=True), "grid", contraction="cube")
-    with pytest.raises(InputError, match=r"grid.contraction: expected none for this field \(AntiAliasedNGP\)"):
-        Trainer(config, ball_scene())
+def test_anti_aliased_fields_cover_contracted_space() -> None:
+    """Far away a pixel's cone is wide, but space is folded as much: levels fade by what is left of it."""
+    contracted = changed(changed(tiny_config(), "field", anti_alias=True), "grid", contraction="cube")
+    field = Trainer(contracted, ball_scene()).model.field
+    ray = Rays(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]]), pixel_radii=torch.tensor([0.01]))
+    half = field.aabb.size[2] / 2.0
+    for away in (0.5, 1.0, 3.0, 100.0):  # half boxes from the middle
+        step = torch.tensor([away * half])
+        sample = PackedSamples.from_counts(torch.tensor([1]), step, step)
+        unit = field._sample_positions(ray, sample)
+        found = float(field.footprints(ray, sample.ray_indices, sample.midpoints(), unit))
+        place = torch.tensor([0.5, 0.5, 0.5 + 0.5 * away], dtype=torch.float64)
+        determinant = torch.autograd.functional.jacobian(lambda x: fold(x, "cube"), place).det()
+        assert found == pytest.approx(0.005 * away * half / field.unit * float(determinant) ** (1 / 3), rel=1e-4)
+    field.footprint.fill_(1e-9)
+    positions, directions = torch.rand(9, 3) * 40.0 - 20.0, torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
+    plain = InstantNGP(field.aabb, replace(field.config, anti_alias=False))
+    plain.load_state_dict({name: value for name, value in field.state_dict().items() if name != "footprint"})
+    plain.contraction = "cube"
+    for one, other in zip(field(positions, directions), plain(positions, directions), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)  # where no pixel is wide, nothing fades

@@ -5,8 +5,6 @@
 (2, torch.Size([50, 50, 4]), 'builtin:toybox')
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import BackendError, InputError
+from ...errors import BackendError, InputError, refuse
 from ...files import cache_folder, replacing
 from ...ops._dispatch import available
 from ...types import Aabb
@@ -91,8 +89,7 @@ def builtin_scene(
     """One split of a built-in scene: RGBA pictures from cameras on the upper hemisphere, or `all_around`, the same ones
     every time. They are kept in the cache folder (NERFTURBO_CACHE), so that only the first call renders."""
     name = check_name(name)
-    if split not in SPLITS:
-        raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
+    refuse(split not in SPLITS, "split", "one of " + ", ".join(SPLITS), repr(split))
     n_views = DEFAULT_VIEWS[split] if n_views is None else n_views
     for what, value in (("resolution", resolution), ("n_views", n_views)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:

@@ -1,7 +1,5 @@
 """Signed distance to the surface of a built-in scene, in torch: the ground truth for meshes and depth."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -26,8 +26,6 @@ Every pixel is the mean over its square, of display (sRGB) values: a dozen sampl
 pixel, one elsewhere. Alpha is the covered fraction, the colour the mean over the covered samples (straight alpha).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What the built-in scenes show: solids and materials, all inside [-1.5, 1.5]^3 with +z up. Plain numpy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

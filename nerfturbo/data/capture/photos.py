@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ..images import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, decode_image, open_image
+from ..images import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, decode_image, image_size, open_image
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -52,6 +52,15 @@ def find_photos(folder: Path) -> list[Path]:
             if found := sorted(path for path in files if path.suffix.lower() in PHOTO_ENDINGS):
                 return found
     return []
+
+
+def photo_sizes(photos: Sequence[Path]) -> list[tuple[int, int]]:
+    """Widths and heights, from the headers; damaged files are left out."""
+    sizes = []
+    for photo in photos:
+        with contextlib.suppress(InputError):
+            sizes.append(image_size(photo))
+    return sizes
 
 
 def find_raw(folder: Path) -> list[str]:

@@ -8,14 +8,12 @@
 A stage writes beside its place and is renamed at its end: what exists is whole. A stage whose inputs have not changed
 is not repeated; matching, the longest, goes on where it stopped.
 
-Photos and videos as scenes are loaded from such a folder, which lies beside them:
+Photos and videos as scenes are loaded from such a folder in the cache (NERFTURBO_CACHE, else the platform's), under
+colmap/. Nothing is written beside the photos; folders that earlier versions made there are still used:
 
     photos/       -> photos/nerfturbo_colmap/
     walk.mp4      -> walk_nerfturbo_colmap/
-    read-only     -> the cache folder (NERFTURBO_CACHE, else the platform's), under colmap/
 """
-
-from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -37,8 +35,9 @@ from ..images import image_size
 from ..json_checks import read_json
 from ..options import DEFAULTS, LoadOptions
 from ..scene import UNPOSED, Scene, SceneFormat, Split
+from ..speed import pose_seconds
 from . import video
-from .photos import Photo, copy_photos, find_photos, is_video, require_photos
+from .photos import Photo, copy_photos, find_photos, is_video, photo_sizes, require_photos
 from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, Verdict, judge, largest_model, model_jumps, open_tool, query
 
 CameraChoice = Literal[
@@ -72,6 +71,8 @@ FEATURES_CPU, FEATURES_GPU = 4096, 8192
 ENOUGH = 0.9  # of the frames must have a place where neighbours alone decide
 _STAGES = ("pictures", "features", "matches", "poses")
 _VERSION = 1
+BEGIN = 1 << 17  # bytes of a file that tell it from others of its size
+MIXED_SHARE = 0.5  # of photos have a size of their own where a folder holds figures, not a capture
 
 
 class Report(Protocol):
@@ -110,7 +111,7 @@ def is_current(source: Path, output: Path) -> bool:
     except InputError:
         return False
     done = state.get("stages", {}).get("poses") is not None and (output / "sparse" / "0").is_dir()
-    return done and state.get("input") == _fingerprint(_inputs(source))
+    return done and state.get("input") == fingerprint(_inputs(source))
 
 
 class _Work:
@@ -138,7 +139,8 @@ class _Work:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("w")
         except OSError as error:
-            raise InputError(str(self.output), "a place that can be written", error.strerror or str(error)) from None
+            hint = "choose another output folder, or another cache by NERFTURBO_CACHE"
+            raise InputError(str(self.output), "a place that can be written", str(error.strerror), hint) from None
         with lock:
             if os.name == "posix":
                 import fcntl
@@ -190,9 +192,9 @@ class _Process:
         return is_video(self.source)
 
     def run(self) -> Verdict:
-        fingerprint = _fingerprint(self.inputs)
-        self.work.save(source=str(self.source.resolve()), input=fingerprint)
-        key = _key("pictures", fingerprint, self.settings.frames)
+        content = fingerprint(self.inputs)
+        self.work.save(source=str(self.source.resolve()), input=content)
+        key = _key("pictures", content, self.settings.frames)
         self._stage("pictures", key, self._pictures)
         photos = [Photo(n, (w, h), c) for n, (w, h), c in self.work.state["stages"]["pictures"]["photos"]]
         extraction, matcher = self._choices(photos)
@@ -238,7 +240,11 @@ class _Process:
             reason = f"all {n * (n - 1) // 2} pairs of {n} pictures" if matcher == "exhaustive" else f"{n} {order}"
         features = settings.max_features or (FEATURES_GPU if self.tool.uses_gpu else FEATURES_CPU)
         notes = [f"camera model {model}: {why}", f"matcher {matcher}: {reason}"]
-        notes.append(f"{self.tool.name}; up to {features} features in pictures of at most {settings.max_size} pixels")
+        where = f"at up to {features} points of pictures of at most {settings.max_size} pixels"
+        notes.append(f"{self.tool.name}; features {where}")
+        if not self.tool.uses_gpu:
+            pairs = n * (n - 1) // 2 if matcher == "exhaustive" else 2 * OVERLAP * n
+            notes.append(f"poses will take about {max(1.0, pose_seconds(n, pairs) / 60.0):.0f} min on this CPU")
         for note in notes:
             self.report.note(note)
         self.work.state["choices"] = notes
@@ -270,7 +276,8 @@ class _Process:
         self.tool.extract(part, extraction, self.work.log, self.report.update)
         counts = query(part, "SELECT rows FROM keypoints")
         os.replace(part, self.work.folder / "features.db")
-        return {"said": f"{sum(row[0] for row in counts) / max(1, len(counts)):.0f} a picture"}
+        mean = sum(row[0] for row in counts) / max(1, len(counts))
+        return {"said": f"{mean:.0f} features a picture, several at some points"}
 
     def _matches(self, matcher: Matcher, n: int, features: str) -> dict[str, Any]:
         """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
@@ -350,8 +357,14 @@ def _inputs(source: Path) -> list[Path]:
     return [source] if is_video(source) else require_photos(source)
 
 
-def _fingerprint(inputs: list[Path]) -> str:
-    return _key(*((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in inputs))
+def fingerprint(inputs: list[Path]) -> str:
+    """Of what files hold, by their sizes and beginnings: a copy has the same poses."""
+
+    def begin(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.sha256(file.read(BEGIN)).hexdigest()
+
+    return _key(*((path.name if len(inputs) > 1 else "", path.stat().st_size, begin(path)) for path in inputs))
 
 
 def _key(*parts: object) -> str:
@@ -382,19 +395,31 @@ def is_unposed(source: Path) -> bool:
 
 
 def poses_folder(source: Path) -> Path:
-    """Where the scene made of these photos is, or will be."""
+    """Where the scene made of these photos is, or will be: in the cache, where the same photos may be already."""
     source = source.resolve()
     beside = source / NAME if source.is_dir() else source.with_name(f"{source.stem}_{NAME}")
     if (beside / STATE_FILE).is_file():
         return beside
-    key = hashlib.sha256(os.fsencode(source)).hexdigest()[:12]
     try:
-        cached = cache_folder() / "colmap" / f"{source.stem}-{key}"
+        cache = cache_folder() / "colmap"
     except RuntimeError:  # no home folder
-        return beside
-    place = beside if beside.exists() else beside.parent  # an administrator could write where nobody has the right to
-    writable = os.access(place, os.W_OK) and bool(place.stat().st_mode & 0o222)
-    return beside if writable and not (cached / STATE_FILE).is_file() else cached
+        hint = "name a folder by the environment variable NERFTURBO_CACHE"
+        raise InputError(str(source), "a cache folder for its poses", "no home folder", hint) from None
+    own = cache / f"{source.stem}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"
+    if (own / STATE_FILE).is_file():
+        return own
+    same = (file.parent for file in sorted(cache.glob(f"*/{STATE_FILE}")) if is_current(source, file.parent))
+    return next(same, own)
+
+
+def check_capture(source: Path) -> None:
+    """Refuse, before minutes of COLMAP, a folder of figures: hardly two images of the same size."""
+    sizes = [] if is_video(source) else photo_sizes(find_photos(source))
+    if len(sizes) > 2 and len(set(sizes)) > MIXED_SHARE * len(sizes):
+        got = f"{len(sizes)} images of {len(set(sizes))} different sizes"
+        hint = "move the photos into a folder of their own; if these are photos of one scene: "
+        hint += shlex.join(["nerfturbo", "process", str(source), "FOLDER"])
+        raise InputError(str(source), "photos of one scene", got, hint)
 
 
 def has_poses(source: Path) -> bool:

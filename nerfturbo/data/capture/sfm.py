@@ -4,8 +4,6 @@ Both run as a process of their own: Ctrl-C ends them at once, a crash of theirs 
 they print says how far they are. Names of options moved between versions of COLMAP: the program is asked for them.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import functools
@@ -68,7 +66,7 @@ class Extraction:
     max_features: int
 
 
-def open_tool(name: ToolName = "auto") -> Tool:
+def open_tool(name: ToolName = "auto") -> "Tool":
     """The program `colmap`, else the package `pycolmap`; what was asked for by name must be there."""
     program = shutil.which("colmap")
     if name in ("auto", "colmap") and program is not None:
@@ -157,7 +155,7 @@ def block_size(n_images: int) -> int:
 def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 0, forgive: str = "") -> None:
     """Run a stage, with its words in a log file. A failure that says `forgive` is left to the caller to notice. The
     process stands in a group of its own: a Ctrl-C reaches us alone, and we end it."""
-    text, last = "", None
+    text, last = "", -1.0  # a second attempt at a model begins anew; how much is done never shrinks
     with log.open("ab") as kept:
         kept.write(f"$ {' '.join(command)}\n".encode(errors="surrogateescape"))
         process = subprocess.Popen(
@@ -174,7 +172,7 @@ def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 
             while chunk := os.read(process.stdout.fileno(), 1 << 16):
                 kept.write(chunk)
                 text = (text + decode(chunk))[-20_000:]
-                if (done := _share(text, n_images)) is not None and done != last:
+                if (done := _share(text, n_images)) is not None and done > last:
                     last = done
                     advance(done)
             code = process.wait()

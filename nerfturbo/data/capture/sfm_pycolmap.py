@@ -2,8 +2,6 @@
 process of its own, because pycolmap holds the interpreter while it works. It imports nothing of nerfturbo, so that it
 starts at once."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Frames of a video, spread evenly and picked for sharpness. It is decoded twice: once small and grey, to see how sharp
 each frame is, and once in full for the frames that were chosen."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import itertools
@@ -17,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 
 FRAMES_PER_SECOND = 3.0
 FEWEST, MOST = 30, 200  # frames by default: few enough for COLMAP on a CPU, enough for neighbours to overlap
@@ -54,8 +52,7 @@ def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
     [1, 3, 4]
     """
     n_frames = len(sharpness)
-    if not 1 <= count <= n_frames:
-        raise InputError("--frames", f"1 to the {n_frames} the video has", str(count))
+    refuse(not 1 <= count <= n_frames, "--frames", f"1 to the {n_frames} the video has", count)
     edges = [index * n_frames // count for index in range(count + 1)]
     margin = n_frames // count // 8
     windows = [range(low + margin, high - margin) for low, high in itertools.pairwise(edges)]
@@ -78,8 +75,7 @@ def look_through(video: Path, advance: Callable[[float], None]) -> tuple[list[fl
     for grey, done in decoder.grey_frames(video, seconds):
         values.append(sharpness_of(grey))
         advance(done)
-    if len(values) < 2:
-        raise InputError(str(video), "a video of at least 2 frames", f"{len(values)} that decode", decoder.complaint)
+    refuse(len(values) < 2, str(video), "a video of at least 2 frames", f"{len(values)} that decode", decoder.complaint)
     return values, seconds
 
 
@@ -90,12 +86,11 @@ def write_frames(video: Path, indices: Sequence[int], folder: Path) -> list[str]
     decoder = open_decoder()
     decoder.write(video, indices, [folder / name for name in names])
     missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise InputError(str(video), f"{len(names)} frames", f"{len(names) - len(missing)}", decoder.complaint)
+    refuse(bool(missing), str(video), f"{len(names)} frames", f"{len(names) - len(missing)}", decoder.complaint)
     return names
 
 
-def open_decoder() -> FfmpegDecoder | OpenCvDecoder:
+def open_decoder() -> "FfmpegDecoder | OpenCvDecoder":
     """imageio-ffmpeg's program, else the program `ffmpeg`, else OpenCV."""
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         import imageio_ffmpeg
@@ -142,8 +137,7 @@ class FfmpegDecoder:
         text = self._header(video)
         self.complaint = _last_line(text.replace("At least one output file must be specified", ""))
         found = re.search(r"Duration: (\d+):(\d+):(\d+(?:\.\d+)?)", text)
-        if "Video:" not in text:
-            raise InputError(str(video), "a video", self.complaint or "a file without a picture track")
+        refuse("Video:" not in text, str(video), "a video", self.complaint or "a file without a picture track")
         if found is None:
             return 0.0
         hours, minutes, rest = found.groups()
@@ -211,8 +205,7 @@ class OpenCvDecoder:
 
     def _open(self, video: Path) -> Any:
         capture = _cv2().VideoCapture(str(video))
-        if not capture.isOpened():
-            raise InputError(str(video), "a video", "a file that OpenCV cannot open", _HINT)
+        refuse(not capture.isOpened(), str(video), "a video", "a file that OpenCV cannot open", _HINT)
         return capture
 
 

@@ -1,7 +1,5 @@
 """From a trained model to a baked scene that fits a budget: look, choose a resolution, ask the field, tune, score."""
 
-from __future__ import annotations
-
 import math
 import time as clock
 from collections.abc import Callable

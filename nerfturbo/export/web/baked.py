@@ -16,8 +16,6 @@ after channel: density, green, red - green, blue - green; the features. Base chu
 the whole scene is there, without its reflections, in about half the time.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from dataclasses import dataclass
@@ -53,11 +51,11 @@ class Baked:
 
     blocks: SparseBlocks
     values: Tensor  # (n_vertices, 4 or 8) uint8
-    network: DeferredNetwork | None
+    network: "DeferredNetwork | None"
     near: float  # nothing nearer to the eye is drawn
 
     @classmethod
-    def of(cls, blocks: SparseBlocks, values: Tensor, network: DeferredNetwork | None, near: float) -> Baked:
+    def of(cls, blocks: SparseBlocks, values: Tensor, network: "DeferredNetwork | None", near: float) -> "Baked":
         """From values (n_vertices + 1, 4 or 8) in [0, 1]."""
         return cls(blocks, (values[:-1] * 255.0).round().clamp(0, 255).to(torch.uint8), network, near)
 

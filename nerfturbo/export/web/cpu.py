@@ -1,7 +1,5 @@
 """Look-ups in sparse blocks on a CPU, as numba kernels: what `SparseBlocks.gather` and `tune.Trilinear` do in torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -5,8 +5,6 @@ level that holds it, as in the occupancy grid. A block has 8 texels and 7 cells 
 that hardware filters never look outside a block. A scene without an end has several levels, an object one.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +36,7 @@ class Lattice:
     levels: int = 1
 
     @classmethod
-    def around(cls, box: Aabb, voxel: float, levels: int = 1) -> Lattice:
+    def around(cls, box: Aabb, voxel: float, levels: int = 1) -> "Lattice":
         """The smallest whole number of blocks over the box."""
         x, y, z = (max(1, math.ceil(size / (voxel * CELLS) - 1e-6)) for size in box.size)
         return cls(box.center, voxel, (x, y, z), levels)
@@ -144,7 +142,7 @@ class SparseBlocks:
         return self.vertices.shape[0]
 
     @classmethod
-    def of_cells(cls, lattice: Lattice, cells: Tensor, importance: Tensor | None = None) -> SparseBlocks:
+    def of_cells(cls, lattice: Lattice, cells: Tensor, importance: Tensor | None = None) -> "SparseBlocks":
         """Of the cells (n,) with these keys, each once; blocks of greater importance, summed over their cells (n,),
         come first."""
         level, cell = _split(cells, lattice.cells)

@@ -4,8 +4,6 @@ In one file the modules are wrapped into functions, because browsers load no mod
 a disk; the script stands before the chunks and draws while they still arrive. The page's policy forbids other fetches.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -4,8 +4,6 @@ A ray takes a filtered sample every half cell of a block that exists; else it le
 known to be empty, but not into another level.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

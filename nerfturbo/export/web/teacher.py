@@ -1,8 +1,6 @@
 """What the field says: the colours of many rays of the training cameras, which cells light reaches on the way, and the
 first values of their vertices."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """Fine-tuning: the baked values and the deferred network learn to give what the field gives, ray by ray. Values are
 rounded to bytes on the way (straight through in the backward), so that what is learned is what is stored."""
 
-from __future__ import annotations
-
 import math
 import time as clock
 from dataclasses import dataclass

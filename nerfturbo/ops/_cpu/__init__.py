@@ -10,8 +10,6 @@ The number of threads is torch's (`torch.set_num_threads`), read at each launch.
 change results: kernels write disjoint parts.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

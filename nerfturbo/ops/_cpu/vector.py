@@ -20,8 +20,6 @@ tuple, `lanes`, which is known when the kernel is compiled; its values are not u
 Indices are never negative: they are not checked and do not wrap.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

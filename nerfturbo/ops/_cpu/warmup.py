@@ -4,8 +4,6 @@ numba compiles a kernel at its first call and keeps it on disk: beside this file
 in the user's cache folder, or in NUMBA_CACHE_DIR. Later starts load it in milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import subprocess
@@ -50,7 +48,7 @@ _HELPED = ("networks and loss", "hash_encode", "adam", "rendering")
 HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact", "occupancy grid", "occupancy bits")
 
 
-def warmup(report: Callable[[str], None], *, helper: CompileHelper | None = None) -> None:
+def warmup(report: Callable[[str], None], *, helper: "CompileHelper | None" = None) -> None:
     """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
 
     numba compiles on one core; where there are more, a second process compiles a part of the kernels into the same
@@ -95,7 +93,7 @@ class CompileHelper:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=timeout)
 
-    def __enter__(self) -> CompileHelper:
+    def __enter__(self) -> "CompileHelper":
         return self
 
     def __exit__(self, *_: object) -> None:

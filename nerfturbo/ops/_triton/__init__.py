@@ -4,8 +4,6 @@ Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a
 in turn, about as many programs as the device holds. Programs behind those of the rays write the unused tail.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -10,8 +10,6 @@ other backends than CUDA, and compiling without running.
 Triton's parts that this leans on are not public. Where one is missing, `launchable` is `triton.jit`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -5,8 +5,6 @@ its Python code can run once with every launch left out; then all kernels compil
 would have written is zero meanwhile, so that whatever torch does with it, an index above all, stays in bounds.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

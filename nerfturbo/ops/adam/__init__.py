@@ -9,8 +9,6 @@ that `found_inf` marks as non-finite changes nothing but the gradient, which is 
 a step in a ring on the device and chooses the next number of rays so that the sample budget stays full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,7 +49,7 @@ class AdamState(NamedTuple):
     step: Tensor  # () int64 on the device, shared by all buffers of a step
 
     @classmethod
-    def of(cls, params: Tensor, step: Tensor | None = None, dtype: torch.dtype | None = None) -> AdamState:
+    def of(cls, params: Tensor, step: Tensor | None = None, dtype: torch.dtype | None = None) -> "AdamState":
         """Zero moments in `dtype` (None: the parameters'); `step` is shared where given."""
         fresh = torch.zeros((), dtype=torch.int64, device=params.device) if step is None else step
         first, second = (torch.zeros_like(params, dtype=dtype) for _ in range(2))
@@ -191,7 +189,7 @@ class StepState:
     ring: Tensor  # (length, len(COLUMNS)) fp32
 
     @classmethod
-    def create(cls, *, step: int, n_active: int, length: int, device: torch.device | str) -> StepState:
+    def create(cls, *, step: int, n_active: int, length: int, device: torch.device | str) -> "StepState":
         return cls(
             torch.tensor(step, dtype=torch.int64, device=device),
             torch.tensor(n_active, dtype=torch.int32, device=device),

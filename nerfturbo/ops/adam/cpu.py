@@ -3,8 +3,6 @@
 Decomposition: a task = a chunk of parameters. The norm of the gradients sums chunks in fp64, in order: deterministic.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

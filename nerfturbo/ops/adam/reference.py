@@ -1,7 +1,5 @@
 """Adam and the step's counters in plain torch; a skipped step is a selection, not a branch: nothing is read back."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

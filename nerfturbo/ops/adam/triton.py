@@ -6,8 +6,6 @@ first write, so a skipped step is skipped everywhere. fp32 master and arithmetic
 float type.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

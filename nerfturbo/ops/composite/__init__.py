@@ -23,8 +23,6 @@ A decision is one byte per sample, 0 for a sample that is left out, otherwise 1 
 right within 2.2%, and to the bit for a sample that stands for itself alone. `compact` reads it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

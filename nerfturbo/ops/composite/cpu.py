@@ -5,8 +5,6 @@ docs/ops/composite.md). The forward keeps T_i (1 - alpha_i) for the backward, -1
 fp32 whatever comes in; gradients in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compositing by packed scans, gradients by autograd; runs of weak samples, one place along all rays at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ ray's colour, so that each colour counts as rgb - b. Inputs fp16/bf16/fp32 with 
 the inputs' dtype and layout, zero in the tail. Weak samples: one lane a ray; a run is written when it ends. No atomics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

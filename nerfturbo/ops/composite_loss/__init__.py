@@ -21,8 +21,6 @@ the sparsity (a Cauchy prior) removes thin fog.
 Both come out of one launch with the gradient to the logits; the backward multiplies it by what arrives.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -56,13 +54,16 @@ class CompositedLoss(NamedTuple):
     rgb: Tensor  # (n_rays, 3), background included
 
 
+HUBER = LossRule()
+
+
 def composite_loss(
     raw: Tensor,
     samples: PackedSamples,
     background: Tensor,
     target: Tensor,
     *,
-    rule: LossRule = LossRule(),  # noqa: B008 - frozen
+    rule: LossRule = HUBER,
     gradient_scale: Tensor | None = None,
 ) -> CompositedLoss:
     """The loss of field logits `raw` (capacity, 4), three of colour and one of density, in any layout.

@@ -12,8 +12,6 @@ read feature-major, (4, n). fp32; sums over rays in fp64 in a fixed order: deter
 never read.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

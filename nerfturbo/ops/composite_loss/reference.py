@@ -1,7 +1,5 @@
 """Losses of field logits by `composite`, packed sums and scans; gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

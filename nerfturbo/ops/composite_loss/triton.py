@@ -11,8 +11,6 @@ docs/ops/composite.md, docs/ops/ray_losses.md.
 Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ opaque surface is ever evaluated: a trained scene needs a third of the samples. 
 and the queues change in place, so that rounds can be recorded as a CUDA graph.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A task = a chunk of the queue. Find, a prefix sum that gives rows to the rays th
 survivors in order. fp32; deterministic.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Front-to-back rounds in plain torch: each marches all that is left of every live ray and takes its beginning."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -11,8 +11,6 @@ counter, since some walks are ten times as long as others. Which rows and places
 values do not. fp32; nothing is read back. See docs/rendering.md.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -12,8 +12,6 @@ densely (x fastest); a finer one is hashed: (x * 1) xor (y * 2654435761) xor (z 
 with `footprint` the standard deviation of the region that a sample stands for, in the unit of positions.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ one level, whose slice nobody else touches, the slowest first. Backward to posit
 points. fp32 inside; half tables are widened once per call. Deterministic.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Hash encoding by fancy indexing, corner by corner; gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -16,8 +16,6 @@ Backward to the table: as the forward, by atomic additions, which are not determ
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Derivation: docs/ops/hash_encode.md.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -14,8 +14,6 @@ steps in s fall. Far from the cameras they should grow, as the pixels' footprint
 Every ray has the same number of intervals, so that no offsets are needed: what proposals are made of.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch
@@ -81,6 +79,9 @@ class Space(NamedTuple):
     contraction: Contraction = "none"
 
 
+WORLD = Space()
+
+
 def place_intervals(
     places: Tensor,
     origins: Tensor,
@@ -90,7 +91,7 @@ def place_intervals(
     far: Tensor,
     spacing: Spacing = "uniform",
     unit: float = 1.0,
-    space: Space = Space(),  # noqa: B008 - frozen
+    space: Space = WORLD,
 ) -> PlacedIntervals:
     """Distances of `places` (n_rays, n + 1) in [0, 1] along rays (n_rays, 3), and the middles between them.
 

@@ -7,8 +7,6 @@ With `passed` the light that leaves an interval and g = dL/dw,
 fp32; cumulative weights in fp64. Targets rise along a ray, so one walk over its bins serves them all.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Spacing, box and contraction one after the other; weights by sums along the rays, new places by binary search."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ Drawing: a program scans the bins of a tile of rays; then one program = BLOCK ne
 halving its interval. Inputs fp16/bf16/fp32, fp32 inside. No atomics.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

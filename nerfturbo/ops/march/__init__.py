@@ -12,8 +12,6 @@ of the grid covers the box scaled by 2^l about its centre; a point belongs to th
 The occupancy grid's own arithmetic: running maximum, threshold, bit packing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -9,8 +9,6 @@ The occupancy grid: a task = a chunk of cells or of words of 32. Cells may repea
 decays, and the maximum is atomic. fp32, the mean in fp64; deterministic.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

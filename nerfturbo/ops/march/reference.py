@@ -1,7 +1,5 @@
 """Marching by testing every step of the lattice: slow, and plainly right. Occupancy arithmetic without a read-back."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -12,8 +12,6 @@ twice and must decay once. The maximum is an integer atomic: the bits of non-neg
 `threshold_bits` is two: PARTS programs add up their share, then every program adds the PARTS sums itself and packs.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Fully-connected networks: small ones without biases behind a hash grid, wide ones with biases as in NeRF."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

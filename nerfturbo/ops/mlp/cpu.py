@@ -10,8 +10,6 @@ it belongs to; every chunk sums its own weight gradients and the chunks are adde
 layers, where blocks no longer fit a core's cache, and halves are left to torch's products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

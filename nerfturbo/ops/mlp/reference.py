@@ -1,7 +1,5 @@
 """Chains of matrix products; gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -16,8 +16,6 @@ dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs m
 and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -11,8 +11,6 @@ Fused because the networks are so small that moving their hidden layers through 
 them. The gradient of a saturated density is that of the exponential, not zero.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple

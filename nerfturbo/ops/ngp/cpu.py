@@ -11,8 +11,6 @@ on. Within a round all samples pass level by level through the encoder and then 
 fp32 inside; half encodings are widened once. Rows past `n_used`, and rows that no ray owns, are not read.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from typing import Any

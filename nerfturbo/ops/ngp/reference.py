@@ -1,7 +1,5 @@
 """Instant-NGP as the ops it is made of, in fp32 (float64 for float64); gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

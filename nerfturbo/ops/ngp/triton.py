@@ -15,8 +15,6 @@ slot takes which ray depends on timing, the result does not.
 dtypes: products in the table's type; weights of any float type; sums, raw and its gradient fp32. See docs/ops/mlp.md.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

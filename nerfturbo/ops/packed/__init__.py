@@ -1,7 +1,5 @@
 """Sums, scans and compaction over packed samples: ray i owns rows offsets[i]:offsets[i+1]; the tail is ignored."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

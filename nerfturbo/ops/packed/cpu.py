@@ -3,8 +3,6 @@
 Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packed sums and scans by index arithmetic; gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

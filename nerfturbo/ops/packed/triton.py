@@ -7,8 +7,6 @@ kept whole from the first on; a program that starts past the overflow looks for 
 nothing is read back when a capacity is given. Derivations: docs/ops/packed.md.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -16,8 +16,6 @@ if each ray counts `weights` times:
 Shares are integers, so that sums over any number of tiles are exact and every backend draws the same tile.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,13 +47,13 @@ class PixelMask:
         refuse(self.n_drawable < 1, "mask", "at least one pixel that may be drawn", "none")
 
     @classmethod
-    def of_words(cls, words: Tensor) -> PixelMask:
+    def of_words(cls, words: Tensor) -> "PixelMask":
         """From the bits alone, which are counted here."""
         before = torch.zeros(words.shape[0] + 1, dtype=torch.int64, device=words.device)
         torch.cumsum(count_bits(words), 0, out=before[1:])
         return cls(words, before, int(before[-1]))
 
-    def to(self, device: torch.device | str) -> PixelMask:
+    def to(self, device: torch.device | str) -> "PixelMask":
         return PixelMask(self.words.to(device), self.before.to(device), self.n_drawable)
 
 

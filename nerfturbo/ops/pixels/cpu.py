@@ -1,7 +1,5 @@
 """Pixels and their rays, one ray at a time: the same integers as the reference, fp32 rays. A task = a chunk of rays."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from .._cpu import array, jit, launch
 from ..random import Stream
-from ..random.cpu import random_bits
+from ..random.cpu import draw
 from . import WORD
 from .reference import BITS
 
@@ -86,8 +84,9 @@ def _uniform(first, last, words, n, pixels):
 def choose_pixels(
     offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": offsets.device}
-    words = random_bits(n_rays, columns=2 if guide is None else 3, **options).numpy().view(np.uint32)
+    drawn = torch.empty(n_rays, 2 if guide is None else 3, dtype=torch.int32)
+    draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
+    words = drawn.numpy().view(np.uint32)
     pixels = torch.empty(n_rays, dtype=torch.int64)
     if guide is None and mask is None:
         launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels.numpy())
@@ -146,9 +145,10 @@ def _look_up(
 def draw_pixels(
     pool, n_rays, *, seed, step, first, indices=None, spread=0.0, strata=1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
     needed = n_rays if indices is None or spread else 0
-    words = random_bits(needed, columns=4 if spread else 2, **options).numpy().view(np.uint32)
+    drawn = torch.empty(needed, 4 if spread else 2, dtype=torch.int32)
+    draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
+    words = drawn.numpy().view(np.uint32)
     chosen = np.empty(0, np.int64) if indices is None else array(indices)
     origins, directions = torch.empty(n_rays, 3), torch.empty(n_rays, 3)
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)

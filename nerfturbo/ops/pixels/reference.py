@@ -1,12 +1,10 @@
 """Pixels and their rays by gathers and integer arithmetic."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from ..random import Stream
-from ..random.reference import random_uniform
+from ..random.reference import draw
 from . import WORD, PixelMask
 
 BITS = 24  # of a float32 uniform
@@ -15,9 +13,8 @@ BITS = 24  # of a float32 uniform
 def choose_pixels(
     offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    uniform = random_uniform(
-        n_rays, columns=4, seed=seed, stream=int(Stream.PIXELS), step=step, first=first, device=offsets.device
-    )
+    uniform = torch.empty(n_rays, 4, device=offsets.device)
+    draw(uniform, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words = (uniform * float(1 << BITS)).long()  # (n_rays, 4)
     if guide is not None:
         return _guided(offsets, widths, words, mask, guide)
@@ -73,8 +70,8 @@ def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tenso
 
 
 def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = {"seed": seed, "stream": int(Stream.PIXELS), "step": step, "first": first, "device": pool.pixels.device}
-    uniform = random_uniform(n_rays, columns=4, **options)
+    uniform = torch.empty(n_rays, 4, device=pool.pixels.device)
+    draw(uniform, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     pixel = scale((uniform * float(1 << BITS)).long(), pool.pixels.shape[0]) if indices is None else indices
     image = torch.searchsorted(pool.offsets, pixel, right=True) - 1
     local, width = pixel - pool.offsets[image], pool.widths[image]

@@ -3,8 +3,6 @@
 Integers decide the pixel, so that the draws equal the reference bit for bit; weights and rays to rounding. No atomics.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Di
 the pixels that see them do.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Literal
 
@@ -57,6 +55,19 @@ def fold(unit: Tensor, contraction: Contraction) -> Tensor:
     [[0.5, 0.5, 0.75], [0.5, 0.5, 0.9375]]
     """
     return unit if contraction == "none" else contract(unit * 2.0 - 1.0, norm=_norm(contraction)) * 0.25 + 0.5
+
+
+def fold_scale(folded: Tensor, contraction: Contraction) -> Tensor:
+    """(...,) how much longer `fold` made lengths around the positions (..., 3) that it gave: the cube root of its
+    Jacobian's determinant, as in Zip-NeRF.
+
+    >>> fold_scale(torch.tensor([[0.5, 0.5, 0.6], [0.5, 0.5, 0.875]]), "cube")  # inside, and half a box away
+    tensor([0.5000, 0.2600])
+    """
+    if contraction == "none":
+        return torch.ones_like(folded[..., 0])
+    inverse = (2.0 - _size(folded * 4.0 - 2.0, _norm(contraction))[..., 0]).clamp(0.0, 1.0)  # 1 / |x|, 1 inside
+    return 0.5 * (inverse.square() * (2.0 - inverse)) ** (2.0 / 3.0)
 
 
 def unfold(folded: Tensor, contraction: Contraction) -> Tensor:

@@ -4,8 +4,6 @@ Intervals are compiled without fused multiply-add and in the reference's order o
 and promises the reference's samples to the bit. Positions are stored (3, capacity); their backward is plain torch.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

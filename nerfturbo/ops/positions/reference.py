@@ -1,7 +1,5 @@
 """The slab test; positions by gather and multiply-add, gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

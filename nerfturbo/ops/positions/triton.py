@@ -3,8 +3,6 @@
 Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,9 +4,8 @@ The same bits come out of every backend, device, rank and resumed run, so a chec
 The counter is (index low, index high, step, stream), the key is (seed low, seed high); one counter gives four words.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +43,9 @@ def random_bits(
     >>> random_bits(1, columns=4, seed=0, stream=0, step=0, device="cpu").tolist()
     [[1713891541, -513161843, -1135104948, -1694442536]]
     """
-    probe = _check(n, columns, step, device)
-    return implementation("random", "random_bits", probe)(
-        n, columns=columns, seed=seed, stream=int(stream), step=step, first=first, device=probe.device
-    )
+    out = _room(n, columns, torch.int32, step, device)
+    draw = implementation("random", "draw", out)
+    return draw(out, seed=seed, stream=int(stream), step=step, first=first)
 
 
 def random_uniform(
@@ -58,15 +56,15 @@ def random_uniform(
     >>> random_uniform(2, seed=1, stream=Stream.USER, step=3, device="cpu").shape
     torch.Size([2, 1])
     """
-    probe = _check(n, columns, step, device)
-    return implementation("random", "random_uniform", probe)(
-        n, columns=columns, seed=seed, stream=int(stream), step=step, first=first, device=probe.device
-    )
+    out = _room(n, columns, torch.float32, step, device)
+    draw = implementation("random", "draw", out)
+    return draw(out, seed=seed, stream=int(stream), step=step, first=first)
 
 
-def _check(n: int, columns: int, step: int | Tensor, device: torch.device | str) -> Tensor:
+def _room(n: int, columns: int, dtype: torch.dtype, step: int | Tensor, device: Any) -> Tensor:
+    """Memory for a draw, once its numbers are checked."""
     refuse(not 1 <= columns <= 4, "columns", "1 to 4", columns, "draw from another stream for more")
     refuse(n < 0, "n", "a count >= 0", n)
     if isinstance(step, Tensor):
         check_tensor("step", step, (), torch.int64)
-    return torch.empty(0, device=device)
+    return torch.empty(n, columns, dtype=dtype, device=device)

@@ -1,9 +1,6 @@
 """Philox-4x32-10, a task = a chunk of counters; 32-bit words are held in uint64, where a product keeps all its bits."""
 
-from __future__ import annotations
-
 import numpy as np
-import torch
 from torch import Tensor
 
 from .._cpu import jit, launch
@@ -41,7 +38,7 @@ def _words(first, last, base, step, stream, key0, key1, columns, uniform, bits, 
                 bits[i, column] = np.uint32(word)
 
 
-def _draw(out: Tensor, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
+def draw(out: Tensor, *, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
     uniform = out.is_floating_point()
     bits = np.empty((0, 0), np.uint32) if uniform else out.numpy().view(np.uint32)
     floats = out.numpy() if uniform else np.empty((0, 0), np.float32)
@@ -49,11 +46,3 @@ def _draw(out: Tensor, seed: int, stream: int, step: int | Tensor, first: int) -
     n, columns = out.shape
     launch(_words, n, CHUNK, *(np.uint64(word) for word in words), columns, uniform, bits, floats)
     return out
-
-
-def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    return _draw(torch.empty(n, columns, dtype=torch.int32, device=device), seed, stream, step, first)
-
-
-def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    return _draw(torch.empty(n, columns, dtype=torch.float32, device=device), seed, stream, step, first)

@@ -1,7 +1,5 @@
 """Philox-4x32-10 in plain torch: 32-bit words held in int64, whose wrapped product keeps all 64 bits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -28,11 +26,9 @@ def _philox(n: int, seed: int, stream: int, step: int | Tensor, first: int, devi
     return words
 
 
-def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    words = torch.stack(_philox(n, seed, stream, step, first, device)[:columns], dim=-1)
-    return torch.where(words > 0x7FFFFFFF, words - (1 << 32), words).to(torch.int32)
-
-
-def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    words = torch.stack(_philox(n, seed, stream, step, first, device)[:columns], dim=-1)
-    return (words >> 8).to(torch.float32) * 2.0**-24
+def draw(out: Tensor, *, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
+    n, columns = out.shape
+    words = torch.stack(_philox(n, seed, stream, step, first, out.device)[:columns], dim=-1)
+    if out.is_floating_point():
+        return out.copy_((words >> 8).to(torch.float32) * 2.0**-24)
+    return out.copy_(torch.where(words > 0x7FFFFFFF, words - (1 << 32), words))

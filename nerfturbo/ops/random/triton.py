@@ -3,9 +3,6 @@
 The step may be a () int64 tensor, read on the device, so that a captured graph draws anew at each replay.
 """
 
-from __future__ import annotations
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -56,7 +53,7 @@ def counter_words(seed: int, stream: int, step: int | Tensor) -> tuple[Tensor | 
     return step if on_device else None, tuple(signed_word(word) for word in words)
 
 
-def _draw(out: Tensor, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
+def draw(out: Tensor, *, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
     n, columns = out.shape
     if n:
         p_step, words = counter_words(seed, stream, step)
@@ -64,11 +61,3 @@ def _draw(out: Tensor, seed: int, stream: int, step: int | Tensor, first: int) -
             out, p_step, n, first, *words, COLUMNS=columns, UNIFORM=out.is_floating_point(), BLOCK=BLOCK
         )
     return out
-
-
-def random_bits(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    return _draw(torch.empty(n, columns, dtype=torch.int32, device=device), seed, stream, step, first)
-
-
-def random_uniform(n, *, columns, seed, stream, step, first, device) -> Tensor:
-    return _draw(torch.empty(n, columns, dtype=torch.float32, device=device), seed, stream, step, first)

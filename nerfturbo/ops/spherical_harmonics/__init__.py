@@ -1,7 +1,5 @@
 """Real spherical harmonics of unit directions, the view-direction encoding of Instant-NGP."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .._checks import check_tensor, refuse

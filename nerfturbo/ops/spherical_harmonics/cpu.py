@@ -1,7 +1,5 @@
 """Spherical harmonics and their gradient, a chunk of directions per task. fp32; deterministic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

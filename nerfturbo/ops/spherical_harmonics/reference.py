@@ -1,7 +1,5 @@
 """Spherical harmonics up to degree 4 as polynomials."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Values (n, degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

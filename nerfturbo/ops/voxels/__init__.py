@@ -16,8 +16,6 @@ with d the difference to the next node along an axis, zero where that one is not
 three axes, so that edges of every direction cost the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

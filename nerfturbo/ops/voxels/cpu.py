@@ -6,8 +6,6 @@ colours, over all positions: its part of every row is nobody else's. Total varia
 the few chosen nodes. fp32 inside, sums of the variation in fp64. Deterministic.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sparse voxels and their total variation by fancy indexing, corner by corner; gradients by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

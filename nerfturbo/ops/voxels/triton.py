@@ -9,8 +9,6 @@ dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights 
 deterministic; under torch.use_deterministic_algorithms the reference computes them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
