@@ -11,7 +11,7 @@ HAS_GPU := $(shell { nvidia-smi -L || test -e /dev/nvidia0; } >/dev/null 2>&1 &&
 CONSTRAINTS := $(if $(HAS_GPU),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs pytest wheel-check clean
+.PHONY: help setup demo test lint format docs pytest wheel-check fuzz clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ pytest: setup  ## the test suite alone, in WORKERS processes; options go into AR
 
 wheel-check: setup  ## build the wheel and use it in a clean environment outside the checkout
 	scripts/wheel_check.sh $(BIN)/python $(CONSTRAINTS)
+
+fuzz: setup  ## about 10,000 damaged files and odd flags, for hours; counts and failures go into fuzz.json
+	$(BIN)/python tests/data/fuzz.py --mutations 300
+	$(BIN)/python tests/fuzz/commands.py --cases 5000 --output fuzz.json
 
 docs: setup  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

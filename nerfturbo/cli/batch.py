@@ -4,7 +4,6 @@ task; the package and the folders must be visible under the same path wherever t
 
 import contextlib
 import importlib
-import json
 import os
 import shlex
 import signal
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import BackendError, InputError
+from ..errors import BackendError, InputError, refuse
 from .common import print_json
 from .flags import Number, check_positive, parse
 
@@ -130,6 +129,7 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
             raise InputError(f"{path}:{number}", "a scene and flags", repr(line), str(error)) from None
         if not words:
             continue
+        refuse("\0" in line, f"{path}:{number}", "a scene and flags", repr(line))
         scene, *flags = words
         if scene.startswith("-"):
             raise InputError(f"{path}:{number}", "a scene before its flags", repr(scene))
@@ -348,9 +348,10 @@ def _told(code: int, job: Job) -> str:
 
 def outcome_of(job: Job) -> dict[str, Any]:
     """How a scene ended, or how far it is, by its run folder and its log: done, failed or left."""
-    metrics = job.run / "metrics.json"
-    done = metrics.is_file()
-    values: dict[str, Any] = json.loads(metrics.read_text()) if done else {}
+    from ..evaluation.run_folder import RunFolder
+
+    done = (job.run / "metrics.json").is_file()
+    values = RunFolder(job.run).read_metrics()
     lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() and not done else []
     errors = [line for line in lines if line.startswith("error: ")]
     status = "done" if done else "failed" if errors else "left"

@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from ..data.capture.process import ProcessConfig
 from ..errors import InputError
 from .common import print_json
-from .flags import BoundsName, Number, parse
+from .flags import BoundsName, Number, check_within, parse
 from .settings import starting_config
 
 if TYPE_CHECKING:
@@ -236,6 +236,8 @@ def write(argv: Sequence[str]) -> int:
 
     name = check_name(args.name)
     check_writable(args.folder)
+    for flag, value in (("--train-views", args.train_views), ("--test-views", args.test_views)):
+        check_within(flag, value, 1, 65536)
     views: dict[Split, int] = {"train": args.train_views, "test": args.test_views}
     given = {"resolution": args.resolution, "all_around": args.all_around}
     scenes = [builtin_scene(name, split, n_views=n, **given) for split, n in views.items()]

@@ -62,18 +62,18 @@ class RunFolder:
         write_json(self.metrics_file, {"version": SCHEMA_VERSION, **metrics})
 
     def read_log(self) -> list[dict[str, Any]]:
-        """All complete lines; a line cut short by a kill is left out."""
+        """All whole lines; a line cut short by a kill, or damaged, is left out."""
         if not self.log_file.is_file():
             return []
         records = []
-        for line in self.log_file.read_text(encoding="utf-8").splitlines():
+        for line in self.log_file.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 records.append(json.loads(line))
-        return [record for record in records if isinstance(record, dict)]
+        return [record for record in records if isinstance(record, dict) and isinstance(record.get("step", 0), int)]
 
     def trim_log(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged after `step`: a resumed run does those steps again."""
-        kept = [record for record in self.read_log() if int(record.get("step", 0)) <= step]
+        kept = [record for record in self.read_log() if record.get("step", 0) <= step]
         write_atomically(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
 

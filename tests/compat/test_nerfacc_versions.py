@@ -256,7 +256,7 @@ def test_code_for_0_2_marches_and_renders_under_the_one_name():
         packed.render_weight_from_density(pairs, old_starts, old_ends, sigmas),
     )
     for have, want in zip(
-        nerfacc.rendering(info, starts, ends, rgb_sigma_fn=field),
+        nerfacc.volume_rendering(info, starts, ends, rgb_sigma_fn=field),
         packed.rendering(pairs, old_starts, old_ends, field),
         strict=True,
     ):

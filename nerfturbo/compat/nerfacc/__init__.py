@@ -26,6 +26,7 @@ from .volrend import *
 __version__ = "0.5.3"  # the newest release whose interface this package has
 install = partial(_install, "nerfacc")
 unpack_to_ray_indices = _rays.unpack_info  # its name in 0.2
+volume_rendering = volrend.rendering  # as talks and tutorials call it
 
 
 def _cuda_getattr(name: str) -> Any:
