@@ -54,12 +54,6 @@ class Display:
     def phase(self, text: str) -> None:
         _marks.append((text, time.monotonic()))
 
-    def show(self, text: str, fraction: float) -> None:
-        """How far a phase is, which begins where its text is another."""
-        if not _marks or _marks[-1][0] != text:
-            self.phase(text)
-        self.update(fraction)
-
     def left(self, fraction: float) -> float | None:
         """Seconds to the end of the phase, by what it has taken so far; None where that says little yet."""
         spent = time.monotonic() - _marks[-1][1] if _marks else 0.0

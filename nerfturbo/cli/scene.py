@@ -242,7 +242,8 @@ def check(argv: Sequence[str]) -> int:
     from ..data.capture.photos import find_photos, photo_sizes
     from ..data.options import LoadOptions
     from ..data.scene import SPLITS, find_split
-    from ..evaluation.pose_check import SIDE, check_poses, write_page
+    from ..evaluation.pose_check import SIDE, check_poses
+    from ..evaluation.report import write_page
     from .progress import showing
 
     sizes = photo_sizes(find_photos(Path(args.scene).expanduser())[:8])
@@ -250,22 +251,24 @@ def check(argv: Sequence[str]) -> int:
     with showing() as display:
         display.phase(f"opening {args.scene}")
         splits = [scene for split in SPLITS if (scene := find_split(args.scene, split, options)) is not None]
-        found, drawings = check_poses(splits, args.images, display.show)
+        found = check_poses(
+            splits, args.images, lambda text, done: display.update(done) if done else display.phase(text)
+        )
     if args.output is not None:
-        write_page(args.output, found, drawings)
-    if args.json:
-        print_json(found)
-        return 0
-    count, (width, height) = len(found["images"]), found["size"]
+        write_page(args.output, found, "check_page")
+    found.pop("drawings")
+    print_json(found) if args.json else _print_check(found)
+    return 0
+
+
+def _print_check(found: dict[str, Any]) -> None:
+    shown, size = f"{len(found['images'])} of {found['views']} images", "{} x {}".format(*found["size"])
     print(f"{found['scene']}: {found['text']}")
-    print(
-        f"  {count} of {found['views']} images at {width} x {height}, {found['matches']} matches in {len(found['pairs'])} pairs"
-    )
+    print(f"  {shown} at {size}, {found['matches']} matches in {len(found['pairs'])} of {found['tried_pairs']} pairs")
     for row in found["by_image"][:5]:
         print(f"  {row['error']:6.2f} px  {row['image']}, in {row['pairs']} pairs")
     if few := found["few_matches"]:
         print(f"  too few matches: {len(few)} images, {', '.join(few[:8])}{', ...' if len(few) > 8 else ''}")
-    return 0
 
 
 @dataclass(frozen=True)

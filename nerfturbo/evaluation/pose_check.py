@@ -25,9 +25,8 @@ from ..data.cameras import PIXEL_CENTER, Cameras
 from ..data.images import image_size, to_bytes
 from ..data.lenses import distinct_lenses
 from ..data.scene import Scene
-from ..files import write_atomically
 from .evaluate import truth_image
-from .report import data_uri, filled_page
+from .report import data_uri
 
 SIDE, FEATURES = 1024, 2000  # pixels of the longer side that features are looked for in, and how many of them
 RATIO, BAND = 0.8, 2.0  # of the best distance to the second best; pixels that RANSAC allows
@@ -41,11 +40,10 @@ _Words = tuple[np.ndarray, Tensor]  # (k, 2) pixels and (k, 128) unit descriptor
 
 
 class Matches:
-    """m features that two images show each, and their errors if lenses change by (n, 4): logarithms of factors of fx
-    and fy, then shifts of the principal point in focal lengths."""
+    """m features, each at pixels[:, 0] (m, 2, 2) in image views[:, 0] (m, 2) and at pixels[:, 1] in views[:, 1]. Lenses
+    change by (n, 4): logarithms of factors of fx and fy, then shifts of the principal point in focal lengths."""
 
     def __init__(self, cameras: Cameras, views: Tensor, pixels: Tensor) -> None:
-        """Image views[:, 0] shows at pixels[:, 0] what image views[:, 1] shows at pixels[:, 1]."""
         self.views, self.n, index = views, len(cameras), views.reshape(-1).repeat_interleave(len(_AROUND))
         around = (pixels.reshape(-1, 1, 2).float() + _AROUND).reshape(-1, 2)
         at = cameras.local_directions(index, *around.unbind(-1)).double().view(-1, 2, len(_AROUND), 3).unbind(2)
@@ -75,7 +73,7 @@ class Matches:
         return self.residuals(lens, lens).abs()
 
     def fit(self, group: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, 4) the lenses, alike in a `group` (n,), that fit best by Gauss and Newton's method with Cauchy's loss, and
+        """(n, 4) the lenses, alike in a `group` (n,), that fit best by Gauss and Newton's method, Cauchy's loss, and
         their standard deviations."""
         columns = 4 * group[:, None] + torch.arange(4)
         found = torch.zeros(int(columns.max()) + 1).double()
@@ -97,43 +95,46 @@ class Matches:
         return found[columns], torch.linalg.solve(matrix, scores.T).norm(dim=1)[columns]
 
 
-def check_poses(
-    scenes: Sequence[Scene], most: int, report: Callable[[str, float], None]
-) -> tuple[dict[str, Any], list[Any]]:
-    """What the images of a scene's splits say about its cameras, as plain values, and drawings of the worst pairs. Of
-    more than `most` images, runs of four by name are compared; `report` hears what is done and how far it is."""
+def check_poses(scenes: Sequence[Scene], most: int, report: Callable[[str, float], None]) -> dict[str, Any]:
+    """What the images of a scene's splits say about its cameras, as plain values, with drawings of the worst pairs. Of
+    more than `most` images, runs of neighbours by name are compared; `report` hears what is done and how far it is."""
     views = [(scene, i) for scene in scenes for i in range(len(scene))]
     views.sort(key=lambda view: view[0].files[view[1]] if view[0].files else "")
-    n_views, runs = len(views), max(1, most // 4)
+    n_views, run = len(views), min(4, most)
     if n_views > most:
-        views = [views[k * n_views // runs + j] for k in range(runs) for j in range(4)]
-    cameras, words = _joined([scene.cameras[i] for scene, i in views]), []
+        views = [views[k * n_views // (most // run) + j] for k in range(most // run) for j in range(run)]
+    cameras, words, kept = _joined([scene.cameras[i] for scene, i in views]), [], {}
     for (scene, i), size in zip(views, cameras.size.tolist(), strict=True):
         report("looking for features", len(words) / len(views))
         words.append(_features(scene, i, size))
-    tried, kept = choose_pairs(cameras), {}
+    tried = choose_pairs(cameras)
     for k, pair in enumerate(tried):
         report("matching", k / len(tried))
         if (matched := _match(cameras, pair, words)) is not None:
             kept[pair] = matched
-    report("fitting", 0.0)
-    names = [Path(scene.files[i]).name if scene.files else f"{scene.split} {i}" for scene, i in views]
+    files = [Path(scene.files[i] if scene.files else f"{scene.split}/{i}") for scene, i in views]
+    names = [
+        file.name if len({file.name for file in files}) == len(files) else "/".join(file.parts[-2:]) for file in files
+    ]
     few = [name for k, name in enumerate(names) if not any(k in pair for pair in kept)]
     found = {"scene": scenes[0].name, "views": n_views, "images": names, "size": cameras.size[0].tolist()}
     found |= {"tried_pairs": len(tried), "matches": sum(len(pixels) for pixels, _ in kept.values()), "few_matches": few}
     if len(kept) < 2 or 2 * len(few) > len(names):
         shared = f"{len(kept)} of {len(tried)} pairs of neighbouring images share {LEAST_MATCHES} features or more"
         why = shared if tried else f"no two of {len(names)} images look one way from different places"
-        nothing: dict[str, Any] = {key: [] for key in ("pairs", "by_image", "wrong_images", "better")}
-        return found | nothing | {"verdict": "unknown", "text": f"Too little to say: {why}."}, []
-    files = [max(image_size(scene.files[i])) if scene.files else int(scene.cameras.size[i].max()) for scene, i in views]
-    found |= judge(cameras, kept, names, torch.tensor(files) / cameras.size.amax(1))
-    drawings = []
+        found |= {key: [] for key in ("pairs", "by_image", "wrong_images", "better", "drawings")}
+        return found | {"verdict": "unknown", "text": f"Too little to say: {why}."}
+    widest = [
+        max(image_size(file)) if s.files else int(s.cameras.size[i].max())
+        for file, (s, i) in zip(files, views, strict=True)
+    ]
+    found |= judge(cameras, kept, names, torch.tensor(widest) / cameras.size.amax(1))
+    found["drawings"] = []
     for i, j, _, error in sorted(found["pairs"], key=lambda row: -row[3])[:4]:
         some = kept[i, j][0][:: max(1, len(kept[i, j][0]) // 10)]
         sides = [_drawn(views[i], cameras, (j, i), some.flip(1)), _drawn(views[j], cameras, (i, j), some)]
-        drawings.append({"names": [names[i], names[j]], "error": error, "sides": sides})
-    return found | {"text": _sentence(found)}, drawings
+        found["drawings"].append({"names": [names[i], names[j]], "error": error, "sides": sides})
+    return found | {"text": _sentence(found)}
 
 
 def _joined(parts: Sequence[Cameras]) -> Cameras:
@@ -151,7 +152,7 @@ def _features(scene: Scene, index: int, size: list[int]) -> _Words:
     grey = cv2.cvtColor(to_bytes(truth_image(scene, index, (0.5, 0.5, 0.5))).numpy(), cv2.COLOR_RGB2GRAY)
     used = scene.used_pixels(index)
     mask = None if used is None else cv2.resize(used.byte().numpy(), size, interpolation=cv2.INTER_NEAREST)
-    sift = cv2.SIFT_create(FEATURES, enable_precise_upscale=True)
+    sift = cv2.SIFT_create(FEATURES, enable_precise_upscale=True)  # pyright: ignore[reportAttributeAccessIssue]
     points, words = sift.detectAndCompute(cv2.resize(grey, size, interpolation=cv2.INTER_AREA), mask)
     words = torch.from_numpy(words) if points else torch.zeros(0, 128)
     pixels = np.array([point.pt for point in points]).reshape(-1, 2) + PIXEL_CENTER
@@ -202,8 +203,11 @@ def judge(
     cameras: Cameras, kept: dict[tuple[int, int], tuple[Tensor, float]], names: list[str], ratio: Tensor
 ) -> dict[str, Any]:
     """Errors of pairs and images, lenses that fit better, and the kind of the verdict. A pair has its matches (k, 2, 2)
-    and the error that is theirs; lenses are told in pixels of the files, `ratio` (n,) times as large as the cameras'."""
-    counts = [len(pixels) for pixels, _ in kept.values()]
+    and the error that is theirs; lenses are told in pixels of the files, `ratio` (n,) times those of the cameras."""
+    counts, floor = (
+        [len(pixels) for pixels, _ in kept.values()],
+        float(np.median([floor for _, floor in kept.values()])),
+    )
     views = torch.tensor(list(kept)).repeat_interleave(torch.tensor(counts), 0)
     pixels = torch.cat([pixels for pixels, _ in kept.values()])
     images, group = distinct_lenses(cameras)
@@ -211,76 +215,66 @@ def judge(
         images, group = torch.zeros(1, dtype=torch.int64), torch.zeros_like(group)
     every, learning, judging = (Matches(cameras, views[k], pixels[k]) for k in _PARTS)
     lens, spread = learning.fit(group)
-    gain = [float(judging.errors(one).median()) for one in (None, lens)]
-    better = [] if gain[1] > (1.0 - GAIN) * gain[0] else _better(cameras, images, lens, spread, ratio)
+    gain, better = [float(judging.errors(one).median()) for one in (None, lens)], []
+    for k in images.tolist() if gain[1] < (1.0 - GAIN) * gain[0] else []:
+        focal, center = cameras.focal[k].double() * ratio[k], cameras.center[k].double() * ratio[k]
+        new, unit = torch.cat([focal * lens[k, :2].exp(), center + focal * lens[k, 2:]]), focal.repeat(2)
+        columns = (torch.cat([focal, center]), new, unit * spread[k], unit)
+        for what, *row in zip(("fx", "fy", "cx", "cy"), *(column.tolist() for column in columns), strict=True):
+            if abs(row[1] - row[0]) > max(LEAST_CHANGE * row[3], SIGMAS * row[2]):
+                better.append({"what": what, "given": row[0], "better": row[1], "deviation": row[2], "image": names[k]})
     errors, left = every.errors(), every.errors(lens if better else None)
-    by_pair, left_by_pair = ([float(part.median()) for part in values.split(counts)] for values in (errors, left))
-    by_image = []
-    for k, name in enumerate(names):
-        if own := [place for place, pair in enumerate(kept) if k in pair]:
-            given, rest = (float(np.median([values[place] for place in own])) for values in (by_pair, left_by_pair))
-            by_image.append({"image": name, "error": given, "left": rest, "pairs": len(own)})
+    by_pair, left_by_pair = (np.array([part.median() for part in values.split(counts)]) for values in (errors, left))
+    owned = {k: [place for place, pair in enumerate(kept) if k in pair] for k in range(len(names))}
+    by_image = [
+        {"image": names[k], "error": np.median(by_pair[own]), "left": np.median(left_by_pair[own]), "pairs": len(own)}
+        for k, own in owned.items()
+        if own
+    ]
     by_image.sort(key=lambda row: -row["left"])
     limit = max(LARGE, TIMES * float(np.median([row["left"] for row in by_image])))
     wrong = [row["image"] for row in by_image if row["left"] > limit]
-    found = {"error": float(errors.median()), "left": float(left.median()), "by_image": by_image, "wrong_images": wrong}
-    found |= {"floor": float(np.median([floor for _, floor in kept.values()])), "better": better, "gain": gain}
-    found["pairs"] = [(*pair, n, error) for pair, n, error in zip(kept, counts, by_pair, strict=True)]
+    found = {"error": float(errors.median()), "left": float(left.median()), "floor": floor, "gain": gain}
+    found |= {"better": better, "by_image": by_image, "wrong_images": wrong}
+    found["pairs"] = [(*pair, n, error) for pair, n, error in zip(kept, counts, by_pair.tolist(), strict=True)]
     found["histogram"] = torch.histc(errors, 40, 0.0, 4.0 * max(0.5, found["error"])).tolist()
-    if found["left"] > max(LARGE, 2.0 * found["floor"]) or len(wrong) > 0.3 * len(by_image):
+    if found["left"] > max(LARGE, 2.0 * floor) or len(wrong) > 0.3 * len(by_image):
         return found | {"verdict": "poses", "better": []}
     return found | {"verdict": "lens" if better else "images" if wrong else "right"}
 
 
-def _better(cameras: Cameras, images: Tensor, lens: Tensor, spread: Tensor, ratio: Tensor) -> list[dict[str, Any]]:
-    """What moves by more than chance in the lenses of `images`."""
-    result = []
-    for k in images.tolist():
-        focal, center = cameras.focal[k].double() * ratio[k], cameras.center[k].double() * ratio[k]
-        new, unit = torch.cat([focal * lens[k, :2].exp(), center + focal * lens[k, 2:]]), focal.repeat(2)
-        columns = (torch.cat([focal, center]), new, unit * spread[k], unit)
-        for name, *row in zip(("fx", "fy", "cx", "cy"), *(column.tolist() for column in columns), strict=True):
-            if abs(row[1] - row[0]) > max(LEAST_CHANGE * row[3], SIGMAS * row[2]):
-                result.append({"what": name, "given": row[0], "better": row[1], "deviation": row[2]})
-    return result
-
-
 def _sentence(found: dict[str, Any]) -> str:
-    error, parts, wrong = f"{found['left']:.2f} px", [], len(found["wrong_images"])
+    missed, parts, wrong = "matches miss their epipolar lines by {:.2f} px in the median", [], found["wrong_images"]
     if found["verdict"] == "right":
-        return f"The poses are right: matches miss their epipolar lines by {error} in the median."
+        return f"The poses are right: {missed.format(found['error'])}."
     if found["verdict"] == "poses":
-        missed = f"matches miss their epipolar lines by {found['error']:.2f} px in the median"
-        return f"The poses are wrong: {missed}, where features alone allow {found['floor']:.2f} px."
+        return (
+            f"The poses are wrong: {missed.format(found['error'])}, where features alone allow {found['floor']:.2f} px."
+        )
     if rows := found["better"]:
         most = max(rows, key=lambda row: abs(row["better"] - row["given"]) / row["deviation"])["what"]
-        fits = ", ".join(f"{row['what']} {row['given']:.5g} fits better as {row['better']:.5g}" for row in rows)
+        of = (lambda row: f" of {row['image']}") if len({row["image"] for row in rows}) > 1 else lambda row: ""
+        fits = ", ".join(f"{r['what']}{of(r)} {r['given']:.5g} fits better as {r['better']:.5g}" for r in rows)
         kind = "focal length" if most in ("fx", "fy") else "principal point"
         parts = [f"The {kind} is off: {fits} ({found['gain'][0]:.2f} px -> {found['gain'][1]:.2f} px)"]
     if wrong:
-        named = ", ".join(f"{row['image']} by {row['left']:.1f} px" for row in found["by_image"][: min(3, wrong)])
-        named += ", ..." if wrong > 3 else ""
-        parts += [f"Wrong poses: {wrong} of {len(found['by_image'])} images, {named}, where {error} is usual"]
+        named = ", ".join(f"{row['image']} by {row['left']:.1f} px" for row in found["by_image"][: min(3, len(wrong))])
+        among = f"{len(wrong)} of {len(found['by_image'])} images, {named}{', ...' if len(wrong) > 3 else ''}"
+        parts += [f"Wrong poses: {among}, where {found['left']:.2f} px is usual"]
     return "; ".join(parts) + "."
 
 
 def _drawn(view: tuple[Scene, int], cameras: Cameras, pair: tuple[int, int], pixels: Tensor) -> dict[str, Any]:
-    """The second image of a pair as a data URI, with matches (k, 2, 2) and the epipolar line of each."""
+    """The second image of a pair, with matches (k, 2, 2) and the epipolar line of each."""
     from PIL import Image
 
-    (first, second), buffer = pair, io.BytesIO()
-    width, height = cameras.size[second].tolist()
-    Image.fromarray(to_bytes(truth_image(*view)).numpy()).resize((width, height)).save(buffer, "WEBP", quality=80)
+    (first, second), size, buffer = pair, cameras.size[pair[1]].tolist(), io.BytesIO()
+    Image.fromarray(to_bytes(truth_image(*view)).numpy()).resize(size).save(buffer, "WEBP", quality=80)
     rays = cameras.rays(torch.full((len(pixels),), first), *pixels[:, 0].float().unbind(-1))
     reach = (cameras.positions[first] - cameras.positions[second]).norm() * torch.logspace(-1.0, 4.0, 96)
-    points = rays.origins[:, None] + rays.directions[:, None] * reach[:, None]  # (k, 96, 3)
-    at, depth = cameras.project(torch.full((points[..., 0].numel(),), second), points.view(-1, 3))
-    at[(depth <= 0.0) | (at.abs().amax(-1) > 4.0 * SIDE)] = torch.nan
-    lines = [line[~line[:, 0].isnan()].round().tolist() for line in at.view(len(pixels), -1, 2)]
+    points = (rays.origins[:, None] + rays.directions[:, None] * reach[:, None]).view(-1, 3)
+    at, depth = cameras.project(torch.full((len(points),), second), points)
+    seen = ((depth > 0.0) & (at.abs().amax(-1) < 4.0 * SIDE)).view(len(pixels), -1)
+    lines = [line[shown].round().tolist() for line, shown in zip(at.view(len(pixels), -1, 2), seen, strict=True)]
     image = data_uri("image/webp", buffer.getvalue())
-    return {"size": [width, height], "image": image, "points": pixels[:, 1].tolist(), "lines": lines}
-
-
-def write_page(path: Path, found: dict[str, Any], drawings: list[dict[str, Any]]) -> None:
-    """One page that needs no other file."""
-    write_atomically(path, filled_page(found | {"drawings": drawings}, "check_page"))
+    return {"size": size, "image": image, "points": pixels[:, 1].tolist(), "lines": lines}

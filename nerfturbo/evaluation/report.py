@@ -24,15 +24,15 @@ COMPARED = ("scene", "psnr", "ssim", "lpips", "steps", "train_seconds", "rays_pe
 
 def write_report(run: RunFolder) -> None:
     """Make report.html from what lies in the run folder."""
-    write_atomically(run.report_file, filled_page(report_data(run), "report_page"))
+    write_atomically(run.report_file, _page(report_data(run), "report_page"))
 
 
-def write_comparison(path: Path, found: dict[str, Any]) -> None:
-    """The page of what `compare_runs` found."""
-    write_atomically(path, filled_page(found, "compare_page"))
+def write_page(path: Path, found: dict[str, Any], name: str) -> None:
+    """The page NAME of what was found: `compare_page` by `compare_runs`, `check_page` by `check_poses`."""
+    write_atomically(path, _page(found, name))
 
 
-def filled_page(data: dict[str, Any], name: str) -> str:
+def _page(data: dict[str, Any], name: str) -> str:
     """NAME.html and NAME.js in the frame, with the data, the charts and the style of all pages."""
 
     def part(*names: str) -> str:
