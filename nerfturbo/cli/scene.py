@@ -266,7 +266,7 @@ def _print_check(found: dict[str, Any]) -> None:
     print(f"{found['scene']}: {found['text']}")
     print(f"  {shown} at {size}, {found['matches']} matches in {len(found['pairs'])} of {found['tried_pairs']} pairs")
     for row in found["by_image"][:5]:
-        print(f"  {row['error']:6.2f} px  {row['image']}, in {row['pairs']} pairs")
+        print(f"  {row['left']:6.2f} px  {row['image']}, in {row['pairs']} pairs")
     if few := found["few_matches"]:
         print(f"  too few matches: {len(few)} images, {', '.join(few[:8])}{', ...' if len(few) > 8 else ''}")
 

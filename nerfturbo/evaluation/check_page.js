@@ -19,7 +19,7 @@ $("lens").hidden = !data.better.length;
 table($("better"), ["", "given", "fits better", "standard deviation", "change"], data.better.map((row) => [row.what, row.given.toFixed(1), row.better.toFixed(1), row.deviation.toFixed(2), ((100 * (row.better - row.given)) / row.given).toFixed(2) + " %"]));
 $("plots").hidden = !data.by_image.length;
 $("drawn").hidden = !data.drawings.length;
-table($("worst"), ["image", "error", "pairs"], data.by_image.slice(0, 5).map((row) => [row.image, px(row.error), String(row.pairs)]));
+table($("worst"), ["image", data.better.length ? "error left" : "error", "pairs"], data.by_image.slice(0, 5).map((row) => [row.image, px(row.left), String(row.pairs)]));
 
 /* Bars: one value each, with a title; the axis below is written by `label`. */
 function bars(svg, values, { label, title, wrong = () => false, format = (tick) => quantity(tick) }) {
