@@ -177,7 +177,7 @@ def compare(argv: Sequence[str]) -> int:
     if len(args.runs) < 2:
         raise InputError("RUN", "at least two run folders", str(len(args.runs)))
     output = args.output or (None if args.json else Path("compare.html"))
-    from ..evaluation.report import compare_runs, write_comparison
+    from ..evaluation.report import compare_runs, write_page
     from ..evaluation.run_folder import open_run
 
     if output is not None:
@@ -185,7 +185,7 @@ def compare(argv: Sequence[str]) -> int:
         check_new(output, overwrite=args.overwrite)
     found = compare_runs([open_run(run) for run in args.runs])
     if output is not None:
-        write_comparison(output, found)
+        write_page(output, found, "compare_page")
     if args.json:
         print_json(found)
         return 0

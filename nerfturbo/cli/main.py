@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
     "export web": ("export", "web", "write a page that shows a run in any browser, in real time: .html"),
     "scene info": ("scene", "info", "say what a scene folder holds"),
+    "scene check": ("scene", "check", "say whether the poses of a scene are right, by features that its images share"),
     "scene write": ("scene", "write", "write a built-in scene to disk in Blender's format"),
     "tune": ("bench", "tune", "find the largest batch that fits and a learning rate, and write a config"),
     "profile": ("bench", "profile", "say where time and memory of a step go, with a trace for the browser"),

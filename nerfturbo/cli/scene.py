@@ -1,4 +1,5 @@
-"""`nerfturbo scene info|write` and `process`: what scenes hold, built-in ones as files, poses of photos or a video."""
+"""`nerfturbo scene info|check|write` and `process`: what scenes hold, whether their poses are right, built-in ones as
+files, poses of photos or a video."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..data.capture.process import ProcessConfig
-from ..errors import InputError
-from .common import print_json
+from ..errors import InputError, refuse
+from .common import check_new, print_json
 from .flags import BoundsName, Number, check_within, parse
 from .settings import starting_config
 
@@ -214,6 +215,60 @@ def _what(found: dict[str, Any]) -> str:
     parts += [] if facts["seconds"] is None else [f"{facts['seconds']:.1f} s"]
     taken = "" if facts["taken"] is None else f"; `process` takes the sharpest {facts['taken']} of them"
     return "a video: " + ", ".join(parts) + taken
+
+
+@dataclass(frozen=True)
+class CheckArgs:
+    """Say whether the poses of a scene are right: how far features that neighbouring images share are from their
+    epipolar lines, which focal lengths and principal point fit better, and which images are wrong."""
+
+    scene: Annotated[Positional[str], arg(metavar="DATA")]  # A scene with poses.
+    images: Number = 80  # Compare at most so many images.
+    output: Annotated[Path | None, arg(metavar="FILE.html")] = None  # Write a page with plots.
+    overwrite: bool = False  # Replace a page that is there.
+    allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
+    json: bool = False  # Print one JSON object.
+
+
+def check(argv: Sequence[str]) -> int:
+    args = parse(CheckArgs, argv, "scene check")
+    from ..export import check_ending, require_package
+
+    refuse(args.images < 2, "--images", "at least 2", args.images)
+    if args.output is not None:
+        check_ending(args.output, ".html", flag="--output")
+        check_new(args.output, overwrite=args.overwrite)
+    require_package("cv2", "opencv-python-headless", "the features of images", "check")
+    from ..data.capture.photos import find_photos, photo_sizes
+    from ..data.options import LoadOptions
+    from ..data.scene import SPLITS, find_split
+    from ..evaluation.pose_check import SIDE, check_poses
+    from ..evaluation.report import write_page
+    from .progress import showing
+
+    sizes = photo_sizes(find_photos(Path(args.scene).expanduser())[:8])
+    options = LoadOptions(max([1, *(max(size) // SIDE for size in sizes)]), "bounded", args.allow_outside)
+    with showing() as display:
+        display.phase(f"opening {args.scene}")
+        splits = [scene for split in SPLITS if (scene := find_split(args.scene, split, options)) is not None]
+        found = check_poses(
+            splits, args.images, lambda text, done: display.update(done) if done else display.phase(text)
+        )
+    if args.output is not None:
+        write_page(args.output, found, "check_page")
+    found.pop("drawings")
+    print_json(found) if args.json else _print_check(found)
+    return 0
+
+
+def _print_check(found: dict[str, Any]) -> None:
+    shown, size = f"{len(found['images'])} of {found['views']} images", "{} x {}".format(*found["size"])
+    print(f"{found['scene']}: {found['text']}")
+    print(f"  {shown} at {size}, {found['matches']} matches in {len(found['pairs'])} of {found['tried_pairs']} pairs")
+    for row in found["by_image"][:5]:
+        print(f"  {row['left']:6.2f} px  {row['image']}, in {row['pairs']} pairs")
+    if few := found["few_matches"]:
+        print(f"  too few matches: {len(few)} images, {', '.join(few[:8])}{', ...' if len(few) > 8 else ''}")
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ def write_report(run: RunFolder) -> None:
     write_atomically(run.report_file, _page(report_data(run), "report_page"))
 
 
-def write_comparison(path: Path, found: dict[str, Any]) -> None:
-    """The page of what `compare_runs` found."""
-    write_atomically(path, _page(found, "compare_page"))
+def write_page(path: Path, found: dict[str, Any], name: str) -> None:
+    """The page NAME of what was found: `compare_page` by `compare_runs`, `check_page` by `check_poses`."""
+    write_atomically(path, _page(found, name))
 
 
 def _page(data: dict[str, Any], name: str) -> str:
@@ -93,15 +93,13 @@ def _views_with_images(n_views: int) -> set[int]:
 def _images(run: RunFolder, index: int) -> dict[str, str]:
     path = run.view_file(index)
     parts = load_comparison(path) if path.is_file() else ()
-    return {
-        name: _data_uri("image/webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)
-    }
+    return {name: data_uri("image/webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)}
 
 
 def _turntable(run: RunFolder) -> str | None:
     files = ((kind, run.turntable_file(kind[-3:])) for kind in ("video/mp4", "image/gif"))
     small = ((kind, path) for kind, path in files if path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES)
-    return next((_data_uri(kind, path.read_bytes()) for kind, path in small), None)
+    return next((data_uri(kind, path.read_bytes()) for kind, path in small), None)
 
 
 def _beside(run: RunFolder) -> list[str]:
@@ -118,7 +116,7 @@ def renew_links(run: RunFolder, made: Iterable[Path]) -> None:
         write_report(run)
 
 
-def _data_uri(kind: str, content: bytes) -> str:
+def data_uri(kind: str, content: bytes) -> str:
     return f"data:{kind};base64," + base64.b64encode(content).decode("ascii")
 
 
