@@ -60,9 +60,8 @@ def read_frames(document: dict[str, Any], file: Path) -> list[tuple[dict[str, An
         raise InputError(f"{file}: frames", "a list of at least one frame", got)
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
-            raise InputError(
-                f"{file}: frame {index}", "an object with file_path and transform_matrix", type(frame).__name__
-            )
+            got = type(frame).__name__
+            raise InputError(f"{file}: frame {index}", "an object with file_path and transform_matrix", got)
     return [(frame, str(frame.get("where", f"{file}: frame {index}"))) for index, frame in enumerate(frames)]
 
 

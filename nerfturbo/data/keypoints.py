@@ -135,9 +135,8 @@ def _of_maps(scene: Scene) -> Keypoints:
         depths = read_depth(Path(file)) * (unit / scale)
         step = math.ceil(math.sqrt(depths.numel() * len(scene) / MOST_DEPTHS))
         y, x = torch.meshgrid(*(torch.arange(step // 2, side, step) for side in depths.shape), indexing="ij")
-        places = (
-            torch.stack([x + 0.5, y + 0.5], -1) / torch.tensor(depths.shape[::-1]) * scene.cameras.size[index].cpu()
-        )
+        pixel = scene.cameras.size[index].cpu() / torch.tensor(depths.shape[::-1])
+        places = (torch.stack([x, y], -1) + 0.5) * pixel
         found = torch.cat([torch.full_like(places[..., :1], index), places, depths[y, x, None]], -1).view(-1, 4)
         parts.append(found[found[:, 3] > 0.0])
     index, x, y, depths = torch.cat(parts).unbind(-1)
@@ -152,9 +151,7 @@ def read_depth(file: Path) -> Tensor:
     from .formats.posed import reading
 
     with reading(file, "a depth camera"):
-        values = (
-            np.load(file, allow_pickle=False) if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
-        )
+        values = np.load(file, mmap_mode="r") if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
         return torch.from_numpy(values.astype(np.float32)).nan_to_num(0.0, 0.0, 0.0).view(values.shape[:2])
 
 

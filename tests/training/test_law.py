@@ -295,7 +295,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quietly(run: Callable[[], Any]) -> Any:
     shorter = {"training.optim.EMA_EVERY": 3, "fields.voxels.MIN_STEPS": 2, "fields.factor.MIN_STEPS": 2}
     with ExitStack() as stack:
-        stack.callback(logging.disable, logging.root.manager.disable)  # back to what it was, or later tests hear nothing
+        stack.callback(
+            logging.disable, logging.root.manager.disable
+        )  # back to what it was, or later tests hear nothing
         logging.disable(logging.CRITICAL)
         for name, value in shorter.items():
             stack.enter_context(patch(f"nerfturbo.{name}", value))

@@ -40,21 +40,19 @@ from .posed import ONE_FOCAL, reading
 from .transforms import Capture, first_file, pose_format
 
 _OPENSFM = {"fisheye": "OPENCV_FISHEYE", "fisheye_opencv": "OPENCV_FISHEYE", "spherical": "EQUIRECTANGULAR"}
-_OPENSFM |= dict.fromkeys(("perspective", "simple_radial", "radial", "brown"), "OPENCV")
+_OPENSFM |= {"equirectangular": "EQUIRECTANGULAR"} | dict.fromkeys(
+    ("perspective", "simple_radial", "radial", "brown"), "OPENCV"
+)
 _OPENSFM_NAMES = {"focal": "fl_x", "focal_x": "fl_x", "focal_y": "fl_y", "c_x": "cx", "c_y": "cy"}
 _AGISOFT = {"frame": "OPENCV", "fisheye": "THIN_PRISM_FISHEYE", "equidistant_fisheye": "THIN_PRISM_FISHEYE"}
 _AGISOFT |= {"spherical": "EQUIRECTANGULAR"}
-_RC_NAMES = {
-    "f": "fl_x",
-    "px": "cx",
-    "py": "cy",
-    "k1": "k1",
-    "k2": "k2",
-    "k3": "k3",
-    "k4": "k4",
-    "t1": "p1",
-    "t2": "p2",
-}
+_RC_NAMES = dict(
+    zip(
+        ["f", "px", "py", "k1", "k2", "k3", "k4", "t1", "t2"],
+        ["fl_x", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2"],
+        strict=True,
+    )
+)
 _XMP = {"PrincipalPointU": "0", "PrincipalPointV": "0", "DistortionCoeficients": "0 " * 6, "AspectRatio": "1"}
 _SIDES = {"per_side": True, "from_middle": True}
 _MOST_BYTES = 64 << 20  # of the matrices of a scene: 100,000 images have 25 MB
@@ -84,10 +82,8 @@ def _opensfm(file: Path) -> Capture:
     for name, shot in best["shots"].items():
         camera, (x, y, z) = best["cameras"][shot["camera"]], shot["rotation"]
         turn = torch.linalg.matrix_exp(_tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]]))
-        lens = {_OPENSFM_NAMES.get(key, key): value for key, value in camera.items()} | _SIDES
-        lens["camera_model"] = _OPENSFM.get(
-            kind := camera["projection_type"].replace("equirectangular", "spherical"), kind
-        )
+        lens: dict[str, Any] = {_OPENSFM_NAMES.get(key, key): value for key, value in camera.items()} | _SIDES
+        lens["camera_model"] = _OPENSFM.get(camera["projection_type"], camera["projection_type"])
         frames.append(_frame(name, _from_world(turn, _tensor(shot["translation"], 3)), lens))
     points = _tensor([point["coordinates"] for point in best.get("points", {}).values()], -1, 3)
     notes = (f"the largest of {len(parts)} reconstructions",) if len(parts) > 1 else ()
@@ -97,22 +93,19 @@ def _opensfm(file: Path) -> Capture:
 
 def _metashape(file: Path) -> Capture:
     chunk = next(ElementTree.fromstring(file.read_bytes()).iter("chunk"))
-    placed = {one.get("id"): _similarity(one) for one in (*chunk.iter("component"), chunk)}
-    lenses = {one.get("id"): _metashape_lens(one) for one in chunk.iter("sensor")}
+    placed = {one.get("id", ""): _similarity(one) for one in (*chunk.iter("component"), chunk)}
+    lenses = {one.attrib["id"]: _metashape_lens(one) for one in chunk.iter("sensor")}
     frames, left = [], {"that Metashape did not align": 0, "that are disabled": 0}
     for camera in chunk.iterfind("cameras//camera"):
         text, disabled = camera.findtext("transform"), camera.get("enabled") in ("false", "0")
         if text is None or disabled:
             left["that are disabled" if disabled else "that Metashape did not align"] += 1
             continue
-        pose = transform_poses(
-            _tensor(text, 1, 4, 4)[:, :3], placed.get(camera.get("component_id"), placed[chunk.get("id")])
-        )
-        frames.append(_frame(camera.attrib["label"], opencv_to_opengl(pose[0]), lenses[camera.get("sensor_id")].copy()))
+        outer = placed.get(camera.get("component_id", ""), placed[chunk.get("id", "")])
+        pose = opencv_to_opengl(transform_poses(_tensor(text, 1, 4, 4)[:, :3], outer)[0])
+        frames.append(_frame(camera.attrib["label"], pose, lenses[camera.attrib["sensor_id"]].copy()))
     notes = tuple(f"left out {count} cameras {which}" for which, count in left.items() if count)
-    skew = max(
-        (abs(lens["b2"] / lens["fl_y"]) * lens.get("h", 0.0) / 2 for lens in lenses.values() if lens), default=0.0
-    )
+    skew = max([0.0, *(abs(lens["b2"] / lens["fl_y"]) * lens.get("h", 0.0) / 2 for lens in lenses.values() if lens)])
     return Capture({"frames": frames}, notes + ((f"warning: skew left out: {skew:.1f} pixels",) if skew > 0.25 else ()))
 
 
@@ -145,9 +138,7 @@ def _rc_lens(values: dict[str, float], aspect: float = 1.0) -> dict[str, Any]:
 
 
 def _rc_csv(file: Path) -> Capture:
-    rows = [
-        [word.strip() for word in row] for row in csv.reader(line for _, line in text_lines(file, mark="\0")) if row
-    ]
+    rows = [[word.strip() for word in row] for row in csv.reader(line for _, line in text_lines(file, mark="\0"))]
     first = [row[0].lstrip("#").lower() for row in rows].index("name")  # a line before may say how many cameras
     header, frames = [re.sub("^#|_35mm$|_norm$", "", name.lower()) for name in rows[first]], []
     for name, *words in rows[first + 1 :]:
@@ -192,20 +183,14 @@ def _bundler(file: Path) -> Capture:
     rows, first, frames = [line for _, line in text_lines(file)], 1 + 5 * len(images), []
     whole = list(map(int, rows[0].split())) == [len(images), (len(rows) - first) / 3]
     refuse(
-        not whole,
-        str(file),
-        f"{len(images)} cameras, as in {listed.name}, and points",
-        f"{len(rows)} lines for {rows[0]}",
+        not whole, str(file), f"{len(images)} cameras, as in {listed.name}, and points", f"{rows[0]}, {len(rows)} lines"
     )
     for index, name in enumerate(images):
         (focal, k1, k2), *turn, shift = (_tensor(row, 3) for row in rows[1 + 5 * index : 6 + 5 * index])
         pose = world_to_camera(torch.cat([torch.stack(turn), shift[:, None]], 1))
         if focal:  # else it was not placed
-            lens, where = (
-                {"fl_x": float(focal), "k1": float(k1), "k2": float(k2)},
-                f"{file}: camera {index}, {listed.name}",
-            )
-            frames.append(_frame(name, pose, lens, where))
+            lens = {"fl_x": float(focal), "k1": float(k1), "k2": float(k2)}
+            frames.append(_frame(name, pose, lens, f"{file}: camera {index}, {listed.name}"))
     left = (f"left out {len(images) - len(frames)} images without a pose",) if len(frames) < len(images) else ()
     return Capture({"frames": frames}, (ONE_FOCAL, *left), _tensor(" ".join(rows[first::3]), -1, 3))
 
@@ -218,16 +203,14 @@ def _find_polycam(folder: Path) -> Path | None:
 
 
 def _polycam(cameras: Path) -> Capture:
-    frames, top = [], cameras.parent
+    frames, top, images = [], cameras.parent, cameras.name.replace("cameras", "images")
     for file in sorted(cameras.glob("*.json")):
         with reading(file, "Polycam"):
             values = read_json(file)
             pose = _tensor([values[f"t_{row}{column}"] for row in range(3) for column in range(4)], 3, 4)
             if (top / "depth" / f"{file.stem}.png").is_file():
                 values["depth_file_path"] = f"{top.name}/depth/{file.stem}.png"
-            frames.append(
-                _frame(f"{top.name}/{cameras.name.replace('cameras', 'images')}/{file.stem}", pose, values, file)
-            )
+            frames.append(_frame(f"{top.name}/{images}/{file.stem}", pose, values, file))
     raw = not cameras.name.startswith("corrected")
     return Capture({"frames": frames}, ("poses as recorded, not corrected" if raw else "poses that Polycam corrected",))
 
@@ -292,9 +275,8 @@ def _neus(file: Path) -> Capture:
     if not masked or sphere is None:
         return Capture({"frames": frames}, ("no masks: what lies around the unit sphere is trained too",))
     ends = torch.cat([torch.eye(3), -torch.eye(3)]).double() @ sphere[:3, :3].T + sphere[:3, 3]
-    return Capture(
-        {"frames": frames}, ("bounded by the unit sphere (--bounds unbounded looks beyond)",), ends, "bounded"
-    )
+    notes = ("bounded by the unit sphere (--bounds unbounded looks beyond)",)
+    return Capture({"frames": frames}, notes, ends, "bounded")
 
 
 def _holding(ending: str, words: bytes) -> Callable[[Path], Path | None]:
@@ -340,9 +322,7 @@ FORMATS = (
     pose_format("NeuS / IDR", "cameras_sphere.npz", first_file(*_SPHERES), _neus),
     pose_format("OpenSfM", "reconstruction.json", first_file(*_OPENSFM_FILES), _opensfm),
     pose_format("Metashape", "cameras.xml", _holding(".xml", b"<chunk"), _metashape),
-    pose_format(
-        "RealityCapture", "internal/external parameters, CSV", _holding(".csv", b"name,.*heading,.*,px"), _rc_csv
-    ),
+    pose_format("RealityCapture", "a CSV of its camera parameters", _holding(".csv", b"name,.*heading,.*,px"), _rc_csv),
     pose_format("RealityCapture", "XMP files beside the images", _holding(".xmp", b"xcr:"), _rc_xmp),
     pose_format("Bundler", "bundle.out and list.txt", first_file(*_BUNDLES), _bundler),
 )

@@ -93,10 +93,7 @@ class View:
 
 
 ONE_FOCAL = "one focal length for x and y: the file has no other"
-_PLY_KINDS = {"char": "i1", "short": "i2", "int": "i4", "float": "f4", "double": "f8"} | {
-    "float64": "f8",
-    "float32": "f4",
-}
+_PLY_KINDS = {"char": "i1", "short": "i2", "int": "i4", "float": "f4", "float32": "f4", "double": "f8", "float64": "f8"}
 _PLY_KINDS |= {f"int{8 * n}": f"i{n}" for n in (1, 2, 4)}
 _PLY_KINDS |= {f"u{name}": f"u{kind[1]}" for name, kind in _PLY_KINDS.items() if kind[0] == "i"}
 _PLY_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
@@ -122,16 +119,15 @@ def read_ply(file: Path) -> Tensor:
         lines = [line.split() for line in head.decode("ascii").splitlines()]
         order = next(_PLY_ORDERS[line[1]] for line in lines if line[:1] == ["format"])
         first = next(i for i, line in enumerate(lines) if line[:2] == ["element", "vertex"])
-        names = {
-            line[2]: line[1] for line in itertools.takewhile(lambda line: line[0] == "property", lines[first + 1 :])
-        }
+        properties = itertools.takewhile(lambda line: line[0] == "property", lines[first + 1 :])
+        names = {line[2]: line[1] for line in properties}
         body, count = body.partition(b"\n")[2], int(lines[first][2])
         if order:
             rows = np.frombuffer(body, [(name, order + _PLY_KINDS[kind]) for name, kind in names.items()], count)
             return torch.from_numpy(np.stack([rows[axis].astype(np.float64) for axis in "xyz"], -1))
         table = [line.split() for line in body.decode("ascii").splitlines()[:count]]
         columns = [list(names).index(axis) for axis in "xyz"]
-        return torch.tensor([[float(row[column]) for column in columns] for row in table]).double().view(count, 3)
+        return torch.from_numpy(np.array([[float(row[i]) for i in columns] for row in table]).reshape(count, 3))
 
 
 def held_out(views: Sequence[View]) -> tuple[list[View], str]:

@@ -288,7 +288,8 @@ class _File:
                 frames.append(_Frame(_plain_names(values, where), where, path))
         refused = [one for one in lost if leads_out(one[0]) and not outside]
         if not frames or (refused and not any(map(leads_out, found.values()))):  # else these are merely missing
-            raise missing(*(refused or lost)[0], outside)
+            name, what = (refused or lost)[0]
+            raise missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
         stem = lambda path: path.with_suffix("") if path.suffix else path  # noqa: E731
         if moved := [path for path, name in found.items() if stem(path) != stem(self.folder / _key(name))]:
@@ -305,9 +306,7 @@ class _File:
         what = f"{where}: transform_matrix"
         camera = rigid(three_rows(values.get("transform_matrix"), what, "a 4x4 matrix"), what)
 
-        def beside(
-            name: str,
-        ) -> Path | None:  # one that is not there is an error: what a mask hides would be trained on
+        def beside(name: str) -> Path | None:  # not there is an error: what a mask hides would be trained on
             given, outside = values.get(name), self.options.allow_outside
             return None if given is None else image_path(self.folder, given, f"{where}: {name}", allow_outside=outside)
 
