@@ -63,7 +63,7 @@ def test_paths_from_where_the_exporter_was_called(tmp_path: Path) -> None:
     assert len(load_scene(folder)) == 14
     outside = {
         "../../x/images/": 14,
-        "/home/ana/fox/images/": 14,
+        "/media/ana/fox/images/": 14,
         "C:\\\\data\\\\fox\\\\images\\\\": 14,
         "../other/": 14,
     }
@@ -82,7 +82,7 @@ def test_paths_from_where_the_exporter_was_called(tmp_path: Path) -> None:
 def test_what_is_missing_is_no_reason_to_refuse_the_rest(tmp_path: Path) -> None:
     folder = folders.write_transforms(tmp_path / "scene")
     text = (folder / "transforms.json").read_text()
-    (folder / "transforms.json").write_text(text.replace('"images/', '"/home/ana/images/'))
+    (folder / "transforms.json").write_text(text.replace('"images/', '"/media/ana/images/'))
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
     assert len(scene) == 14 and any("1 frames left out" in note for note in scene.notes)
