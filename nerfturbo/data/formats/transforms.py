@@ -291,8 +291,8 @@ class _File:
             name, what = (refused or lost)[0]
             raise missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
-        stem = lambda path: path.with_suffix("") if path.suffix else path  # noqa: E731
-        if moved := [path for path, name in found.items() if stem(path) != stem(self.folder / _key(name))]:
+        stems = {path: (self.folder / _key(name)).with_suffix("") for path, name in found.items() if "/" in _key(name)}
+        if moved := [path for path, stem in stems.items() if path.with_suffix("") != stem]:
             first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
             notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
         if len(frames) < len(listed):
