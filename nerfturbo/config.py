@@ -351,7 +351,7 @@ class LossConfig(Section):
     near_gradient: Weight = 0.0
     """Scale gradients of samples nearer than this many half boxes by (distance / this)^2: against floaters."""
     depth: Weight = 0.0
-    """Weight of the depth loss on rays through COLMAP's points; 0.05, say."""
+    """Weight of the depth loss on rays through COLMAP's points, or through depth maps; 0.05, say."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Masks say which pixels count: the others are neither trained on nor scored. The 
 
 - `mask_path` of a frame in transforms.json (nerfstudio): black pixels do not count;
 - `dynamic_mask_NAME.png` beside the image NAME (instant-ngp): pixels that are not black do not count;
-- `masks/` in the scene's folder, with the image's own path below its folder of images, and `.png` behind it or in
-  place of its extension (COLMAP): black pixels do not count.
+- `masks/`, `images_mask/` or `mask/` in the scene's folder, with the image's own path below its folder of images, and
+  `.png` behind it or in place of its extension (COLMAP): black pixels do not count.
 
 A pixel of a downscaled image counts only if all of the mask's pixels under it do.
 """
@@ -112,6 +112,7 @@ def _kind(path: Path) -> str | None:
     return "AVIF" if brands & _AVIF_BRANDS else "HEIC" if brands & _HEIF_BRANDS else None
 
 
+MASK_FOLDERS = ("masks", "images_mask", "mask")
 _WHITE = 128  # of 255: masks are black and white, but for the noise of a JPEG
 
 
@@ -130,11 +131,12 @@ def find_mask(folder: Path, image: Path, listed: Path | None = None) -> MaskFile
     dynamic = image.with_name(f"dynamic_mask_{image.stem}.png")
     if dynamic.is_file():
         return MaskFile(dynamic, marks_ignored=True)
-    if not (folder / "masks").is_dir() or not image.is_relative_to(folder):
+    places = [folder / name for name in MASK_FOLDERS if (folder / name).is_dir()]
+    if not places or not image.is_relative_to(folder):
         return None
     inside = image.relative_to(folder)
-    for name in (inside, inside.relative_to(*inside.parts[:1]) if len(inside.parts) > 1 else inside):
-        beside = folder / "masks" / name
+    names = (inside, inside.relative_to(*inside.parts[:1]) if len(inside.parts) > 1 else inside)
+    for beside in (place / name for place in places for name in names):
         for path in (beside.with_name(f"{beside.name}.png"), beside.with_suffix(".png"), beside):
             if path.is_file():
                 return MaskFile(path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import posixpath
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +16,40 @@ from torch import Tensor
 
 from ..errors import InputError
 
-_EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".webp", ".JPG", ".PNG", ".JPEG")
-_EXTENSIONS += (".tif", ".tiff", ".avif", ".heic", ".HEIC")
+_ENDINGS = ("png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "avif", "heic", "heif", "hif")
+IMAGE_FOLDERS = ("images", "", "input", "rgb", "image", "photos", "images_2", "images_4", "images_8")
 _MAX_TAILS = 8  # folders in front of a picture that may be missing
+
+
+def natural(name: str | Path) -> tuple[list[str | int], str]:
+    """What names are sorted by: numbers in them count as numbers.
+
+    >>> sorted(["f10.png", "f2.png", "f1/2.png"], key=natural)
+    ['f1/2.png', 'f2.png', 'f10.png']
+    """
+    text = name.as_posix() if isinstance(name, Path) else name
+    parts = re.split(r"([0-9]{1,18})", text)
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)], text
 
 
 def read_json(file: Path, what: str = "a file") -> dict[str, Any]:
     """A JSON object from a file; `what` says what should have been there."""
+    document = read_json_value(file, what)
+    if not isinstance(document, dict):
+        raise InputError(str(file), "a JSON object", type(document).__name__)
+    return document
+
+
+def read_json_value(file: Path, what: str = "a file") -> Any:
+    """As `read_json`, but a list too."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8-sig"))  # Windows puts a mark before it
+        return json.loads(file.read_text(encoding="utf-8-sig"))  # Windows puts a mark before it
     except FileNotFoundError:
         raise InputError(str(file), what, "no such file") from None
     except OSError as error:
         raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
         raise InputError(str(file), "valid JSON", str(error) or type(error).__name__) from None
-    if not isinstance(document, dict):
-        raise InputError(str(file), "a JSON object", type(document).__name__)
-    return document
 
 
 def read_frames(document: dict[str, Any], file: Path) -> list[tuple[dict[str, Any], str]]:
@@ -39,11 +58,11 @@ def read_frames(document: dict[str, Any], file: Path) -> list[tuple[dict[str, An
     if not isinstance(frames, list) or not frames:
         got = "none" if not frames else type(frames).__name__
         raise InputError(f"{file}: frames", "a list of at least one frame", got)
-    placed = [(frame, f"{file}: frame {index}") for index, frame in enumerate(frames)]
-    for frame, place in placed:
+    for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
-            raise InputError(place, "an object with file_path and transform_matrix", type(frame).__name__)
-    return placed
+            got = type(frame).__name__
+            raise InputError(f"{file}: frame {index}", "an object with file_path and transform_matrix", got)
+    return [(frame, str(frame.get("where", f"{file}: frame {index}"))) for index, frame in enumerate(frames)]
 
 
 def number(value: object, what: str) -> float:
@@ -55,6 +74,18 @@ def number(value: object, what: str) -> float:
     if not math.isfinite(result):
         raise InputError(what, "a finite number", shown(value))
     return result
+
+
+def calibration(value: list, what: str) -> dict[str, float]:
+    """fl_x, fl_y, cx and cy of a camera matrix, 3x3 or 4x4, in rows or in one list, by rows or by columns; or of these
+    four numbers."""
+    flat = [number(one, what) for row in value for one in (row if isinstance(row, list) else [row])]
+    side = {9: 3, 12: 4, 16: 4}.get(len(flat), 0)
+    if not side and len(flat) != 4:
+        raise InputError(what, "a 3x3 matrix, or fx, fy, cx and cy", f"{len(flat)} numbers")
+    below = flat[2 * side : 2 * side + 2]  # where by columns the principal point stands
+    center = flat[2:4] if not side else below if any(below) and not flat[2] else [flat[2], flat[side + 2]]
+    return dict(zip(("fl_x", "fl_y", "cx", "cy"), (flat[0], flat[side + 1], *center), strict=True))
 
 
 def shown(value: object) -> str:
@@ -93,26 +124,57 @@ def image_path(folder: Path, value: object, what: str, *, allow_outside: bool = 
     """The image a file names, with or without its extension; inside the scene's folder, unless `allow_outside`."""
     found = find_image(folder, value, what, allow_outside=allow_outside)
     if found is None:
-        raise InputError(what, "the path of an image", f"no such file {shown(value)}")
+        raise missing(value, what, allow_outside)
     return found
 
 
+def missing(value: object, what: str, allow_outside: bool) -> InputError:
+    """What is said of a path without an image."""
+    if leads_out(value) and not allow_outside:
+        hint = "move the pictures there, or allow it by --allow-outside (allow_outside=True)"
+        return InputError(what, "a path inside the scene's folder", shown(value), hint)
+    return InputError(what, "the path of an image", f"no such file {shown(value)}")
+
+
+def leads_out(value: object) -> bool:
+    """Whether a path is absolute, as Linux or Windows write it, or leaves its folder."""
+    relative = posixpath.normpath(str(value).replace("\\", "/"))
+    return relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]
+
+
 def find_image(
-    folder: Path, value: object, what: str, *, allow_outside: bool = False, shorten: bool = True
+    folder: Path, value: object, what: str, *, allow_outside: bool = False, places: Sequence[str] | None = ()
 ) -> Path | None:
-    """As `image_path`, but None where there is no such picture. Some exporters write paths from where they were called:
-    `shorten` takes folders off the front that are not there."""
+    """As `image_path`, but None where there is no such picture. Exporters write paths from where they were called, or
+    absolute ones: folders that are not there are taken off the front, unless `places` is None and the path leads
+    nowhere else. Another extension, other capitals, and the name in one of `places` are found too, after exact ones."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise InputError(what, "a path", shown(value))
-    relative = posixpath.normpath(value.replace("\\", "/"))
-    leaves = relative.startswith(("/", "../")) or relative in ("..", ".") or ":" in relative.split("/")[0]
-    if leaves and not allow_outside:
-        hint = "move the pictures there, or allow it by --allow-outside (allow_outside=True)"
-        raise InputError(what, "a path inside the scene's folder", shown(value), hint)
-    parts = relative.split("/")
-    n_tails = min(len(parts), _MAX_TAILS) if shorten and not leaves else 1
-    tails = [relative, *("/".join(parts[first:]) for first in range(1, n_tails))]
+    relative, outside = posixpath.normpath(value.replace("\\", "/")), leads_out(value)
+    parts = [part for part in relative.split("/") if part not in ("", "..", ".") and ":" not in part][-_MAX_TAILS:]
+    tails = ["/".join(parts[first:]) for first in range(len(parts) if places is not None or outside else 1)]
+    rest = "/".join(parts[-1:] if outside or len(parts) < 2 else parts[1:])
+    tails += [f"{place}/{rest}".lstrip("/") for place in places or () if rest]
     try:
-        return next((path for tail in tails for e in _EXTENSIONS if (path := folder / (tail + e)).is_file()), None)
+        paths = [folder / tail for tail in ([relative] if outside and allow_outside else []) + tails]
+        return next((path for path in paths if path.is_file()), None) or next(filter(None, map(_alike, paths)), None)
     except (OSError, ValueError) as error:  # a name that is too long, say
         raise InputError(what, "the path of an image", getattr(error, "strerror", None) or str(error)) from None
+
+
+def _alike(path: Path) -> Path | None:
+    """The image in the same folder whose name has other capitals, another extension, or one at all."""
+    if not path.parent.is_dir():
+        return None
+    names, name = _listed(str(path.parent), path.parent.stat().st_mtime_ns), path.name.lower()
+    stem, _, ending = name.rpartition(".")
+    same = names.get(name) or names.get(f"{name}.") or (names.get(f"{stem}.") if ending in _ENDINGS else None)
+    return path.parent / same if same is not None and (path.parent / same).is_file() else None
+
+
+@functools.lru_cache(maxsize=16)
+def _listed(folder: str, changed: int) -> dict[str, str]:
+    """The images of a folder by name and by stem with a dot, without capitals; `changed`: when it was."""
+    names = sorted((path.name for path in Path(folder).iterdir()), reverse=True)
+    kept = [name for name in names if name.lower().rpartition(".")[2] in _ENDINGS]
+    return {f"{name.lower().rpartition('.')[0]}.": name for name in kept} | {name.lower(): name for name in kept}

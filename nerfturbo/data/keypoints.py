@@ -7,17 +7,20 @@ would be known from the test.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
-from .cameras import transform_points
+from .cameras import similarity_scale, transform_points
+from .images import open_upright
 from .placement import require_plain
 from .scene import Scene
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from .formats.colmap import ColmapPoints
 
 HINT = "leave loss.depth at 0"
+MOST_DEPTHS = 1 << 19  # rays that depth maps give, of all images together
 TRAINED_PHOTOS = 2  # that must show a point which training is to know of
 
 
@@ -89,13 +93,15 @@ def has_keypoints(source: str) -> bool:
 
 
 def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
-    """The scene's own keypoints; else those of the COLMAP reconstruction that it, or the poses of its photos, came
-    from, of the points that at least `min_photos` of its photos show."""
+    """The scene's own keypoints; else those of its depth maps; else those of the COLMAP reconstruction that it, or the
+    poses of its photos, came from, of the points that at least `min_photos` of its photos show."""
     if scene.keypoints is not None:
         return scene.keypoints
     from .formats import colmap  # imported here: whoever only holds keypoints needs no files
 
     require_plain(scene.cameras.ndc, "loss.depth")
+    if any(scene.depths):
+        return _of_maps(scene)
     folder, model = _model_folder(scene.source)
     points = colmap.points_file(model)
     if points is None or not scene.files:
@@ -122,6 +128,33 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     return _keypoints(scene, sizes, found[shown[found[:, 3].long()] >= min_photos], cloud)
 
 
+def _of_maps(scene: Scene) -> Keypoints:
+    """Rays through evenly spread pixels of depth maps, which hold depths along the camera's axis; 0 is none."""
+    scale, parts = 1.0 if scene.to_original is None else similarity_scale(scene.to_original), []
+    for index, (file, unit) in ((index, one) for index, one in enumerate(scene.depths) if one is not None):
+        depths = read_depth(Path(file)) * (unit / scale)
+        step = math.ceil(math.sqrt(depths.numel() * len(scene) / MOST_DEPTHS))
+        y, x = torch.meshgrid(*(torch.arange(step // 2, side, step) for side in depths.shape), indexing="ij")
+        pixel = scene.cameras.size[index].cpu() / torch.tensor(depths.shape[::-1])
+        places = (torch.stack([x, y], -1) + 0.5) * pixel
+        found = torch.cat([torch.full_like(places[..., :1], index), places, depths[y, x, None]], -1).view(-1, 4)
+        parts.append(found[found[:, 3] > 0.0])
+    index, x, y, depths = torch.cat(parts).unbind(-1)
+    rays = scene.cameras.to("cpu").rays(index.long(), x, y)
+    forward = scene.cameras.forward.cpu()[index.long()]
+    distances = depths / (rays.directions * forward).sum(-1).clamp(min=1e-3)
+    return _kept(scene, Keypoints(rays, distances, torch.ones_like(distances)), x, y)
+
+
+def read_depth(file: Path) -> Tensor:
+    """(height, width) float32 of a 16-bit image or a numpy array; 0 where it knows none."""
+    from .formats.posed import reading
+
+    with reading(file, "a depth camera"):
+        values = np.load(file, mmap_mode="r") if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
+        return torch.from_numpy(values.astype(np.float32)).nan_to_num(0.0, 0.0, 0.0).view(values.shape[:2])
+
+
 def _model_folder(source: str) -> tuple[Path, Path]:
     """The scene's folder and that of its reconstruction."""
     from .capture.process import is_unposed, poses_folder
@@ -142,10 +175,16 @@ def _keypoints(scene: Scene, sizes: Tensor, found: Tensor, cloud: ColmapPoints) 
     forward = None if scene.to_original is None else torch.linalg.inv(scene.to_original)
     points, known = transform_points(cloud.positions[rows], forward), cloud.errors[rows].clamp(min=0.0)
     x, y = (found[:, 1:3] * (cameras.size.double() / sizes)[index]).float().unbind(-1)
-    width, height = cameras.size[index].unbind(-1)
     rays = cameras.rays(index, x, y)
     distances = ((points - rays.origins.double()) * rays.directions.double()).sum(-1).float()
-    kept = cameras.is_valid(index, x, y) & (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
-    kept = kept & (distances > scene.near) & (distances < scene.far)
     weights = torch.exp(-((known / known.mean().clamp(min=1e-6)) ** 2)).float()
-    return Keypoints(rays[kept], distances[kept], weights[kept], rows[kept])
+    return _kept(scene, Keypoints(rays, distances, weights, rows), x, y)
+
+
+def _kept(scene: Scene, found: Keypoints, x: Tensor, y: Tensor) -> Keypoints:
+    """Those at x and y of an image, in front of the cameras and not beyond the scene."""
+    cameras, index = scene.cameras.to("cpu"), found.rays.camera_indices
+    assert index is not None
+    width, height = cameras.size[index].unbind(-1)
+    kept = cameras.is_valid(index, x, y) & (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
+    return found[kept & (found.distances > scene.near) & (found.distances < scene.far)]

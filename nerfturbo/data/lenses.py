@@ -18,6 +18,7 @@ rad_tan_prism   k0 to k5, p0 p1, s0 to s3; with x = a R, y = b R, R = 1 + k0 t^2
 division        k; of a distorted point (x, y):  direction = (x, y, 1 + k r^2)
 eucm            alpha beta (Khomutenko, Garcia and Martinet); of a distorted point:  direction = (x, y, m),
     m = (1 - alpha^2 beta r^2) / (alpha sqrt(1 - (2 alpha - 1) beta r^2) + 1 - alpha)
+mixed           opencv's or fisheye's coefficients, eight, then 1 for a fisheye lens, else 0
 equirectangular x is the azimuth, y the angle below the horizon: the focal lengths of a whole sphere are width / (2 pi)
     and height / pi
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from .cameras import Cameras
 
 CameraModel = Literal[
-    "pinhole", "opencv", "fisheye", "fov", "thin_prism", "rad_tan_prism", "division", "eucm", "equirectangular"
+    "pinhole", "opencv", "fisheye", "fov", "thin_prism", "rad_tan_prism", "division", "eucm", "equirectangular", "mixed"
 ]
 PIXEL_CENTER = 0.5
 NEWTON_STEPS = 12
@@ -313,6 +314,24 @@ def _is_valid_sphere(points: Tensor, coefficients: Tensor, limits: None) -> Tens
     return (azimuth.abs() <= math.pi * (1.0 + 1e-5)) & (below.abs() <= 0.5 * math.pi * (1.0 + 1e-5))
 
 
+def _mixed(plane: LensModel, angles: LensModel) -> LensModel:
+    """Lenses of two models in one batch: a ninth coefficient of 1 chooses the second; both are computed."""
+
+    def choose(coefficients: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        second_kind = coefficients[:, 8] > 0.5
+        return torch.where(second_kind if first.dim() == 1 else second_kind[:, None], second, first)
+
+    def both(name: str) -> Callable[..., Tensor]:
+        one, other = getattr(plane, name), getattr(angles, name)
+        return lambda points, c, *limits: choose(c, one(points, c[:, :8], *limits), other(points, c[:, :8], *limits))
+
+    def limit(coefficients: Tensor) -> Tensor:
+        assert plane.limit is not None and angles.limit is not None
+        return choose(coefficients, plane.limit(coefficients[:, :8]), angles.limit(coefficients[:, :8]))
+
+    return LensModel(both("project"), both("unproject"), both("is_valid"), limit, n_coefficients=9)
+
+
 LENS_MODELS: dict[CameraModel, LensModel] = {
     "pinhole": LensModel(
         project=lambda directions, _: _on_plane(directions),
@@ -328,6 +347,7 @@ LENS_MODELS: dict[CameraModel, LensModel] = {
     "eucm": LensModel(_project_eucm, _unproject_eucm, _is_valid_eucm),
     "equirectangular": LensModel(_project_sphere, _unproject_sphere, _is_valid_sphere),
 }
+LENS_MODELS["mixed"] = _mixed(LENS_MODELS["opencv"], LENS_MODELS["fisheye"])
 
 
 # Tables. A lens without a formula for its inverse costs twelve Newton steps a ray. Images by one camera share a table;

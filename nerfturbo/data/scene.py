@@ -51,6 +51,7 @@ class Scene:
     to_original: Tensor | None = None  # (4, 4) float64 on the CPU; None: the coordinates are the file's own
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # of the pictures, where they come from files
+    depths: tuple[tuple[str, float] | None, ...] = ()  # files of depth maps, and their unit in the file's coordinates
     keypoints: Keypoints | None = None  # depths that are known from elsewhere than COLMAP's points: a depth camera, say
 
     def __post_init__(self) -> None:
@@ -85,10 +86,11 @@ class Scene:
     def select(self, indices: list[int]) -> Scene:
         """Some of the views, in the order given; the pictures are copied."""
         chosen = torch.tensor(indices, dtype=torch.int64, device=self.cameras.device)
-        files = tuple(self.files[index] for index in indices) if self.files else ()
+        files, depths = (tuple(one[i] for i in indices) if one else () for one in (self.files, self.depths))
         keypoints = None if self.keypoints is None else self.keypoints.of_views(indices)
         images = self.images.select(indices)
-        return replace(self, cameras=self.cameras[chosen], images=images, files=files, keypoints=keypoints)
+        kept = {"files": files, "depths": depths, "keypoints": keypoints}
+        return replace(self, cameras=self.cameras[chosen], images=images, **kept)
 
 
 def hold_out(scene: Scene, every: int) -> tuple[Scene, Scene]:
@@ -162,12 +164,14 @@ def recognise(folder: Path) -> SceneFormat | None:
     """The first format that knows this folder or video file; one that is empty or half a reconstruction is an error."""
     from .capture.photos import is_video  # imported here: the loaders import this file
     from .formats.colmap import check_whole
+    from .formats.exports import check_known
 
     if not is_video(folder):
         _check_folder(folder)
     found = next((scene_format for scene_format in scene_formats() if scene_format.recognise(folder)), None)
     if found is None or found.name == UNPOSED:
         check_whole(folder)
+        check_known(folder)
     return found
 
 
@@ -184,9 +188,10 @@ class SceneFormat:
 def scene_formats() -> tuple[SceneFormat, ...]:
     """All of them. The first that recognises a folder loads it, so the more telling ones come first."""
     from .capture import process  # imported here: the loaders import this file
-    from .formats import colmap, llff, transforms
+    from .formats import colmap, exports, llff, transforms
 
-    return transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT, process.FORMAT
+    first = (transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT)
+    return *first, *exports.FORMATS, process.FORMAT
 
 
 def is_builtin(source: str) -> bool:

@@ -23,7 +23,7 @@ def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
     frames: list[dict[str, Any]] = []
     lists: dict[str, list[str]] = {}
     for scene in scenes:
-        if scene.cameras.model not in MODELS:
+        if scene.cameras.model not in (*MODELS, "mixed"):
             hint = "undistort the pictures first"
             raise InputError("cameras", "lenses of the kinds " + ", ".join(MODELS), scene.cameras.model, hint)
         for frame in _frames(scene, path.resolve().parent):
@@ -46,10 +46,11 @@ def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:
             name = Path(os.path.relpath(Path(scene.files[index]).resolve(), folder)).as_posix()
         (fx, fy), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
         width, height = cameras.size[index].tolist()
-        frame: dict[str, Any] = {"file_path": name, "camera_model": MODELS[cameras.model], "w": width, "h": height}
+        values = [] if cameras.distortion is None else cameras.distortion[index].tolist()
+        model = ("fisheye" if values[8] else "opencv") if cameras.model == "mixed" else cameras.model
+        frame: dict[str, Any] = {"file_path": name, "camera_model": MODELS[model], "w": width, "h": height}
         frame |= {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy}
-        if cameras.distortion is not None:
-            frame |= dict(zip(COEFFICIENTS[cameras.model], cameras.distortion[index].tolist(), strict=False))
+        frame |= dict(zip(COEFFICIENTS[model], values, strict=False))
         if cameras.times is not None:
             frame["time"] = float(cameras.times[index])
         result.append(frame | {"transform_matrix": [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]})

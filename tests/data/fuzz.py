@@ -28,7 +28,7 @@ from PIL import features
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.data import folders
+from tests.data import exporters, folders
 
 SECONDS = 10  # that one case may take; a busy machine needs some hundredths
 MEMORY = 600 << 20  # bytes that a process may grow by over all of its cases
@@ -65,6 +65,24 @@ def _split_lenses(folder: Path) -> Path:
     return folder
 
 
+def _matrices(folder: Path) -> Path:
+    """Camera matrices, and lenses of two kinds."""
+    matrix = [[30.0, 0.0, 12.0], [0.0, 29.0, 8.0], [0.0, 0.0, 1.0]]
+    folders.write_transforms(folder, fl_x=None, fl_y=None, cx=None, cy=None, K=matrix, k1=0.01)
+    document = json.loads((folder / "transforms.json").read_text())
+    document["frames"][3] |= {"camera_model": "OPENCV_FISHEYE", "intrinsics": [30.0, 31.0, 12.0, 8.0]}
+    (folder / "transforms.json").write_text(json.dumps(document))
+    return folder
+
+
+def _points(folder: Path) -> Path:
+    folders.write_transforms(folder, ply_file_path="points.ply")
+    head = "ply\nformat binary_little_endian 1.0\nelement vertex 300\n"
+    head += "".join(f"property double {axis}\n" for axis in "xyz") + "end_header\n"
+    (folder / "points.ply").write_bytes(head.encode() + folders.points().numpy().tobytes())
+    return folder
+
+
 def _pictures(ending: str, mode: str = "RGB") -> Write:
     return lambda folder: folders.write_rich_pictures(folder, ending, mode)
 
@@ -87,6 +105,20 @@ FILES: dict[str, tuple[Write, str]] = {
     "picture.webp": (_pictures(".webp", "RGBA"), "images/view_01.webp"),
     "wide cameras.bin": (_wide, "sparse/0/cameras.bin"),
     "lenses.json": (_split_lenses, "transforms_train.json"),
+    "matrices.json": (_matrices, "transforms.json"),
+    "points.ply": (_points, "points.ply"),
+    "reconstruction.json": (exporters.write_opensfm, "reconstruction.json"),
+    "cameras.xml": (exporters.write_metashape, "cameras.xml"),
+    "cameras.csv": (lambda folder: exporters.write_rc_csv(folder, file="cameras.csv"), "cameras.csv"),
+    "frame.xmp": (exporters.write_rc_xmp, "images/frame4.xmp"),
+    "bundle.out": (exporters.write_bundler, "bundle.out"),
+    "list.txt": (exporters.write_bundler, "list.txt"),
+    "cameras_sphere.npz": (exporters.write_neus, "cameras_sphere.npz"),
+    "intrinsics.txt": (exporters.write_nsvf, "intrinsics.txt"),
+    "pose.txt": (exporters.write_nsvf, "pose/0_2.txt"),
+    "bbox.txt": (exporters.write_nsvf, "bbox.txt"),
+    "polycam.json": (exporters.write_polycam, "keyframes/corrected_cameras/8000017.json"),
+    "metadata.json": (exporters.write_record3d, "metadata.json"),
 }
 if features.check("avif"):
     FILES["picture.avif"] = (_pictures(".avif"), "images/view_01.avif")
@@ -143,7 +175,9 @@ def open_case(name: str, number: int, folder: Path, content: bytes) -> str | Non
     try:
         _use(load_scene(folder))
     except InputError as error:
-        pictures = [path.name for path in (folder / "images").iterdir()]
+        pictures = [
+            path.name for path in folder.rglob("*") if path.suffix in (".png", ".jpg", ".webp", ".avif", ".heic")
+        ]
         if not any(known in str(error) for known in (file.name, *pictures)):
             return f"the file is not named: {error}"
     except TimeoutError:

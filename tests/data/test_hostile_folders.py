@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 
 from nerfturbo.data.images import decode_image
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
 
@@ -59,9 +61,86 @@ def test_paths_from_where_the_exporter_was_called(tmp_path: Path) -> None:
     text = (folder / "transforms.json").read_text()
     (folder / "transforms.json").write_text(text.replace('"images/', '"data/nerf/scene/images/'))
     assert len(load_scene(folder)) == 14
+    outside = {
+        "../../x/images/": 14,
+        "/media/ana/fox/images/": 14,
+        "C:\\\\data\\\\fox\\\\images\\\\": 14,
+        "../other/": 14,
+    }
+    for start, count in outside.items():
+        (folder / "transforms.json").write_text(text.replace('"images/', f'"{start}'))
+        scene = load_scene(folder)
+        assert len(scene) == count and any("found by the end of their paths" in note for note in scene.notes)
+        assert any("--allow-outside" in note for note in scene.notes)
+    shutil.move(folder / "images", tmp_path / "images")
     (folder / "transforms.json").write_text(text.replace('"images/', '"../images/'))
-    with pytest.raises(InputError, match="a path inside the scene's folder"):
+    with pytest.raises(InputError, match=r"a path inside the scene's folder.*--allow-outside"):
         load_scene(folder)
+    assert len(load_scene(folder, options=LoadOptions(allow_outside=True))) == 14
+
+
+def test_what_is_missing_is_no_reason_to_refuse_the_rest(tmp_path: Path) -> None:
+    folder = folders.write_transforms(tmp_path / "scene")
+    text = (folder / "transforms.json").read_text()
+    (folder / "transforms.json").write_text(text.replace('"images/', '"/media/ana/images/'))
+    (folder / "images" / "view_03.png").unlink()
+    scene = load_scene(folder)
+    assert len(scene) == 14 and any("1 frames left out" in note for note in scene.notes)
+    document = json.loads(text)  # two frames must not share one image because a folder is gone
+    document["frames"][1]["file_path"], document["frames"][2]["file_path"] = "left/view_01.png", "right/view_01.png"
+    (folder / "transforms.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"frame 2: file_path: expected an image of its own"):
+        load_scene(folder)
+
+
+@pytest.mark.parametrize("write", [folders.write_transforms, folders.write_colmap])
+@pytest.mark.parametrize("place", ["input", "rgb", "images_4", "."])
+def test_images_lie_elsewhere_under_other_endings(tmp_path: Path, write: Callable[..., Path], place: str) -> None:
+    folder = write(tmp_path / "scene")
+    if write is folders.write_transforms:  # a file without sizes: the smaller copies must not change the focal length
+        text = (folder / "transforms.json").read_text()
+        (folder / "transforms.json").write_text(text.replace(f'"w": {folders.WIDTH}, "h": {folders.HEIGHT}, ', ""))
+    before = load_scene(folder).cameras
+    paths = sorted((folder / "images").iterdir())
+    (folder / place).mkdir(exist_ok=True)
+    for path in paths:
+        image = Image.open(path)
+        image = image.resize((image.width // 4, image.height // 4)) if place == "images_4" else image
+        image.save(folder / place / path.with_suffix(".JPG").name.upper(), "JPEG")
+        path.unlink()
+    (folder / "images").rmdir()
+    after = load_scene(folder).cameras
+    shrunk = 0.25 if place == "images_4" else 1.0
+    assert len(after) == len(before) == 14 and torch.equal(after.camera_to_world, before.camera_to_world)
+    assert torch.allclose(after.focal, before.focal * shrunk) and torch.allclose(after.center, before.center * shrunk)
+
+
+@pytest.mark.parametrize("place", ["colmap_sparse/0", "colmap/sparse/0", "dense/0/sparse"])
+def test_workspaces_of_colmap(tmp_path: Path, place: str) -> None:
+    folder = folders.write_colmap(tmp_path / "scene")
+    shutil.move(folder / "images", folder / "dense" / "0" / "images")
+    if place == "dense/0/sparse":  # the model of the undistorted images, not the other
+        other = folders.write_colmap(tmp_path / "other", parameters=[40.0, 41.0, 12.0, 8.0])
+        shutil.move(other / "sparse" / "0", folder / place)
+        assert load_scene(folder).cameras.focal[0].tolist() == [40.0, 41.0]
+    else:
+        (folder / place).parent.mkdir(parents=True)
+        shutil.move(folder / "sparse" / "0", folder / place)
+        assert len(load_scene(folder)) == 14
+
+
+@pytest.mark.parametrize("write", [folders.write_transforms, folders.write_colmap, folders.write_llff])
+def test_numbers_in_names_are_sorted_as_numbers(tmp_path: Path, write: Callable[..., Path]) -> None:
+    """frame2 before frame10: which views are held out, and whether a walk jumps, depends on it."""
+    folder = write(tmp_path / "scene")
+    paths = sorted((folder / "images").iterdir())
+    for index, path in enumerate(paths):
+        path.rename(path.with_name(f"frame{index}.png"))
+        for file in (folder / "transforms.json", folder / "sparse" / "0" / "images.bin"):
+            if file.is_file():
+                file.write_bytes(file.read_bytes().replace(path.name.encode(), f"frame{index}.png".encode()))
+    assert [Path(file).stem for file in load_scene(folder, "test").files] == ["frame0", "frame8"]
+    assert [Path(file).stem for file in load_scene(folder).files][:3] == ["frame1", "frame2", "frame3"]
 
 
 def test_pictures_that_were_sorted_out_of_a_reconstruction(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError
 from ..images import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, decode_image, image_size, open_image
+from ..json_checks import natural
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,7 +50,7 @@ def find_photos(folder: Path) -> list[Path]:
     for place in (folder, *(folder / name for name in _SUBFOLDERS)):
         with contextlib.suppress(OSError):
             files = (path for path in place.iterdir() if path.is_file() and not path.name.startswith("."))
-            if found := sorted(path for path in files if path.suffix.lower() in PHOTO_ENDINGS):
+            if found := sorted((path for path in files if path.suffix.lower() in PHOTO_ENDINGS), key=natural):
                 return found
     return []
 

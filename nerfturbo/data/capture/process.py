@@ -32,7 +32,7 @@ from ...errors import InputError
 from ...files import cache_folder, remove, write_atomically
 from ..formats.colmap import load_colmap
 from ..images import image_size
-from ..json_checks import read_json
+from ..json_checks import natural, read_json
 from ..options import DEFAULTS, LoadOptions
 from ..scene import UNPOSED, Scene, SceneFormat, Split
 from ..speed import pose_seconds
@@ -345,8 +345,8 @@ class _Process:
 def keep_neighbours(database: Path, most: int) -> None:
     """Forget the matches of pictures more than `most` apart in the order of their names."""
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
-        names = connection.execute("SELECT image_id FROM images ORDER BY name").fetchall()
-        order = {number: index for index, (number,) in enumerate(names)}
+        images = connection.execute("SELECT image_id, name FROM images").fetchall()
+        order = {number: index for index, (number, _) in enumerate(sorted(images, key=lambda one: natural(one[1])))}
         for table in ("two_view_geometries", "matches"):
             pairs = [pair for (pair,) in connection.execute(f"SELECT pair_id FROM {table}").fetchall()]
             far = [pair for pair in pairs if abs(order[pair % PAIRS] - order[pair // PAIRS]) > most]
@@ -364,7 +364,8 @@ def fingerprint(inputs: list[Path]) -> str:
         with path.open("rb") as file:
             return hashlib.sha256(file.read(BEGIN)).hexdigest()
 
-    return _key(*((path.name if len(inputs) > 1 else "", path.stat().st_size, begin(path)) for path in inputs))
+    name = "" if len(inputs) == 1 else None
+    return _key(*((path.name if name is None else name, path.stat().st_size, begin(path)) for path in sorted(inputs)))
 
 
 def _key(*parts: object) -> str:

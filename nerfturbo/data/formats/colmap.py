@@ -1,4 +1,4 @@
-"""COLMAP reconstructions: sparse/0 (or sparse/), binary or text, beside the images.
+"""COLMAP reconstructions: sparse/0 (or one of its other places), binary or text, beside the images.
 
 World-to-camera poses with OpenCV axes become camera-to-world ones with OpenGL axes; pixel coordinates are ours already
 (the corner of the image is 0, 0). Counts in files are held against the size of the file before use.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..cameras import CameraModel, opencv_to_opengl, rotations, world_to_camera
-from ..json_checks import find_image, shown
+from ..json_checks import IMAGE_FOLDERS, find_image, leads_out, missing, natural, shown
 from ..lenses import LENS_MODELS
 from ..options import DEFAULTS, LoadOptions
 from ..scene import Scene, SceneFormat, Split
@@ -57,8 +57,9 @@ _TRACK = np.dtype([("image", "<i4"), ("feature", "<i4")])
 _Features = Callable[[], np.ndarray]  # rows of x, y, point; the point is -1 where a feature belongs to none
 _MAX_NAME = 4096
 _ENDINGS = (".bin", ".txt")
-_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "")
-_IMAGE_FOLDERS = ("images", "", "images_2", "images_4", "images_8")
+_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap_sparse/0", "colmap_sparse", "dense/0/sparse", "")
+_UNDISTORTED = "dense/0"  # of COLMAP's workspaces: images and a model of their own
+_IMAGE_FOLDERS = (*IMAGE_FOLDERS, "dense/0/images", "dense/images", "colmap/images")
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,12 @@ def _binary_points(source: _Bytes) -> Iterator[Sequence[float]]:
         source.rows(_TRACK, "track entries")
 
 
-def _lines(file: Path, *, empty: bool = False) -> Iterator[tuple[str, str]]:
-    """(where it stands, line) of all that is not a comment; empty ones only if asked for."""
+def text_lines(file: Path, *, empty: bool = False, mark: str = "#") -> Iterator[tuple[str, str]]:
+    """(where it stands, line) of all that is not a comment, by its first `mark`; empty ones only if asked for."""
     try:
         with file.open(encoding="utf-8-sig") as lines:
             for index, line in enumerate(lines, 1):
-                if not line.startswith("#") and (empty or line.strip()):
+                if not line.startswith(mark) and (empty or line.strip()):
                     yield f"{file}: line {index}", line.strip()
     except OSError as error:
         raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
@@ -215,7 +216,7 @@ def _lines(file: Path, *, empty: bool = False) -> Iterator[tuple[str, str]]:
         raise InputError(str(file), "text in UTF-8", str(error), "the file is damaged") from None
 
 
-def _values(words: list[str], kind: Callable[[str], float], where: str) -> list:
+def text_values(words: list[str], kind: Callable[[str], float], where: str) -> list:
     try:
         return [kind(word) for word in words]
     except (ValueError, OverflowError):
@@ -224,29 +225,29 @@ def _values(words: list[str], kind: Callable[[str], float], where: str) -> list:
 
 
 def _text_cameras(file: Path) -> Iterator[tuple[int, ColmapCamera]]:
-    for where, line in _lines(file):
+    for where, line in text_lines(file):
         words = line.split()
         if len(words) < 4 or words[1] not in N_PARAMETERS:
             raise InputError(where, "CAMERA_ID MODEL WIDTH HEIGHT PARAMS, with one of COLMAP's models", shown(line))
-        parameters = _values(words[4:], float, where)
+        parameters = text_values(words[4:], float, where)
         if len(parameters) != N_PARAMETERS[words[1]]:
             raise InputError(where, f"{N_PARAMETERS[words[1]]} parameters of {words[1]}", str(len(parameters)))
-        number, width, height = _values([words[0], *words[2:4]], int, where)
+        number, width, height = text_values([words[0], *words[2:4]], int, where)
         yield number, ColmapCamera(words[1], width, height, tuple(parameters))
 
 
 def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
     """Two lines each: the image, then its points, which may be an empty line. One that is cut short is an error: COLMAP
     states the number of images before them, and the last one's points end with it."""
-    lines, count, pointed, last, points = _lines(file, empty=True), 0, False, "", None
+    lines, count, pointed, last, points = text_lines(file, empty=True), 0, False, "", None
     for where, line in lines:
         if not line:
             continue
         words = line.split(None, 9)
         if len(words) != 10:
             raise InputError(where, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME", shown(line))
-        pose = _values(words[1:8], float, where)
-        number, camera = _values([words[0], words[8]], int, where)
+        pose = text_values(words[1:8], float, where)
+        number, camera = text_values([words[0], words[8]], int, where)
         last, (below, points) = where, next(lines, (where, None))
         count, pointed = count + 1, pointed or bool(points)
         features = functools.partial(_parse_features, points or "", below)
@@ -272,23 +273,25 @@ def _stated_images(file: Path) -> int | None:
 
 
 def _text_points(file: Path) -> Iterator[Sequence[float]]:
-    for where, line in _lines(file):
+    for where, line in text_lines(file):
         words = line.split(None, 8)
         if len(words) < 8:
             raise InputError(where, "POINT3D_ID X Y Z R G B ERROR TRACK", shown(line))
-        yield _values(words[:8], float, where)
+        yield text_values(words[:8], float, where)
 
 
 def _parse_features(line: str, where: str) -> np.ndarray:
-    values = np.array(_values(line.split(), float, where), np.float64)
+    values = np.array(text_values(line.split(), float, where), np.float64)
     if values.size % 3:
         raise InputError(where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
     return values.reshape(-1, 3)
 
 
 def find_model(folder: Path) -> Path | None:
-    """The folder with a reconstruction's cameras and images, binary or text."""
-    places = (folder / name for name in _FOLDERS)
+    """The folder with a reconstruction's cameras and images, binary or text. Where the only images are those that
+    COLMAP undistorted, it is the model beside them."""
+    undistorted = (folder / _UNDISTORTED / "images").is_dir() and not (folder / "images").is_dir()
+    places = (folder / name for name in ((f"{_UNDISTORTED}/sparse", *_FOLDERS) if undistorted else _FOLDERS))
     return next((place for place in places if any(_are_there(place, ending) for ending in _ENDINGS)), None)
 
 
@@ -332,7 +335,10 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
     cameras_file, images_file = model_files(model)
-    cameras, images = read_cameras(cameras_file), sorted(read_images(images_file), key=lambda image: image.name)
+    cameras, images = (
+        read_cameras(cameras_file),
+        sorted(read_images(images_file), key=lambda image: natural(image.name)),
+    )
     if not images:
         raise InputError(str(images_file), "at least one registered image", "none", "reconstruct the scene again")
     lenses = {number: lens_of(camera, f"{cameras_file}: camera {number}") for number, camera in cameras.items()}
@@ -403,7 +409,7 @@ def _find_images(
     most: list[Path | None] = [None] * len(images)
     for place in (folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()):
         paths = [
-            find_image(place, image.name, f"{file}: image {image.number}", allow_outside=allow_outside, shorten=False)
+            find_image(place, image.name, f"{file}: image {image.number}", allow_outside=allow_outside, places=None)
             for image in images
         ]
         if paths.count(None) < most.count(None):
@@ -411,6 +417,8 @@ def _find_images(
         if None not in paths:
             break
     if not any(most):
+        if leads_out(images[0].name) and not allow_outside:
+            raise missing(images[0].name, f"{file}: image {images[0].number}", allow_outside)
         got = f"no such file {shown(images[0].name)}"
         raise InputError(str(file), f"the pictures it names in {folder / 'images'}", got)
     return best, most

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import InputError
 from ..cameras import CameraModel, Cameras
 from ..images import find_mask, is_transparent, load_images, mask_notes, same_shape
+from ..json_checks import natural
 from ..options import LoadOptions
 from ..placement import Placement, place, place_in_ndc, placed_poses
 from ..scene import MissingSplitError, Scene, Split
@@ -85,6 +89,45 @@ class View:
     split: Split = "train"
     mask: Path | None = None  # the one the file names, if it names any
     time: float | None = None  # in the file's unit
+    depth: tuple[str, float] | None = None  # its depth map, and the map's unit in the scene's own coordinates
+
+
+ONE_FOCAL = "one focal length for x and y: the file has no other"
+_PLY_KINDS = {"char": "i1", "short": "i2", "int": "i4", "float": "f4", "float32": "f4", "double": "f8", "float64": "f8"}
+_PLY_KINDS |= {f"int{8 * n}": f"i{n}" for n in (1, 2, 4)}
+_PLY_KINDS |= {f"u{name}": f"u{kind[1]}" for name, kind in _PLY_KINDS.items() if kind[0] == "i"}
+_PLY_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+
+
+@contextlib.contextmanager
+def reading(file: Path, writer: str) -> Iterator[None]:
+    """Whatever goes wrong inside is told as damage of the file that `writer` wrote."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # parsers fail in as many ways as there are damaged files
+        got = f"{type(error).__name__}: {ascii(str(getattr(error, 'strerror', None) or error))[1:-1][:120]}"
+        hint = "the file is damaged, or of a version that is not known here"
+        raise InputError(str(file), f"what {writer} writes", got, hint) from None
+
+
+def read_ply(file: Path) -> Tensor:
+    """(n, 3) float64: the vertices of a PLY file, text or binary, which must be its first element."""
+    with reading(file, "a PLY exporter"):
+        head, _, body = file.read_bytes().partition(b"end_header")
+        lines = [line.split() for line in head.decode("ascii").splitlines()]
+        order = next(_PLY_ORDERS[line[1]] for line in lines if line[:1] == ["format"])
+        first = next(i for i, line in enumerate(lines) if line[:2] == ["element", "vertex"])
+        properties = itertools.takewhile(lambda line: line[0] == "property", lines[first + 1 :])
+        names = {line[2]: line[1] for line in properties}
+        body, count = body.partition(b"\n")[2], int(lines[first][2])
+        if order:
+            rows = np.frombuffer(body, [(name, order + _PLY_KINDS[kind]) for name, kind in names.items()], count)
+            return torch.from_numpy(np.stack([rows[axis].astype(np.float64) for axis in "xyz"], -1))
+        table = [line.split() for line in body.decode("ascii").splitlines()[:count]]
+        columns = [list(names).index(axis) for axis in "xyz"]
+        return torch.from_numpy(np.array([[float(row[i]) for i in columns] for row in table]).reshape(count, 3))
 
 
 def held_out(views: Sequence[View]) -> tuple[list[View], str]:
@@ -156,16 +199,22 @@ def posed_scene(
         to_original=placement.to_original,
         notes=notes + placement.notes + moments + jumps + mask_notes(images, masks),
         files=tuple(str(views[index].image) for index in chosen),
+        depths=tuple(views[index].depth for index in chosen) if any(view.depth for view in views) else (),
     )
 
 
 def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:
-    """One batch of cameras, at `times` (n,) from 0 to 1. Pinholes among distorted cameras get zeros as coefficients."""
+    """One batch of cameras, at `times` (n,) from 0 to 1. Pinholes among distorted cameras get zeros as coefficients;
+    fisheye lenses among others make a mixed batch."""
     models: set[CameraModel] = {view.lens.model for view in views}
     bent: set[CameraModel] = {model for model in models if model != "pinhole"}
-    if len(bent) > 1 or (len(models) > 1 and not bent <= set(_PLAIN_AT_ZERO)):
-        raise InputError(str(folder), "cameras of one kind of lens", " and ".join(sorted(models)), "split the scene")
     model: CameraModel = next(iter(bent)) if bent else "pinhole"
+    distortion = [view.lens.distortion for view in views]
+    if len(models) > 1 and bent <= {"opencv", "fisheye"} and "fisheye" in bent:
+        model, distortion = "mixed", [(*v.lens.distortion[:8], float(v.lens.model == "fisheye")) for v in views]
+    elif len(bent) > 1 or (len(models) > 1 and not bent <= set(_PLAIN_AT_ZERO)):
+        expected = "one kind of lens, or fisheye beside pinhole and opencv"
+        raise InputError(str(folder), expected, " and ".join(sorted(models)), "split the scene")
     return Cameras(
         camera_to_world=torch.stack([view.pose for view in views]).float(),
         focal=torch.tensor([view.lens.focal for view in views], dtype=torch.float32),
@@ -173,7 +222,7 @@ def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None)
         size=torch.tensor([(view.lens.width, view.lens.height) for view in views]),
         times=times,
         model=model,
-        distortion=None if model == "pinhole" else torch.tensor([view.lens.distortion for view in views]),
+        distortion=None if model == "pinhole" else torch.tensor(distortion),
     )
 
 
@@ -238,7 +287,7 @@ def jump_notes(poses: Tensor, files: Sequence[Path]) -> tuple[str, ...]:
     found: list[tuple[Jump, list[int], float]] = []
     for folder in sorted({file.parent for file in files}):
         inside = [index for index, file in enumerate(files) if file.parent == folder]
-        order = sorted(inside, key=lambda index: files[index].name)
+        order = sorted(inside, key=lambda index: natural(files[index].name))
         jumps, median = camera_jumps(poses[order])
         found += [(jump, order, median) for jump in jumps]
     if not found:

@@ -19,11 +19,12 @@ import json
 import math
 import os
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,27 +32,48 @@ from torch import Tensor
 from ...errors import InputError
 from ...files import replacing
 from ...types import Aabb
-from ..cameras import CameraModel, Cameras, half_tangent
+from ..cameras import CameraModel, Cameras, half_tangent, similarity_scale
 from ..images import find_mask, image_size, load_images, mask_notes, save_image
-from ..json_checks import find_image, image_path, number, pose, read_frames, read_json, shown, three_rows
-from ..options import DEFAULTS, LoadOptions
+from ..json_checks import (
+    IMAGE_FOLDERS,
+    calibration,
+    find_image,
+    image_path,
+    leads_out,
+    missing,
+    natural,
+    number,
+    pose,
+    read_frames,
+    read_json,
+    rigid,
+    shown,
+    three_rows,
+)
+from ..options import DEFAULTS, Bounds, LoadOptions
 from ..placement import MAX_LEVELS, Placement, bounded_levels, given_place
 from ..scene import SPLITS, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
 from .colmap import MODELS
-from .posed import Lens, View, held_out, posed_scene, unit_times
+from .posed import Lens, View, held_out, posed_scene, read_ply, reading, unit_times
 
 FILE = "transforms.json"
 BLENDER_AABB = Aabb.cube(1.5)
 NGP_SCALE, NGP_OFFSET = 0.33, 0.5
 NGP_NEAR = 0.1  # in the unit cube
-_PLAIN = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
-_MODELS: dict[str, CameraModel] = {name: MODELS[name][0] for name in (*_PLAIN, "EQUIRECTANGULAR")}
+_NAMES = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
+_NAMES += ("THIN_PRISM_FISHEYE", "EQUIRECTANGULAR")
+_MODELS: dict[str, CameraModel] = {name: MODELS[name][0] for name in _NAMES}
 COEFFICIENTS: dict[CameraModel, tuple[str, ...]] = {
     "pinhole": (),
     "opencv": ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"),
     "fisheye": ("k1", "k2", "k3", "k4"),
+    "thin_prism": ("k1", "k2", "p1", "p2", "k3", "k4", "sx1", "sy1"),
 }
+_OTHER_NAMES = {"fx": "fl_x", "fy": "fl_y", "width": "w", "height": "h"}
+_MATRICES = ("K", "intrinsics", "intrinsic_matrix", "camera_matrix")
 _LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is_fisheye", *COEFFICIENTS["opencv"])
+_LENS_NAMES += ("fx", "fy", *_MATRICES)
+DEPTH_UNIT = 1e-3  # of depth maps, in the file's unit: millimetres in scenes measured in metres
 
 
 def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
@@ -153,17 +175,50 @@ def _times(placed: list[tuple[dict[str, Any], str]], folder: Path) -> tuple[Tens
     return unit_times(times, of_all)
 
 
-def load_transforms(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
-    """One split of a scene with a `transforms.json`."""
-    source = _File(folder, FILE, options)
+class Capture(NamedTuple):
+    """What a file of poses says, in the words of a transforms file. Beyond these, a frame may have `where` it stands, a
+    document or frame `from_middle` (cx and cy count from the middle) and `per_side` (lengths on the image are shares of
+    its larger side)."""
+
+    document: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    points: Tensor | None = None
+    bounds: Bounds = "auto"  # what auto stands for here
+
+
+def pose_format(
+    name: str, looked_for: str, find: Callable[[Path], Path | None], read: Callable[[Path], Capture]
+) -> SceneFormat:
+    """A format of which `find` knows the file or folder of poses, and `read` what it says."""
+
+    def load(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
+        if (file := find(folder)) is None:
+            raise InputError(str(folder), looked_for, "none")
+        with reading(file, name):
+            capture = read(file)
+        return load_capture(folder, file, capture, split, options)
+
+    return SceneFormat(name, looked_for, lambda folder: find(folder) is not None, load)
+
+
+def load_capture(folder: Path, file: Path, capture: Capture, split: Split, options: LoadOptions) -> Scene:
+    """One split of what a file of poses says."""
+    source = _File(folder, file.relative_to(folder).as_posix(), options, capture)
     frames, notes = source.frames()
     listed, warnings = source.listed_splits(frames)
     if listed is None:
         views, note = held_out(_by_name(source.view(frame) for frame in frames))
-        return source.scene(views, split, (*notes, note))
-    used = zip(frames, listed, strict=True)
-    views = _by_name(source.view(frame, name) for frame, name in used if name is not None)
-    return source.scene(views, split, (*notes, "splits by the file's own lists", *warnings))
+    else:
+        used = zip(frames, listed, strict=True)
+        views = _by_name(source.view(frame, name) for frame, name in used if name is not None)
+        note = "splits by the file's own lists"
+    return source.scene(views, split, (*notes, *capture.notes, note, *warnings))
+
+
+def first_file(*names: str, beside: str = "*") -> Callable[[Path], Path | None]:
+    """Finds the first of these files in a folder that holds something of the name `beside`."""
+    there = lambda folder: (folder / name for name in names if (folder / name).is_file())  # noqa: E731
+    return lambda folder: next(there(folder), None) if next(folder.glob(beside), None) is not None else None
 
 
 def has_lenses(document: dict[str, Any]) -> bool:
@@ -193,7 +248,7 @@ def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS
 
 
 def _by_name(views: Iterable[View]) -> list[View]:
-    return sorted(views, key=lambda view: view.image.as_posix())
+    return sorted(views, key=lambda view: natural(view.image))
 
 
 def _key(name: object) -> str:
@@ -212,36 +267,57 @@ class _Frame:
 class _File:
     """A transforms file."""
 
-    def __init__(self, folder: Path, name: str, options: LoadOptions) -> None:
+    def __init__(self, folder: Path, name: str, options: LoadOptions, capture: Capture | None = None) -> None:
         self.folder, self.file, self.options = folder, folder / name, options
-        self.document = read_json(self.file)
+        self.capture = capture or Capture(read_json(self.file))
+        self.document = _plain_names(self.capture.document, str(self.file))
 
     def frames(self) -> tuple[list[_Frame], tuple[str, ...]]:
         """The frames whose images are there: files often list some that were sorted out later."""
         listed, outside = read_frames(self.document, self.file), self.options.allow_outside
-        found = [
-            find_image(self.folder, values.get("file_path"), f"{where}: file_path", allow_outside=outside)
-            for values, where in listed
-        ]
-        frames = [_Frame(*entry, path) for entry, path in zip(listed, found, strict=True) if path is not None]
-        if not frames:
-            values, where = listed[0]
-            got = f"no such file {shown(values.get('file_path'))}"
-            raise InputError(f"{where}: file_path", "the path of an image", got)
+        frames, found, lost = [], {}, []
+        places = (*IMAGE_FOLDERS, self.file.parent.relative_to(self.folder).as_posix())
+        for values, where in listed:
+            name, what = values.get("file_path"), f"{where}: file_path"
+            path = find_image(self.folder, name, what, allow_outside=outside, places=places)
+            if path is None:
+                lost.append((name, what))
+            elif _key(found.setdefault(path, name)) != _key(name):
+                raise InputError(what, "an image of its own", f"{path.name}, where {shown(found[path])} leads as well")
+            else:
+                frames.append(_Frame(_plain_names(values, where), where, path))
+        refused = [one for one in lost if leads_out(one[0]) and not outside]
+        if not frames or (refused and not any(map(leads_out, found.values()))):  # else these are merely missing
+            name, what = (refused or lost)[0]
+            raise missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
+        stems = {path: (self.folder / _key(name)).with_suffix("") for path, name in found.items() if "/" in _key(name)}
+        if moved := [path for path, stem in stems.items() if path.with_suffix("") != stem]:
+            first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
+            notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
         if len(frames) < len(listed):
             notes += (f"warning: {len(listed) - len(frames)} frames left out, because their pictures are not there",)
+        if n_depths := sum(frame.values.get("depth_file_path") is not None for frame in frames):
+            notes += (f"depth maps for {n_depths} of {len(frames)} frames: --loss.depth 0.05 trains on them",)
         return frames, notes
 
     def view(self, frame: _Frame, split: Split = "train") -> View:
         values, where = frame.values, frame.where
-        camera = pose(values.get("transform_matrix"), where).double()
-        mask = None
-        if values.get("mask_path") is not None:  # one that is not there is an error: what it hides would be trained on
-            outside = self.options.allow_outside
-            mask = image_path(self.folder, values["mask_path"], f"{where}: mask_path", allow_outside=outside)
+        what = f"{where}: transform_matrix"
+        camera = rigid(three_rows(values.get("transform_matrix"), what, "a 4x4 matrix"), what)
+
+        def beside(name: str) -> Path | None:  # not there is an error: what a mask hides would be trained on
+            given, outside = values.get(name), self.options.allow_outside
+            return None if given is None else image_path(self.folder, given, f"{where}: {name}", allow_outside=outside)
+
         time = number(values["time"], f"{where}: time") if "time" in values else None
-        return View(frame.image, camera, self._lens(frame), split, mask, time)
+        depth = None if (map_file := beside("depth_file_path")) is None else (str(map_file), self._depth_unit())
+        return View(frame.image, camera, self._lens(frame), split, beside("mask_path"), time, depth)
+
+    def _depth_unit(self) -> float:
+        name, back = "depth_unit_scale_factor", _before_export(self.document, self.file)
+        unit = number(self.document.get(name, DEPTH_UNIT), f"{self.file}: {name}")
+        return unit if back is None else unit * similarity_scale(back)
 
     def scene(self, views: list[View], split: Split, notes: tuple[str, ...]) -> Scene:
         """The views at the place that the file asks for, or that their cameras give."""
@@ -254,7 +330,16 @@ class _File:
             notes += (asked,) if asked else ()
             options = {"to_original": to_original, "levels": levels, "near": NGP_NEAR, "notes": (box,)}
             placing = functools.partial(given_place, **options)
-        scene = posed_scene(self.folder, views, split, self.options, placing=placing, notes=notes)
+        points, name, what = self.capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
+        if name is not None:
+            file = find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
+            points = None if file is None else read_ply(file)
+            notes += (f"warning: no {shown(name)}" if points is None else f"{len(points)} points in {shown(name)}",)
+        if points is not None:
+            points = points[(points.abs() < 1e12).all(-1)] if len(points) else None
+        auto = self.options.bounds == "auto"
+        opened = replace(self.options, bounds=self.capture.bounds) if auto else self.options
+        scene = posed_scene(self.folder, views, split, opened, points=points, placing=placing, notes=notes)
         if back is None:
             return scene
         assert scene.to_original is not None
@@ -276,7 +361,9 @@ class _File:
 
         width, height = value("w"), value("h")
         if width is None or height is None:
-            width, height = image_size(frame.image, upright=False)
+            shrunk = re.fullmatch(r"images_(\d{1,2})", frame.image.parent.name)  # in place of what the file names
+            factor = 1 if shrunk is None or shrunk[0] in str(frame.values["file_path"]) else int(shrunk[1])
+            width, height = (side * factor for side in image_size(frame.image, upright=False))
         if not (1 <= width <= 1 << 20 and 1 <= height <= 1 << 20):
             raise InputError(f"{where}: w, h", "a picture of 1 to 2^20 pixels a side", f"{width:g} x {height:g}")
         model = self._model(frame)
@@ -289,10 +376,13 @@ class _File:
             raise InputError(where, "fl_x or camera_angle_x, there or for the whole file", "neither")
         cx, cy = value("cx"), value("cy")
         coefficients = [value(name) or 0.0 for name in COEFFICIENTS[model]]
+        known = self.document | frame.values
+        side, middle = (max(width, height) if known.get("per_side") else 1.0), bool(known.get("from_middle"))
+        cx, cy = (None if c is None else c * side + middle * 0.5 * end for c, end in ((cx, width), (cy, height)))
         return Lens(
             width=round(width),
             height=round(height),
-            focal=(fx, fy),
+            focal=(fx * side, fy * side),
             center=(0.5 * width if cx is None else cx, 0.5 * height if cy is None else cy),
             model=model,
             distortion=tuple(coefficients + [0.0] * (8 - len(coefficients))),
@@ -338,6 +428,18 @@ class _File:
         return splits, notes
 
 
+def _plain_names(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """With instant-ngp's names for what other exporters call fx, fy, width, height, or write as a camera matrix."""
+    known = dict(values)
+    for other, name in _OTHER_NAMES.items():
+        if values.get(other) is not None and known.get(name) is None:
+            known[name] = values[other]
+    for name in _MATRICES:
+        if isinstance(values.get(name), list):
+            known = calibration(values[name], f"{where}: {name}") | {k: v for k, v in known.items() if v is not None}
+    return known
+
+
 def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
     """(4, 4) float64 from the unit cube about the origin to the file's coordinates, and grid levels, by its rules. Its
     unit matters: in the file's, three times as small, the fog of a new field would hide what the cameras look at."""
@@ -374,4 +476,4 @@ def _has_split_file(folder: Path) -> bool:
 
 
 BLENDER = SceneFormat("Blender", "transforms_train.json", _has_split_file, load_blender)
-FORMAT = SceneFormat("instant-ngp / nerfstudio", FILE, lambda folder: (folder / FILE).is_file(), load_transforms)
+FORMAT = pose_format("instant-ngp / nerfstudio", FILE, first_file(FILE), lambda file: Capture(read_json(file)))
