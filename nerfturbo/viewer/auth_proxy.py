@@ -90,7 +90,8 @@ class AuthProxy:
         except OSError:
             return await _refuse(writer, 502)
         onward_writer.write(head)
-        await asyncio.gather(_pump(reader, onward_writer), _pump(onward_reader, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # by `close`
+            await asyncio.gather(_pump(reader, onward_writer), _pump(onward_reader, writer))
 
 
 def check_request(head: bytes, token: str | None) -> int | bytes | None:

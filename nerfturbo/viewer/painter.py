@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, rotations
 from ..data.images import to_bytes
-from ..data.placement import Ndc
+from ..data.scene import Scene
 from ..errors import InputError
-from ..evaluation.images import Channel, channel_image
-from ..rendering.image import render_view
+from ..evaluation.camera_path import pose_distances
+from ..evaluation.evaluate import WHITE, truth_image
+from ..evaluation.images import CHANNELS, Channel, channel_image, error_colors
+from ..rendering.image import RenderedImage, render_view
 from ..rendering.model import NerfModel
 from ..sampling.grid import cropped
 from ..types import Aabb
@@ -23,6 +25,12 @@ FIRST_PIXELS = 48 * 48
 LEAST_PIXELS = 24 * 24
 MOVING_SECONDS = 0.08  # a picture while the camera moves may take this long
 RESTING_SECONDS = {True: 0.7, False: 5.0}  # while training, and of a saved run
+Shown = Channel | Literal["error"]
+SHOWN: tuple[Shown, ...] = (*CHANNELS, "error")
+SOLID = 0.5  # opacity from which a pixel has a depth
+PHOTO_SIDE = 64  # pixels of the longer side of the depths that say what a photo sees
+BEHIND = 1.05  # times that depth: farther points are hidden from the photo
+UNSEEN = 0.5  # grey of what the photo does not show
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class View:
     camera_to_world: Tensor  # (3, 4)
     field_of_view_y: float  # radians
     aspect: float  # width over height
-    channel: Channel = "color"
+    channel: Shown = "color"
     crop: Aabb | None = None
     time: float | None = None
 
@@ -68,16 +76,20 @@ class TimeShare:
 
 
 class Painter:
-    """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`."""
+    """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`.
+    `photos` are what errors are shown against."""
 
-    def __init__(self, largest: int = 640, ndc: Ndc | None = None) -> None:
-        self.largest, self._ndc = largest, ndc
+    def __init__(self, largest: int = 640, photos: tuple[Scene, ...] = ()) -> None:
+        self.largest, self._photos = largest, photos
+        self.note = ""  # what there is to say about the last picture
         self._view: View | None = None
         self.is_new = False  # nothing of the view was painted yet
         self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
         self._depths: tuple[float, float] | None = None
         self._estimators: dict[tuple[Aabb | None, int], Any] = {}  # of the last crop and step
+        self._photo: dict[tuple[int, int], Tensor] = {}  # the last photo, by split and index
+        self._photo_depths: dict[tuple[int, int, Aabb | None, int], Tensor] = {}  # its depths, of a crop and step
 
     def look(self, view: View, *, moving: bool) -> None:
         """The client looks elsewhere, or at something else."""
@@ -89,12 +101,10 @@ class Painter:
         """Whether there is anything to paint: a view not yet fine enough, or a scene that has changed since."""
         return self._view is not None and self._finished_at != step
 
-    @torch.no_grad()
-    def paint(self, model: NerfModel, step: int, *, training: bool) -> Tensor | None:
-        """The next picture (height, width, 3) uint8; None where a crop holds nothing."""
+    def paint(self, model: NerfModel, step: int, *, training: bool) -> Tensor:
+        """The next picture (height, width, 3) uint8."""
         view = self._view
-        if view is None:
-            return None
+        assert view is not None  # `wants` says so
         if self._pixels == 0:
             wanted = self._rate * MOVING_SECONDS
         else:
@@ -102,7 +112,8 @@ class Painter:
         full = self.largest**2 / max(view.aspect, 1.0 / view.aspect)
         pixels = min(full, max(LEAST_PIXELS, wanted))
         self.is_new, begun = False, time.perf_counter()
-        picture = self._render(model, view, pixels, step)
+        height = max(4, round(math.sqrt(pixels / view.aspect)))
+        picture = self.render(model, view, (max(4, round(height * view.aspect)), height), step)
         seconds = max(time.perf_counter() - begun, 1e-4)
         self._rate = min(pixels / seconds, 0.5 * (self._rate + pixels / seconds))  # slower at once, faster with care
         if pixels >= full or pixels <= 1.2 * self._pixels:
@@ -110,25 +121,89 @@ class Painter:
         self._pixels = int(pixels)
         return picture
 
-    def _render(self, model: NerfModel, view: View, pixels: float, step: int) -> Tensor | None:
-        height = max(4, round(math.sqrt(pixels / view.aspect)))
-        width = max(4, round(height * view.aspect))
-        camera = pinhole(view.camera_to_world[None], width, height, view.field_of_view_y)
+    @torch.no_grad()
+    def render(self, model: NerfModel, view: View, size: tuple[int, int], step: int) -> Tensor:
+        """A view as a picture (height, width, 3) uint8 of `size`, width and height; white where a crop is empty."""
+        camera, self.note = pinhole(view.camera_to_world[None], *size, view.field_of_view_y), ""
         times = None if view.time is None else torch.tensor([view.time])
-        camera = replace(camera, times=times, ndc=None if self._ndc is None else self._ndc.to(camera.device))
+        ndc = self._photos[0].cameras.ndc if self._photos else None
+        camera = replace(camera, times=times, ndc=None if ndc is None else ndc.to(camera.device))
         try:
             if (view.crop, step) not in self._estimators:
-                self._estimators = {(view.crop, step): cropped(model.estimator, view.crop)}
-        except InputError:
-            return None
-        estimator = self._estimators[view.crop, step]
-        background = torch.ones(3, device=model.device)
-        image = render_view(model.field, estimator, camera, 0, settings=model.settings, background=background)
-        if view.channel == "depth":
-            solid = image.depth[image.opacity > 0.5]
-            if solid.numel() > 1:
-                low, high = solid.float().quantile(torch.tensor([0.01, 0.99], device=solid.device)).tolist()
-                self._depths = (low, max(high, low + 1e-3))
-        depths = self._depths or (model.bounds.near, model.bounds.far)
-        shown = channel_image(view.channel, image, model, camera=camera, background=background, depths=depths)
+                self._estimators = {(view.crop, step): cropped(model.estimator, view.crop, what="crop")}
+        except InputError as error:
+            self.note = f"The crop box is empty: {error.hint}."
+            return torch.full((size[1], size[0], 3), 255, dtype=torch.uint8)
+        image = self._render(model, view, camera, step)
+        if view.channel == "error":
+            shown = self._error(model, view, camera, image, step)
+        else:
+            if view.channel == "depth":
+                self._fit_depths(image)
+            depths, background = self._depths or (model.bounds.near, model.bounds.far), _white(model)
+            shown = channel_image(view.channel, image, model, camera=camera, background=background, depths=depths)
         return to_bytes(shown).cpu()
+
+    def _render(self, model: NerfModel, view: View, camera: Cameras, step: int) -> RenderedImage:
+        estimator = self._estimators[view.crop, step]
+        return render_view(model.field, estimator, camera, 0, settings=model.settings, background=_white(model))
+
+    def _fit_depths(self, image: RenderedImage) -> None:
+        solid = image.depth[image.opacity > SOLID]
+        if solid.numel() > 1:
+            low, high = solid.float().quantile(torch.tensor([0.01, 0.99], device=solid.device)).tolist()
+            self._depths = (low, max(high, low + 1e-3))
+
+    def _error(self, model: NerfModel, view: View, camera: Cameras, image: RenderedImage, step: int) -> Tensor:
+        """(height, width, 3): each pixel against the nearest photo's, where its surface lies there; grey where it is
+        hidden from that photo."""
+        if not self._photos:
+            return torch.full_like(image.rgb, UNSEEN)
+        split, index = nearest_photo([scene.cameras for scene in self._photos], view)
+        scene, device = self._photos[split], model.device
+        self.note = f"Error against {scene.split} photo {index}, the nearest; grey: not seen there."
+        if (split, index) not in self._photo:
+            self._photo = {(split, index): truth_image(scene, index, WHITE, device)}
+        photo, taken = self._photo[split, index], scene.cameras[index].to(device)
+        rays, solid = camera.to(device).image_rays(0), image.opacity.reshape(-1) > SOLID
+        reach = torch.where(solid, image.depth.reshape(-1).float(), model.bounds.far)
+        points = rays.origins + rays.directions * reach[:, None]
+        pixels, ahead = taken.project(torch.zeros_like(solid, dtype=torch.int64), points)
+        places = pixels.nan_to_num(-1e6) / taken.size[0] * 2.0 - 1.0  # -1 to 1 inside
+        seen = (ahead > 0.0) & (places.abs() <= 1.0).all(-1)
+        if scene.cameras.ndc is None:  # in a bent box distances are not those of the world
+            key = (split, index, view.crop, step)
+            if key not in self._photo_depths:
+                small = taken.scaled(min(1.0, PHOTO_SIDE / int(taken.size.max())))
+                found = self._render(model, view, replace(small, times=camera.times), step)
+                self._photo_depths = {key: torch.where(found.opacity > SOLID, found.depth.float(), torch.inf)}
+            depths = _look_up(self._photo_depths[key][..., None], places, "nearest")[:, 0]
+            seen &= (points - taken.positions[0]).norm(dim=-1) <= BEHIND * depths
+        colors = _look_up(photo.float(), places, "bilinear").view_as(image.rgb)
+        errors = error_colors(image.rgb.float(), colors)
+        return torch.where(seen.view(*image.depth.shape, 1), errors, torch.full_like(errors, UNSEEN))
+
+
+def _white(model: NerfModel) -> Tensor:
+    return torch.ones(3, device=model.device)
+
+
+def _look_up(image: Tensor, places: Tensor, mode: str) -> Tensor:
+    """(m, channels) of an image (height, width, channels) at places (m, 2) from -1 to 1."""
+    options = {"mode": mode, "padding_mode": "border", "align_corners": False}
+    values = torch.nn.functional.grid_sample(image.permute(2, 0, 1)[None], places[None, None].float(), **options)
+    return values[0, :, 0].T
+
+
+def nearest_photo(splits: list[Cameras], view: View) -> tuple[int, int]:
+    """Split and index of the camera nearest to a view. To turn by a radian is as far as to move by the cameras' mean
+    distance from their middle; a photo of another time is farther than one of another place."""
+    best = []
+    for split, cameras in enumerate(splits):
+        poses, positions = cameras.camera_to_world.cpu(), cameras.positions.cpu()
+        spread = float((positions - positions.mean(0)).norm(dim=-1).mean()) or 1.0
+        distance = pose_distances(poses, view.camera_to_world[None], spread)
+        if cameras.times is not None and view.time is not None:
+            distance = distance + 100.0 * (cameras.times.cpu() - view.time).abs()
+        best.append((float(distance.min()), split, int(distance.argmin())))
+    return min(best)[1:]
