@@ -69,11 +69,9 @@ class RunFolder:
             return None
         document = _read_object(self.crop_file)
         try:
-            low, high = ((float(x), float(y), float(z)) for x, y, z in (document["low"], document["high"]))
-            return Aabb(low, high)
+            return Aabb(tuple(document["low"]), tuple(document["high"]))  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError):
-            got, hint = "others", "save it again in the viewer, or remove the file"
-            raise InputError(str(self.crop_file), "three numbers as low, larger ones as high", got, hint) from None
+            raise CheckpointError(f"{self.crop_file}: no box; save it again in the viewer, or remove it") from None
 
     def write_crop(self, box: Aabb | None) -> None:
         """None: exports take the whole scene."""

@@ -8,10 +8,8 @@ import io
 import logging
 import secrets
 import socket
-import threading
 import time
 import warnings
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +19,8 @@ from ..training.callbacks import MetricsLog
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .auth_proxy import AuthProxy, is_loopback
-from .painter import Painter, TimeShare, View, pose_of
-from .panel import ClientPanel, Panel, SceneFacts, occupied_cells
-from .path_editor import PathEditor
+from .painter import TimeShare, View, pose_of
+from .panel import Client, Panel, PathEditor, SceneFacts, occupied_cells
 
 if TYPE_CHECKING:
     import viser
@@ -36,26 +33,12 @@ PANEL_SECONDS = 1.5  # between renewals of numbers, curves and cells, at least
 PANEL_PART = 0.02  # of the time that they may take
 
 
-@dataclass
-class _Client:
-    handle: "viser.ClientHandle"
-    painter: Painter
-    panel: ClientPanel
-    view: View | None = None
-    moved: float = 0.0
-    fresh: bool = False  # a new view that the painter has not been told of
-    moving: bool = False
-
-
 class LivePage:
     """Serves the page until `close`; `url` is where to open it."""
 
     def __init__(self, facts: SceneFacts, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
-        try:
-            import viser
-        except ImportError:
-            hint = "pip install 'nerfturbo[viewer]'"
-            raise InputError("viser", "installed, for the live page", "not found", hint) from None
+        import viser
+
         if token is None and not is_loopback(host):
             token = secrets.token_urlsafe(24)
         # A page may be closed while its picture is painted.
@@ -69,14 +52,12 @@ class LivePage:
             raise
         atexit.register(self.close)  # before viser's own farewell
         self.frames_sent = 0
-        self._lock = threading.Lock()
-        self._clients: dict[int, _Client] = {}
+        self._clients: dict[int, Client] = {}
         # New views do not wait for what refining old ones has spent: a camera is followed at once.
         self._shares, self._panel_share = {True: TimeShare(), False: TimeShare()}, TimeShare()
         self._film_share = TimeShare()
-        self._panel = Panel(self._server, facts, self._repaint)
-        self._editor = PathEditor(self._server, facts, self._dress)
-        self.wishes, self.say = self._panel.wishes, self._panel.say
+        self.panel = Panel(self._server, facts, self._repaint)
+        self._editor = PathEditor(self._server, self.panel, self._clients)
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
 
@@ -104,38 +85,26 @@ class LivePage:
             time.sleep(0.5)
 
     def _connect(self, handle: "viser.ClientHandle") -> None:
-        facts = self._panel.facts
-        panel = ClientPanel(handle, self._panel, lambda: self._repaint(handle.client_id))
-        client = _Client(handle, Painter(photos=(facts.train, facts.test)), panel)
-        with self._lock:
-            self._clients[handle.client_id] = client
+        client = Client(handle, self.panel)
+        self._clients[handle.client_id] = client
         self._move(client)
         handle.camera.on_update(lambda _: self._move(client))
 
     def _disconnect(self, handle: "viser.ClientHandle") -> None:
-        with self._lock:
-            self._clients.pop(handle.client_id, None)
+        self._clients.pop(handle.client_id, None)
 
-    def _move(self, client: _Client) -> None:
+    def _move(self, client: Client) -> None:
         """The client's camera as it is now; numbers that make no camera are ignored."""
         camera = client.handle.camera
         pose, angle, aspect = pose_of(camera.wxyz, camera.position), float(camera.fov), float(camera.aspect)
         if pose is not None and 0.01 < angle < 3.1 and 0.1 < aspect < 10.0:
-            view = client.panel.dress(View(pose, angle, aspect))
-            with self._lock:
-                client.view, client.moved, client.fresh, client.moving = view, time.monotonic(), True, True
-            client.panel.moved(pose[:, 3])
+            client.look(View(pose, angle, aspect))
+            client.left(pose[:, 3])
 
-    def _repaint(self, client_id: int | None = None) -> None:
-        """A control changed what a client's images show, or everyone's."""
-        with self._lock:
-            for number, client in self._clients.items():
-                if client.view is not None and client_id in (None, number):
-                    client.view, client.fresh = client.panel.dress(client.view), True
-
-    def _dress(self, handle: Any, view: View) -> View:
-        client = None if handle is None else self._clients.get(handle.client_id)
-        return replace(view, crop=self._panel.crop()) if client is None else client.panel.dress(view)
+    def _repaint(self) -> None:
+        """A control changed what everyone's images show."""
+        for client in list(self._clients.values()):
+            client.look()
 
     def tick(self, model: NerfModel, step: int, *, training: bool, records: list[dict[str, Any]] | None = None) -> bool:
         """Paint at most one picture, or frame of a video, if one is due; returns whether one was. While training, new
@@ -152,40 +121,40 @@ class LivePage:
             if moving or (training and not self._film_share.ready(now)) or not self._editor.advance(model, step):
                 return False
             done = time.monotonic()
-            self._film_share.spent(done - now, self._panel.share, done)
+            self._film_share.spent(done - now, self.panel.share, done)
             return True
-        client.painter.largest = int(client.panel.quality.value)
+        client.painter.largest = int(client.quality.value)
         begun = time.monotonic()
         picture = client.painter.paint(model, step, training=training)
         with contextlib.suppress(Exception):  # a client that has just gone must not end training
             client.handle.scene.set_background_image(picture.numpy(), format="jpeg", jpeg_quality=JPEG_QUALITY)
-            client.panel.say(client.painter.note)
+            client.say(client.painter.note)
             self.frames_sent += 1
         if training:
             done, part = time.monotonic(), 1.0 if is_new else IDLE_PART
-            self._shares[is_new].spent(done - begun, part * self._panel.share, done)
+            self._shares[is_new].spent(done - begun, part * self.panel.share, done)
         return True
 
     def _renew(self, model: NerfModel, step: int, records: list[dict[str, Any]]) -> None:
         """Numbers, curves and occupied cells."""
-        self._panel.renew(step, records)
-        with self._lock:
-            curious = [client for client in self._clients.values() if client.panel.cells_on.value]
+        self.panel.renew(step, records)
+        curious = [client for client in list(self._clients.values()) if client.cells_on.value]
         if curious:
             points, size = occupied_cells(model)
             for client in curious:
                 with contextlib.suppress(Exception):  # as above
-                    client.panel.show_cells(points, size)
+                    client.handle.scene.add_point_cloud("/cells", points, (40, 170, 120), point_size=size)
 
-    def _next_client(self, step: int) -> _Client | None:
+    def _next_client(self, step: int) -> Client | None:
         """Of the waiting clients, first those that see nothing of their view yet, then the one that moved last."""
-        with self._lock:
-            for client in self._clients.values():
+        clients = list(self._clients.values())
+        for client in clients:
+            with client.lock:
                 if client.fresh and client.view is not None:
                     client.painter.look(client.view, moving=client.moving)
                     client.fresh = client.moving = False
-            waiting = [client for client in self._clients.values() if client.painter.wants(step)]
-            return max(waiting, key=lambda client: (client.painter.is_new, client.moved), default=None)
+        waiting = [client for client in clients if client.painter.wants(step)]
+        return max(waiting, key=lambda client: (client.painter.is_new, client.moved), default=None)
 
     def serve(self, model: NerfModel, step: int, records: list[dict[str, Any]]) -> None:
         """Paint a saved run, with what was logged of it, until interrupted."""
@@ -214,21 +183,21 @@ class ViewedTraining:
             return
         try:
             self._tick(trainer, training=True)
-            if self.page.wishes.paused:
+            if self.page.panel.paused:
                 self._wait(trainer)
         except CheckpointError as error:
-            self.page.say(f"could not be saved: {error}")
+            self.page.panel.say(f"could not be saved: {error}")
             LOG.warning("%s; training goes on", error)
         except Exception as error:
             self._broken = True
             LOG.warning("the live page stopped (%s: %s); training goes on", type(error).__name__, error)
 
     def _tick(self, trainer: Trainer, *, training: bool) -> bool:
-        if self.page.wishes.save.is_set():
-            self.page.wishes.save.clear()
+        if self.page.panel.save.is_set():
+            self.page.panel.save.clear()
             with trainer.clock_stopped():
                 path = trainer.save(self._checkpoints)
-            self.page.say(f"saved `{path.name}`")
+            self.page.panel.say(f"saved `{path.name}`")
             LOG.info("saved %s, as the live page asked", path)
         return self.page.tick(trainer.model, trainer.step, training=training, records=self._log.records)
 
@@ -236,7 +205,7 @@ class ViewedTraining:
         """Until the page says to go on, or Ctrl-C; the clock of training stands still."""
         LOG.info("paused by the live page at step %d", trainer.step)
         with trainer.clock_stopped():
-            while self.page.wishes.paused and not trainer.should_stop:
+            while self.page.panel.paused and not trainer.should_stop:
                 if not self._tick(trainer, training=False):
                     time.sleep(0.01)
         LOG.info("training goes on")

@@ -15,7 +15,7 @@ from ..data.scene import Scene
 from ..errors import InputError
 from ..evaluation.camera_path import pose_distances
 from ..evaluation.evaluate import WHITE, truth_image
-from ..evaluation.images import CHANNELS, Channel, channel_image, error_colors
+from ..evaluation.images import CHANNELS, SOLID, Channel, channel_image, depth_range, error_colors, pixels_of, seen_in
 from ..rendering.image import RenderedImage, render_view
 from ..rendering.model import NerfModel
 from ..sampling.grid import cropped
@@ -27,9 +27,8 @@ MOVING_SECONDS = 0.08  # a picture while the camera moves may take this long
 RESTING_SECONDS = {True: 0.7, False: 5.0}  # while training, and of a saved run
 Shown = Channel | Literal["error"]
 SHOWN: tuple[Shown, ...] = (*CHANNELS, "error")
-SOLID = 0.5  # opacity from which a pixel has a depth
-PHOTO_SIDE = 64  # pixels of the longer side of the depths that say what a photo sees
-BEHIND = 1.05  # times that depth: farther points are hidden from the photo
+PHOTO_SIDE = 64  # pixels of the longer side of the render that says what a photo sees
+BEHIND = 0.05  # of the distance: points farther behind that are hidden from the photo
 UNSEEN = 0.5  # grey of what the photo does not show
 
 
@@ -80,7 +79,7 @@ class Painter:
     `photos` are what errors are shown against."""
 
     def __init__(self, largest: int = 640, photos: tuple[Scene, ...] = ()) -> None:
-        self.largest, self._photos = largest, photos
+        self.largest, self.photos = largest, photos
         self.note = ""  # what there is to say about the last picture
         self._view: View | None = None
         self.is_new = False  # nothing of the view was painted yet
@@ -88,8 +87,8 @@ class Painter:
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
         self._depths: tuple[float, float] | None = None
         self._estimators: dict[tuple[Aabb | None, int], Any] = {}  # of the last crop and step
-        self._photo: dict[tuple[int, int], Tensor] = {}  # the last photo, by split and index
-        self._photo_depths: dict[tuple[int, int, Aabb | None, int], Tensor] = {}  # its depths, of a crop and step
+        self._photo: dict[tuple[int, int], Tensor] = {}  # the last, by split and index
+        self._sight: dict[tuple[Any, ...], RenderedImage] = {}  # what it sees of a crop at a step
 
     def look(self, view: View, *, moving: bool) -> None:
         """The client looks elsewhere, or at something else."""
@@ -126,7 +125,7 @@ class Painter:
         """A view as a picture (height, width, 3) uint8 of `size`, width and height; white where a crop is empty."""
         camera, self.note = pinhole(view.camera_to_world[None], *size, view.field_of_view_y), ""
         times = None if view.time is None else torch.tensor([view.time])
-        ndc = self._photos[0].cameras.ndc if self._photos else None
+        ndc = self.photos[0].cameras.ndc if self.photos else None
         camera = replace(camera, times=times, ndc=None if ndc is None else ndc.to(camera.device))
         try:
             if (view.crop, step) not in self._estimators:
@@ -139,70 +138,51 @@ class Painter:
             shown = self._error(model, view, camera, image, step)
         else:
             if view.channel == "depth":
-                self._fit_depths(image)
-            depths, background = self._depths or (model.bounds.near, model.bounds.far), _white(model)
-            shown = channel_image(view.channel, image, model, camera=camera, background=background, depths=depths)
+                self._depths = depth_range(image.depth[image.opacity > SOLID]) or self._depths
+            look = {"background": _white(model), "depths": self._depths or (model.bounds.near, model.bounds.far)}
+            shown = channel_image(view.channel, image, model, camera=camera, **look)
         return to_bytes(shown).cpu()
 
     def _render(self, model: NerfModel, view: View, camera: Cameras, step: int) -> RenderedImage:
         estimator = self._estimators[view.crop, step]
         return render_view(model.field, estimator, camera, 0, settings=model.settings, background=_white(model))
 
-    def _fit_depths(self, image: RenderedImage) -> None:
-        solid = image.depth[image.opacity > SOLID]
-        if solid.numel() > 1:
-            low, high = solid.float().quantile(torch.tensor([0.01, 0.99], device=solid.device)).tolist()
-            self._depths = (low, max(high, low + 1e-3))
-
     def _error(self, model: NerfModel, view: View, camera: Cameras, image: RenderedImage, step: int) -> Tensor:
         """(height, width, 3): each pixel against the nearest photo's, where its surface lies there; grey where it is
         hidden from that photo."""
-        if not self._photos:
+        if not self.photos:
             return torch.full_like(image.rgb, UNSEEN)
-        split, index = nearest_photo([scene.cameras for scene in self._photos], view)
-        scene, device = self._photos[split], model.device
+        split, index = nearest_photo([scene.cameras for scene in self.photos], view)
+        scene, device = self.photos[split], model.device
         self.note = f"Error against {scene.split} photo {index}, the nearest; grey: not seen there."
         if (split, index) not in self._photo:
             self._photo = {(split, index): truth_image(scene, index, WHITE, device)}
-        photo, taken = self._photo[split, index], scene.cameras[index].to(device)
+        taken, key = scene.cameras[index].to(device), (split, index, view.crop, step)
+        small = replace(taken.scaled(min(1.0, PHOTO_SIDE / int(taken.size.max()))), times=camera.times)
+        if key not in self._sight:
+            self._sight = {key: self._render(model, view, small, step)}
         rays, solid = camera.to(device).image_rays(0), image.opacity.reshape(-1) > SOLID
         reach = torch.where(solid, image.depth.reshape(-1).float(), model.bounds.far)
         points = rays.origins + rays.directions * reach[:, None]
-        pixels, ahead = taken.project(torch.zeros_like(solid, dtype=torch.int64), points)
-        places = pixels.nan_to_num(-1e6) / taken.size[0] * 2.0 - 1.0  # -1 to 1 inside
-        seen = (ahead > 0.0) & (places.abs() <= 1.0).all(-1)
-        if scene.cameras.ndc is None:  # in a bent box distances are not those of the world
-            key = (split, index, view.crop, step)
-            if key not in self._photo_depths:
-                small = taken.scaled(min(1.0, PHOTO_SIDE / int(taken.size.max())))
-                found = self._render(model, view, replace(small, times=camera.times), step)
-                self._photo_depths = {key: torch.where(found.opacity > SOLID, found.depth.float(), torch.inf)}
-            depths = _look_up(self._photo_depths[key][..., None], places, "nearest")[:, 0]
-            seen &= (points - taken.positions[0]).norm(dim=-1) <= BEHIND * depths
-        colors = _look_up(photo.float(), places, "bilinear").view_as(image.rgb)
-        errors = error_colors(image.rgb.float(), colors)
-        return torch.where(seen.view(*image.depth.shape, 1), errors, torch.full_like(errors, UNSEEN))
+        # In a bent box distances are not those of the world: there nothing is hidden.
+        margin = BEHIND * (points - taken.positions[0]).norm(dim=-1) if taken.ndc is None else torch.inf
+        seen = seen_in(self._sight[key], small, points, margin)
+        row, column, _ = pixels_of(taken, points)
+        errors = error_colors(image.rgb, self._photo[split, index][row, column].view_as(image.rgb))
+        return torch.where(seen.view(*image.depth.shape, 1), errors, UNSEEN)
 
 
 def _white(model: NerfModel) -> Tensor:
     return torch.ones(3, device=model.device)
 
 
-def _look_up(image: Tensor, places: Tensor, mode: str) -> Tensor:
-    """(m, channels) of an image (height, width, channels) at places (m, 2) from -1 to 1."""
-    options = {"mode": mode, "padding_mode": "border", "align_corners": False}
-    values = torch.nn.functional.grid_sample(image.permute(2, 0, 1)[None], places[None, None].float(), **options)
-    return values[0, :, 0].T
-
-
 def nearest_photo(splits: list[Cameras], view: View) -> tuple[int, int]:
-    """Split and index of the camera nearest to a view. To turn by a radian is as far as to move by the cameras' mean
-    distance from their middle; a photo of another time is farther than one of another place."""
+    """Split and index of the camera nearest to a view. To turn by a radian is as far as to move by the spread of the
+    cameras; a photo of another time is farther than one of another place."""
     best = []
     for split, cameras in enumerate(splits):
-        poses, positions = cameras.camera_to_world.cpu(), cameras.positions.cpu()
-        spread = float((positions - positions.mean(0)).norm(dim=-1).mean()) or 1.0
-        distance = pose_distances(poses, view.camera_to_world[None], spread)
+        spread = float((cameras.positions - cameras.positions.mean(0)).norm(dim=-1).mean()) or 1.0
+        distance = pose_distances(cameras.camera_to_world.cpu(), view.camera_to_world[None], spread)
         if cameras.times is not None and view.time is not None:
             distance = distance + 100.0 * (cameras.times.cpu() - view.time).abs()
         best.append((float(distance.min()), split, int(distance.argmin())))

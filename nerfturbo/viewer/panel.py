@@ -1,11 +1,13 @@
-"""The viewer's controls and what stands in its scene. The `Panel` is everyone's: training, curves, crop, camera path. A
-`ClientPanel` is one person's: what the picture shows, cameras, occupied cells."""
+"""The viewer's controls and what stands in its scene. The `Panel` is everyone's: training, curves, crop; so is the
+`PathEditor`. A `Client` is one person: a camera, a picture and what it shows, frusta, occupied cells."""
 
+import re
+import shlex
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,14 @@ from torch import Tensor
 from ..data.cameras import Cameras
 from ..data.images import to_bytes
 from ..data.scene import Scene
-from ..evaluation.camera_path import interpolate_poses, quaternions
+from ..errors import InputError
+from ..evaluation.camera_path import CameraPath, interpolate_poses, quaternions, write_camera_path
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
 from ..evaluation.run_folder import RunFolder
 from ..rendering.model import NerfModel
 from ..sampling.grid import level_box, level_occupancy
 from ..types import Aabb
-from .painter import SHOWN, View, pose_of
+from .painter import SHOWN, Painter, View, pinhole, pose_of
 
 if TYPE_CHECKING:
     import viser
@@ -33,17 +36,13 @@ MAX_CELLS = 20_000
 MAX_POINTS = 300  # of a curve
 FLIGHT = 12  # steps of the way to a camera that was clicked
 FLIGHT_SECONDS = 0.5
+FPS = 24.0
+MAX_KEYS = 200
+HEIGHT = 720  # pixels of frames, where images have no fewer
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a saved path
 COLORS = {"train": (70, 120, 220), "test": (235, 140, 40)}
 ORDER = {name: place for place, name in enumerate(("Training", "Picture", "Curves", "Scene", "Crop", "Path"), 1)}
 VideoWriter = Callable[[Path, float], AbstractContextManager[Callable[[Tensor], None]]]  # of a file and frames a second
-
-
-@dataclass
-class Wishes:
-    """What the buttons ask of training."""
-
-    paused: bool = False
-    save: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -60,23 +59,13 @@ class SceneFacts:
     suffix: str = ".gif"  # of videos
 
 
-@dataclass(frozen=True)
-class _Photo:
-    """A camera with a small image of what it took."""
-
-    name: str
-    pose: Tensor
-    angle: float
-    image: np.ndarray
-
-
 class Panel:
     """Everyone's controls."""
 
     def __init__(self, server: "viser.ViserServer", facts: SceneFacts, repaint: Callable[[], None]) -> None:
         self._gui, self._scene = server.gui, server.scene
-        self.facts, self.wishes, self._repaint = facts, Wishes(), repaint
-        self._photos: dict[str, list[_Photo]] = {}
+        self.facts, self._repaint = facts, repaint
+        self.paused, self.save = False, threading.Event()  # what the buttons ask of training
         self._gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False)
         self._scene.set_up_direction("+z")
         cameras, start = facts.test.cameras, server.initial_camera
@@ -113,7 +102,7 @@ class Panel:
             return
         last = steps[-1]
         rate, share = last["rays_per_second"] / 1e3, 100.0 * last["occupied_fraction"]
-        state = " (paused)" if self.wishes.paused else ""
+        state = " (paused)" if self.paused else ""
         self._status.content = (
             f"**{self.facts.name}** step {last['step']}{state}, {last['seconds']:.0f} s  \n"
             f"PSNR {last['psnr']:.2f} dB, {rate:.0f} k rays/s, {share:.1f}% occupied"
@@ -121,20 +110,6 @@ class Panel:
         kept = steps[:: max(1, len(steps) // MAX_POINTS)]
         for name, plot in self._curves.items():
             plot.data = tuple(np.array([record[key] for record in kept], dtype=float) for key in ("step", name))
-
-    def photos(self, split: str) -> list[_Photo]:
-        """Some cameras of a split with their images, made small once."""
-        scene = self.facts.train if split == "train" else self.facts.test
-        if split not in self._photos:
-            made = []
-            for index in choose_views(len(scene), MAX_FRUSTA):
-                image = truth_image(scene, index, WHITE)
-                stride = max(1, max(image.shape[:2]) // THUMBNAIL)
-                small = to_bytes(image[::stride, ::stride]).cpu().numpy()
-                pose, angle = scene.cameras.camera_to_world[index].cpu(), _field_of_view(scene.cameras, index)
-                made.append(_Photo(f"/cameras/{split}/{index}", pose, angle, small))
-            self._photos[split] = made
-        return self._photos[split]
 
     def _add_training(self) -> None:
         with self._gui.add_folder("Training", order=ORDER["Training"]):
@@ -146,10 +121,10 @@ class Panel:
 
         @pause.on_click
         def _(_: Any) -> None:
-            self.wishes.paused = not self.wishes.paused
-            pause.label = "Resume training" if self.wishes.paused else "Pause training"
+            self.paused = not self.paused
+            pause.label = "Resume training" if self.paused else "Pause training"
 
-        save.on_click(lambda _: self.wishes.save.set())
+        save.on_click(lambda _: self.save.set())
 
     def _add_curves(self) -> dict[str, Any]:
         from viser import uplot
@@ -193,28 +168,42 @@ class Panel:
             self._crop_said.content = f"could not be saved: {error.strerror}"
 
 
-class ClientPanel:
-    """One person's controls."""
+class Client:
+    """One person: a camera, a picture and controls."""
 
-    def __init__(self, client: "viser.ClientHandle", panel: Panel, repaint: Callable[[], None]) -> None:
-        self._client, self._panel = client, panel
+    def __init__(self, handle: "viser.ClientHandle", panel: Panel) -> None:
+        self.handle, self._panel = handle, panel
+        self.painter = Painter(photos=(panel.facts.train, panel.facts.test))
+        self.view: View | None = None
+        self.moved, self.moving, self.lock = 0.0, False, threading.Lock()
+        self.fresh = False  # a new view that the painter has not been told of
         self._frusta: dict[str, list[Any]] = {}
         self._inside: tuple[Any, Tensor] | None = None  # the frustum of the photo flown to, and where it was taken
-        self._size = 0.06 * _mean_distance(panel.facts)
-        gui, moves = client.gui, panel.facts.train.cameras.times is not None
+        self._flights = 0
+        gui, cameras = handle.gui, panel.facts.train.cameras
+        distances = (cameras.positions.cpu() - torch.tensor(panel.facts.box.center)).norm(dim=-1)
+        self._size = 0.06 * float(distances.mean())  # of a frustum
         with gui.add_folder("Picture", order=ORDER["Picture"]):
             self.channel = gui.add_dropdown("Show", SHOWN, initial_value="color")
             self.quality = gui.add_slider("Finest picture, pixels", 128, 1920, 64, 640)
-            self.time = gui.add_slider("Time", 0.0, 1.0, 0.01, 0.0) if moves else None
+            self.time = gui.add_slider("Time", 0.0, 1.0, 0.01, 0.0) if cameras.times is not None else None
             self._note = gui.add_markdown("", visible=False)
         with gui.add_folder("In the scene", order=ORDER["Scene"], expand_by_default=False):
             toggles = {split: gui.add_checkbox(f"Cameras of {split}", False) for split in COLORS}
             self.cells_on = gui.add_checkbox("Occupied cells", False)
         for split, toggle in toggles.items():
             toggle.on_update(lambda _, split=split, toggle=toggle: self.show_cameras(split, bool(toggle.value)))
-        self.cells_on.on_update(lambda _: None if self.cells_on.value else client.scene.remove_by_name("/cells"))
+        self.cells_on.on_update(lambda _: None if self.cells_on.value else handle.scene.remove_by_name("/cells"))
         for control in filter(None, (self.channel, self.quality, self.time)):
-            control.on_update(lambda _: repaint())
+            control.on_update(lambda _: self.look())
+
+    def look(self, view: View | None = None) -> None:
+        """At another view, or at the same one with other controls."""
+        with self.lock:
+            if view is not None:
+                self.view, self.moved, self.moving = view, time.monotonic(), True
+            if self.view is not None:
+                self.view, self.fresh = self.dress(self.view), True
 
     def dress(self, view: View) -> View:
         """A view with this person's channel and time, and everyone's crop."""
@@ -230,45 +219,173 @@ class ClientPanel:
         """Frusta with their photos; a click flies there."""
         for frustum in self._frusta.pop(split, []):
             frustum.remove()
-        for photo in self._panel.photos(split) if shown else ():
-            frustum = self._client.scene.add_camera_frustum(
-                photo.name,
-                fov=photo.angle,
-                aspect=photo.image.shape[1] / photo.image.shape[0],
-                scale=self._size,
-                thickness=0.03 * self._size,
-                color=COLORS[split],
-                image=photo.image,
-                wxyz=_turn(photo.pose),
-                position=photo.pose[:, 3].numpy(),
-            )
-            frustum.on_click(lambda _, photo=photo, frustum=frustum: self._fly(photo, frustum))
+        scene = self._panel.facts.train if split == "train" else self._panel.facts.test
+        for index in choose_views(len(scene), MAX_FRUSTA) if shown else ():
+            image = truth_image(scene, index, WHITE)
+            stride = max(1, max(image.shape[:2]) // THUMBNAIL)
+            pose, angle = scene.cameras.camera_to_world[index].cpu(), _field_of_view(scene.cameras, index)
+            turn = quaternions(pose[None, :, :3] @ torch.diag(torch.tensor([1.0, -1.0, -1.0])))[0]
+            shape = {"fov": angle, "aspect": image.shape[1] / image.shape[0], "scale": self._size}
+            look = {"image": to_bytes(image[::stride, ::stride]).cpu().numpy(), "color": COLORS[split]}
+            stands = {"wxyz": turn.numpy(), "position": pose[:, 3].numpy(), "thickness": 0.03 * self._size}
+            frustum = self.handle.scene.add_camera_frustum(f"/cameras/{split}/{index}", **shape, **look, **stands)
+            frustum.on_click(lambda _, photo=(pose, angle, frustum): self._fly(*photo))
             self._frusta.setdefault(split, []).append(frustum)
 
-    def _fly(self, photo: _Photo, frustum: Any) -> None:
+    def _fly(self, there: Tensor, angle: float, frustum: Any) -> None:
         """Move the camera, in some steps, to where a photo was taken."""
-        camera = self._client.camera
-        here, distance = pose_of(camera.wxyz, camera.position), float(np.linalg.norm(camera.look_at - camera.position))
-        for pose in () if here is None else interpolate_poses(torch.stack([here, photo.pose]), FLIGHT, distance or 1.0):
-            with self._client.atomic():
+        camera, self._flights = self.handle.camera, self._flights + 1
+        flight, here = self._flights, pose_of(camera.wxyz, camera.position)
+        distance = float(np.linalg.norm(camera.look_at - camera.position))
+        for pose in () if here is None else interpolate_poses(torch.stack([here, there]), FLIGHT, distance or 1.0):
+            if flight != self._flights:  # another was clicked
+                return
+            with self.handle.atomic():
                 camera.position = pose[:, 3].numpy()
                 camera.look_at = (pose[:, 3] - distance * pose[:, 2]).numpy()
             time.sleep(FLIGHT_SECONDS / FLIGHT)
-        level = abs(float(photo.pose[2, 0])) < 0.02
-        camera.up_direction = (0.0, 0.0, 1.0) if level else photo.pose[:, 1].numpy()  # a camera held upright or not
-        camera.fov = photo.angle
-        self._inside, frustum.visible = (frustum, photo.pose[:, 3]), False  # its image would cover the picture
+        level = abs(float(there[2, 0])) < 0.02
+        camera.up_direction = (0.0, 0.0, 1.0) if level else there[:, 1].numpy()  # a camera held upright or not
+        camera.fov = angle
+        self._inside, frustum.visible = (frustum, there[:, 3]), False  # its image would cover the picture
 
-    def moved(self, place: Tensor) -> None:
+    def left(self, place: Tensor) -> None:
         """Show again the frustum of the photo flown to, once the camera has left it."""
         if self._inside is not None and float((self._inside[1] - place).norm()) > self._size:
             frustum, self._inside = self._inside[0], None
             if any(frustum is other for shown in self._frusta.values() for other in shown):
                 frustum.visible = True
 
-    def show_cells(self, points: np.ndarray, size: float) -> None:
-        """The middles of occupied cells."""
-        self._client.scene.add_point_cloud("/cells", points=points, colors=(40, 170, 120), point_size=size)
+
+class PathEditor:
+    """A camera path: key views added one by one, the curve through them, its file and its video. The page's threads
+    leave notes; `advance` renders."""
+
+    def __init__(self, server: "viser.ViserServer", panel: Panel, clients: dict[int, Client]) -> None:
+        self._server, self._panel, self._facts, self._clients = server, panel, panel.facts, clients
+        facts = panel.facts
+        self._keys: list[Tensor] = []  # poses
+        self._angles: list[float] = []
+        self._film: Generator[None, tuple[NerfModel, int]] | None = None
+        self._stop = False
+        gui, height = server.gui, int(facts.train.cameras.size[0, 1])
+        with gui.add_folder("Camera path", order=ORDER["Path"], expand_by_default=False):
+            add = gui.add_button("Add this view")
+            drop = gui.add_button("Remove the last")
+            self._frames = gui.add_number("Frames", 120, min=2, max=10_000, step=1)
+            self._height = gui.add_number("Height, pixels", min(height, HEIGHT), min=16, max=4096, step=1)
+            self._name = gui.add_text("Name", "path")
+            save = gui.add_button("Save the path")
+            self._render = gui.add_button("Render the video", visible=facts.video is not None)
+            self._progress = gui.add_progress_bar(0.0, visible=False)
+            self._said = gui.add_markdown("no views yet")
+        add.on_click(lambda event: None if event.client is None else self._add(event.client.camera))
+        drop.on_click(lambda _: self._drop())
+        save.on_click(lambda _: self._save())
+        self._render.on_click(lambda event: self._begin(event.client_id))
+
+    def _add(self, camera: Any) -> None:
+        pose = pose_of(camera.wxyz, camera.position)
+        if pose is not None and len(self._keys) < MAX_KEYS:
+            self._keys, self._angles = [*self._keys, pose], [*self._angles, float(camera.fov)]
+            self._draw()
+
+    def _drop(self) -> None:
+        self._keys, self._angles = self._keys[:-1], self._angles[:-1]
+        self._draw()
+
+    def _poses(self, n_frames: int) -> Tensor:
+        keys = torch.stack(self._keys)
+        scale = float((keys[:, :, 3] - keys[:, :, 3].mean(0)).norm(dim=-1).mean()) or 1.0
+        return interpolate_poses(keys, n_frames, scale)
+
+    def _draw(self) -> None:
+        count = len(self._keys)
+        self._said.content = f"{count} views" if count > 1 else f"{count} of the two views a path needs"
+        line = self._poses(8 * count)[:, :, 3].numpy() if count > 1 else np.zeros((2, 3))
+        segments = np.stack([line[:-1], line[1:]], axis=1)
+        self._server.scene.add_line_segments("/path", segments, (210, 60, 120), thickness=0.01, visible=count > 1)
+
+    def _save(self) -> None:
+        """Write the path's file, with the crop, and say how it went."""
+        if (file := self._file()) is None:
+            return
+        keys, path = self._cameras(torch.stack(self._keys)), CameraPath(self._cameras(), FPS, self._panel.crop())
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_camera_path(file, path, self._facts.train.to_original, keyframes=keys)
+            run, given = (shlex.quote(str(one)) for one in (self._facts.run.path, file))
+            self._said.content = f"saved; render it with `nerfturbo render {run} --path {given}`"
+        except OSError as error:
+            self._said.content = f"could not be saved: {error.strerror}"
+
+    def _file(self) -> Path | None:
+        """Where the path goes; None, and says why, where there is none to write or no name for it."""
+        if len(self._keys) > 1 and NAME.fullmatch(name := str(self._name.value)):
+            return self._facts.run.path / "camera_paths" / f"{name}.json"
+        wrong = "a path needs two views", "a name has letters, digits, - and _ only"
+        self._said.content = wrong[len(self._keys) > 1]
+        return None
+
+    def _cameras(self, poses: Tensor | None = None) -> Cameras:
+        """Of the frames unless poses are given, with the shape of the scene's images and the mean angle of the keys."""
+        poses = self._poses(max(2, min(10_000, int(self._frames.value)))) if poses is None else poses
+        width, height = (int(side) for side in self._facts.train.cameras.size[0])
+        shown = max(16, min(4096, int(self._height.value)))
+        return pinhole(poses, max(16, round(width * shown / height)), shown, float(np.mean(self._angles)))
+
+    def _begin(self, number: int | None) -> None:
+        """Begin the video that client `number` asks for, or end the one that is being rendered."""
+        client = None if number is None else self._clients.get(number)
+        if self._film is not None:
+            self._stop = True
+        elif client is not None and (file := self._file()) is not None:
+            film, self._stop = self._shoot(file.with_suffix(self._facts.suffix), client), False
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                next(film)
+            except (InputError, OSError) as error:
+                self._said.content = f"no video: {error}"
+                return
+            self._film, self._render.label, self._progress.visible = film, "Stop the video", True
+
+    def _shoot(self, file: Path, client: Client) -> Generator[None, tuple[NerfModel, int]]:
+        """A frame, as the client sees it, for each model and step that is sent; the video, whole, at the end."""
+        cameras, facts, painter = self._cameras(), self._facts, Painter(photos=client.painter.photos)
+        assert facts.video is not None  # else the button is hidden
+        (width, height), count = cameras.size[0].tolist(), len(cameras)
+        view = client.dress(View(self._keys[-1], float(np.mean(self._angles)), width / height))
+        with facts.video(file, FPS) as add:
+            for place, pose in enumerate(cameras.camera_to_world, 1):
+                model, step = yield
+                add(painter.render(model, replace(view, camera_to_world=pose), (width, height), step))
+                self._progress.value, self._said.content = 100.0 * place / count, f"frame {place} of {count}"
+        self._said.content = f"wrote `{file}`"
+        with suppress(Exception):  # who asked may have gone
+            client.handle.send_file_download(file.name, file.read_bytes())
+
+    def advance(self, model: NerfModel, step: int) -> bool:
+        """Render the next frame of the video, where one is asked for; returns whether there was one."""
+        film = self._film
+        if film is None:
+            return False
+        try:
+            if not self._stop:
+                film.send((model, step))
+                return True
+            self._said.content = "stopped; no video was written"
+        except StopIteration:
+            pass
+        except (InputError, OSError) as error:
+            self._said.content = f"the video could not be written: {error}"
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Drop a video that is not whole."""
+        if self._film is not None:
+            self._film.close()
+            self._film, self._render.label, self._progress.visible = None, "Render the video", False
 
 
 def occupied_cells(model: NerfModel) -> tuple[np.ndarray, float]:
@@ -281,16 +398,6 @@ def occupied_cells(model: NerfModel) -> tuple[np.ndarray, float]:
     points = torch.cat(centers)
     points = points[:: -(-points.shape[0] // MAX_CELLS) or 1]
     return points.numpy(), 0.15 * max(grid.aabb.size) / grid.config.resolution
-
-
-def _mean_distance(facts: SceneFacts) -> float:
-    """Of the training cameras from the middle of the scene."""
-    return float((facts.train.cameras.positions.cpu() - torch.tensor(facts.box.center)).norm(dim=-1).mean())
-
-
-def _turn(pose: Tensor) -> np.ndarray:
-    """A pose's rotation as viser has it: a quaternion, with OpenCV's axes."""
-    return quaternions(pose[None, :, :3] @ torch.diag(torch.tensor([1.0, -1.0, -1.0])))[0].numpy()
 
 
 def _field_of_view(cameras: Cameras, index: int) -> float:

@@ -7,12 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
-import viser
-from viser import _messages as messages
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from nerfturbo.viewer.page import LivePage
 
@@ -30,6 +25,9 @@ class Looker:
     """Connects, looks from `position` to the origin, and reads whatever comes."""
 
     def __init__(self, page: LivePage, position: Sequence[float] = (3.0, 0.0, 2.0), cookie: str = "") -> None:
+        import viser
+        from websockets.sync.client import connect
+
         address, origin = f"ws://127.0.0.1:{page.port}/", f"http://127.0.0.1:{page.port}"
         protocol: Any = f"viser-v{viser.__version__}"
         headers = {"Cookie": cookie} if cookie else {}
@@ -44,6 +42,8 @@ class Looker:
         self.client = page._clients[self.number]
 
     def _read(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         try:
             for content in self._socket:
                 self.n_received += len(content)
@@ -51,9 +51,14 @@ class Looker:
             pass
 
     def send(self, message: Any) -> None:
+        import msgspec
+
         self._socket.send(msgspec.msgpack.encode(message.as_serializable_dict()))
 
     def look_from(self, position: Sequence[float]) -> None:
+        import viser
+        from viser import _messages as messages
+
         place = np.array(position, dtype=float)
         ahead = -place / np.linalg.norm(place)
         right = np.cross(ahead, (0.0, 0.0, 1.0))
@@ -66,6 +71,8 @@ class Looker:
 
     def set(self, control: Any, value: Any) -> None:
         """Change a control, as its widget does."""
+        from viser import _messages as messages
+
         self.send(messages.GuiUpdateMessage(control._impl.uuid, {"value": value}))
 
     def close(self) -> None:

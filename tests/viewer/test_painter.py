@@ -155,13 +155,13 @@ def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: Nerf
     try:
         looker, now = Looker(page), time.monotonic()
         client = looker.client
-        client.panel.quality.value = 24
+        client.quality.value = 24
         until(lambda: client.fresh, "the first view")
         with use_backend("reference"):
             assert page.tick(model, 0, training=True) and not client.painter.is_new
             page._shares[False].spent(100.0, 0.1, now)  # a fine picture on a slow machine
             assert not page.tick(model, 1, training=True)  # it is not renewed for a long time,
-            looker.set(client.panel.channel, "opacity")
+            looker.set(client.channel, "opacity")
             until(lambda: client.fresh, "the other channel")
             page._shares[True] = TimeShare()
             assert page.tick(model, 2, training=True)  # but another view is seen at once;
@@ -220,7 +220,7 @@ def test_a_view_has_a_time() -> None:
             grid.table *= 20.0
     pages = [LivePage(facts_of(scene, trains=False)) for scene in (still, moving)]
     try:
-        panels = [Looker(page).client.panel for page in pages]
+        panels = [Looker(page).client for page in pages]
         assert panels[0].dress(VIEW).time is None
         pictures = []
         for moment in (0.0, 0.75):
