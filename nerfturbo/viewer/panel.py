@@ -105,7 +105,7 @@ class Panel:
         state = " (paused)" if self.paused else ""
         self._status.content = (
             f"**{self.facts.name}** step {last['step']}{state}, {last['seconds']:.0f} s  \n"
-            f"PSNR {last['psnr']:.2f} dB, {rate:.0f} k rays/s, {share:.1f}% occupied"
+            f"PSNR {last['psnr']:.2f} dB, {rate:.3g} k rays/s, {share:.1f}% occupied"
         )
         kept = steps[:: max(1, len(steps) // MAX_POINTS)]
         for name, plot in self._curves.items():
@@ -140,7 +140,7 @@ class Panel:
         box, saved = self.facts.box, self.facts.run.read_crop()
         shown = box if saved is None else box.intersection(saved) or box
         with self._gui.add_folder("Crop", order=ORDER["Crop"], expand_by_default=False):
-            self._crop_on = self._gui.add_checkbox("Crop", saved is not None)
+            self._crop_on = self._gui.add_checkbox("Only this box", saved is not None)
             self._crop_sliders = [
                 self._gui.add_multi_slider(axis, low, high, (high - low) / 200.0, (first, last))
                 for axis, low, high, first, last in zip("xyz", box.low, box.high, shown.low, shown.high, strict=True)

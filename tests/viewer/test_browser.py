@@ -34,7 +34,7 @@ from .looker import PATIENCE, until
 pytestmark = pytest.mark.slow
 FLAGS = ["--no-sandbox", "--disable-gpu", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-WIDTH, HEIGHT = 1000, 700
+WIDTH, HEIGHT = 800, 560
 
 
 def find_browser() -> str:
@@ -132,7 +132,7 @@ class Person:
         self.page.get_by_text(folder, exact=True).click()
 
     def show(self, channel: str) -> None:
-        self.page.locator("input[readonly]").first.click()
+        self.page.locator(f"input[value='{self.client.channel.value}']").first.click()
         self.page.get_by_role("option", name=channel).click()
 
 
@@ -149,6 +149,7 @@ def visit(running: Running, browser: Any) -> Iterator[Callable[..., Person]]:
         page.goto(running.page.url)
         until(lambda: len(set(running.page._clients) - known) == 1, "the page to know its new client")
         (number,) = set(running.page._clients) - known
+        running.page._clients[number].quality.value = 128  # small pictures are soon sharp
         return Person(running, page, running.page._clients[number], asked)
 
     yield open_one
@@ -224,8 +225,9 @@ def place_of(camera: Any, photo: Cameras) -> tuple[float, float]:
     """Where the middle of a photo's frustum is on the page."""
     import viser
 
-    size = 0.06 * float(photo.positions.norm())
-    middle = (photo.positions + size * photo.forward)[0].numpy()
+    side = np.tan(0.5 * FIELD_OF_VIEW)
+    ahead = 0.06 * float(photo.positions.norm()) / (side * side / 3.0) ** (1.0 / 3.0)  # viser keeps their volume
+    middle = (photo.positions + ahead * photo.forward)[0].numpy()
     x, y, z = viser.transforms.SO3(camera.wxyz).inverse().apply(middle - camera.position)
     focal = 0.5 * HEIGHT / np.tan(0.5 * camera.fov)
     return 0.5 * WIDTH + focal * x / z, 0.5 * HEIGHT + focal * y / z
@@ -250,7 +252,7 @@ def test_training_is_paused_saved_and_resumed(visit: Callable[..., Person], runn
 
 
 def test_a_path_and_a_crop_are_made_on_the_page(visit: Callable[..., Person], running: Running) -> None:
-    person, editor, mouse = visit(), running.page._editor, None
+    person, editor = visit(), running.page._editor
     mouse = person.page.mouse
     person.unfold("Camera path")
     person.button("Add this view")
@@ -276,7 +278,7 @@ def test_a_path_and_a_crop_are_made_on_the_page(visit: Callable[..., Person], ru
     person.keep("video")
     person.unfold("Camera path")
     person.unfold("Crop")
-    person.page.get_by_text("Crop", exact=True).last.click()
+    person.page.get_by_text("Only this box").click()
     until(lambda: person.client.view.crop is not None, "the crop")
     person.button("Use for exports")
     person.says("take this box")
