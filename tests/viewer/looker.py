@@ -11,7 +11,7 @@ import numpy as np
 
 from nerfturbo.viewer.page import LivePage
 
-PATIENCE = 60.0
+PATIENCE = 120.0  # only what fails takes so long
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

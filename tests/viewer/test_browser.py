@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,10 @@ pytestmark = pytest.mark.slow
 FLAGS = ["--no-sandbox", "--disable-gpu", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 WIDTH, HEIGHT = 800, 560
+# Drawing by software takes the whole processor unless it pauses between frames.
+FEW_FRAMES = (
+    "{const draw = requestAnimationFrame; window.requestAnimationFrame = (f) => setTimeout(() => draw(f), 100)}"
+)
 
 
 def find_browser() -> str:
@@ -66,6 +71,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     page.panel._share.value = 60  # pictures soon, on a machine that does other things too
     log = MetricsLog(None, every_steps=5)
     trainer.callbacks += [log, ViewedTraining(page, log, folder / "checkpoints")]
+    trainer.callbacks.append(lambda *_: time.sleep(0.05))  # the browser needs the processor more
 
     def fit() -> None:
         with use_backend("reference"):
@@ -143,6 +149,7 @@ def visit(running: Running, browser: Any) -> Iterator[Callable[..., Person]]:
     def open_one(width: int = WIDTH, height: int = HEIGHT) -> Person:
         contexts.append(browser.new_context(viewport={"width": width, "height": height}))
         known, asked = set(running.page._clients), []
+        contexts[-1].add_init_script(FEW_FRAMES)
         page = contexts[-1].new_page()
         page.set_default_timeout(PATIENCE * 1000)
         page.on("request", lambda request: asked.append(request.url))
