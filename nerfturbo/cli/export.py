@@ -36,10 +36,8 @@ class ExportArgs(RunArgs):
 class BoxArgs(ExportArgs):
     """And what exports of a part of the scene ask for."""
 
-    box: Box = None
-    """Only what lies inside this box: its low and its high corner, in the coordinates of training. The crop that was
-    saved in the viewer unless given."""
-    crop: bool = True  # Take the crop that was saved in the viewer; --no-crop exports the whole scene.
+    box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
+    crop: bool = True  # Without --box, take the crop saved in the viewer; --no-crop exports the whole scene.
 
 
 @dataclass(frozen=True)
@@ -280,13 +278,13 @@ def _plain_scene(opened: OpenRun, display: Display) -> Scene:
 
 def _chosen_box(args: BoxArgs, opened: OpenRun, display: Display) -> tuple[Aabb, str] | None:
     """The box of the flag, or the one saved with the run, and its name; a saved one is announced."""
+    from ..sampling.grid import describe_box
+
     if args.box is not None:
         return box_of(args.box, "--box"), "--box"
     saved = opened.run.read_crop() if args.crop else None
     if saved is None:
         return None
-    from ..sampling.grid import describe_box
-
     display.note(f"cropped to {describe_box(saved)}, as saved in the viewer; --no-crop or --box override it")
     return saved, str(opened.run.crop_file)
 

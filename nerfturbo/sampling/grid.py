@@ -389,9 +389,7 @@ class _Inside:
         self._sampler, self._box = sampler, box
         self.samples_per_ray = getattr(sampler, "samples_per_ray", None)
 
-    def sample(
-        self, rays: Rays, *, draw: Draw | None = None, n_active: Tensor | None = None, capacity: int | None = None
-    ) -> PackedSamples:
+    def sample(self, rays: Rays, *, draw: Draw | None = None) -> PackedSamples:
         samples = self._sampler.sample(rays, draw=draw)
         enter, leave = (side[samples.ray_indices.long()] for side in ray_aabb(rays.origins, rays.directions, self._box))
         starts = samples.t_starts.clamp(min=enter)

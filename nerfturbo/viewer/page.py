@@ -36,11 +36,10 @@ PANEL_PART = 0.02  # of the time that they may take
 class LivePage:
     """Serves the page until `close`; `url` is where to open it."""
 
-    def __init__(self, facts: SceneFacts, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+    def __init__(self, facts: SceneFacts, *, host: str = "127.0.0.1", port: int = 0) -> None:
         import viser
 
-        if token is None and not is_loopback(host):
-            token = secrets.token_urlsafe(24)
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
         # A page may be closed while its picture is painted.
         warnings.filterwarnings("ignore", message="Queued a .* on a closed connection")
         with contextlib.redirect_stdout(io.StringIO()):
@@ -52,12 +51,10 @@ class LivePage:
             raise
         atexit.register(self.close)  # before viser's own farewell
         self.frames_sent = 0
-        self._clients: dict[int, Client] = {}
         # New views do not wait for what refining old ones has spent: a camera is followed at once.
-        self._shares, self._panel_share = {True: TimeShare(), False: TimeShare()}, TimeShare()
-        self._film_share = TimeShare()
-        self.panel = Panel(self._server, facts, self._repaint)
-        self._editor = PathEditor(self._server, self.panel, self._clients)
+        self._shares, self._panel_share, self._film_share = [TimeShare(), TimeShare()], TimeShare(), TimeShare()
+        self.panel = Panel(self._server, facts)
+        self._editor, self._clients = PathEditor(self._server, self.panel), self.panel.clients
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
 
@@ -101,11 +98,6 @@ class LivePage:
             client.look(View(pose, angle, aspect))
             client.left(pose[:, 3])
 
-    def _repaint(self) -> None:
-        """A control changed what everyone's images show."""
-        for client in list(self._clients.values()):
-            client.look()
-
     def tick(self, model: NerfModel, step: int, *, training: bool, records: list[dict[str, Any]] | None = None) -> bool:
         """Paint at most one picture, or frame of a video, if one is due; returns whether one was. While training, new
         views take at most the panel's share of the time, and so do videos; refinements take a part of that."""
@@ -123,12 +115,11 @@ class LivePage:
             done = time.monotonic()
             self._film_share.spent(done - now, self.panel.share, done)
             return True
-        client.painter.largest = int(client.quality.value)
-        begun = time.monotonic()
+        client.painter.largest, begun = int(client.quality.value), time.monotonic()
         picture = client.painter.paint(model, step, training=training)
         with contextlib.suppress(Exception):  # a client that has just gone must not end training
             client.handle.scene.set_background_image(picture.numpy(), format="jpeg", jpeg_quality=JPEG_QUALITY)
-            client.say(client.painter.note)
+            client.note.content = client.painter.note
             self.frames_sent += 1
         if training:
             done, part = time.monotonic(), 1.0 if is_new else IDLE_PART
@@ -186,7 +177,7 @@ class ViewedTraining:
             if self.page.panel.paused:
                 self._wait(trainer)
         except CheckpointError as error:
-            self.page.panel.say(f"could not be saved: {error}")
+            self.page.panel.said.content = f"could not be saved: {error}"
             LOG.warning("%s; training goes on", error)
         except Exception as error:
             self._broken = True
@@ -197,7 +188,7 @@ class ViewedTraining:
             self.page.panel.save.clear()
             with trainer.clock_stopped():
                 path = trainer.save(self._checkpoints)
-            self.page.panel.say(f"saved `{path.name}`")
+            self.page.panel.said.content = f"saved `{path.name}`"
             LOG.info("saved %s, as the live page asked", path)
         return self.page.tick(trainer.model, trainer.step, training=training, records=self._log.records)
 

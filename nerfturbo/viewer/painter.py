@@ -139,19 +139,16 @@ class Painter:
         else:
             if view.channel == "depth":
                 self._depths = depth_range(image.depth[image.opacity > SOLID]) or self._depths
-            look = {"background": _white(model), "depths": self._depths or (model.bounds.near, model.bounds.far)}
-            shown = channel_image(view.channel, image, model, camera=camera, **look)
+            white, depths = torch.ones(3, device=model.device), self._depths or (model.bounds.near, model.bounds.far)
+            shown = channel_image(view.channel, image, model, camera=camera, background=white, depths=depths)
         return to_bytes(shown).cpu()
 
     def _render(self, model: NerfModel, view: View, camera: Cameras, step: int) -> RenderedImage:
-        estimator = self._estimators[view.crop, step]
-        return render_view(model.field, estimator, camera, 0, settings=model.settings, background=_white(model))
+        options = {"settings": model.settings, "background": torch.ones(3, device=model.device)}
+        return render_view(model.field, self._estimators[view.crop, step], camera, 0, **options)
 
     def _error(self, model: NerfModel, view: View, camera: Cameras, image: RenderedImage, step: int) -> Tensor:
-        """(height, width, 3): each pixel against the nearest photo's, where its surface lies there; grey where it is
-        hidden from that photo."""
-        if not self.photos:
-            return torch.full_like(image.rgb, UNSEEN)
+        """(height, width, 3): each pixel against where its surface lies in the nearest photo; grey where hidden."""
         split, index = nearest_photo([scene.cameras for scene in self.photos], view)
         scene, device = self.photos[split], model.device
         self.note = f"Error against {scene.split} photo {index}, the nearest; grey: not seen there."
@@ -170,10 +167,6 @@ class Painter:
         row, column, _ = pixels_of(taken, points)
         errors = error_colors(image.rgb, self._photo[split, index][row, column].view_as(image.rgb))
         return torch.where(seen.view(*image.depth.shape, 1), errors, UNSEEN)
-
-
-def _white(model: NerfModel) -> Tensor:
-    return torch.ones(3, device=model.device)
 
 
 def nearest_photo(splits: list[Cameras], view: View) -> tuple[int, int]:

@@ -34,15 +34,13 @@ MAX_FRUSTA = 60
 THUMBNAIL = 96
 MAX_CELLS = 20_000
 MAX_POINTS = 300  # of a curve
-FLIGHT = 12  # steps of the way to a camera that was clicked
-FLIGHT_SECONDS = 0.5
+FLIGHT, FLIGHT_SECONDS = 12, 0.5  # steps and time of the way to a camera that was clicked
 FPS = 24.0
 MAX_KEYS = 200
 HEIGHT = 720  # pixels of frames, where images have no fewer
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a saved path
 COLORS = {"train": (70, 120, 220), "test": (235, 140, 40)}
 ORDER = {name: place for place, name in enumerate(("Training", "Picture", "Curves", "Scene", "Crop", "Path"), 1)}
-VideoWriter = Callable[[Path, float], AbstractContextManager[Callable[[Tensor], None]]]  # of a file and frames a second
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,16 @@ class SceneFacts:
     box: Aabb
     run: RunFolder  # takes camera paths, videos and the crop
     trains: bool  # whether there is training to pause and to save
-    video: VideoWriter | None = None
+    video: Callable[[Path, float], AbstractContextManager[Callable[[Tensor], None]]] | None = None  # of a file and fps
     suffix: str = ".gif"  # of videos
 
 
 class Panel:
     """Everyone's controls."""
 
-    def __init__(self, server: "viser.ViserServer", facts: SceneFacts, repaint: Callable[[], None]) -> None:
-        self._gui, self._scene = server.gui, server.scene
-        self.facts, self._repaint = facts, repaint
+    def __init__(self, server: "viser.ViserServer", facts: SceneFacts) -> None:
+        self._gui, self._scene, self.facts = server.gui, server.scene, facts
+        self.clients: dict[int, Client] = {}
         self.paused, self.save = False, threading.Event()  # what the buttons ask of training
         self._gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False)
         self._scene.set_up_direction("+z")
@@ -90,10 +88,6 @@ class Panel:
         """Of the time, for this page, while a camera moves."""
         return float(self._share.value) / 100.0 if self.facts.trains else 1.0
 
-    def say(self, text: str) -> None:
-        """About training, below its buttons."""
-        self._said.content = text
-
     def renew(self, step: int, records: list[dict[str, Any]]) -> None:
         """Numbers and curves as they are now."""
         steps = [record for record in records if record.get("kind") == "step"]
@@ -117,7 +111,7 @@ class Panel:
             save = self._gui.add_button("Save a checkpoint")
             hint = "Share of the time that pictures may take while you move; less than half of it while you rest."
             self._share = self._gui.add_slider("Time for this page, %", 2, 60, 1, 20, hint=hint)
-            self._said = self._gui.add_markdown("")
+            self.said = self._gui.add_markdown("")
 
         @pause.on_click
         def _(_: Any) -> None:
@@ -156,7 +150,8 @@ class Panel:
         shown = self.crop() or self.facts.box
         box = self._scene.add_box("/crop", (200, 60, 60), shown.size, wireframe=True, position=shown.center)
         box.visible = self.crop() is not None
-        self._repaint()
+        for client in list(self.clients.values()):
+            client.look()
 
     def _keep_crop(self) -> None:
         crop = self.crop()
@@ -187,7 +182,7 @@ class Client:
             self.channel = gui.add_dropdown("Show", SHOWN, initial_value="color")
             self.quality = gui.add_slider("Finest picture, pixels", 128, 1920, 64, 640)
             self.time = gui.add_slider("Time", 0.0, 1.0, 0.01, 0.0) if cameras.times is not None else None
-            self._note = gui.add_markdown("", visible=False)
+            self.note = gui.add_markdown("")
         with gui.add_folder("In the scene", order=ORDER["Scene"], expand_by_default=False):
             toggles = {split: gui.add_checkbox(f"Cameras of {split}", False) for split in COLORS}
             self.cells_on = gui.add_checkbox("Occupied cells", False)
@@ -210,13 +205,9 @@ class Client:
         moment = None if self.time is None else float(self.time.value)
         return replace(view, channel=self.channel.value, crop=self._panel.crop(), time=moment)
 
-    def say(self, note: str) -> None:
-        """About the picture, below its controls."""
-        if self._note.content != note:
-            self._note.content, self._note.visible = note, bool(note)
-
     def show_cameras(self, split: str, shown: bool) -> None:
         """Frusta with their photos; a click flies there."""
+        self._inside = None
         for frustum in self._frusta.pop(split, []):
             frustum.remove()
         scene = self._panel.facts.train if split == "train" else self._panel.facts.test
@@ -252,18 +243,14 @@ class Client:
     def left(self, place: Tensor) -> None:
         """Show again the frustum of the photo flown to, once the camera has left it."""
         if self._inside is not None and float((self._inside[1] - place).norm()) > self._size:
-            frustum, self._inside = self._inside[0], None
-            if any(frustum is other for shown in self._frusta.values() for other in shown):
-                frustum.visible = True
+            self._inside[0].visible, self._inside = True, None
 
 
 class PathEditor:
-    """A camera path: key views added one by one, the curve through them, its file and its video. The page's threads
-    leave notes; `advance` renders."""
+    """A camera path: key views added one by one, the curve through them, its file and, by `advance`, its video."""
 
-    def __init__(self, server: "viser.ViserServer", panel: Panel, clients: dict[int, Client]) -> None:
-        self._server, self._panel, self._facts, self._clients = server, panel, panel.facts, clients
-        facts = panel.facts
+    def __init__(self, server: "viser.ViserServer", panel: Panel) -> None:
+        self._server, self._panel, self._facts, facts = server, panel, panel.facts, panel.facts
         self._keys: list[Tensor] = []  # poses
         self._angles: list[float] = []
         self._film: Generator[None, tuple[NerfModel, int]] | None = None
@@ -336,7 +323,7 @@ class PathEditor:
 
     def _begin(self, number: int | None) -> None:
         """Begin the video that client `number` asks for, or end the one that is being rendered."""
-        client = None if number is None else self._clients.get(number)
+        client = None if number is None else self._panel.clients.get(number)
         if self._film is not None:
             self._stop = True
         elif client is not None and (file := self._file()) is not None:
@@ -366,12 +353,11 @@ class PathEditor:
 
     def advance(self, model: NerfModel, step: int) -> bool:
         """Render the next frame of the video, where one is asked for; returns whether there was one."""
-        film = self._film
-        if film is None:
+        if self._film is None:
             return False
         try:
             if not self._stop:
-                film.send((model, step))
+                self._film.send((model, step))
                 return True
             self._said.content = "stopped; no video was written"
         except StopIteration:
