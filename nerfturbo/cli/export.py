@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,14 +33,21 @@ class ExportArgs(RunArgs):
 
 
 @dataclass(frozen=True)
-class MeshArgs(ExportArgs):
+class BoxArgs(ExportArgs):
+    """And what exports of a part of the scene ask for."""
+
+    box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
+    crop: bool = True  # Without --box, take the crop saved in the viewer; --no-crop exports the whole scene.
+
+
+@dataclass(frozen=True)
+class MeshArgs(BoxArgs):
     """Write the surface as a mesh with colours and normals (.glb, .ply or .obj), in the units of the scene's files."""
 
     resolution: Number = 256  # Voxels along the longest side of the scene's box; only its occupied part is looked at.
     density: Annotated[float | None, arg(metavar="SIGMA")] = None
     """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
     faces: Count = None  # Decimate to about this many triangles.
-    box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
     up: Literal["y", "z", "file"] | None = None
     """Axis that points up, or file for the scene's own axes; unless given, y in a .glb and the scene's in others."""
     keep_hidden: bool = False
@@ -55,7 +62,7 @@ def mesh(argv: Sequence[str]) -> int:
     check_mesh_path(args.out, settings)
 
     def work(opened: OpenRun, display: Display) -> Made:
-        voxel, box = voxel_size(opened.model, args.resolution), _box(opened, args.box)
+        voxel, box = voxel_size(opened.model, args.resolution), _box(args, opened, display)
         train = _plain_scene(opened, display)
         display.phase("extracting the surface")
         cameras = None if args.keep_hidden else train.cameras
@@ -70,11 +77,10 @@ def mesh(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class PointsArgs(ExportArgs):
+class PointsArgs(BoxArgs):
     """Write a point cloud (.ply) of what the cameras of training see, with colours and normals."""
 
     points: Number = 500_000  # How many points, at most.
-    box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
 
 
 def points(argv: Sequence[str]) -> int:
@@ -84,7 +90,7 @@ def points(argv: Sequence[str]) -> int:
     check_points_path(args.out, args.points)
 
     def work(opened: OpenRun, display: Display) -> Made:
-        box, train = _box(opened, args.box), _plain_scene(opened, display)
+        box, train = _box(args, opened, display), _plain_scene(opened, display)
         display.phase("rendering depths")
         cloud = extract_points(opened.model, train.cameras, box, args.points, progress=display.update)
         write_points(args.out, cloud, train.to_original)
@@ -164,7 +170,7 @@ def cameras(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class WebArgs(ExportArgs):
+class WebArgs(BoxArgs):
     """Write one self-contained page (.html) that shows the scene in real time in any browser with WebGL2."""
 
     split: bool = False  # Write a folder of static files for a web server instead; OUT is its name.
@@ -195,7 +201,9 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     from ..export.web.bake import BakeSettings, bake, score, views_to_score
     from ..export.web.page import PageFacts, room_for_data, write_page
 
-    model, (train, test) = opened.model, opened.views(display)
+    model, (train, test), chosen = opened.model, opened.views(display), _chosen_box(args, opened, display)
+    if chosen is not None:
+        model.crop(chosen[0], what=chosen[1])
     started = time.perf_counter()
     moment = args.time if train.cameras.times is not None else None
     settings = BakeSettings(
@@ -216,6 +224,8 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
             test = opened.align(test, aligned, display)
         display.phase("comparing with the field and with the test photos")
         found = score(model, result.baked, test, views=views, time=moment, progress=display.update)
+        if chosen is not None:  # photos show what the crop leaves out
+            found = replace(found, against_photos=None, field_against_photos=None)
     display.phase("writing")
     facts = PageFacts(args.name or train.name, found, seconds)
     size = write_page(args.out, result, train.cameras, facts, split=args.split)
@@ -266,10 +276,24 @@ def _plain_scene(opened: OpenRun, display: Display) -> Scene:
     return train
 
 
-def _box(opened: OpenRun, corners: tuple[float, ...] | None) -> Aabb:
+def _chosen_box(args: BoxArgs, opened: OpenRun, display: Display) -> tuple[Aabb, str] | None:
+    """The box of the flag, or the one saved with the run, and its name; a saved one is announced."""
+    from ..sampling.grid import describe_box
+
+    if args.box is not None:
+        return box_of(args.box, "--box"), "--box"
+    saved = opened.run.read_crop() if args.crop else None
+    if saved is None:
+        return None
+    display.note(f"cropped to {describe_box(saved)}, as saved in the viewer; --no-crop or --box override it")
+    return saved, str(opened.run.crop_file)
+
+
+def _box(args: BoxArgs, opened: OpenRun, display: Display) -> Aabb:
     from ..export.mesh import export_box
 
-    return export_box(opened.model, None if corners is None else box_of(corners, "--box"))
+    box, what = _chosen_box(args, opened, display) or (None, "")
+    return export_box(opened.model, box, what)
 
 
 def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False) -> int:

@@ -247,7 +247,7 @@ def view(argv: Sequence[str]) -> int:
         display.close()
         print(f"{page.url}  (Ctrl-C ends it)", flush=True)
         with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):
-            page.serve(opened.model, opened.state.step)
+            page.serve(opened.model, opened.state.step, opened.run.read_log())
     return 0
 
 
@@ -263,10 +263,12 @@ def check_viewer(host: str, port: int) -> None:
 def open_page(
     run: RunFolder, model: NerfModel, scenes: tuple[Scene, Scene], *, host: str, port: int, trains: bool
 ) -> LivePage:
-    """The page of a run; its camera paths go into the run's folder."""
+    """The page of a run; its camera paths, their videos and the crop go into the run's folder."""
+    from ..export.video import can_write_mp4, video_writer
     from ..viewer.page import LivePage
     from ..viewer.panel import SceneFacts
 
     train, test = scenes
-    facts = SceneFacts(train.name, train, test, model.grid.aabb, run.path / "camera_paths", trains)
+    video, suffix = (lambda file, fps: video_writer(file, fps=fps)), ".mp4" if can_write_mp4() else ".gif"
+    facts = SceneFacts(train.name, train, test, model.grid.aabb, run, trains, video, suffix)
     return LivePage(facts, host=host, port=port)

@@ -22,6 +22,7 @@ Range = tuple[float, float]
 Color = tuple[int, ...]  # red, green, blue and perhaps opacity, to 255
 
 ERROR_AT_FULL = 0.25  # a mean absolute colour error of this much gets the ramp's last colour
+SOLID = 0.5  # opacity from which a pixel has a depth worth showing
 SMALL = 2400  # pixels of the longer side of an image to look at
 # Dark to light, so that it reads in grey too: black, violet, red-orange, yellow, near white.
 _RAMP = ((0.0, 0.0, 0.02), (0.32, 0.07, 0.48), (0.85, 0.28, 0.32), (0.99, 0.68, 0.25), (0.99, 0.99, 0.80))
@@ -62,6 +63,30 @@ def _normal_colors(image: RenderedImage, rays: Rays, model: NerfModel) -> Tensor
     colors = torch.zeros(depth.shape[0], 3, device=depth.device)
     colors[visible] = surface_normals(model.field, model.grid, points, times) * 0.5 + 0.5
     return colors.view(*image.depth.shape, 3)
+
+
+def depth_range(depths: Tensor) -> Range | None:
+    """From near to far without the few at the ends; None where there are no depths."""
+    if depths.numel() < 2:
+        return None
+    low, high = depths.float().quantile(torch.tensor([0.01, 0.99], device=depths.device)).tolist()
+    return low, max(high, low + 1e-3)
+
+
+def pixels_of(camera: Cameras, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row and column (n,) of the pixels that show points (n, 3), and whether there are such pixels."""
+    pixels, ahead = camera.project(torch.zeros_like(points[:, 0], dtype=torch.int64), points)
+    width, height = camera.size[0].tolist()
+    x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
+    inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    return y.clamp(0, height - 1), x.clamp(0, width - 1), inside
+
+
+def seen_in(image: RenderedImage, camera: Cameras, points: Tensor, margin: float | Tensor) -> Tensor:
+    """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what a camera sees: `image`."""
+    row, column, inside = pixels_of(camera, points)
+    surface = torch.where(image.opacity > SOLID, image.depth, torch.inf)
+    return inside & ((points - camera.positions[0]).norm(dim=-1) < surface[row, column] + margin)
 
 
 def error_colors(render: Tensor, truth: Tensor) -> Tensor:

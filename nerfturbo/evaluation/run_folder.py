@@ -15,11 +15,12 @@ from typing import Any
 from ..config import Config, from_dict, to_dict
 from ..errors import CheckpointError, InputError, refuse
 from ..files import remove, write_atomically
+from ..types import Aabb
 from .results import versions
 
 SCHEMA_VERSION = 1
 ROOM = 1 << 20  # bytes that must fit where something is to be written
-_OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4")
+_OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4", "crop.json")
 _OWN_PATTERNS = {
     "checkpoints": ("step_*", ".step_*.tmp"),
     "images": ("preview.png", "test_*.png", "test_*.jpg"),
@@ -41,6 +42,7 @@ class RunFolder:
         self.images = self.path / "images"
         self.preview_file = self.images / "preview.png"
         self.report_file = self.path / "report.html"
+        self.crop_file = self.path / "crop.json"
 
     def view_file(self, index: int) -> Path:
         return self.images / f"test_{index:03d}.png"
@@ -60,6 +62,23 @@ class RunFolder:
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         write_json(self.metrics_file, {"version": SCHEMA_VERSION, **metrics})
+
+    def read_crop(self) -> Aabb | None:
+        """The box that exports take, where the viewer saved one; in the coordinates of training."""
+        if not self.crop_file.is_file():
+            return None
+        document = _read_object(self.crop_file)
+        try:
+            return Aabb(tuple(document["low"]), tuple(document["high"]))  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{self.crop_file}: no box; save it again in the viewer, or remove it") from None
+
+    def write_crop(self, box: Aabb | None) -> None:
+        """None: exports take the whole scene."""
+        if box is None:
+            self.crop_file.unlink(missing_ok=True)
+        else:
+            write_json(self.crop_file, {"version": SCHEMA_VERSION, "low": box.low, "high": box.high})
 
     def read_log(self) -> list[dict[str, Any]]:
         """All whole lines; a line cut short by a kill, or damaged, is left out."""

@@ -16,7 +16,7 @@ from ..data.cameras import Cameras
 from ..data.images import save_image, to_bytes
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views
-from ..evaluation.images import Channel, channel_image
+from ..evaluation.images import SOLID, Channel, channel_image, depth_range
 from ..evaluation.run_folder import write_json
 from ..files import replacing
 from ..rendering.frame import FrameRenderer
@@ -27,7 +27,6 @@ from ..types import Aabb
 from .video import WriterPool
 
 PROBE_PIXELS = 64  # of the longer side of the small images that decide the range of depths
-SOLID = 0.5  # opacity from which a pixel has a depth worth showing
 VERSION = 1  # of frames.json
 WRITERS = 4  # threads: encoding a PNG takes longer than rendering it on a GPU
 _NAME = re.compile(r"(frame|depth|opacity|normal)_\d{4,}\.png")
@@ -96,12 +95,8 @@ class FrameMaker:
         for index in choose_views(len(self.cameras), 8):
             camera = self.cameras[index]
             image = self._render(camera.scaled(min(1.0, PROBE_PIXELS / int(camera.size.max()))), 0)
-            found.append(image.depth[image.opacity > SOLID].float().cpu())
-        depths = torch.cat(found)
-        if depths.numel() < 2:
-            return 0.0, self.model.bounds.far
-        low, high = depths.quantile(torch.tensor([0.01, 0.99])).tolist()
-        return low, max(high, low + 1e-3)
+            found.append(image.depth[image.opacity > SOLID].cpu())
+        return depth_range(torch.cat(found)) or (0.0, self.model.bounds.far)
 
 
 def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:

@@ -13,9 +13,10 @@ from ..data.cameras import Cameras, transform_points, turn_between
 from ..data.images import to_bytes
 from ..errors import InputError, refuse
 from ..evaluation.evaluate import choose_views
+from ..evaluation.images import seen_in
 from ..files import replacing
 from ..ops.march.reference import is_occupied
-from ..rendering.image import RenderedImage, render_image
+from ..rendering.image import render_image
 from ..rendering.model import NerfModel
 from ..sampling.grid import occupied_box
 from ..types import Aabb, Rays
@@ -29,7 +30,6 @@ CHUNK = 1 << 20  # points looked at in one go
 MAX_POINTS = 1 << 31
 MAX_CAMERAS = 64  # that look where surfaces are visible
 MAX_PIXELS = 400  # of the longer side of what they see
-SOLID = 0.5
 Up = Literal["y", "z", "file"]  # the axis that points up; of the file: as the scene has it
 
 
@@ -207,16 +207,16 @@ def _unlit(tree: dict[str, Any]) -> None:
     tree["textures"][0]["sampler"] = 0
 
 
-def export_box(model: NerfModel, box: Aabb | None) -> Aabb:
+def export_box(model: NerfModel, box: Aabb | None, what: str = "--box") -> Aabb:
     """What there is to export: the occupied part of the scene, of `box` where one is given. Fails at once, before
-    anything is evaluated, where that is empty, and names the occupied box."""
+    anything is evaluated, where that is empty, and names the occupied box; `what` is where the given one is from."""
     occupied = occupied_box(model.grid)
     if occupied is None:
         hint = "train it longer"
         raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
     if box is None:
         return occupied
-    inside = occupied_box(model.grid.cropped(box, what="--box"))
+    inside = occupied_box(model.grid.cropped(box, what=what))
     assert inside is not None  # the crop refuses a box without anything
     return inside.intersection(box) or inside
 
@@ -267,17 +267,6 @@ def seen_by(model: NerfModel, cameras: Cameras, points: Tensor, margin: float, *
     for index in range(len(small)):
         image = model.render_image(small, index)
         for part, found in zip(points.split(CHUNK), seen.split(CHUNK), strict=True):
-            found |= _seen_in(image, small[index], part, margin)
+            found |= seen_in(image, small[index], part, margin)
         progress((index + 1) / len(small))
     return seen
-
-
-def _seen_in(image: RenderedImage, camera: Cameras, points: Tensor, margin: float) -> Tensor:
-    """`seen_by` one camera, of which `image` is what it sees."""
-    pixels, ahead = camera.project(torch.zeros_like(points[:, 0], dtype=torch.int64), points)
-    height, width = image.depth.shape
-    x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
-    inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    surface = torch.where(image.opacity > SOLID, image.depth, torch.inf)
-    reach = surface[y.clamp(0, height - 1), x.clamp(0, width - 1)] + margin
-    return inside & ((points - camera.positions[0]).norm(dim=-1) < reach)

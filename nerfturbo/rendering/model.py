@@ -25,7 +25,7 @@ from ..fields.custom import make_object, plug_in, source_of
 from ..fields.parts import BASE_RESOLUTION
 from ..ops.hash_encode import HashLayout
 from ..sampling.contracted import ContractedGrid
-from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid
+from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, cropped
 from ..sampling.histograms import RaySpan
 from ..sampling.proposals import HierarchyEstimator, ProposalEstimator
 from ..sampling.sampler import Pruning, check_sampler
@@ -188,6 +188,12 @@ class NerfModel(nn.Module):
         own = getattr(self.estimator, "settings", None)
         stop = self.config.render.early_stop_eps
         return own or MarchSettings(self.bounds.near, self.bounds.far, early_stop_eps=stop)
+
+    def crop(self, box: Aabb, *, what: str = "box") -> None:
+        """Render and export only what lies inside the box, from now on; `what` names it in errors."""
+        marches = self.marches
+        self.sampler = cropped(self.sampler, box, what=what)
+        self.grid = self.sampler.grid if marches else self.grid.cropped(box, what=what)
 
     def set_progress(self, share: float) -> None:
         """Tell what is faded in how much of the run is over; never waits for the device."""

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from ..config import GridConfig
 from ..errors import InputError
-from ..ops._checks import check_shape, refuse
+from ..ops._checks import check_shape
 from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits, unpack_bits
+from ..ops.positions import ray_aabb
 from ..ops.random import Stream, random_bits, random_uniform
 from ..types import Aabb, PackedSamples, Rays
 from .geometry import box_around, cells_with_points, cells_with_triangles, check_points, dilate, flood_fill
@@ -378,8 +379,21 @@ def cropped(places: Any, box: Aabb | None, *, what: str = "box") -> Any:
         return places
     if isinstance(places, OccupancyGrid | GridSampler):
         return places.cropped(box, what=what)
-    refuse(not hasattr(places, "cropped"), what, "a sampler with `cropped(box)`", type(places).__name__)
-    return places.cropped(box)
+    return places.cropped(box) if hasattr(places, "cropped") else _Inside(places, box)
+
+
+class _Inside:
+    """The samples of any sampler, cut at the sides of a box: those outside it have no length."""
+
+    def __init__(self, sampler: Any, box: Aabb) -> None:
+        self._sampler, self._box = sampler, box
+        self.samples_per_ray = getattr(sampler, "samples_per_ray", None)
+
+    def sample(self, rays: Rays, *, draw: Draw | None = None) -> PackedSamples:
+        samples = self._sampler.sample(rays, draw=draw)
+        enter, leave = (side[samples.ray_indices.long()] for side in ray_aabb(rays.origins, rays.directions, self._box))
+        starts = samples.t_starts.clamp(min=enter)
+        return replace(samples, t_starts=starts, t_ends=torch.maximum(samples.t_ends.clamp(max=leave), starts))
 
 
 def describe_box(box: Aabb | None) -> str:

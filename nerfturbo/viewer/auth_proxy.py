@@ -75,22 +75,21 @@ class AuthProxy:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
         except asyncio.LimitOverrunError:
-            return await _refuse(writer, 431)
+            return await _answer(writer, 431)
         except TimeoutError:
-            return await _refuse(writer, 408)
+            return await _answer(writer, 408)
         except (asyncio.IncompleteReadError, OSError):
             return await _close(writer)
         answer = check_request(head, self.token)
-        if isinstance(answer, int):
-            return await _refuse(writer, answer)
         if answer is not None:
             return await _answer(writer, answer)
         try:
             onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
-            return await _refuse(writer, 502)
+            return await _answer(writer, 502)
         onward_writer.write(head)
-        await asyncio.gather(_pump(reader, onward_writer), _pump(onward_reader, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # by `close`
+            await asyncio.gather(_pump(reader, onward_writer), _pump(onward_reader, writer))
 
 
 def check_request(head: bytes, token: str | None) -> int | bytes | None:
@@ -129,13 +128,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await _close(writer)
 
 
-async def _refuse(writer: asyncio.StreamWriter, code: int) -> None:
-    text = "This page asks for its token: open the address that the command printed." if code == 403 else ""
-    head = f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-    await _answer(writer, f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
-
-
-async def _answer(writer: asyncio.StreamWriter, answer: bytes) -> None:
+async def _answer(writer: asyncio.StreamWriter, answer: bytes | int) -> None:
+    if isinstance(answer, int):
+        text = "This page asks for its token: open the address that the command printed." if answer == 403 else ""
+        head = f"HTTP/1.1 {answer} {HTTPStatus(answer).phrase}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+        answer = f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
     with contextlib.suppress(OSError):
         writer.write(answer)
         await writer.drain()

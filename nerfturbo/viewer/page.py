@@ -1,16 +1,15 @@
-"""The viewer's page: viser behind the auth proxy, one painter per client, and the callback of training. viser's threads
-only leave notes. Everything that touches the model happens in `tick`, which the training thread (or, for a saved run,
-the command's own) calls as often as it likes."""
+"""The viewer's page: viser behind the auth proxy, a painter and a panel per client, and the callback of training.
+viser's threads only leave notes. Everything that touches the model happens in `tick`, which the training thread (or,
+for a saved run, the command's own) calls as often as it likes."""
 
 import atexit
 import contextlib
 import io
 import logging
 import secrets
-import threading
+import socket
 import time
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ from ..training.callbacks import MetricsLog
 from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .auth_proxy import AuthProxy, is_loopback
-from .painter import Painter, TimeShare, View, pose_of
-from .panel import Panel, SceneFacts
+from .painter import TimeShare, View, pose_of
+from .panel import Client, Panel, PathEditor, SceneFacts, occupied_cells
 
 if TYPE_CHECKING:
     import viser
@@ -34,27 +33,13 @@ PANEL_SECONDS = 1.5  # between renewals of numbers, curves and cells, at least
 PANEL_PART = 0.02  # of the time that they may take
 
 
-@dataclass
-class _Client:
-    handle: "viser.ClientHandle"
-    painter: Painter
-    view: View | None = None
-    moved: float = 0.0
-    fresh: bool = False  # a new view that the painter has not been told of
-    moving: bool = False
-
-
 class LivePage:
     """Serves the page until `close`; `url` is where to open it."""
 
-    def __init__(self, facts: SceneFacts, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
-        try:
-            import viser
-        except ImportError:
-            hint = "pip install 'nerfturbo[viewer]'"
-            raise InputError("viser", "installed, for the live page", "not found", hint) from None
-        if token is None and not is_loopback(host):
-            token = secrets.token_urlsafe(24)
+    def __init__(self, facts: SceneFacts, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        import viser
+
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
         # A page may be closed while its picture is painted.
         warnings.filterwarnings("ignore", message="Queued a .* on a closed connection")
         with contextlib.redirect_stdout(io.StringIO()):
@@ -66,20 +51,19 @@ class LivePage:
             raise
         atexit.register(self.close)  # before viser's own farewell
         self.frames_sent = 0
-        self._ndc = facts.train.cameras.ndc
-        self._lock = threading.Lock()
-        self._clients: dict[int, _Client] = {}
         # New views do not wait for what refining old ones has spent: a camera is followed at once.
-        self._shares, self._panel_share = {True: TimeShare(), False: TimeShare()}, TimeShare()
-        self._panel = Panel(self._server, facts, self._repaint)
-        self.wishes = self._panel.wishes
+        self._shares, self._panel_share, self._film_share = [TimeShare(), TimeShare()], TimeShare(), TimeShare()
+        self.panel = Panel(self._server, facts)
+        self._editor, self._clients = PathEditor(self._server, self.panel), self.panel.clients
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
 
     @property
     def url(self) -> str:
+        """The page's address, with its token; one that other machines reach where it listens on all of them."""
         host, token = self._proxy.host, self._proxy.token
-        shown = "localhost" if is_loopback(host) or host in ("0.0.0.0", "::") else host
+        shown = "localhost" if is_loopback(host) else _own_address(host) if host in ("0.0.0.0", "::") else host
+        shown = f"[{shown}]" if ":" in shown else shown
         return f"http://{shown}:{self.port}/" + ("" if token is None else f"?token={token}")
 
     @property
@@ -88,6 +72,7 @@ class LivePage:
 
     def close(self) -> None:
         atexit.unregister(self.close)
+        self._editor.close()
         self._proxy.close()
         self._stop_server()
 
@@ -97,74 +82,85 @@ class LivePage:
             time.sleep(0.5)
 
     def _connect(self, handle: "viser.ClientHandle") -> None:
-        client = _Client(handle, Painter(ndc=self._ndc))
-        with self._lock:
-            self._clients[handle.client_id] = client
+        client = Client(handle, self.panel)
+        self._clients[handle.client_id] = client
         self._move(client)
         handle.camera.on_update(lambda _: self._move(client))
 
     def _disconnect(self, handle: "viser.ClientHandle") -> None:
-        with self._lock:
-            self._clients.pop(handle.client_id, None)
+        self._clients.pop(handle.client_id, None)
 
-    def _move(self, client: _Client) -> None:
+    def _move(self, client: Client) -> None:
         """The client's camera as it is now; numbers that make no camera are ignored."""
         camera = client.handle.camera
         pose, angle, aspect = pose_of(camera.wxyz, camera.position), float(camera.fov), float(camera.aspect)
         if pose is not None and 0.01 < angle < 3.1 and 0.1 < aspect < 10.0:
-            view = self._panel.dress(View(pose, angle, aspect))
-            with self._lock:
-                client.view, client.moved, client.fresh, client.moving = view, time.monotonic(), True, True
-
-    def _repaint(self) -> None:
-        """A control changed what images show."""
-        with self._lock:
-            for client in self._clients.values():
-                if client.view is not None:
-                    client.view, client.fresh = self._panel.dress(client.view), True
+            client.look(View(pose, angle, aspect))
+            client.left(pose[:, 3])
 
     def tick(self, model: NerfModel, step: int, *, training: bool, records: list[dict[str, Any]] | None = None) -> bool:
-        """Paint at most one picture, if one is due; returns whether one was. While training, new views take at most the
-        panel's share of the time, and refinements a part of that."""
+        """Paint at most one picture, or frame of a video, if one is due; returns whether one was. While training, new
+        views take at most the panel's share of the time, and so do videos; refinements take a part of that."""
         now = time.monotonic()
         if self._panel_share.ready(now) and self._clients:
-            self._panel.renew(model, step, records or [])
+            self._renew(model, step, records or [])
             done = time.monotonic()
             self._panel_share.spent(done - now, PANEL_PART, done, least=PANEL_SECONDS)
         client = self._next_client(step)
-        if client is None:
-            return False
-        is_new = client.painter.is_new
-        moving = not is_new and now - client.moved < REST_SECONDS  # it will be elsewhere before this view is finer
-        if moving or (training and not self._shares[is_new].ready(now)):
-            return False
-        client.painter.largest = self._panel.largest
-        begun = time.monotonic()
+        is_new = client is not None and client.painter.is_new
+        moving = client is not None and not is_new and now - client.moved < REST_SECONDS  # soon it will be elsewhere
+        if client is None or moving or (training and not self._shares[is_new].ready(now)):
+            if moving or (training and not self._film_share.ready(now)) or not self._editor.advance(model, step):
+                return False
+            done = time.monotonic()
+            self._film_share.spent(done - now, self.panel.share, done)
+            return True
+        client.painter.largest, begun = int(client.quality.value), time.monotonic()
         picture = client.painter.paint(model, step, training=training)
-        if picture is not None:
-            with contextlib.suppress(Exception):  # a client that has just gone must not end training
-                client.handle.scene.set_background_image(picture.numpy(), format="jpeg", jpeg_quality=JPEG_QUALITY)
-                self.frames_sent += 1
+        with contextlib.suppress(Exception):  # a client that has just gone must not end training
+            client.handle.scene.set_background_image(picture.numpy(), format="jpeg", jpeg_quality=JPEG_QUALITY)
+            client.note.content = client.painter.note
+            self.frames_sent += 1
         if training:
             done, part = time.monotonic(), 1.0 if is_new else IDLE_PART
-            self._shares[is_new].spent(done - begun, part * self._panel.share, done)
+            self._shares[is_new].spent(done - begun, part * self.panel.share, done)
         return True
 
-    def _next_client(self, step: int) -> _Client | None:
+    def _renew(self, model: NerfModel, step: int, records: list[dict[str, Any]]) -> None:
+        """Numbers, curves and occupied cells."""
+        self.panel.renew(step, records)
+        curious = [client for client in list(self._clients.values()) if client.cells_on.value]
+        if curious:
+            points, size = occupied_cells(model)
+            for client in curious:
+                with contextlib.suppress(Exception):  # as above
+                    client.handle.scene.add_point_cloud("/cells", points, (40, 170, 120), point_size=size)
+
+    def _next_client(self, step: int) -> Client | None:
         """Of the waiting clients, first those that see nothing of their view yet, then the one that moved last."""
-        with self._lock:
-            for client in self._clients.values():
+        clients = list(self._clients.values())
+        for client in clients:
+            with client.lock:
                 if client.fresh and client.view is not None:
                     client.painter.look(client.view, moving=client.moving)
                     client.fresh = client.moving = False
-            waiting = [client for client in self._clients.values() if client.painter.wants(step)]
-            return max(waiting, key=lambda client: (client.painter.is_new, client.moved), default=None)
+        waiting = [client for client in clients if client.painter.wants(step)]
+        return max(waiting, key=lambda client: (client.painter.is_new, client.moved), default=None)
 
-    def serve(self, model: NerfModel, step: int) -> None:
-        """Paint a saved run until interrupted."""
+    def serve(self, model: NerfModel, step: int, records: list[dict[str, Any]]) -> None:
+        """Paint a saved run, with what was logged of it, until interrupted."""
         while True:
-            if not self.tick(model, step, training=False):
+            if not self.tick(model, step, training=False, records=records):
                 time.sleep(0.01)
+
+
+def _own_address(host: str) -> str:
+    """The address of this machine that others reach: the one it would send from. No packet is sent to find it."""
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect((elsewhere, 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostname()  # without a network there is no other machine
 
 
 class ViewedTraining:
@@ -178,19 +174,21 @@ class ViewedTraining:
             return
         try:
             self._tick(trainer, training=True)
-            if self.page.wishes.paused:
+            if self.page.panel.paused:
                 self._wait(trainer)
         except CheckpointError as error:
+            self.page.panel.said.content = f"could not be saved: {error}"
             LOG.warning("%s; training goes on", error)
         except Exception as error:
             self._broken = True
             LOG.warning("the live page stopped (%s: %s); training goes on", type(error).__name__, error)
 
     def _tick(self, trainer: Trainer, *, training: bool) -> bool:
-        if self.page.wishes.save.is_set():
-            self.page.wishes.save.clear()
+        if self.page.panel.save.is_set():
+            self.page.panel.save.clear()
             with trainer.clock_stopped():
                 path = trainer.save(self._checkpoints)
+            self.page.panel.said.content = f"saved `{path.name}`"
             LOG.info("saved %s, as the live page asked", path)
         return self.page.tick(trainer.model, trainer.step, training=training, records=self._log.records)
 
@@ -198,7 +196,7 @@ class ViewedTraining:
         """Until the page says to go on, or Ctrl-C; the clock of training stands still."""
         LOG.info("paused by the live page at step %d", trainer.step)
         with trainer.clock_stopped():
-            while self.page.wishes.paused and not trainer.should_stop:
+            while self.page.panel.paused and not trainer.should_stop:
                 if not self._tick(trainer, training=False):
                     time.sleep(0.01)
         LOG.info("training goes on")

@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, rotations
 from ..data.images import to_bytes
-from ..data.placement import Ndc
+from ..data.scene import Scene
 from ..errors import InputError
-from ..evaluation.images import Channel, channel_image
-from ..rendering.image import render_view
+from ..evaluation.camera_path import pose_distances
+from ..evaluation.evaluate import WHITE, truth_image
+from ..evaluation.images import CHANNELS, SOLID, Channel, channel_image, depth_range, error_colors, pixels_of, seen_in
+from ..rendering.image import RenderedImage, render_view
 from ..rendering.model import NerfModel
 from ..sampling.grid import cropped
 from ..types import Aabb
@@ -23,6 +25,11 @@ FIRST_PIXELS = 48 * 48
 LEAST_PIXELS = 24 * 24
 MOVING_SECONDS = 0.08  # a picture while the camera moves may take this long
 RESTING_SECONDS = {True: 0.7, False: 5.0}  # while training, and of a saved run
+Shown = Channel | Literal["error"]
+SHOWN: tuple[Shown, ...] = (*CHANNELS, "error")
+PHOTO_SIDE = 64  # pixels of the longer side of the render that says what a photo sees
+BEHIND = 0.05  # of the distance: points farther behind that are hidden from the photo
+UNSEEN = 0.5  # grey of what the photo does not show
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class View:
     camera_to_world: Tensor  # (3, 4)
     field_of_view_y: float  # radians
     aspect: float  # width over height
-    channel: Channel = "color"
+    channel: Shown = "color"
     crop: Aabb | None = None
     time: float | None = None
 
@@ -68,16 +75,20 @@ class TimeShare:
 
 
 class Painter:
-    """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`."""
+    """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`.
+    `photos` are what errors are shown against."""
 
-    def __init__(self, largest: int = 640, ndc: Ndc | None = None) -> None:
-        self.largest, self._ndc = largest, ndc
+    def __init__(self, largest: int = 640, photos: tuple[Scene, ...] = ()) -> None:
+        self.largest, self.photos = largest, photos
+        self.note = ""  # what there is to say about the last picture
         self._view: View | None = None
         self.is_new = False  # nothing of the view was painted yet
         self._pixels, self._rate = 0, FIRST_PIXELS / MOVING_SECONDS
         self._finished_at: int | None = None  # the step whose scene the finest picture shows
         self._depths: tuple[float, float] | None = None
         self._estimators: dict[tuple[Aabb | None, int], Any] = {}  # of the last crop and step
+        self._photo: dict[tuple[int, int], Tensor] = {}  # the last, by split and index
+        self._sight: dict[tuple[Any, ...], RenderedImage] = {}  # what it sees of a crop at a step
 
     def look(self, view: View, *, moving: bool) -> None:
         """The client looks elsewhere, or at something else."""
@@ -89,12 +100,10 @@ class Painter:
         """Whether there is anything to paint: a view not yet fine enough, or a scene that has changed since."""
         return self._view is not None and self._finished_at != step
 
-    @torch.no_grad()
-    def paint(self, model: NerfModel, step: int, *, training: bool) -> Tensor | None:
-        """The next picture (height, width, 3) uint8; None where a crop holds nothing."""
+    def paint(self, model: NerfModel, step: int, *, training: bool) -> Tensor:
+        """The next picture (height, width, 3) uint8."""
         view = self._view
-        if view is None:
-            return None
+        assert view is not None  # `wants` says so
         if self._pixels == 0:
             wanted = self._rate * MOVING_SECONDS
         else:
@@ -102,7 +111,8 @@ class Painter:
         full = self.largest**2 / max(view.aspect, 1.0 / view.aspect)
         pixels = min(full, max(LEAST_PIXELS, wanted))
         self.is_new, begun = False, time.perf_counter()
-        picture = self._render(model, view, pixels, step)
+        height = max(4, round(math.sqrt(pixels / view.aspect)))
+        picture = self.render(model, view, (max(4, round(height * view.aspect)), height), step)
         seconds = max(time.perf_counter() - begun, 1e-4)
         self._rate = min(pixels / seconds, 0.5 * (self._rate + pixels / seconds))  # slower at once, faster with care
         if pixels >= full or pixels <= 1.2 * self._pixels:
@@ -110,25 +120,63 @@ class Painter:
         self._pixels = int(pixels)
         return picture
 
-    def _render(self, model: NerfModel, view: View, pixels: float, step: int) -> Tensor | None:
-        height = max(4, round(math.sqrt(pixels / view.aspect)))
-        width = max(4, round(height * view.aspect))
-        camera = pinhole(view.camera_to_world[None], width, height, view.field_of_view_y)
+    @torch.no_grad()
+    def render(self, model: NerfModel, view: View, size: tuple[int, int], step: int) -> Tensor:
+        """A view as a picture (height, width, 3) uint8 of `size`, width and height; white where a crop is empty."""
+        camera, self.note = pinhole(view.camera_to_world[None], *size, view.field_of_view_y), ""
         times = None if view.time is None else torch.tensor([view.time])
-        camera = replace(camera, times=times, ndc=None if self._ndc is None else self._ndc.to(camera.device))
+        ndc = self.photos[0].cameras.ndc if self.photos else None
+        camera = replace(camera, times=times, ndc=None if ndc is None else ndc.to(camera.device))
         try:
             if (view.crop, step) not in self._estimators:
-                self._estimators = {(view.crop, step): cropped(model.estimator, view.crop)}
-        except InputError:
-            return None
-        estimator = self._estimators[view.crop, step]
-        background = torch.ones(3, device=model.device)
-        image = render_view(model.field, estimator, camera, 0, settings=model.settings, background=background)
-        if view.channel == "depth":
-            solid = image.depth[image.opacity > 0.5]
-            if solid.numel() > 1:
-                low, high = solid.float().quantile(torch.tensor([0.01, 0.99], device=solid.device)).tolist()
-                self._depths = (low, max(high, low + 1e-3))
-        depths = self._depths or (model.bounds.near, model.bounds.far)
-        shown = channel_image(view.channel, image, model, camera=camera, background=background, depths=depths)
+                self._estimators = {(view.crop, step): cropped(model.estimator, view.crop, what="crop")}
+        except InputError as error:
+            self.note = f"The crop box is empty: {error.hint}."
+            return torch.full((size[1], size[0], 3), 255, dtype=torch.uint8)
+        image = self._render(model, view, camera, step)
+        if view.channel == "error":
+            shown = self._error(model, view, camera, image, step)
+        else:
+            if view.channel == "depth":
+                self._depths = depth_range(image.depth[image.opacity > SOLID]) or self._depths
+            white, depths = torch.ones(3, device=model.device), self._depths or (model.bounds.near, model.bounds.far)
+            shown = channel_image(view.channel, image, model, camera=camera, background=white, depths=depths)
         return to_bytes(shown).cpu()
+
+    def _render(self, model: NerfModel, view: View, camera: Cameras, step: int) -> RenderedImage:
+        options = {"settings": model.settings, "background": torch.ones(3, device=model.device)}
+        return render_view(model.field, self._estimators[view.crop, step], camera, 0, **options)
+
+    def _error(self, model: NerfModel, view: View, camera: Cameras, image: RenderedImage, step: int) -> Tensor:
+        """(height, width, 3): each pixel against where its surface lies in the nearest photo; grey where hidden."""
+        split, index = nearest_photo([scene.cameras for scene in self.photos], view)
+        scene, device = self.photos[split], model.device
+        self.note = f"Error against {scene.split} photo {index}, the nearest; grey: not seen there."
+        if (split, index) not in self._photo:
+            self._photo = {(split, index): truth_image(scene, index, WHITE, device)}
+        taken, key = scene.cameras[index].to(device), (split, index, view.crop, step)
+        small = replace(taken.scaled(min(1.0, PHOTO_SIDE / int(taken.size.max()))), times=camera.times)
+        if key not in self._sight:
+            self._sight = {key: self._render(model, view, small, step)}
+        rays, solid = camera.to(device).image_rays(0), image.opacity.reshape(-1) > SOLID
+        reach = torch.where(solid, image.depth.reshape(-1).float(), model.bounds.far)
+        points = rays.origins + rays.directions * reach[:, None]
+        # In a bent box distances are not those of the world: there nothing is hidden.
+        margin = BEHIND * (points - taken.positions[0]).norm(dim=-1) if taken.ndc is None else torch.inf
+        seen = seen_in(self._sight[key], small, points, margin)
+        row, column, _ = pixels_of(taken, points)
+        errors = error_colors(image.rgb, self._photo[split, index][row, column].view_as(image.rgb))
+        return torch.where(seen.view(*image.depth.shape, 1), errors, UNSEEN)
+
+
+def nearest_photo(splits: list[Cameras], view: View) -> tuple[int, int]:
+    """Split and index of the camera nearest to a view. To turn by a radian is as far as to move by the spread of the
+    cameras; a photo of another time is farther than one of another place."""
+    best = []
+    for split, cameras in enumerate(splits):
+        spread = float((cameras.positions - cameras.positions.mean(0)).norm(dim=-1).mean()) or 1.0
+        distance = pose_distances(cameras.camera_to_world.cpu(), view.camera_to_world[None], spread)
+        if cameras.times is not None and view.time is not None:
+            distance = distance + 100.0 * (cameras.times.cpu() - view.time).abs()
+        best.append((float(distance.min()), split, int(distance.argmin())))
+    return min(best)[1:]

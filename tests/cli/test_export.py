@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nerfturbo.evaluation.run_folder import RunFolder
+from nerfturbo.types import Aabb
+
 from .conftest import Nerfturbo
 
 REFERENCE = ["--backend", "reference"]
@@ -30,6 +33,26 @@ def test_every_export_writes_its_file(
     assert Path(out).stat().st_size == result.json["bytes"] > 0 and result.json["seconds"] > 0
     again = nerfturbo("export", kind, run_folder, out, *flags, *REFERENCE)
     assert again.code == 2 and "--overwrite" in again.err
+
+
+def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    flags = ["--resolution", "16", "--density", "0.5", "--keep-hidden", *REFERENCE, "--json"]
+    whole = nerfturbo("export", "mesh", run_folder, "whole.glb", *flags)
+    low, high = whole.json["low"], whole.json["high"]
+    assert "crop" not in whole.err
+    box = Aabb(tuple(low), (*high[:2], 0.5 * (low[2] + high[2])))
+    RunFolder(run_folder).write_crop(box)
+    half = nerfturbo("export", "mesh", run_folder, "half.glb", *flags)
+    assert half.json["high"][2] == pytest.approx(box.high[2]) and half.json["faces"] < whole.json["faces"]
+    assert half.err.count("as saved in the viewer; --no-crop or --box override it") == 1
+    for name, override in (("all.glb", ["--no-crop"]), ("given.glb", ["--box", *low, *high])):
+        other = nerfturbo("export", "mesh", run_folder, name, *flags, *override)
+        assert other.json["faces"] == whole.json["faces"] and "saved in the viewer" not in other.err
+    RunFolder(run_folder).write_crop(Aabb.cube(1.0, (50.0, 0.0, 0.0)))
+    for words in (["mesh", run_folder, "a.ply"], ["points", run_folder, "a.ply"], ["web", run_folder, "a.html"]):
+        empty = nerfturbo("export", *words, *REFERENCE)
+        assert empty.code == 2 and "crop.json: expected a box that holds a part of the scene" in empty.err, empty.err
+        assert not Path(words[2]).exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nerfturbo.evaluation.run_folder import RunFolder
+from nerfturbo.types import Aabb
+
 from .conftest import Nerfturbo
 
 FLAGS = ["--backend", "reference", "--tune-seconds", "1", "--eval-views", "1"]
@@ -27,3 +30,14 @@ def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Pat
     assert folder.code == 0 and "serve the folder" in folder.out and "dB against the field" in folder.out, folder.err
     assert {"index.html", "main.js", "data"} <= {path.name for path in Path("site").iterdir()}
     assert sorted(path.name for path in Path(".").iterdir()) == ["a.html", "b.html", "c.html", "site"]
+
+
+def test_a_page_takes_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    words = ["--tune-steps", "2", "--backend", "reference", "--eval-views", "1", "--json"]
+    whole = nerfturbo("export", "web", run_folder, "whole.html", *words, "--eval-views", "0").json
+    RunFolder(run_folder).write_crop(Aabb((-1.5, -1.5, -1.5), (1.5, 1.5, 0.0)))
+    half = nerfturbo("export", "web", run_folder, "half.html", *words)
+    assert half.code == 0 and "as saved in the viewer" in half.err, half.err
+    tall, low = (made["cells"][2] * made["voxel"] for made in (whole, half.json))
+    assert low < 0.7 * tall and half.json["vertices"] < whole["vertices"]
+    assert half.json["score"]["against_photos"] is None and half.json["score"]["against_field"] > 15.0

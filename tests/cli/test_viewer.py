@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import viser
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
@@ -36,21 +39,30 @@ def test_view_serves_a_run_and_a_wider_address_asks_for_a_token(run_folder: Path
     with subprocess.Popen([*command, "--host", "0.0.0.0"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            found = re.match(r"http://localhost:(\d+)/\?token=(\S+)", process.stdout.readline())
+            found = re.match(r"http://([^/]+):(\d+)/\?token=(\S+)", process.stdout.readline())
             assert found is not None
-            port, token = int(found.group(1)), found.group(2)
-            assert len(token) >= 24
+            host, port, token = found.group(1), int(found.group(2)), found.group(3)
+            assert len(token) >= 24 and host != "localhost", "other machines have a localhost of their own"
             for path, cookie, status in (
                 ("/", "", 403),
                 (f"/?token={token}", "", 303),
                 ("/", f"nerfturbo={token}", 200),
+                ("/index.html", "", 403),
+                ("/index.html", f"nerfturbo={token}", 200),
                 ("/..%2f..%2fpyproject.toml", f"nerfturbo={token}", 404),
                 ("/../../etc/passwd", f"nerfturbo={token}", 404),
             ):
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+                connection = http.client.HTTPConnection(host, port, timeout=30)
                 connection.request("GET", path, headers={"Cookie": cookie})
                 got = connection.getresponse().status
                 assert got == status or (status == 404 and 400 <= got < 500), (path, got)
+            for cookie, opens in (("", False), ("nerfturbo=x", False), (f"nerfturbo={token}", True)):
+                headers, protocol = {"Cookie": cookie}, f"viser-v{viser.__version__}"
+                try:
+                    with connect(f"ws://{host}:{port}/", additional_headers=headers, subprotocols=[protocol]) as opened:
+                        assert opens and len(opened.recv(timeout=30)) > 0
+                except InvalidStatus as error:
+                    assert not opens and error.response.status_code == 403
         finally:
             process.terminate()
             assert process.wait(timeout=30) in (0, 130)

@@ -6,20 +6,26 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
 from nerfturbo.config import DynamicNgpConfig
-from nerfturbo.evaluation.images import CHANNELS
+from nerfturbo.data.images import to_bytes
+from nerfturbo.data.scene import Scene
+from nerfturbo.evaluation.evaluate import truth_image
+from nerfturbo.evaluation.images import CHANNELS, error_colors
+from nerfturbo.evaluation.run_folder import RunFolder
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb, PackedSamples
-from nerfturbo.viewer.painter import Painter, TimeShare, View, pose_of
+from nerfturbo.viewer.page import LivePage
+from nerfturbo.viewer.painter import Painter, TimeShare, View, nearest_photo, pose_of
+from nerfturbo.viewer.panel import SceneFacts
 
-from ..tiny import ball_scene, tiny_config
+from ..tiny import BALL, FIELD_OF_VIEW, ball_scene, tiny_config
+from .looker import Looker, until
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +58,10 @@ def test_every_channel_and_a_crop(model: NerfModel) -> None:
             assert painter.paint(model, 0, training=True) is not None
         painter.look(replace(VIEW, crop=Aabb.cube(0.2)), moving=False)
         assert painter.paint(model, 0, training=True) is not None
+        assert painter.note == ""
         painter.look(replace(VIEW, crop=Aabb.cube(0.2, (50.0, 0.0, 0.0))), moving=False)
-        assert painter.paint(model, 0, training=True) is None
+        assert bool((painter.paint(model, 0, training=True) == 255).all())
+        assert "crop box is empty: what is occupied lies in" in painter.note
 
 
 class Fog(torch.nn.Module):
@@ -71,13 +79,26 @@ class Fog(torch.nn.Module):
         return shade, self.density(positions)
 
 
+class Ball(Fog):
+    """A solid ball of one colour."""
+
+    def density(self, positions, times=None):
+        return 1000.0 * (positions.norm(dim=-1) < BALL)
+
+    def forward(self, positions, directions, times=None, camera_indices=None):
+        return torch.full_like(positions, 0.5), self.density(positions)
+
+
 class Ends:
-    """A sampler with nothing but `sample`: sixteen equal steps."""
+    """A sampler with nothing but `sample`: equal steps."""
+
+    def __init__(self, steps: int = 16) -> None:
+        self.steps = steps
 
     def sample(self, rays, *, draw=None, n_active=None, capacity=None):
-        edges = torch.linspace(1.5, 5.5, 17, device=rays.device)
+        edges, k = torch.linspace(1.5, 5.5, self.steps + 1, device=rays.device), self.steps
         n, rows = len(rays), torch.arange(len(rays) + 1, dtype=torch.int32, device=rays.device)
-        return PackedSamples(edges[:-1].repeat(n), edges[1:].repeat(n), rows[:-1].repeat_interleave(16), rows * 16)
+        return PackedSamples(edges[:-1].repeat(n), edges[1:].repeat(n), rows[:-1].repeat_interleave(k), rows * k)
 
 
 @pytest.mark.parametrize("sampler", [None, Ends()])
@@ -89,24 +110,59 @@ def test_any_field_and_any_sampler_are_painted(sampler: Ends | None) -> None:
             painter.look(replace(VIEW, channel=channel, time=0.5), moving=False)
             image = painter.paint(model, 0, training=False)
             assert image is not None and image.float().std() > 5.0, channel
-        painter.look(replace(VIEW, crop=Aabb.cube(0.3)), moving=False)
-        assert (painter.paint(model, 0, training=False) is None) == (sampler is not None)  # it cannot be cropped
+        fog = []
+        for crop in (None, Aabb.cube(0.3), Aabb.cube(0.3, (9.0, 0.0, 0.0)), Aabb.cube(5.0)):
+            painter.look(replace(VIEW, crop=crop), moving=False)
+            fog.append(int((painter.paint(model, 0, training=False) < 250).all(-1).sum()))
+    assert 0 < fog[1] < 0.4 * fog[0] and fog[2] == 0 and fog[3] == fog[0]
+
+
+def test_errors_are_those_at_a_photo_and_nothing_elsewhere() -> None:
+    """Where a photo was taken its error is that of the test images; from behind, nothing of it is seen."""
+    scene = ball_scene(size=24)
+    model = NerfModel(tiny_config(), SceneBounds.of(scene), field=Ball(), sampler=Ends(200))
+    view = View(scene.cameras.camera_to_world[1], FIELD_OF_VIEW, 1.0, channel="error")
+    painter = Painter(photos=(scene, ball_scene("test", n_views=2)))
+    with use_backend("reference"):
+        shown = painter.render(model, view, (24, 24), 0)
+        truth = truth_image(scene, 1)
+        rendered = model.render_image(scene.cameras, 1).rgb
+        assert "train photo 1" in painter.note
+        expected = to_bytes(error_colors(rendered, truth)).cpu()
+        same = ((shown.float() - expected.float()).abs().amax(-1) <= 2).float().mean()
+        assert same > 0.97 and expected.float().std() > 20.0
+        across = scene.select([3])  # the camera on the other side, which sees the ball's other half
+        behind = Painter(photos=(across,)).render(model, view, (24, 24), 0)
+    middle = behind[8:16, 8:16]
+    assert bool((middle == 128).all()), "the far side of the ball is grey: the photo does not show it"
+
+
+def test_the_nearest_photo_is_near_in_place_and_direction_and_time() -> None:
+    train, test = ball_scene().cameras, ball_scene("test", n_views=2).cameras
+    for split, cameras in enumerate((train, test)):
+        for index in range(len(cameras)):
+            assert nearest_photo([train, test], View(cameras.camera_to_world[index], 0.7, 1.0)) == (split, index)
+    timed = replace(train, times=torch.linspace(0.0, 1.0, len(train)))
+    assert nearest_photo([timed], replace(VIEW, time=1.0)) == (0, 3)
+
+
+def facts_of(scene: Scene, *, trains: bool = True) -> SceneFacts:
+    return SceneFacts("ball", scene, scene, scene.aabb, RunFolder(Path("nowhere")), trains)
 
 
 def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: NerfModel) -> None:
-    from nerfturbo.viewer.page import LivePage, _Client
-    from nerfturbo.viewer.panel import SceneFacts
-
-    scene, now = ball_scene(), time.monotonic()
-    page = LivePage(SceneFacts("ball", scene, scene, scene.aabb, Path("paths"), True))
-    client = _Client(MagicMock(), Painter(largest=24), view=VIEW, fresh=True, moving=True)
-    page._clients = {0: client}
+    page = LivePage(facts_of(ball_scene()))
     try:
+        looker, now = Looker(page), time.monotonic()
+        client = looker.client
+        client.quality.value = 24
+        until(lambda: client.fresh, "the first view")
         with use_backend("reference"):
             assert page.tick(model, 0, training=True) and not client.painter.is_new
             page._shares[False].spent(100.0, 0.1, now)  # a fine picture on a slow machine
             assert not page.tick(model, 1, training=True)  # it is not renewed for a long time,
-            client.view, client.fresh = replace(VIEW, channel="opacity"), True
+            looker.set(client.channel, "opacity")
+            until(lambda: client.fresh, "the other channel")
             page._shares[True] = TimeShare()
             assert page.tick(model, 2, training=True)  # but another view is seen at once;
             client.moved = time.monotonic() + 60.0  # however long the next line takes to begin
@@ -114,16 +170,13 @@ def test_a_new_view_does_not_wait_for_what_refining_the_old_one_took(model: Nerf
             client.moved = 0.0
             assert page.tick(model, 3, training=False)  # and a paused training gives all its time
         assert page.frames_sent == 3
+        looker.close()
     finally:
         page.close()
 
 
 def test_a_page_that_is_closed_while_a_picture_is_painted_for_it_is_no_warning() -> None:
-    from nerfturbo.viewer.page import LivePage
-    from nerfturbo.viewer.panel import SceneFacts
-
-    scene = ball_scene()
-    page = LivePage(SceneFacts("ball", scene, scene, scene.aabb, Path("paths"), True))
+    page = LivePage(facts_of(ball_scene()))
     try:
         page._server._websock_server._broadcast_buffer.set_done()
         with warnings.catch_warnings(record=True) as seen:
@@ -154,9 +207,6 @@ def test_poses_have_our_axes_and_nonsense_is_none() -> None:
 
 def test_a_view_has_a_time() -> None:
     """The page's slider decides the moment a client sees, where the pictures have times, and only there."""
-    from nerfturbo.viewer.page import LivePage
-    from nerfturbo.viewer.panel import SceneFacts
-
     still = ball_scene()
     moving = replace(still, cameras=replace(still.cameras, times=torch.linspace(0.0, 1.0, len(still))))
     config = tiny_config()
@@ -168,16 +218,17 @@ def test_a_view_has_a_time() -> None:
             grid.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
         for grid in model.field.motion_grids:  # features of time count a tenth of those of place: let them be seen
             grid.table *= 20.0
-    pages = [LivePage(SceneFacts("ball", one, one, one.aabb, Path("paths"), False), port=0) for one in (still, moving)]
+    pages = [LivePage(facts_of(scene, trains=False)) for scene in (still, moving)]
     try:
-        assert pages[0]._panel.dress(VIEW).time is None
+        panels = [Looker(page).client for page in pages]
+        assert panels[0].dress(VIEW).time is None
         pictures = []
         for moment in (0.0, 0.75):
-            pages[1]._panel._time.value = moment
-            painter.look(pages[1]._panel.dress(VIEW), moving=False)
+            panels[1].time.value = moment
+            painter.look(panels[1].dress(VIEW), moving=False)
             with use_backend("reference"):
                 pictures.append(painter.paint(model, 0, training=True))
-        assert pages[1]._panel.dress(VIEW).time == 0.75
+        assert panels[1].dress(VIEW).time == 0.75
         assert (pictures[0].float() - pictures[1].float()).abs().mean() > 1.0
     finally:
         for page in pages:

@@ -156,7 +156,7 @@ def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) 
 
 def _levels(model: NerfModel) -> int:
     """Those of the occupancy grid; under a contraction, as many as reach as far as rays do."""
-    if model.config.grid.contraction == "none":
+    if model.config.grid.contraction == "none" or model.grid.aabb != model.bounds.aabb:  # a crop has an end
         return model.grid.config.levels
     reach = max(model.bounds.far, FAR * half_box(model.bounds.aabb))
     return min(MAX_LEVELS, 1 + max(0, math.ceil(math.log2(reach / (0.5 * min(model.bounds.aabb.size))))))
