@@ -107,7 +107,7 @@ def test_3_a_field_of_ones_own_is_trained_rendered_and_exported(tmp_path: Path, 
 def test_4_proposals_and_mixed_precision_serve_a_field_of_ones_own(tmp_path: Path):
     example, image = load(4), tmp_path / "sky.png"
     psnr = example.main(100, image, n_rays=128, size=40)
-    assert psnr > 16.0 and halves(image)[0] == pytest.approx(psnr, abs=0.3)
+    assert psnr > 14.5 and halves(image)[0] == pytest.approx(psnr, abs=0.3)
     exact, half = (example.main(3, image, precision, 64, 16) for precision in ("fp32", "bf16"))
     assert exact != half and abs(exact - half) < 0.1
 
