@@ -155,7 +155,7 @@ class Page {
         if (chunk.last === this.blocks.count) delete this.blocks.texels[chunk.kind]; // the textures have them
       }
       loaded = start + chunk.bytes;
-      this.pace.want();
+      if (this.hasTexels) this.pace.want(); // before, every ray would walk through empty blocks for nothing
       await new Promise((resolve) => setTimeout(resolve, 0)); // let the page breathe
     }
     this.pace.hurried = false;
@@ -184,7 +184,6 @@ export async function start() {
   try {
     const page = new Page(JSON.parse(document.getElementById("scene").textContent));
     window.nerfturbo.page = page;
-    page.pace.want();
     await page.load();
     return page;
   } catch (error) {

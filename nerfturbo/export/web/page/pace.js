@@ -10,7 +10,7 @@ export class Pace {
   // draw(scale, done) draws the picture and calls done(milliseconds) when it is there.
   constructor(draw) {
     this.drawPicture = draw;
-    this.scale = 0.25;
+    this.scale = 0.15;
     this.hurried = false; // while the scene arrives no fine picture is drawn
     this.cost = 0; // milliseconds of a full picture, as far as known
     this.wanted = false;
