@@ -6,7 +6,7 @@
 A point's features are products of three planes (xy, xz, yz), times three more over time where images have times; two
 networks turn them into density and colour. The class knows only the scene's box, and the package knows no such class.
 
-This file runs these commands with few steps. You see `orbit.gif`, the seesaw while it moves, and `points.ply`.
+This file runs these commands with few steps. You see `orbit.gif`, the seesaw while it moves, and `grid.npz`, its cells.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PLANES = tuple(itertools.combinations(range(4), 2))  # of (x, y, z, t)
 COMMANDS = (
     "train {scene} --field {file}:KPlanes --optim.lr 5e-3 --steps {steps} --downscale {downscale} --output {run}",
     "render {run} --path orbit --frames 12 --output {run}/orbit.gif",
-    "export points {run} {run}/points.ply --points 20000",
+    "export grid {run} {run}/grid.npz",
 )
 
 
