@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..types import Aabb
     from .progress import Display
 
+PHONE_MB = 8.0
 ALIGN_STEPS = {"cpu": 40, "cuda": 200}
 Made = tuple[dict[str, Any], list[str]]  # what --json prints, and what is said instead
 
@@ -175,6 +176,7 @@ class WebArgs(BoxArgs):
 
     split: bool = False  # Write a folder of static files for a web server instead; OUT is its name.
     budget_mb: Annotated[float, arg(metavar="MB")] = 30.0  # What the files may take; the resolution is chosen to fit.
+    phone: bool = False  # At most 8 MB, for phones and mobile networks; short for --budget-mb 8.
     tune_seconds: Annotated[float | None, arg(metavar="S")] = None
     """Fine-tune for so long; unless given, 30 s on a GPU and 20 s on a CPU. 0 leaves it out."""
     tune_steps: Count = None  # Fine-tune by so many steps instead: on a CPU two pages of one run are then the same.
@@ -186,6 +188,7 @@ class WebArgs(BoxArgs):
 def web(argv: Sequence[str]) -> int:
     args = parse(WebArgs, argv, "export web")
     check_within("--budget-mb", args.budget_mb, 0.5, 2000)
+    args = replace(args, budget_mb=min(args.budget_mb, PHONE_MB)) if args.phone else args
     check_within("--tune-seconds", args.tune_seconds, 0, 3600)
     if args.tune_steps is not None and args.tune_steps < 1:
         raise InputError("--tune-steps", "a number > 0", str(args.tune_steps), "--tune-seconds 0 leaves it out")
@@ -216,7 +219,9 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     )
     result = bake(model, train.cameras, settings, say=display.phase, progress=display.update)
     seconds = time.perf_counter() - started
-    views = views_to_score(test, model.device) if args.eval_views is None else args.eval_views
+    views = args.eval_views
+    if views is None:
+        test, views = views_to_score(test, model.device)
     found, aligned = None, 0
     if views:
         if model.config.cameras.refine:  # then the scene stands a little beside the test views' own poses
@@ -235,6 +240,7 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     blocks, lattice = result.baked.blocks, result.baked.blocks.lattice
     document = {
         "bytes": size,
+        "budget_mb": args.budget_mb,
         "data_bytes": result.data_bytes,
         "blocks": blocks.n_blocks,
         "vertices": blocks.n_vertices,
@@ -243,6 +249,7 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
         "features": result.baked.n_features,
         "voxel": lattice.voxel,
         "score": None if found is None else asdict(found),
+        "scored_size": test.cameras.size[0].tolist(),
         "poses_aligned": aligned,
         "tune_steps": result.tune_steps,
         "bake_seconds": seconds,

@@ -10,6 +10,7 @@ from nerfturbo.types import Aabb
 from .conftest import Nerfturbo
 
 FLAGS = ["--backend", "reference", "--tune-seconds", "1", "--eval-views", "1"]
+PAGES = (("b", []), ("c", ["--phone"]))
 
 
 def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Path) -> None:
@@ -20,7 +21,8 @@ def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Pat
     assert said["blocks"] > 0 and said["bake_seconds"] <= said["seconds"] and said["tune_steps"] > 0
     assert "<title>&lt;ball&gt;</title>" in Path("a.html").read_text("utf-8")
     words = ["--tune-steps", "2", "--backend", "reference", "--eval-views", "0", "--json"]
-    counted = [nerfturbo("export", "web", run_folder, f"{name}.html", *words).json for name in "bc"]
+    counted = [nerfturbo("export", "web", run_folder, f"{name}.html", *words, *flag).json for name, flag in PAGES]
+    assert [made["budget_mb"] for made in counted] == [30.0, 8.0] and said["scored_size"][0] > 0
     assert [made["tune_steps"] for made in counted] == [2, 2] and counted[0]["data_bytes"] == counted[1]["data_bytes"]
     refused = nerfturbo("export", "web", run_folder, "d.html", "--tune-steps", "0")
     assert refused.code == 2 and "--tune-steps: expected a number > 0, got 0" in refused.err

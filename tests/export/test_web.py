@@ -6,20 +6,31 @@ import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import nerfturbo.export.web.bake as bake_module
 from nerfturbo.config import UniformSamplerConfig
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.metrics import psnr
-from nerfturbo.export.web.bake import BakeSettings, bake, score
+from nerfturbo.export.web.bake import SCORED_PIXELS, BakeSettings, bake, score, views_to_score
 from nerfturbo.export.web.baked import Baked, Chunk, decode_density, encode_density, pack
 from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
 from nerfturbo.export.web.page import PageFacts, bundle, write_page
 from nerfturbo.export.web.reference import render_page, trace
-from nerfturbo.export.web.teacher import LEAST_RAYS, VisibleCells, as_covered, ask_field, close_holes, coverage
+from nerfturbo.export.web.teacher import (
+    LEAST_RAYS,
+    NEIGHBOURS,
+    VisibleCells,
+    _holes,
+    as_covered,
+    ask_field,
+    close_holes,
+    coverage,
+)
 from nerfturbo.export.web.tune import Trilinear, gather, marching_grid
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import StepRule, march
@@ -92,6 +103,34 @@ def test_holes_in_a_sheet_are_closed_and_nothing_else_grows() -> None:
     assert float(torch.isin(sheet[hole], closed.keys).float().mean()) > 0.9
     assert int((~torch.isin(closed.keys, sheet)).sum()) == 0 and bool((closed.keys.diff() > 0).all())
     assert float(closed.light.sum()) == kept.shape[0]
+
+
+def test_holes_are_found_by_tiles_as_in_all_cells_at_once() -> None:
+    lattice = Lattice((0.0, 0.0, 0.0), 0.1, (3, 2, 4), levels=3)
+    x, y, z = lattice.cells
+    full = torch.rand(3 * z, y, x, generator=torch.Generator().manual_seed(0)) < 0.42
+    counts = torch.nn.functional.conv3d(full[None, None].float(), torch.ones(1, 1, 3, 3, 3), padding=1)[0, 0]
+    holes = (counts > NEIGHBOURS - 0.5) & ~full
+    assert int(holes.sum()) > 1000 and bool(holes[:, 0].any()) and bool(holes[:, :, 8].any())  # at borders of tiles too
+    assert torch.equal(_holes(full.view(-1).nonzero()[:, 0], lattice).sort().values, holes.view(-1).nonzero()[:, 0])
+    assert _holes(torch.tensor([5, 9000]), lattice).shape == (0,)
+
+
+def test_some_blocks_say_what_all_take() -> None:
+    lattice = Lattice.around(Aabb.cube(1.2), 0.05)
+    cells = torch.arange(lattice.cells[0] ** 3)
+    cells = cells[(lattice.cell_centers(cells).norm(dim=-1) - RADIUS).abs() < 0.1]
+    blocks = SparseBlocks.of_cells(lattice, cells)
+    some = blocks.every(8, cells)
+    assert some.n_blocks == -(-blocks.n_blocks // 8) and 0.08 < some.n_vertices / blocks.n_vertices < 0.25
+    assert bool(torch.isin(some.vertices, blocks.vertices).all())
+
+
+def test_large_views_are_shrunk_before_a_cpu_scores_them() -> None:
+    scene = ball_scene("test", n_views=3, size=700)
+    small, views = views_to_score(scene, torch.device("cpu"))
+    assert small.cameras.size.prod(-1).max() <= 1.2 * SCORED_PIXELS and views == 2
+    assert views_to_score(scene, torch.device("cuda")) == (scene, 10)
 
 
 def test_skips_never_leap_over_a_block() -> None:
@@ -214,8 +253,11 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
     assert not [line for line in bundle().splitlines() if line.startswith(("import ", "export "))]
 
 
-def test_a_busy_machine_bakes_the_same_page(model: NerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No clock decides how many rays look, and so how fine the cells are; with a number of steps, nor anything else."""
+def test_a_busy_machine_bakes_the_same_page(
+    model: NerfModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a number of steps no clock decides how many rays look, and so how fine the cells are, nor anything else."""
+    caplog.set_level("INFO", "nerfturbo")
     cameras, settings = ball_scene(n_views=16, size=64).cameras, BakeSettings(4e5, n_rays=1 << 16, tune_steps=3)
     with use_backend("cpu"):
         quiet = bake(model, cameras, settings)
@@ -224,7 +266,32 @@ def test_a_busy_machine_bakes_the_same_page(model: NerfModel, monkeypatch: pytes
         busy = bake(model, cameras, settings)
     assert sum(busy.seconds.values()) > 50.0 * sum(quiet.seconds.values())
     assert busy.baked.blocks.lattice == quiet.baked.blocks.lattice and busy.tune_steps == quiet.tune_steps == 3
+    assert not any("baking takes" in text for text in caplog.messages)
     assert [chunk.content for chunk in busy.chunks] == [chunk.content for chunk in quiet.chunks]
+
+
+def test_a_slow_machine_says_how_long_and_asks_less(
+    model: NerfModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cameras, settings = ball_scene(n_views=40, size=64).cameras, BakeSettings(4e5, tune_seconds=0.0)
+    caplog.set_level("INFO", "nerfturbo")
+    pools: list[int] = []
+    look = bake_module.ask_field
+
+    def looked(*args: Any, **options: Any) -> Any:
+        pools.append(args[3])
+        return look(*args, **options)
+
+    monkeypatch.setattr(bake_module, "ask_field", looked)
+    with use_backend("cpu"):
+        bake(model, cameras, settings)
+        true, begun = time.perf_counter, time.perf_counter()
+        monkeypatch.setattr(time, "perf_counter", lambda: begun + 1e5 * (true() - begun))
+        bake(model, cameras, settings)
+    fast, slow = (text for text in caplog.messages if text.startswith("baking takes up to"))
+    assert pools == [40 * 64 * 64, LEAST_RAYS]
+    assert f"for {pools[0]} rays" in fast and f"for {pools[1]} rays" in slow
+    assert float(slow.split()[4]) > 100 * float(fast.split()[4])
 
 
 def test_rays_with_many_samples_end_the_look_early(model: NerfModel) -> None:

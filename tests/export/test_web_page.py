@@ -116,6 +116,10 @@ def test_nothing_leaves_the_page_and_names_stay_text(opened) -> None:
     text = page.inner_text("#panel")
     assert NAME in text and "36.50 dB" in text and "33.25 dB" in text and "2 levels" in text and "MB" in text
     assert page.is_hidden("#error") and page.is_hidden("#progress")
+    words = ["Info", "Depth", "Backdrop", "Reset", "Image", "Link", "Full"]
+    assert page.locator("nav button").all_inner_texts() == words  # icons are labelled
+    until(lambda: page.evaluate("performance.getEntriesByName('first-picture').length") == 1, "the first picture")
+    assert 0 < page.evaluate("performance.getEntriesByName('first-picture')[0].startTime") < 1000 * PATIENCE
     page.click("#info")
 
 
@@ -256,6 +260,8 @@ def test_the_phone_shows_it_too(opened) -> None:
     boxes = page.locator("nav button").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
     assert len(boxes) == 7 and all(box["left"] >= 0 and box["right"] <= 350 and box["bottom"] <= 560 for box in boxes)
     assert all(box["width"] >= 44 and box["height"] >= 44 for box in boxes)  # for a thumb
+    fits = page.locator("nav button").evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)")
+    assert fits, "a label is wider than its button"
     view = page.evaluate("nerfturbo.page.camera.view(350, 560)")
     wide = page.evaluate("nerfturbo.page.camera.fieldOfView")
     assert view["lens"][0] == pytest.approx(175.0 / np.tan(0.5 * wide))  # the whole scene fits the shorter side

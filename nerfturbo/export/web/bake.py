@@ -1,5 +1,6 @@
 """From a trained model to a baked scene that fits a budget: look, choose a resolution, ask the field, tune, score."""
 
+import logging
 import math
 import time as clock
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ...data.cameras import Cameras
 from ...data.placement import require_plain
-from ...data.scene import Scene
+from ...data.scene import Scene, downscaled
 from ...evaluation.evaluate import choose_views, truth_image
 from ...evaluation.metrics import mean_psnr, psnr
 from ...rendering.model import FAR, NerfModel, half_box
@@ -31,7 +32,11 @@ MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
 LEAST_BYTES = {True: 4.0, False: 2.0}  # less than a vertex was ever seen to take, with and without features
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
+SAMPLED = 1 << 18  # vertices; of more, every SAMPLED_BLOCKS-th block says what a vertex takes before all are asked
+SAMPLED_BLOCKS = 8
+SCORED_PIXELS = 1 << 16  # of a view that a CPU compares
 SAME_TIME = 0.01
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,24 @@ class _Pace:
     tune_rays: int
     tune_steps: int
     tune_seconds: float
+    look_seconds: float = math.inf  # where a clock may decide: without a number of steps
+    ask_seconds: float = math.inf
 
 
-_PACES = {"cpu": _Pace(1 << 19, 1 << 24, 4096, 600, 22.0), "cuda": _Pace(1 << 24, 1 << 31, 1 << 15, 6000, 30.0)}
+_PACES = {
+    "cpu": _Pace(1 << 19, 1 << 24, 4096, 600, 22.0, 50.0, 40.0),
+    "cuda": _Pace(1 << 24, 1 << 31, 1 << 15, 6000, 30.0),
+}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is done, so that it takes no longer than it should on this machine."""
+
+    finest: Lattice
+    n_rays: int
+    n_directions: int
+    tune_seconds: float
 
 
 def bake(
@@ -111,22 +131,18 @@ def bake(
 
     start = clock.perf_counter()
     say("looking at the scene from its training cameras")
-    finest = _finest_lattice(model, cameras, settings)
-    n_rays = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum()))
+    plan = _plan(model, cameras, settings, pace)
     options = {"time": settings.time, "seed": settings.seed, "max_samples": pace.look_samples}
-    pool, cells = ask_field(model, cameras, finest, n_rays, **options, progress=progress)
+    pool, cells = ask_field(model, cameras, plan.finest, plan.n_rays, **options, progress=progress)
     say("choosing the size of the cells")
-    finest, cells = teacher.as_covered(cells, finest)
+    plan, cells = _as_covered(plan, cells)
     lap("look")
     say("asking the field")
-    limit = settings.tune_seconds
-    if limit is None:
-        limit = pace.tune_seconds if settings.tune_steps is None else math.inf
-    blocks, values, first_bytes = _within_budget(model, cameras, settings, finest, cells, features=limit > 0.0)
+    blocks, values, first_bytes = _within_budget(model, cameras, settings, plan, cells)
     lap("ask")
     say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")
     steps = settings.tune_steps or pace.tune_steps
-    chosen = TuneSettings(steps, pace.tune_rays, limit, lr=settings.lr, seed=settings.seed)
+    chosen = TuneSettings(steps, pace.tune_rays, plan.tune_seconds, lr=settings.lr, seed=settings.seed)
     network, done, losses = tune(blocks, values, pool, chosen, progress=progress)
     lap("tune")
     say("packing")
@@ -136,22 +152,45 @@ def bake(
 
 
 @torch.no_grad()
-def _finest_lattice(model: NerfModel, cameras: Cameras, settings: BakeSettings) -> Lattice:
-    """Over what is occupied, with cells a little smaller than the pixels of the training pictures."""
+def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pace) -> _Plan:
+    """A lattice over what is occupied, with cells a little smaller than the pixels of the training pictures; and how
+    often the field is asked, by how fast it answers. No clock decides where `tune_steps` does."""
     levels = _levels(model)
     box = export_box(model, None) if levels == 1 else model.grid.aabb
     device, moved = model.device, cameras.to(model.device)
     generator = torch.Generator(device).manual_seed(settings.seed)
     rays = teacher.pixel_rays(moved, *teacher.draw_pixels(moved, PROBES, generator), settings.time)
+    model.render_rays(rays[: PROBES // 8])  # compiles
+    started = clock.perf_counter()
     out = model.render_rays(rays)
-    points = rays.origins + rays.directions * out.depth[:, None]
+    points, rendered = rays.origins + rays.directions * out.depth[:, None], clock.perf_counter()
+    model.field(points, rays.directions, rays.times, None)
+    asked = clock.perf_counter()
     low, high = box.tensor(device)
     solid = (out.opacity > 0.5) & ((points >= low) & (points <= high)).all(-1)
     where = points[solid] if bool(solid.any()) else torch.tensor([box.center], device=device)
     voxel = PIXELS_PER_CELL * teacher.pixel_size(moved, where)
     longest = max(box.size)
     most = MAX_CELLS if levels == 1 else MAX_CELLS // 2
-    return Lattice.around(box, min(max(voxel, longest / most), longest / LEAST_CELLS), levels)
+    finest = Lattice.around(box, min(max(voxel, longest / most), longest / LEAST_CELLS), levels)
+    n_rays, n_directions = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum())), teacher.N_DIRECTIONS
+    if settings.tune_steps is not None:
+        return _Plan(finest, n_rays, n_directions, math.inf if settings.tune_seconds is None else settings.tune_seconds)
+    tune_seconds = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
+    ray_seconds, answer_seconds = (rendered - started) / PROBES, (asked - rendered) / PROBES
+    if settings.n_rays is None and device.type == "cpu":
+        n_rays = max(teacher.LEAST_RAYS, min(n_rays, int(pace.look_seconds / ray_seconds)))
+    answers = settings.budget_bytes / settings.bytes_per_byte / LEAST_BYTES[tune_seconds > 0.0]
+    n_directions = max(2, min(n_directions, int(pace.ask_seconds / (answers * answer_seconds))))
+    look, ask = n_rays * ray_seconds, answers * n_directions * answer_seconds
+    parts = f"{look:.0f} s for {n_rays} rays, up to {ask:.0f} s for vertices, {tune_seconds:.0f} s to fine-tune"
+    _log.info(f"baking takes up to {look + ask + tune_seconds:.0f} s on this {device.type.upper()}: {parts}")
+    return _Plan(finest, n_rays, n_directions, tune_seconds)
+
+
+def _as_covered(plan: _Plan, cells: VisibleCells) -> tuple[_Plan, VisibleCells]:
+    finest, cells = teacher.as_covered(cells, plan.finest)
+    return replace(plan, finest=finest), cells
 
 
 def _levels(model: NerfModel) -> int:
@@ -163,10 +202,17 @@ def _levels(model: NerfModel) -> int:
 
 
 def _within_budget(
-    model: NerfModel, cameras: Cameras, settings: BakeSettings, finest: Lattice, cells: VisibleCells, *, features: bool
+    model: NerfModel, cameras: Cameras, settings: BakeSettings, plan: _Plan, cells: VisibleCells
 ) -> tuple[SparseBlocks, Tensor, float]:
     """The finest blocks whose first values fit, and their size; without features where the budget is too small."""
+    finest, features = plan.finest, plan.tune_seconds > 0.0
     lattice, seen = finest, cells
+
+    def first(blocks: SparseBlocks) -> tuple[Tensor, float]:
+        options = {"time": settings.time, "n_directions": plan.n_directions}
+        values = teacher.first_values(model.field, cameras, blocks, features=features, **options)
+        return values, _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)
+
     while True:
         # The field is asked only where the outcome is open: a fine lattice over a wide scene has millions of vertices.
         allowed = math.inf if max(lattice.cells) <= LEAST_CELLS else SLACK * settings.budget_bytes
@@ -175,9 +221,11 @@ def _within_budget(
             closed = teacher.close_holes(seen, lattice)
             blocks = SparseBlocks.of_cells(lattice, closed.keys, closed.light)
             size = blocks.n_vertices * LEAST_BYTES[features] * settings.bytes_per_byte
+        if size <= allowed and blocks.n_vertices > SAMPLED:
+            some = blocks.every(SAMPLED_BLOCKS, closed.keys)
+            size = first(some)[1] * blocks.n_vertices / some.n_vertices
         if size <= allowed:
-            values = teacher.first_values(model.field, cameras, blocks, time=settings.time, features=features)
-            size = _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)
+            values, size = first(blocks)
             if size <= allowed:
                 return blocks, values, size / settings.bytes_per_byte
         shrink = math.sqrt(0.97 * SLACK * settings.budget_bytes / size)
@@ -239,8 +287,10 @@ def score(
     return Score(mean_psnr(ours), page_photos, field_photos, len(chosen), steps, fetches)
 
 
-def views_to_score(scene: Scene, device: torch.device) -> int:
-    """Ten views; on a CPU as many as take some seconds, at least one."""
+def views_to_score(scene: Scene, device: torch.device) -> tuple[Scene, int]:
+    """Ten views; on a CPU two of at most SCORED_PIXELS, shrunk by a whole number where they are larger."""
     if device.type != "cpu":
-        return 10
-    return max(1, min(10, (1 << 18) // int(scene.cameras.size[0].prod())))
+        return scene, 10
+    pixels = int(scene.cameras.size[0].prod())
+    divisor = max(1, math.ceil(math.sqrt(pixels / SCORED_PIXELS) - 0.1))
+    return downscaled(scene, divisor), max(1, min(10, 2 * SCORED_PIXELS * divisor**2 // pixels))

@@ -165,6 +165,12 @@ class SparseBlocks:
         slots = slots.view(lattice.levels, nz, ny, nx)
         return cls(lattice, blocks, renumber[texels.long()], kept[order], owners[order], slots)
 
+    def every(self, n: int, cells: Tensor) -> "SparseBlocks":
+        """Only each n-th block, counted by importance, of the same cells (m,): a sample of them all."""
+        level, cell = _split(cells, self.lattice.cells)
+        slot = self.slots[level, cell[:, 2] // CELLS, cell[:, 1] // CELLS, cell[:, 0] // CELLS]
+        return SparseBlocks.of_cells(self.lattice, cells[slot % n == 0])
+
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of positions (n, 3): the level (n,), the place in its cells (n, 3), the block (n, 3) and its number (n,), -1
         where it does not exist. Outside, the level is `levels` and the rest that of the nearest border."""

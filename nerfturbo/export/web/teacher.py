@@ -22,11 +22,11 @@ VISIBLE = 0.01  # weight from which a sample counts as seen
 CHUNK = {"cpu": 1 << 14, "cuda": 1 << 16}  # rays
 NEIGHBOURS = 12  # cells of the 26 around one that make it a hole rather than a neighbour
 CLOSING = 3  # cells a hole may reach in
-SLAB = 1 << 26  # cells looked at in one go
+TILE, TILES = 8, 1 << 12  # cells a side that are looked at together, and how many such in one go
 LEAST_RAYS = 1 << 15
 MERGED = 1 << 24  # samples after which cells are summed up
-COVERED = 0.97  # of the light: below, cells are made coarser by this factor each time, in all by at most that
-COARSER, COARSEST = 1.2, 4.0
+COVERED = 0.97  # of the light: below, cells are coarser by a power of this factor, at most by that one
+COARSER, COARSEST = 1.45, 4
 N_DIRECTIONS = 6  # from which the field is asked at a vertex
 VERTEX_CHUNK = 1 << 17
 
@@ -154,12 +154,15 @@ def coverage(cells: VisibleCells, lattice: Lattice) -> float:
 
 
 def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleCells]:
-    """The lattice as fine as the rays that looked allow: coarser until hardly any light falls between the cells they
-    saw, and without the outer levels to which none comes."""
+    """The lattice as fine as the rays that looked allow: from a coarse one, which is quickly looked at, on until light
+    falls between the cells they saw; and without the outer levels to which none comes."""
     found, seen = lattice, cells
-    while coverage(seen, found) < COVERED and found.voxel < COARSEST * lattice.voxel:
-        found = Lattice.around(lattice.box, found.voxel * COARSER, lattice.levels)
-        seen = on_coarser(cells, lattice, found)
+    for step in range(COARSEST, -1, -1):
+        finer = Lattice.around(lattice.box, lattice.voxel * COARSER**step, lattice.levels) if step else lattice
+        now = on_coarser(cells, lattice, finer) if step else cells
+        if step < COARSEST and coverage(now, finer) < COVERED:
+            break
+        found, seen = finer, now
     nx, ny, nz = found.cells
     levels = 1 + int(seen.keys[-1]) // (nx * ny * nz)  # keys rise level by level
     return replace(found, levels=levels), seen
@@ -168,41 +171,47 @@ def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleC
 def close_holes(cells: VisibleCells, lattice: Lattice) -> VisibleCells:
     """With the cells that no ray happened to meet although most of their neighbours were met. A cell on top of a flat
     sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others."""
-    nx, ny, nz = lattice.cells
-    keys, light, even, device = cells.keys, cells.light, cells.even, cells.keys.device
-    slab = max(1, SLAB // (nx * ny))
+    keys, light, even = cells
     for _ in range(CLOSING):
-        found = []
-        for first in range(0, lattice.levels * nz, slab):
-            last = min(first + slab, lattice.levels * nz)
-            low, high = max(0, first - 1), min(lattice.levels * nz, last + 1)
-            ends = torch.tensor([low * ny * nx, high * ny * nx], device=device)
-            start, end = torch.searchsorted(keys, ends).tolist()
-            if start == end:
-                continue
-            full = torch.zeros((high - low) * ny * nx, dtype=torch.uint8, device=device)
-            full[keys[start:end] - low * ny * nx] = 1
-            count = full.view(high - low, ny, nx)
-            for axis in range(3):
-                count = _with_neighbours(count, axis)
-            new = (count >= NEIGHBOURS) & (full.view(count.shape) == 0)
-            new = new[first - low : last - low].reshape(-1).nonzero()[:, 0]
-            found.append(new + first * ny * nx)
-        if not found:
+        new = _holes(keys, lattice)
+        if new.shape[0] == 0:
             break
-        keys, order = torch.cat([keys, *found]).sort()
-        nothing = light.new_zeros(keys.shape[0] - light.shape[0])
+        keys, order = torch.cat([keys, new]).sort()
+        nothing = light.new_zeros(new.shape[0])
         light, even = (torch.cat([part, nothing])[order] for part in (light, even))
     return VisibleCells(keys, light, even)
 
 
-def _with_neighbours(values: Tensor, axis: int) -> Tensor:
-    """Each value plus those before and behind it."""
-    result = values.clone()
-    n = values.shape[axis]
-    result.narrow(axis, 1, n - 1).add_(values.narrow(axis, 0, n - 1))
-    result.narrow(axis, 0, n - 1).add_(values.narrow(axis, 1, n - 1))
-    return result
+def _holes(keys: Tensor, lattice: Lattice) -> Tensor:
+    """Cells that are not among `keys` (n,) but have NEIGHBOURS of them around. They are looked for only in tiles that
+    hold some: a lattice of a scene without an end has milliards of cells, few of them seen."""
+    nx, ny, nz = lattice.cells
+    place = torch.stack([keys // (nx * ny), keys // nx % ny, keys % nx], dim=-1)  # levels one above the other
+    counts = [-(-n // TILE) + 2 for n in (lattice.levels * nz, ny, nx)]  # with an empty tile at each end
+    strides = keys.new_tensor([counts[1] * counts[2], counts[2], 1])
+    full, member, sizes = torch.unique(((place // TILE + 1) * strides).sum(-1), return_inverse=True, return_counts=True)
+    n, tiles = full.shape[0], keys.new_zeros(full.shape[0] + 1, TILE, TILE, TILE, dtype=torch.uint8)  # the last: empty
+    tiles[(member, *(place % TILE).unbind(-1))] = 1
+    around = torch.cartesian_prod(*[torch.arange(-1, 2, device=keys.device)] * 3)
+    near = full[:, None] + (around * strides).sum(-1)  # (n, 27)
+    rows = torch.searchsorted(full, near).clamp(max=n - 1)
+    rows = torch.where(full[rows] == near, rows, n)
+    enough = torch.cat([sizes, sizes.new_zeros(1)])[rows].sum(-1) >= NEIGHBOURS
+    source = {-1: slice(TILE - 1, TILE), 0: slice(0, TILE), 1: slice(0, 1)}
+    target = {-1: slice(0, 1), 0: slice(1, TILE + 1), 1: slice(TILE + 1, TILE + 2)}
+    found = [keys[:0]]
+    for part in enough.nonzero()[:, 0].split(TILES):
+        wide = tiles.new_zeros(part.shape[0], TILE + 2, TILE + 2, TILE + 2)
+        for column, offset in enumerate(around.tolist()):
+            at, to = ((slice(None), *(side[step] for step in offset)) for side in (source, target))
+            wide[to] = tiles[at][rows[part, column]]
+        count = wide
+        for axis in (1, 2, 3):
+            count = count.narrow(axis, 0, TILE) + count.narrow(axis, 1, TILE) + count.narrow(axis, 2, TILE)
+        tile, *inner = ((count >= NEIGHBOURS) & (wide[:, 1:-1, 1:-1, 1:-1] == 0)).nonzero().unbind(-1)
+        corner = (full[part[tile], None] // strides % strides.new_tensor(counts) - 1) * TILE
+        found.append(((corner + torch.stack(inner, dim=-1)) * keys.new_tensor([ny * nx, nx, 1])).sum(-1))
+    return torch.cat(found)
 
 
 def pixel_size(cameras: Cameras, positions: Tensor) -> float:
@@ -214,11 +223,17 @@ def pixel_size(cameras: Cameras, positions: Tensor) -> float:
 
 @torch.no_grad()
 def first_values(
-    field: Field, cameras: Cameras, blocks: SparseBlocks, *, time: float | None = None, features: bool = True
+    field: Field,
+    cameras: Cameras,
+    blocks: SparseBlocks,
+    *,
+    time: float | None = None,
+    features: bool = True,
+    n_directions: int = N_DIRECTIONS,
 ) -> Tensor:
     """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty. The base
     colour is the mean over the directions; features are the main components of how it differs from that."""
-    eyes = cameras.positions.to(blocks.vertices.device)[torch.tensor(choose_views(len(cameras), N_DIRECTIONS))]
+    eyes = cameras.positions.to(blocks.vertices.device)[torch.tensor(choose_views(len(cameras), n_directions))]
     lattice = blocks.lattice
     n_channels, residuals = N_BASE + (N_FEATURES if features else 0), []
     values = torch.zeros(blocks.n_vertices + 1, n_channels, device=blocks.vertices.device)

@@ -22,7 +22,7 @@ from .lattice import SparseBlocks
 from .teacher import RayPool
 
 REPORT_EVERY = 20  # steps
-FINEST_GRID = 256  # cells per axis
+FINEST_GRID = 256  # cells per axis; of a scene without an end half of it
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def marching_grid(blocks: SparseBlocks) -> OccupancyGrid:
     """An occupancy grid over the vertices, finer than blocks, so that samples fall only where something is. Its cells
     are no smaller than the lattice's, so that one more all around covers every cell with a kept vertex."""
     lattice = blocks.lattice
-    resolution = max(4, min(FINEST_GRID, *lattice.cells) // 4 * 4)
+    resolution = max(4, min(FINEST_GRID >> (lattice.levels > 1), *lattice.cells) // 4 * 4)
     config = GridConfig(resolution=resolution, levels=lattice.levels)
     positions = lattice.vertex_positions(blocks.vertices)
     return OccupancyGrid.from_points(positions, lattice.box, config, step_size=lattice.voxel * STEP, margin=1)
@@ -119,6 +119,7 @@ def tune(
             losses.append(loss.item())
             progress(share)
         step += 1
+        started = clock.perf_counter() if step == 1 else started  # the first step compiles
     values.clamp_(0.0, 1.0)
     return network, step, tuple(losses)
 

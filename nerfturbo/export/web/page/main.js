@@ -91,6 +91,7 @@ class Page {
       gl.deleteSync(fence);
       const spent = performance.now() - began;
       this.frames = (this.frames ?? 0) + 1;
+      if (this.hasTexels && !this.pictureMark) this.pictureMark = performance.mark("first-picture");
       showSpeed(spent, width, height);
       return done(spent);
     };
@@ -133,6 +134,7 @@ class Page {
     const source = this.scene.folder ? fileSource(this.scene.folder) : inlineSource(document);
     const total = this.scene.chunks.reduce((sum, chunk) => sum + chunk.bytes, 0);
     let loaded = 0;
+    this.pace.hurried = true;
     for (const [index, chunk] of this.scene.chunks.entries()) {
       const kind = chunk.kind === "features" ? "reflections" : "scene";
       const tell = () => showProgress(Math.min(loaded / total, 0.999), `loading the ${kind}, ${(loaded / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB`);
@@ -149,12 +151,14 @@ class Page {
       } else {
         const texels = this.blocks.decode(chunk, raw);
         this.renderer.setTexels(chunk.kind, texels, this.blocks, chunk.first, chunk.last);
+        this.hasTexels = true;
         if (chunk.last === this.blocks.count) delete this.blocks.texels[chunk.kind]; // the textures have them
       }
       loaded = start + chunk.bytes;
-      this.pace.want();
+      if (this.hasTexels) this.pace.want(); // before, every ray would walk through empty blocks for nothing
       await new Promise((resolve) => setTimeout(resolve, 0)); // let the page breathe
     }
+    this.pace.hurried = false;
     this.renderer.shaded = this.scene.network !== null;
     showProgress(1, "");
     this.pace.want(true);
@@ -180,7 +184,6 @@ export async function start() {
   try {
     const page = new Page(JSON.parse(document.getElementById("scene").textContent));
     window.nerfturbo.page = page;
-    page.pace.want();
     await page.load();
     return page;
   } catch (error) {

@@ -10,7 +10,8 @@ export class Pace {
   // draw(scale, done) draws the picture and calls done(milliseconds) when it is there.
   constructor(draw) {
     this.drawPicture = draw;
-    this.scale = 0.5;
+    this.scale = 0.15;
+    this.hurried = false; // while the scene arrives no fine picture is drawn
     this.cost = 0; // milliseconds of a full picture, as far as known
     this.wanted = false;
     this.busy = false;
@@ -41,7 +42,7 @@ export class Pace {
         if (spent > SLOW) this.scale = Math.max(COARSEST, this.scale * Math.max(0.5, Math.sqrt(GOOD / spent)));
         else if (spent < GOOD) this.scale = Math.min(1, this.scale * 1.08);
         clearTimeout(this.restTimer);
-        this.restTimer = setTimeout(() => this.want(true), REST);
+        if (!this.hurried) this.restTimer = setTimeout(() => this.want(true), REST);
       }
       if (this.wanted) requestAnimationFrame(() => this.frame());
       else this.busy = false;
