@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -195,6 +195,10 @@ def _flags(mask: MaskFile | None, width: int, height: int) -> np.ndarray:
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSING_ORIENTATIONS = (5, 6, 7, 8)
+_FEW = 9  # images whose borders are looked at
+OBJECT_BORDER = 0.9  # share of a flat border from which on there is nothing but an object
+_QUARTER_TURNS = {3: 2, 6: 1, 8: 3}
+_ONE_COLOUR = 4  # of 255: one colour, but for the noise of a JPEG; a plain wall varies more
 _TRANSPARENT_SHARE = 0.005  # of its pixels, in an image of an object on nothing
 _DECODED_BYTES = 11  # per pixel of a file while it is read: Pillow's image, a converted one, and its bytes
 _DECODING_SHARE = 0.15  # of the pool: what all threads together may hold besides, but
@@ -323,11 +327,60 @@ def image_size(path: str | Path, *, upright: bool = True) -> tuple[int, int]:
     return _probe(Path(path)).size(upright)
 
 
-def is_transparent(path: Path) -> bool:
-    """Whether some of an image can be seen through; an alpha channel alone does not say so."""
-    if not _probe(path).has_alpha:
-        return False
-    return float((decode_image(path)[:, :, 3] < 128).float().mean()) > _TRANSPARENT_SHARE
+class Backdrop(NamedTuple):
+    """What stands around the thing that images show."""
+
+    transparent: bool  # they can be seen through; an alpha channel alone does not say so
+    flat: float  # share of their border that is of one colour, the same in all, or masked; -1: they show nothing
+
+    @property
+    def is_background(self) -> bool:
+        """Whether they show what stands around it."""
+        return not self.transparent and 0.0 <= self.flat < OBJECT_BORDER
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], masks: Sequence[MaskFile | None]) -> Backdrop:
+        """Of a few of the images of a capture, in small."""
+        transparent, borders, hidden, inside = True, [], [], []
+        few = sorted({index * len(paths) // _FEW for index in range(_FEW)})
+        for path, mask in ((paths[index], masks[index]) for index in few):
+            try:
+                small = _small(path)
+            except Exception:  # said where the image is loaded
+                continue
+            transparent = transparent and float((small[:, :, 3] < 128).mean()) > _TRANSPARENT_SHARE
+            covered = np.zeros(small.shape[:2], bool)
+            if mask is not None:
+                grey = open_upright(mask.path, turn=False).convert("L").resize((small.shape[1], small.shape[0]))
+                covered = (np.asarray(grey) >= _WHITE) == mask.marks_ignored
+            rim = np.ones(small.shape[:2], bool)
+            rim[2:-2, 2:-2] = False
+            borders.append(small[rim, :3].astype(np.int16))
+            hidden.append(covered[rim])
+            inside.append(small[~rim, :3].astype(np.int16))
+        if not borders:
+            return cls(False, -1.0)
+        pixels, masked = np.concatenate(borders), np.concatenate(hidden)
+        colour = np.median(pixels[~masked] if not masked.all() else pixels, axis=0)
+        shows = [float((np.abs(part - colour).max(-1) > _ONE_COLOUR).mean()) for part in inside if len(part)]
+        flat = float((masked | (np.abs(pixels - colour).max(-1) <= _ONE_COLOUR)).mean())
+        return cls(transparent, flat if shows and min(shows) > _TRANSPARENT_SHARE else -1.0)
+
+
+def _small(path: Path) -> np.ndarray:
+    """(h, w, 4) uint8, as stored, of at most about 256 pixels a side: JPEGs decode that fast."""
+    with open_image(path) as image:
+        image.draft("RGB", (256, 256))
+        return _to_array(image, max(1, min(image.size) // 128), alpha=True)
+
+
+def stored_turns(path: Path, shape: Sequence[int]) -> int:
+    """Quarter turns clockwise that EXIF asks for, of an image that stays as stored: that is its camera's shape."""
+    try:
+        probe = _probe(path)
+    except InputError:  # said where the image is loaded
+        return 0
+    return _QUARTER_TURNS.get(probe.orientation, 0) if same_shape(probe.stored, shape) else 0
 
 
 def load_images(
@@ -437,21 +490,21 @@ class _Probe:
     """What the header of an image says."""
 
     stored: tuple[int, int]  # width, height
-    transposed: bool  # upright, it is as wide as it is high when stored
+    orientation: int  # EXIF's
     has_alpha: bool
 
     def size(self, upright: bool) -> tuple[int, int]:
         width, height = self.stored
-        return (height, width) if upright and self.transposed else (width, height)
+        return (height, width) if upright and self.orientation in _TRANSPOSING_ORIENTATIONS else (width, height)
 
 
 def _probe(path: Path) -> _Probe:
     with open_image(path) as image:
         try:
-            orientation = image.getexif().get(_EXIF_ORIENTATION)
+            orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
         except Exception as error:
             raise undecodable(path, error) from None
-        return _Probe(image.size, orientation in _TRANSPOSING_ORIENTATIONS, _has_alpha(image))
+        return _Probe(image.size, orientation, _has_alpha(image))
 
 
 def same_shape(size: Sequence[int], other: Sequence[int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,40 @@ class MissingSplitError(InputError):
     """The scene is in order but has no views in the split asked for."""
 
 
+class IncompleteSplitError(MissingSplitError):
+    """A file lists views of this split, but none of their images is there."""
+
+
+class Decision(str):
+    """A note about something that was chosen for a scene: what, how, why, and the flag that chooses otherwise."""
+
+    what: str
+    choice: str
+    why: str
+    flag: str
+
+    def __new__(cls, what: str, choice: str, why: str, flag: str = "") -> Decision:
+        made = super().__new__(cls, f"{choice}: {why}" + (f" ({flag} overrides)" if flag else ""))
+        made.what, made.choice, made.why, made.flag = what, choice, why, flag
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str, str, str]:
+        return self.what, self.choice, self.why, self.flag
+
+
+class Extent(NamedTuple):
+    """How far a scene reaches."""
+
+    aabb: Aabb
+    near: float
+    far: float
+    grid_levels: int
+
+    @property
+    def kind(self) -> Literal["bounded", "unbounded"]:
+        return "bounded" if self.grid_levels == 1 else "unbounded"
+
+
 @dataclass(frozen=True)
 class Scene:
     """One split of a scene. Picture i was taken by camera i; everything of interest lies inside `aabb`, or, where there
@@ -52,6 +86,7 @@ class Scene:
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # of the pictures, where they come from files
     keypoints: Keypoints | None = None  # depths that are known from elsewhere than COLMAP's points: a depth camera, say
+    other: Extent | None = None  # what may be right instead, where bounds are in doubt: `train` tries both
 
     def __post_init__(self) -> None:
         if len(self.cameras) != len(self.images):
@@ -69,6 +104,14 @@ class Scene:
     @property
     def has_alpha(self) -> bool:
         return self.images.channels == 4
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.aabb, self.near, self.far, self.grid_levels)
+
+    def within(self, extent: Extent) -> Scene:
+        """The same scene with these bounds, no longer in doubt."""
+        return replace(self, **extent._asdict(), other=None)
 
     def to(self, device: torch.device | str) -> Scene:
         return replace(self, cameras=self.cameras.to(device), images=self.images.to(device))
@@ -141,8 +184,10 @@ def load_scene(
 
 def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Scene, Scene]:
     """(training views, test views): the test split, else the val split, else every 8th training view held out."""
+    said: list[str] = []
     train = load_scene(source, "train", options=options)
-    test = find_split(source, "test", options) or find_split(source, "val", options)
+    test = find_split(source, "test", options, said) or find_split(source, "val", options, said)
+    train = replace(train, notes=(*train.notes, *(note for note in said if note not in train.notes)))
     if test is not None:
         return train, test
     if len(train) < 2:
@@ -150,12 +195,21 @@ def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Sc
     return hold_out(train, HOLD_OUT_EVERY)
 
 
-def find_split(source: str | Path, split: Split, options: LoadOptions = DEFAULTS) -> Scene | None:
-    """As `load_scene`; None where the scene has no such split, as opposed to one that is broken."""
+def find_split(
+    source: str | Path, split: Split, options: LoadOptions = DEFAULTS, said: list[str] | None = None
+) -> Scene | None:
+    """As `load_scene`; None where the scene has no such split, or none of its images, as opposed to one that is broken.
+    `said` hears of images that are missing."""
+    said = [] if said is None else said
     try:
-        return load_scene(source, split, options=options)
+        scene = load_scene(source, split, options=options)
+        said += [note for note in scene.notes if note.startswith("warning: ")]
+        return scene
+    except IncompleteSplitError as error:
+        said.append(f"warning: {split} split left out: {error}")
     except MissingSplitError:
-        return None
+        pass
+    return None
 
 
 def recognise(folder: Path) -> SceneFormat | None:

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..errors import CheckpointError, InputError, refuse
 from ..files import remove, write_atomically
 from .results import versions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROOM = 1 << 20  # bytes that must fit where something is to be written
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4")
 _OWN_PATTERNS = {
@@ -49,7 +49,12 @@ class RunFolder:
         return self.path / f"turntable.{extension}"
 
     def read_config(self) -> Config:
-        return from_dict(Config, _read_object(self.config_file)["config"], str(self.config_file))
+        """Its config. Runs of version 1 found up by the mean of the images' up axes, and bounds by points alone."""
+        document = _read_object(self.config_file)
+        config = from_dict(Config, document["config"], str(self.config_file))
+        if document["version"] > 1:
+            return config
+        return replace(config, data=config.data.placed(config.data.extent, "mean"))
 
     def write_config(self, config: Config) -> None:
         write_json(self.config_file, config_document(config))

@@ -24,8 +24,8 @@ from ..cameras import CameraModel, opencv_to_opengl, rotations, world_to_camera
 from ..json_checks import find_image, shown
 from ..lenses import LENS_MODELS
 from ..options import DEFAULTS, LoadOptions
-from ..scene import Scene, SceneFormat, Split
-from .posed import Lens, View, held_out, posed_scene
+from ..scene import Decision, Scene, SceneFormat, Split
+from .posed import Lens, View, held_out, posed_scene, unposed_note
 
 # In the order of their numbers in binary files. Of each: our model, how many focal lengths stand before the principal
 # point, and how many coefficients, in our order, behind it.
@@ -287,9 +287,27 @@ def _parse_features(line: str, where: str) -> np.ndarray:
 
 
 def find_model(folder: Path) -> Path | None:
-    """The folder with a reconstruction's cameras and images, binary or text."""
-    places = (folder / name for name in _FOLDERS)
-    return next((place for place in places if any(_are_there(place, ending) for ending in _ENDINGS)), None)
+    """The folder with a reconstruction's cameras and images, binary or text; of several, that with the most images."""
+    return next(iter(find_models(folder)), None)
+
+
+def find_models(folder: Path) -> dict[Path, int]:
+    """The reconstructions that lie side by side, as sparse/0, sparse/1, ..., with their images, the largest first."""
+    places = [folder / name for name in _FOLDERS]
+    places += sorted(place for parent in ("sparse", "colmap/sparse") for place in (folder / parent).glob("[0-9]*"))
+    found = [place for place in places if any(_are_there(place, ending) for ending in _ENDINGS)]
+    if found and found[0].name.isdecimal():
+        found = [place for place in dict.fromkeys(found) if place.parent == found[0].parent and place.name.isdecimal()]
+        counts = {place: _count_images(model_files(place)[1]) for place in found} if len(found) > 1 else {found[0]: 0}
+        return dict(sorted(counts.items(), key=lambda one: -one[1]))
+    return dict.fromkeys(found[:1], 0)
+
+
+def _count_images(file: Path) -> int:
+    try:
+        return _Bytes(file).take(_COUNT)[0] if file.suffix == ".bin" else len(read_images(file))
+    except InputError:
+        return 0
 
 
 def _are_there(place: Path, ending: str) -> bool:
@@ -327,10 +345,11 @@ def _is_colmap_file(file: Path) -> bool:
 
 def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split of a reconstruction; `held_out` chooses the test views, in the order of names."""
-    model = find_model(folder)
-    if model is None:
+    models = find_models(folder)
+    if not models:
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
+    model = next(iter(models))
     cameras_file, images_file = model_files(model)
     cameras, images = read_cameras(cameras_file), sorted(read_images(images_file), key=lambda image: image.name)
     if not images:
@@ -351,6 +370,11 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     names = ", ".join(sorted({camera.model for camera in cameras.values()}))
     where = f"{model.relative_to(folder)}/*{images_file.suffix}"
     notes = (f"{len(images)} images by {len(cameras)} cameras ({names}) in {where}", split_note)
+    if len(models) > 1:
+        rest = ", ".join(f"{place.relative_to(folder)} ({count})" for place, count in list(models.items())[1:])
+        why = f"{len(images)} images, the most; left out: {rest}"
+        notes += (Decision("model", str(model.relative_to(folder)), why, "removing its folder"),)
+    notes += unposed_note([path for path in paths if path is not None])
     if len(views) < len(images):
         missing = len(images) - len(views)
         notes += (f"warning: {missing} images left out, because their pictures are not in {place}",)

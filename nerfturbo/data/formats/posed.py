@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..cameras import CameraModel, Cameras
-from ..images import find_mask, is_transparent, load_images, mask_notes, same_shape
+from ..capture.photos import PHOTO_ENDINGS
+from ..images import Backdrop, find_mask, load_images, mask_notes, same_shape, stored_turns
 from ..options import LoadOptions
 from ..placement import Placement, place, place_in_ndc, placed_poses
 from ..scene import MissingSplitError, Scene, Split
@@ -123,7 +125,8 @@ def posed_scene(
     times, moments = _times_of(views, folder)
     cameras = cameras_of(views, folder, times)
     poses = torch.stack([view.pose for view in views])
-    masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
+    all_masks = [find_mask(folder, view.image, view.mask) for view in views]
+    masks = [all_masks[index] for index in chosen]
     images = load_images(
         [views[index].image for index in chosen],
         options,
@@ -131,13 +134,13 @@ def posed_scene(
         shapes=[(views[index].lens.width, views[index].lens.height) for index in chosen],
     )
     if options.bounds == "ndc":
-        placement = place_in_ndc(cameras, poses, points)
+        placement = place_in_ndc(cameras, poses, points, options)
     elif placing is not None:
         placement = placing(poses)
-    else:  # a few of all views decide whether images can be seen through, so that all splits hear the same
-        some = {0, len(views) // 2, len(views) - 1}
-        is_object = all(is_transparent(views[index].image) for index in some)
-        placement = place(cameras, poses, points, is_object=is_object, bounds=options.bounds)
+    else:  # a few of all views tell what stands behind, so that all splits hear the same
+        backdrop = Backdrop.of([view.image for view in views], all_masks)
+        seen = None if options.up == "mean" and not backdrop.transparent else backdrop
+        placement = place(cameras, poses, points, options=options, backdrop=seen, shown=_as_shown(views))
     moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
     placed = moved[torch.tensor(chosen)]
     for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
@@ -147,15 +150,36 @@ def posed_scene(
         name=folder.resolve().name,
         cameras=placed.resized(images.sizes),
         images=images,
-        aabb=placement.aabb,
-        near=placement.near,
-        far=placement.far,
+        **placement.extent._asdict(),
+        other=placement.other,
         split=split,
         source=str(folder),
-        grid_levels=placement.grid_levels,
         to_original=placement.to_original,
         notes=notes + placement.notes + moments + jumps + mask_notes(images, masks),
         files=tuple(str(views[index].image) for index in chosen),
+    )
+
+
+def _as_shown(views: Sequence[View]) -> Tensor:
+    """(n, 3, 4) poses of the images as a person looks at them: turned by EXIF where the camera takes them as stored."""
+    poses = torch.stack([view.pose for view in views])
+    for index, view in enumerate(views):
+        for _ in range(stored_turns(view.image, (view.lens.width, view.lens.height))):
+            right, up = poses[index, :, 0].clone(), poses[index, :, 1].clone()
+            poses[index, :, 0], poses[index, :, 1] = up, -right
+    return poses
+
+
+def unposed_note(images: Sequence[Path]) -> tuple[str, ...]:
+    """How many images lie beside those that have poses."""
+    posed = set(images)
+    beside = [path for place in {path.parent for path in images} for path in place.iterdir()]
+    left = [path for path in beside if path.suffix.lower() in PHOTO_ENDINGS and path not in posed]
+    left = [path for path in left if not re.search("mask|depth|normal", path.name.lower())]
+    if not left:
+        return ()
+    return (
+        f"warning: {len(left)} of {len(left) + len(posed)} images have no pose and are left out, as {left[0].name}",
     )
 
 

@@ -31,14 +31,14 @@ from torch import Tensor
 from ...errors import InputError
 from ...files import replacing
 from ...types import Aabb
-from ..cameras import CameraModel, Cameras, half_tangent
-from ..images import find_mask, image_size, load_images, mask_notes, save_image
+from ..cameras import CameraModel, Cameras, half_tangent, transform_poses
+from ..images import Backdrop, find_mask, image_size, load_images, mask_notes, save_image
 from ..json_checks import find_image, image_path, number, pose, read_frames, read_json, shown, three_rows
 from ..options import DEFAULTS, LoadOptions
-from ..placement import MAX_LEVELS, Placement, bounded_levels, given_place
-from ..scene import SPLITS, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
+from ..placement import MAX_LEVELS, Placement, given_bounds, given_place, turned
+from ..scene import SPLITS, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
 from .colmap import MODELS
-from .posed import Lens, View, held_out, posed_scene, unit_times
+from .posed import Lens, View, held_out, posed_scene, unit_times, unposed_note
 
 FILE = "transforms.json"
 BLENDER_AABB = Aabb.cube(1.5)
@@ -61,22 +61,25 @@ def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DE
     if not file.is_file():
         found = ", ".join(sorted(path.name for path in folder.glob("transforms*.json"))) or "none"
         raise MissingSplitError(str(file), "a Blender transforms file", "no such file", f"found here: {found}")
-    document = read_json(file)
-    if has_lenses(document):
+    source = _File(folder, file.name, options)
+    if has_lenses(source.document):
         return load_split_files(folder, split, options)
     what = f"{file}: camera_angle_x"
-    tangent = half_tangent(number(document.get("camera_angle_x"), what), what)
-    placed = read_frames(document, file)
+    tangent = half_tangent(number(source.document.get("camera_angle_x"), what), what)
+    frames, found = source.frames()
+    placed, paths = [(frame.values, frame.where) for frame in frames], [frame.image for frame in frames]
     poses = torch.stack([pose(frame.get("transform_matrix"), place) for frame, place in placed])
-    find = functools.partial(image_path, folder, allow_outside=options.allow_outside)
-    paths = [find(frame.get("file_path"), f"{place}: file_path") for frame, place in placed]
     masks = [find_mask(folder, path) for path in paths]
+    if options.up != "mean" and Backdrop.of(paths, masks).is_background:
+        return load_split_files(folder, split, options)
     images = load_images(paths, options, masks=masks)
     times, moments = _times(placed, folder)
     half = images.sizes.float() * 0.5
+    why = "an object on nothing, in Blender's box of 3 about the origin"
+    levels, notes = given_bounds(1, options, why)
+    to_original = turned(torch.eye(4, dtype=torch.float64), options.up)
+    poses = transform_poses(poses, torch.linalg.inv(to_original))
     cameras = Cameras(poses, (half[:, :1] / tangent).expand(-1, 2).contiguous(), half, images.sizes, times)
-    levels, asked = bounded_levels(1, options.bounds)
-    note = asked or "bounded: Blender scenes stand in a box of 3 about the origin"
     return Scene(
         name=folder.resolve().name,
         cameras=cameras,
@@ -87,7 +90,8 @@ def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DE
         grid_levels=levels,
         split=split,
         source=str(folder),
-        notes=(note, *moments, *mask_notes(images, masks)),
+        to_original=None if options.up in ("auto", "mean") else to_original,
+        notes=(*notes, *found[1:], *moments, *mask_notes(images, masks)),
         files=tuple(map(str, paths)),
     )
 
@@ -157,6 +161,7 @@ def load_transforms(folder: Path, split: Split = "train", options: LoadOptions =
     """One split of a scene with a `transforms.json`."""
     source = _File(folder, FILE, options)
     frames, notes = source.frames()
+    notes += unposed_note([frame.image for frame in frames])
     listed, warnings = source.listed_splits(frames)
     if listed is None:
         views, note = held_out(_by_name(source.view(frame) for frame in frames))
@@ -227,10 +232,11 @@ class _File:
         if not frames:
             values, where = listed[0]
             got = f"no such file {shown(values.get('file_path'))}"
-            raise InputError(f"{where}: file_path", "the path of an image", got)
+            raise IncompleteSplitError(f"{where}: file_path", "the path of an image", got)
         notes = (f"{len(listed)} frames in {self.file.name}",)
         if len(frames) < len(listed):
-            notes += (f"warning: {len(listed) - len(frames)} frames left out, because their pictures are not there",)
+            missing = len(listed) - len(frames)
+            notes += (f"warning: {self.file.name}: {missing} frames left out, because their pictures are not there",)
         return frames, notes
 
     def view(self, frame: _Frame, split: Split = "train") -> View:
@@ -249,10 +255,10 @@ class _File:
         placing: Callable[[Tensor], Placement] | None = None
         if "aabb_scale" in document:
             to_original, levels = _ngp_box(document, self.file)
-            levels, asked = bounded_levels(levels, self.options.bounds)
-            box = f"aabb_scale {document['aabb_scale']}: instant-ngp's unit cube about the origin, {levels} grid levels"
-            notes += (asked,) if asked else ()
-            options = {"to_original": to_original, "levels": levels, "near": NGP_NEAR, "notes": (box,)}
+            box = f"aabb_scale {document['aabb_scale']}, instant-ngp's unit cube about the origin"
+            levels, said = given_bounds(levels, self.options, box)
+            to_original = turned(to_original, self.options.up)
+            options = {"to_original": to_original, "levels": levels, "near": NGP_NEAR, "notes": said}
             placing = functools.partial(given_place, **options)
         scene = posed_scene(self.folder, views, split, self.options, placing=placing, notes=notes)
         if back is None:
