@@ -18,9 +18,6 @@ from .errors import InputError, refuse
 NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone ends
 MAX_APPEARANCE = 48  # with the 16 numbers of the view direction, what one kernel takes per ray
 MAX_PROPOSALS = 3
-BOUNDS = ("auto", "bounded", "unbounded", "ndc")
-UPS = ("auto", "x", "y", "z", "-x", "-y", "-z", "mean")  # mean: as runs were placed that do not say
-_UP = " up "
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_SCENES = ("toybox", "chess", "armillary", "seesaw")  # rendered by us; the last is dynamic
 
@@ -127,23 +124,16 @@ class DataConfig(Section):
     """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
     decides from the images, the cameras and the points. " up " and an axis of the file behind it: up, by hand."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "bounds", self.bounds.removesuffix(f"{_UP}auto"))
-        known = self.extent in BOUNDS and self.up in UPS
-        refuse(not known, "data.bounds", f"one of {', '.join(BOUNDS)}, up {' | '.join(UPS)} behind it", self.bounds)
-
     @property
-    def extent(self) -> str:
-        return self.bounds.partition(_UP)[0]
+    def placing(self) -> tuple[str, str]:
+        """Bounds and up."""
+        extent, between, up = self.bounds.partition(" up ")
+        return extent, up if between else "auto"
 
-    @property
-    def up(self) -> str:
-        return self.bounds.partition(_UP)[2] or "auto"
-
-    def placed(self, extent: str, up: str | None = None) -> "DataConfig":
-        """With other bounds and, where it is given, another up."""
-        return dataclasses.replace(self, bounds=f"{extent}{_UP}{up or self.up}")
+    def placed(self, extent: str | None = None, up: str | None = None) -> "DataConfig":
+        """With the bounds and the up that are given."""
+        extent, up = extent or self.placing[0], up or self.placing[1]
+        return dataclasses.replace(self, bounds=extent if up == "auto" else f"{extent} up {up}")
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,7 @@ def _run(plan: Plan, display: Display) -> int:
             display.phase("trying it bounded and unbounded")
             extent, note = try_bounds(config, train_scene, auto=plan.auto, device=plan.device)
             train_scene, test_scene = train_scene.within(extent), test_scene.within(extent)
-            train_scene = replace(train_scene, notes=(*train_scene.notes, note))
-            config = replace(config, data=config.data.placed(extent.kind))
+            config, shrunk = replace(config, data=config.data.placed(extent.kind)), (*shrunk, note)
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
         for note in (*train_scene.notes, *shrunk, *fitted, *size_notes(config, plan.device)):
             display.note(note)

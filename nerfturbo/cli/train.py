@@ -122,12 +122,11 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         device = rank_device(device)
     chosen = {"downscale": args.downscale, "cache": args.cache, "pixels": args.pixels}
     data = replace(config.data, **{name: value for name, value in chosen.items() if value is not None})
-    data = data.placed("ndc" if args.ndc else args.bounds or data.extent, args.up)
+    data = data.placed("ndc" if args.ndc else args.bounds, args.up)
     config = replace(config, data=data)
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
-    data = replace(data, source=data.source if args.scene is None else args.scene)
-    data = replace(data, allow_outside=args.allow_outside or data.allow_outside)
+    data = replace(data, source=args.scene or data.source, allow_outside=args.allow_outside or data.allow_outside)
     run, args = _run_after_restart(args)
     chosen_by_hand = args.config is not None or args.sampler is not None
     auto = start if args.preset == "auto" and not chosen_by_hand else None

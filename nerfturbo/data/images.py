@@ -13,6 +13,7 @@ A pixel of a downscaled image counts only if all of the mask's pixels under it d
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import math
@@ -330,57 +331,44 @@ def image_size(path: str | Path, *, upright: bool = True) -> tuple[int, int]:
 class Backdrop(NamedTuple):
     """What stands around the thing that images show."""
 
-    transparent: bool  # they can be seen through; an alpha channel alone does not say so
-    flat: float  # share of their border that is of one colour, the same in all, or masked; -1: they show nothing
-
-    @property
-    def is_background(self) -> bool:
-        """Whether they show what stands around it."""
-        return not self.transparent and 0.0 <= self.flat < OBJECT_BORDER
+    transparent: bool = False  # they can be seen through; an alpha channel alone does not say so
+    flat: float = -1.0  # share of their border that is of one colour, the same in all, or masked; -1: they show nothing
 
     @classmethod
     def of(cls, paths: Sequence[Path], masks: Sequence[MaskFile | None]) -> Backdrop:
         """Of a few of the images of a capture, in small."""
-        transparent, borders, hidden, inside = True, [], [], []
-        few = sorted({index * len(paths) // _FEW for index in range(_FEW)})
-        for path, mask in ((paths[index], masks[index]) for index in few):
-            try:
-                small = _small(path)
-            except Exception:  # said where the image is loaded
-                continue
-            transparent = transparent and float((small[:, :, 3] < 128).mean()) > _TRANSPARENT_SHARE
-            covered = np.zeros(small.shape[:2], bool)
-            if mask is not None:
-                grey = open_upright(mask.path, turn=False).convert("L").resize((small.shape[1], small.shape[0]))
-                covered = (np.asarray(grey) >= _WHITE) == mask.marks_ignored
-            rim = np.ones(small.shape[:2], bool)
-            rim[2:-2, 2:-2] = False
-            borders.append(small[rim, :3].astype(np.int16))
-            hidden.append(covered[rim])
-            inside.append(small[~rim, :3].astype(np.int16))
-        if not borders:
-            return cls(False, -1.0)
-        pixels, masked = np.concatenate(borders), np.concatenate(hidden)
-        colour = np.median(pixels[~masked] if not masked.all() else pixels, axis=0)
-        shows = [float((np.abs(part - colour).max(-1) > _ONE_COLOUR).mean()) for part in inside if len(part)]
-        flat = float((masked | (np.abs(pixels - colour).max(-1) <= _ONE_COLOUR)).mean())
-        return cls(transparent, flat if shows and min(shows) > _TRANSPARENT_SHARE else -1.0)
+        found = []
+        for index in sorted({step * len(paths) // _FEW for step in range(_FEW)}):
+            with contextlib.suppress(Exception):  # said where the image is loaded
+                found.append(_small(paths[index], masks[index]))
+        if not found:
+            return cls()
+        sides = [side for image in found for side in (image[:2], image[-2:], image[:, :2], image[:, -2:])]
+        border = np.concatenate([side.reshape(-1, 4)[:, :3] for side in sides])
+        colour = np.nan_to_num(np.nanmedian(border, axis=0)) if not np.isnan(border).all() else np.zeros(3)
+        other = [float((np.abs(image[..., :3] - colour).max(-1) > _ONE_COLOUR).mean()) for image in found]
+        flat = 1.0 - float((np.abs(border - colour).max(-1) > _ONE_COLOUR).mean())  # what is masked is no other colour
+        transparent = all(float((image[..., 3] < 128).mean()) > _TRANSPARENT_SHARE for image in found)
+        return cls(transparent, flat if min(other) > _TRANSPARENT_SHARE else -1.0)
 
 
-def _small(path: Path) -> np.ndarray:
-    """(h, w, 4) uint8, as stored, of at most about 256 pixels a side: JPEGs decode that fast."""
+def _small(path: Path, mask: MaskFile | None) -> np.ndarray:
+    """(h, w, 4) floats up to 255, as stored, of about 128 pixels a side; what is masked is not a number."""
     with open_image(path) as image:
         image.draft("RGB", (256, 256))
-        return _to_array(image, max(1, min(image.size) // 128), alpha=True)
+        small = _to_array(image, max(1, min(image.size) // 128), alpha=True).astype(np.float32)
+    if mask is not None:
+        grey = open_upright(mask.path, turn=False).convert("L").resize(small.shape[1::-1])
+        small[(np.asarray(grey) >= _WHITE) == mask.marks_ignored, :3] = np.nan
+    return small
 
 
 def stored_turns(path: Path, shape: Sequence[int]) -> int:
     """Quarter turns clockwise that EXIF asks for, of an image that stays as stored: that is its camera's shape."""
-    try:
+    with contextlib.suppress(InputError):  # said where the image is loaded
         probe = _probe(path)
-    except InputError:  # said where the image is loaded
-        return 0
-    return _QUARTER_TURNS.get(probe.orientation, 0) if same_shape(probe.stored, shape) else 0
+        return _QUARTER_TURNS.get(probe.orientation, 0) if same_shape(probe.stored, shape) else 0
+    return 0
 
 
 def load_images(

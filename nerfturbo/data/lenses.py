@@ -238,14 +238,6 @@ def _rad_tan_prism(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobi
     return torch.stack([x_d, y_d], dim=-1), jacobian
 
 
-def fisheye_radius(angle: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-    """r_d and dr_d / dt."""
-    k1, k2, k3, k4 = (coefficients[..., i] for i in range(4))
-    t2 = angle * angle
-    radius = angle * (1.0 + t2 * (k1 + t2 * (k2 + t2 * (k3 + t2 * k4))))
-    return radius, 1.0 + t2 * (3.0 * k1 + t2 * (5.0 * k2 + t2 * (7.0 * k3 + t2 * 9.0 * k4)))
-
-
 def _project_fov(directions: Tensor, coefficients: Tensor) -> Tensor:
     angle = coefficients[..., 0]
     across = torch.linalg.vector_norm(directions[:, :2], dim=-1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from ..config import BOUNDS, UPS, DataConfig
+from ..config import DataConfig
 from ..errors import InputError, refuse
 
 Bounds = Literal["auto", "bounded", "unbounded", "ndc"]
@@ -29,13 +29,13 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if isinstance(self.downscale, bool) or not isinstance(self.downscale, int) or self.downscale < 1:
             raise InputError("downscale", "an integer >= 1", repr(self.downscale))
-        for name, allowed in (("bounds", BOUNDS), ("cache", get_args(Cache)), ("up", UPS)):
+        for name, allowed in (("bounds", get_args(Bounds)), ("cache", get_args(Cache)), ("up", get_args(Up))):
             refuse(getattr(self, name) not in allowed, name, "one of " + ", ".join(allowed), repr(getattr(self, name)))
 
     @classmethod
     def of(cls, data: DataConfig, on_progress: Progress | None = None) -> "LoadOptions":
         """What a config asks for."""
-        extent, up = cast(Bounds, data.extent), cast(Up, data.up)
+        extent, up = cast(tuple[Bounds, Up], data.placing)
         return cls(data.downscale, extent, data.allow_outside, data.cache, on_progress, up)
 
 

@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..types import Aabb, Rays
 from .cameras import Cameras, similarity_scale, transform_poses, turn_between
 from .images import OBJECT_BORDER, Backdrop
-from .options import DEFAULTS, Bounds, LoadOptions, Up
+from .options import DEFAULTS, LoadOptions, Up
 from .scene import Decision, Extent, farthest_distance
 
 NEAR_SHARE = 0.75  # of the distance of the nearest things: where the near plane stands, as for the published scenes
@@ -103,26 +103,12 @@ MAX_LEVELS = 6
 LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
 _NEAR = 0.05  # of the cameras' distance, where no points say how close things come
 _ENOUGH_POINTS = 16
-_ONE_SIDE = 0.5  # mean of the cameras' horizontal directions from the centre: 0 all around, 1 in one place
 _MOSTLY, _PARTLY = 0.75, 0.5  # shares of the images' borders that are flat: rather an object, perhaps one
 _PAST = 0.1  # share of the rays along the borders that the ground does not stop between the cameras
-_LEVEL = 0.17  # root mean square of how far right axes may be off the horizontal: 10 degrees
-_STEEP = 0.35  # at least, of the up axes along up: below, the cameras look along it
+_LEVEL, _STEEP = 0.17, 0.35  # right axes off the horizontal (root mean square), up axes along up at least
 _PITCH = 0.02  # over the cameras: how much they count as looking level, which decides where they do not turn
 _TURNS, _MORE = 0.05, 8.0  # up axes that turn this much, and so much more than the right ones, lie on their side
-_AXES = {f"{sign}{name}": (axis, 1.0 - 2.0 * len(sign)) for axis, name in enumerate("xyz") for sign in ("", "-")}
 UP_FLAG = "--up x|y|z|-x|-y|-z"
-
-
-def given_bounds(levels: int, options: LoadOptions, why: str) -> tuple[int, tuple[Decision, Decision]]:
-    """The grid levels of a file that says how far it reaches, or what was asked for, with the words that say so."""
-    kind, other = ("bounded", "unbounded") if levels == 1 else ("unbounded", "bounded")
-    if options.bounds == other:
-        kind, other, why = other, kind, "as asked"
-        levels = 1 if kind == "bounded" else LEVELS_WITHOUT_POINTS
-    up, whose = ("z", "the format's axes") if options.up in ("auto", "mean") else (options.up, "as asked")
-    bounds = Decision("bounds", kind, f"{why}; {levels} grid level{'s' if levels > 1 else ''}", f"--bounds {other}")
-    return levels, (bounds, Decision("up", f"up is {up} of the file", whose, UP_FLAG))
 
 
 @dataclass(frozen=True)
@@ -146,8 +132,8 @@ def place(
     shown: Tensor | None = None,
 ) -> Placement:
     """Choose a place for all cameras of a scene; `placed_poses` then moves them. `poses` (n, 3, 4) are float64, and
-    `points` (m, 3) lie on surfaces. Without a `backdrop` the points alone decide. `shown` are the poses of the images
-    as a person looks at them, where they are stored otherwise."""
+    `points` (m, 3) lie on surfaces. `shown` are the poses of the images as a person looks at them."""
+    backdrop = backdrop or Backdrop()
     upright, up_note = _upright(poses if shown is None else shown, options.up)
     if points is not None and points.shape[0] < _ENOUGH_POINTS:
         points = None
@@ -159,94 +145,59 @@ def place(
         scale = 1.0 if points is None else 1.0 / max(float((points - center).norm(dim=-1).median()), 1e-9)
     to_original = torch.eye(4, dtype=torch.float64)
     to_original[:3] = torch.cat([upright.T / scale, center[:, None]], dim=1)
-    notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
     moved = replace(cameras, camera_to_world=transform_poses(poses, torch.linalg.inv(to_original)).float())
-    seen = _Seen(
-        moved,
-        None if points is None else (points.double() - center) @ upright.T * scale,
-        None if nearest is None else nearest * scale,
-        backdrop,
-        options.bounds,
-    )
-    bounded, why, doubt = seen.verdict()
-    extent, other = (seen.bounded(), seen.unbounded())[:: 1 if bounded else -1]
+    cloud = None if points is None else (points.double() - center) @ upright.T * scale
+    bounded, why, doubt = options.bounds == "bounded", "as asked", False
+    if options.bounds == "auto":
+        bounded, why, doubt = _verdict(moved, cloud, backdrop)
+    found = _extents(moved, cloud, None if nearest is None else nearest * scale, backdrop)
+    extent, other = found if bounded else found[::-1]
     reach = f"one box of {extent.aabb.size[0]:.3g}" if bounded else f"{extent.grid_levels} grid levels"
-    if doubt:
-        why += ", in doubt: `train` tries both"
-    notes += (Decision("bounds", extent.kind, f"{why}; {reach}", f"--bounds {other.kind}"),)
+    why = f"{why}, in doubt: `train` tries both; {reach}" if doubt else f"{why}; {reach}"
+    notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
+    notes += (Decision.of("bounds", extent.kind, why, f"--bounds {other.kind}"),)
     return Placement(to_original, extent, notes, other=other if doubt else None)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What is known of a placed scene: it decides how far it reaches."""
+def _verdict(cameras: Cameras, points: Tensor | None, backdrop: Backdrop) -> tuple[bool, str, bool]:
+    """Whether a placed scene is bounded, why, and whether that is in doubt."""
+    if backdrop.transparent:
+        return True, "the images can be seen through", False
+    reach = 0.0 if points is None else _reach(points)
+    if backdrop.flat >= (_PARTLY if reach <= 1.0 else OBJECT_BORDER):
+        why = f"{backdrop.flat:.0%} of the images' borders are of one colour or masked"
+        return backdrop.flat >= _MOSTLY, why, backdrop.flat < OBJECT_BORDER
+    if points is None:
+        return False, "the images have a background, no points measure it", False
+    why, past = f"99% of {points.shape[0]} points within {reach:.3g}", _past(cameras, points)
+    if reach > 1.0:
+        return False, why, False
+    return False, f"{why}, but {past:.0%} of the images' borders look past what is between the cameras", past < _PAST
 
-    cameras: Cameras
-    points: Tensor | None  # (m, 3) float64
-    nearest: float | None  # distance of the nearest points before a camera
-    backdrop: Backdrop | None
-    wanted: Bounds
 
-    def verdict(self) -> tuple[bool, str, bool]:
-        """Whether it is bounded, why, and whether that is in doubt."""
-        flat = 0.0 if self.backdrop is None else self.backdrop.flat
-        if self.wanted != "auto":
-            return self.wanted == "bounded", "as asked", False
-        if self.backdrop is not None and self.backdrop.transparent:
-            return True, "the images can be seen through", False
-        reach = 0.0 if self.points is None else _reach(self.points)
-        if flat >= (_PARTLY if reach <= 1.0 else OBJECT_BORDER):
-            why = f"{flat:.0%} of the images' borders are of one colour or masked"
-            return flat >= _MOSTLY, why, flat < OBJECT_BORDER
-        shows = "the images have a background" if self.backdrop is not None else "seen as photographed"
-        if self.points is None:
-            return False, f"{shows}, no points measure it", False
-        within = f"99% of {self.points.shape[0]} points within {reach:.3g}"
-        if levels_for(reach) > 1:
-            return False, within, False
-        around = torch.nn.functional.normalize(self.cameras.positions[:, :2], dim=-1)
-        if float(around.mean(0).norm()) > _ONE_SIDE:
-            why = "all cameras stand on one side, and what lies behind may have no points (a sky)"
-            return False, f"{within}, but {why}", False
-        if self.backdrop is None:
-            return True, within, False
-        past = self._past()
-        return False, f"{within}, but {shows}, and {past:.0%} of their borders look past the points", past < _PAST
+def _past(cameras: Cameras, points: Tensor) -> float:
+    """Share of the rays along the images' borders that no ground stops between the cameras."""
+    steps = (0.0, 0.5, 1.0)
+    rays = cameras.rays_through([(x, y) for x in steps for y in steps if (x, y) != (0.5, 0.5)])
+    ground = float(torch.quantile(_sample(points)[:, 2], 0.02))
+    down = rays.directions[:, 2].clamp(max=-1e-6)
+    hit = rays.origins + rays.directions * ((ground - rays.origins[:, 2]) / down)[:, None]
+    stopped = (rays.directions[:, 2] < -1e-3) & (hit[:, :2].abs().amax(-1) <= 1.0)
+    return 1.0 - float(stopped.float().mean())
 
-    def _past(self) -> float:
-        """Share of the rays along the images' borders that no ground stops between the cameras."""
-        assert self.points is not None
-        steps = (0.0, 0.5, 1.0)
-        rays = self.cameras.rays_through([(x, y) for x in steps for y in steps if (x, y) != (0.5, 0.5)])
-        ground = float(torch.quantile(_sample(self.points)[:, 2], 0.02))
-        down = rays.directions[:, 2].clamp(max=-1e-6)
-        hit = rays.origins + rays.directions * ((ground - rays.origins[:, 2]) / down)[:, None]
-        stopped = (rays.directions[:, 2] < -1e-3) & (hit[:, :2].abs().amax(-1) <= 1.0)
-        return 1.0 - float(stopped.float().mean())
 
-    def bounded(self) -> Extent:
-        """One box: of the points, or of what the views hold about the centre where they show an object."""
-        size, focal = self.cameras.size.double(), self.cameras.focal.double()
-        distances = self.cameras.positions.double().norm(dim=-1)
-        half, near = float((0.5 * distances * size.amax(-1) / focal.amin(-1)).max().clamp(1e-3, 1.0)), 0.0
-        alone = self.backdrop is not None and (self.backdrop.transparent or self.backdrop.flat >= _PARTLY)
-        if self.points is not None and not alone:
-            by_points = self.backdrop is None and self.wanted == "auto"
-            half = 1.0 if by_points else max(1e-3, _reach(self.points))
-            near = _NEAR if self.nearest is None else 0.5 * self.nearest
-        return self._extent(half, near, 1)
-
-    def unbounded(self) -> Extent:
-        """Boxes about that of the cameras, as many as the points need."""
-        if self.points is None:
-            return self._extent(1.0, _NEAR, LEVELS_WITHOUT_POINTS)
-        near = _NEAR if self.nearest is None else max(0.005, min(0.5, 0.5 * self.nearest))
-        return self._extent(1.0, near, max(levels_for(_reach(self.points)), 2))
-
-    def _extent(self, half: float, near: float, levels: int) -> Extent:
-        aabb = Aabb.cube(half)
-        far = farthest_distance(self.cameras.positions, aabb.scaled(2.0 ** (levels - 1)))
-        return Extent(aabb, near, far, levels)
+def _extents(cameras: Cameras, points: Tensor | None, nearest: float | None, backdrop: Backdrop) -> list[Extent]:
+    """Bounded: one box, of the points or, of an object alone, of what the views hold about the centre. Unbounded: boxes
+    about that of the cameras, as many as the points need."""
+    reach, near = 0.0 if points is None else _reach(points), _NEAR if nearest is None else 0.5 * nearest
+    levels = LEVELS_WITHOUT_POINTS if points is None else max(levels_for(reach), 2)
+    half, first = max(1e-3, reach), near
+    if points is None or backdrop.transparent or backdrop.flat >= _PARTLY:
+        held = 0.5 * cameras.size.amax(-1) / cameras.focal.amin(-1) * cameras.positions.norm(dim=-1)
+        half, first = float(held.max().clamp(1e-3, 1.0)), 0.0
+    boxes = ((half, first, 1), (1.0, max(0.005, min(0.5, near)), levels))
+    far = [farthest_distance(cameras.positions, Aabb.cube(box * 2.0 ** (count - 1))) for box, _, count in boxes]
+    return [Extent(Aabb.cube(box), start, end, count) for (box, start, count), end in zip(boxes, far, strict=True)]
 
 
 def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, options: LoadOptions = DEFAULTS) -> Placement:
@@ -265,29 +216,31 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, options
     if half > WIDEST:
         expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
         raise InputError("ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
-    aabb = Aabb.cube(max(1.0, half))
-    side = 2.0 * aabb.high[0]
+    side = 2.0 * max(1.0, half)
     why = f"the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"
-    notes = (*plain.notes[:3], Decision("bounds", "NDC", why, "--bounds unbounded"))
-    return replace(plain, extent=Extent(aabb, 0.0, side * 3.0**0.5, 1), notes=notes, ndc=ndc)
+    notes = (*plain.notes[:3], Decision.of("bounds", "NDC", why, "--bounds unbounded"))
+    return replace(plain, extent=Extent(Aabb.cube(0.5 * side), 0.0, side * 3.0**0.5, 1), notes=notes, ndc=ndc)
 
 
-def given_place(poses: Tensor, to_original: Tensor, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:
-    """A file that says where its box is: the unit cube about the origin, which `to_original` (4, 4) leads back from."""
-    aabb = Aabb.cube(0.5)
+def given_place(
+    poses: Tensor, to_original: Tensor, options: LoadOptions, *, half: float, levels: int, near: float, why: str
+) -> Placement:
+    """A file that says where its box is, a cube about the origin that `to_original` (4, 4) leads back from, and how far
+    it reaches, and `why`; but what was asked for wins."""
+    kinds = ("bounded", "unbounded") if levels == 1 else ("unbounded", "bounded")
+    if options.bounds == kinds[1]:
+        kinds, levels, why = kinds[::-1], LEVELS_WITHOUT_POINTS if levels == 1 else 1, "as asked"
+    up, whose = "z", "the format's axes"
+    if options.up not in ("auto", "mean"):
+        up, whose, turn = options.up, "as asked", torch.eye(4, dtype=torch.float64)
+        axis = to_original[:3, :3].T @ _axis(up) / similarity_scale(to_original)
+        turn[:3, :3] = turn_between(axis, _axis("z"))
+        to_original = to_original @ turn.T
     placed = transform_poses(poses, torch.linalg.inv(to_original)).float()
-    far = farthest_distance(placed[:, :, 3], aabb.scaled(2.0 ** (levels - 1)))
-    return Placement(to_original, Extent(aabb, near, far, levels), notes)
-
-
-def turned(to_original: Tensor, up: Up) -> Tensor:
-    """A place (4, 4) that a file gives, turned so that the axis of the file asked for is up."""
-    if up in ("auto", "mean"):
-        return to_original
-    turn = torch.eye(4, dtype=torch.float64)
-    axis = to_original[:3, :3].T @ _axis(up) / similarity_scale(to_original)
-    turn[:3, :3] = turn_between(axis, _axis("z"))
-    return to_original @ turn.T
+    far = farthest_distance(placed[:, :, 3], Aabb.cube(half).scaled(2.0 ** (levels - 1)))
+    notes = (Decision.of("up", f"up is {up} of the file", whose, UP_FLAG),)
+    notes += (Decision.of("bounds", kinds[0], f"{why}; {levels} grid levels", f"--bounds {kinds[1]}"),)
+    return Placement(to_original, Extent(Aabb.cube(half), near, far, levels), notes)
 
 
 def placed_poses(poses: Tensor, placement: Placement) -> Tensor:
@@ -312,15 +265,14 @@ def _upright(poses: Tensor, wanted: Up) -> tuple[Tensor, str]:
     if up is None:
         mean = poses[:, :, 1].mean(0)
         if float(mean.norm()) < 0.1:
-            return torch.eye(3, dtype=torch.float64), Decision("up", "up is the file's z", "no common up", UP_FLAG)
+            return torch.eye(3, dtype=torch.float64), Decision.of("up", "up is the file's z", "no common up", UP_FLAG)
         up, why = mean / mean.norm(), "the mean of the images' up axes"
     shown = " ".join(f"{value + 0.0:.2f}" for value in up.tolist())
-    return turn_between(up, _axis("z")), Decision("up", f"up is {shown} of the file", why, UP_FLAG)
+    return turn_between(up, _axis("z")), Decision.of("up", f"up is {shown} of the file", why, UP_FLAG)
 
 
 def _axis(name: str) -> Tensor:
-    axis, sign = _AXES[name]
-    return torch.eye(3, dtype=torch.float64)[axis] * sign
+    return torch.eye(3, dtype=torch.float64)["xyz".index(name[-1])] * (-1.0 if name[0] == "-" else 1.0)
 
 
 def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
@@ -346,7 +298,7 @@ def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
     if not upright:
         _, sizes, axes = torch.linalg.svd(positions - positions.mean(0), full_matrices=False)
         ring = count > 3 and float(sizes[2]) < 0.15 * float(sizes[1]) and float(sizes[1]) > 0.3 * float(sizes[0])
-        if not ring or float(looks_down.norm()) > _ONE_SIDE + 0.4:
+        if not ring or float(looks_down.norm()) > 0.9:
             return None, ""
         up, why = axes[2], "the cameras stand in a plane"
     sign = float(upward.mean(0) @ up)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ..config import BUILTIN_PREFIX, BUILTIN_SCENES
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, refuse
 from ..ops.pixels import PixelMask
 from ..types import Aabb
 from .cameras import Cameras
@@ -40,18 +40,13 @@ class IncompleteSplitError(MissingSplitError):
 class Decision(str):
     """A note about something that was chosen for a scene: what, how, why, and the flag that chooses otherwise."""
 
-    what: str
-    choice: str
-    why: str
-    flag: str
+    what = choice = why = flag = ""
 
-    def __new__(cls, what: str, choice: str, why: str, flag: str = "") -> Decision:
-        made = super().__new__(cls, f"{choice}: {why}" + (f" ({flag} overrides)" if flag else ""))
+    @classmethod
+    def of(cls, what: str, choice: str, why: str, flag: str) -> Decision:
+        made = cls(f"{choice}: {why} ({flag} overrides)")
         made.what, made.choice, made.why, made.flag = what, choice, why, flag
         return made
-
-    def __getnewargs__(self) -> tuple[str, str, str, str]:
-        return self.what, self.choice, self.why, self.flag
 
 
 class Extent(NamedTuple):
@@ -159,10 +154,8 @@ def load_scene(
     options = options if downscale is None else replace(options, downscale=downscale)
     text = str(source)
     if is_builtin(text):
-        if options.bounds == "ndc":
-            raise InputError("ndc", "a capture whose cameras all look one way", "a built-in scene")
-        if options.bounds == "unbounded":
-            raise InputError("bounds", "a capture without an end", "a built-in scene")
+        for flag, kind in (("ndc", "whose cameras all look one way"), ("unbounded", "without an end")):
+            refuse(options.bounds == flag, flag, f"a capture {kind}", "a built-in scene")
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -170,10 +163,7 @@ def load_scene(
     folder = Path(source).expanduser()
     found = recognise(folder)
     if found is not None:
-        scene = found.load(folder, split, options)
-        if options.bounds == "ndc" and scene.cameras.ndc is None:
-            raise InputError("ndc", "a capture with depths, whose cameras look one way", f"a {found.name} scene")
-        return scene
+        return found.load(folder, split, options)
     from .capture.photos import find_raw
 
     if raw := find_raw(folder):
@@ -195,21 +185,16 @@ def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Sc
     return hold_out(train, HOLD_OUT_EVERY)
 
 
-def find_split(
-    source: str | Path, split: Split, options: LoadOptions = DEFAULTS, said: list[str] | None = None
-) -> Scene | None:
+def find_split(source: str | Path, split: Split, options: LoadOptions, said: list[str]) -> Scene | None:
     """As `load_scene`; None where the scene has no such split, or none of its images, as opposed to one that is broken.
-    `said` hears of images that are missing."""
-    said = [] if said is None else said
+    `said` hears of what is missing."""
     try:
         scene = load_scene(source, split, options=options)
-        said += [note for note in scene.notes if note.startswith("warning: ")]
-        return scene
-    except IncompleteSplitError as error:
-        said.append(f"warning: {split} split left out: {error}")
-    except MissingSplitError:
-        pass
-    return None
+    except MissingSplitError as error:
+        said += [f"warning: {split} split left out: {error}"] if isinstance(error, IncompleteSplitError) else []
+        return None
+    said += [note for note in scene.notes if note.startswith("warning: ")]
+    return scene
 
 
 def recognise(folder: Path) -> SceneFormat | None:

@@ -47,10 +47,6 @@ class Evaluation:
     views: tuple[ViewScore, ...]
     lpips: float | None = None
 
-    @property
-    def worst_first(self) -> list[ViewScore]:
-        return sorted(self.views, key=lambda view: view.psnr)
-
 
 def choose_views(n_views: int, limit: int | None = None) -> list[int]:
     """All views, or `limit` of them at even distances, the first always among them.

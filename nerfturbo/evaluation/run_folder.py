@@ -49,12 +49,10 @@ class RunFolder:
         return self.path / f"turntable.{extension}"
 
     def read_config(self) -> Config:
-        """Its config. Runs of version 1 found up by the mean of the images' up axes, and bounds by points alone."""
+        """Its config. In runs of version 1, up is the mean of the images' up axes."""
         document = _read_object(self.config_file)
         config = from_dict(Config, document["config"], str(self.config_file))
-        if document["version"] > 1:
-            return config
-        return replace(config, data=config.data.placed(config.data.extent, "mean"))
+        return config if document["version"] > 1 else replace(config, data=config.data.placed(up="mean"))
 
     def write_config(self, config: Config) -> None:
         write_json(self.config_file, config_document(config))

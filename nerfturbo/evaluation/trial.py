@@ -1,8 +1,6 @@
 """Bounded or unbounded, where neither images nor cameras nor points say: a few seconds of each, on small images, scored
 on training views that are held out. What the cues lean to stays unless the other is clearly better."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -13,23 +11,20 @@ from ..data.scene_defaults import fitted_config
 from ..training.trainer import Trainer
 from .evaluate import choose_views, evaluate
 
-SECONDS = 5.0  # of training, each
-SIDE = 128  # of the small images, about
-VIEWS, SCORED = 24, 3
-CLEAR = 0.5  # dB
+SECONDS, CLEAR = 5.0, 0.5  # of training, each; dB by which the other must be better
+SIDE, VIEWS, SCORED = 128, 24, 3  # of the small images, about
 
 
 def try_bounds(config: Config, scene: Scene, *, auto: Config | None, device: str) -> tuple[Extent, Decision]:
     """The better of the scene's extent and its other one, and the words that say so."""
-    assert scene.other is not None
-    chosen = scene.select(choose_views(len(scene), VIEWS))
-    small = downscaled(chosen, max(1, int(chosen.cameras.size.min(-1).values.max()) // SIDE))
-    extents = (scene.extent, scene.other)
+    extents = (scene.extent, scene.other or scene.extent)
+    small = scene.select(choose_views(len(scene), VIEWS))
+    small = downscaled(small, max(1, int(small.cameras.size.amin()) // SIDE))
     scores = [_score(config, small.within(extent), auto, device) for extent in extents]
     best = int(scores[1] > scores[0] + CLEAR)
     words = ", ".join(f"{extent.kind} {score:.1f} dB" for extent, score in zip(extents, scores, strict=True))
-    why = f"after {SECONDS:g} s of each on held-out views: {words}"
-    return extents[best], Decision("trial", extents[best].kind, why, f"--bounds {extents[1 - best].kind}")
+    words = f"after {SECONDS:g} s of each on held-out views: {words}"
+    return extents[best], Decision.of("trial", extents[best].kind, words, f"--bounds {extents[1 - best].kind}")
 
 
 def _score(config: Config, scene: Scene, auto: Config | None, device: str) -> float:

@@ -49,7 +49,7 @@ def test_any_origin_unit_and_up_gives_the_same_place() -> None:
     assert placement.extent.grid_levels == 5 and 0.0 < placement.extent.near < 0.1
 
 
-@pytest.mark.parametrize(("spread", "levels"), [(0.8, 1), (2.0, 1), (5.0, 2), (20.0, 4)])
+@pytest.mark.parametrize(("spread", "levels"), [(0.8, 2), (2.0, 2), (5.0, 2), (20.0, 4)])
 def test_points_decide_how_far_the_boxes_reach(spread: float, levels: int) -> None:
     poses = ring()
     points = (torch.rand(2000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5) * 2.0 * spread
@@ -70,19 +70,6 @@ def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
     assert placed[:, 1, 3].max() < -0.9  # they stand at one side of the box and look along +y into it
     assert (-placed[:, 1, 2] > 0.99).all() and placement.extent.grid_levels <= 2
     assert 0.1 < placement.extent.near < 0.5
-
-
-@pytest.mark.parametrize(("share", "levels"), [(1.0, 1), (0.75, 1), (0.5, 2), (0.2, 2)])
-def test_a_thing_seen_from_one_side_has_something_behind_it(share: float, levels: int) -> None:
-    angle = torch.linspace(0.0, 6.28 * share, 13, dtype=torch.float64)[:-1]
-    eyes = torch.stack([3.0 * angle.cos(), 3.0 * angle.sin(), torch.ones_like(angle)], -1)
-    poses = moved(look_at(eyes, torch.zeros(3, dtype=torch.float64)))
-    draw = torch.Generator().manual_seed(0)
-    points = (torch.rand(500, 3, dtype=torch.float64, generator=draw) - 0.5) * 2.0  # all of them on the thing itself
-    as_poses = torch.cat([torch.eye(3, dtype=torch.float64).expand(500, 3, 3), points[:, :, None]], -1)
-    placement = place(cameras_at(poses), poses, moved(as_poses)[:, :, 3])
-    assert placement.extent.grid_levels == levels
-    assert ("one side" in " ".join(placement.notes)) == (levels == 2)
 
 
 def test_one_camera_and_cameras_without_a_common_up() -> None:

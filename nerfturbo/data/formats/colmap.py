@@ -295,12 +295,10 @@ def find_models(folder: Path) -> dict[Path, int]:
     """The reconstructions that lie side by side, as sparse/0, sparse/1, ..., with their images, the largest first."""
     places = [folder / name for name in _FOLDERS]
     places += sorted(place for parent in ("sparse", "colmap/sparse") for place in (folder / parent).glob("[0-9]*"))
-    found = [place for place in places if any(_are_there(place, ending) for ending in _ENDINGS)]
-    if found and found[0].name.isdecimal():
-        found = [place for place in dict.fromkeys(found) if place.parent == found[0].parent and place.name.isdecimal()]
-        counts = {place: _count_images(model_files(place)[1]) for place in found} if len(found) > 1 else {found[0]: 0}
-        return dict(sorted(counts.items(), key=lambda one: -one[1]))
-    return dict.fromkeys(found[:1], 0)
+    found = [place for place in dict.fromkeys(places) if any(_are_there(place, ending) for ending in _ENDINGS)]
+    beside = [place for place in found if place.name.isdecimal() and place.parent == found[0].parent] or found[:1]
+    counts = {place: _count_images(model_files(place)[1]) if len(beside) > 1 else 0 for place in beside}
+    return dict(sorted(counts.items(), key=lambda one: -one[1]))
 
 
 def _count_images(file: Path) -> int:
@@ -373,7 +371,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     if len(models) > 1:
         rest = ", ".join(f"{place.relative_to(folder)} ({count})" for place, count in list(models.items())[1:])
         why = f"{len(images)} images, the most; left out: {rest}"
-        notes += (Decision("model", str(model.relative_to(folder)), why, "removing its folder"),)
+        notes += (Decision.of("model", str(model.relative_to(folder)), why, "removing its folder"),)
     notes += unposed_note([path for path in paths if path is not None])
     if len(views) < len(images):
         missing = len(images) - len(views)

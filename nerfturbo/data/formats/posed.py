@@ -139,23 +139,21 @@ def posed_scene(
         placement = placing(poses)
     else:  # a few of all views tell what stands behind, so that all splits hear the same
         backdrop = Backdrop.of([view.image for view in views], all_masks)
-        seen = None if options.up == "mean" and not backdrop.transparent else backdrop
-        placement = place(cameras, poses, points, options=options, backdrop=seen, shown=_as_shown(views))
-    moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
-    placed = moved[torch.tensor(chosen)]
-    for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
+        placement = place(cameras, poses, points, options=options, backdrop=backdrop, shown=_as_shown(views))
+    moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)[torch.tensor(chosen)]
+    for index, size, expected in zip(chosen, images.sizes.tolist(), moved.size.tolist(), strict=True):
         _check_shape(views[index].image, size, expected)
-    jumps = jump_notes(poses, [view.image for view in views])
+    notes += placement.notes + moments + jump_notes(poses, [view.image for view in views])
     return Scene(
         name=folder.resolve().name,
-        cameras=placed.resized(images.sizes),
+        cameras=moved.resized(images.sizes),
         images=images,
         **placement.extent._asdict(),
         other=placement.other,
         split=split,
         source=str(folder),
         to_original=placement.to_original,
-        notes=notes + placement.notes + moments + jumps + mask_notes(images, masks),
+        notes=notes + mask_notes(images, masks),
         files=tuple(str(views[index].image) for index in chosen),
     )
 
@@ -163,24 +161,19 @@ def posed_scene(
 def _as_shown(views: Sequence[View]) -> Tensor:
     """(n, 3, 4) poses of the images as a person looks at them: turned by EXIF where the camera takes them as stored."""
     poses = torch.stack([view.pose for view in views])
-    for index, view in enumerate(views):
+    for pose, view in zip(poses, views, strict=True):
         for _ in range(stored_turns(view.image, (view.lens.width, view.lens.height))):
-            right, up = poses[index, :, 0].clone(), poses[index, :, 1].clone()
-            poses[index, :, 0], poses[index, :, 1] = up, -right
+            pose[:, :2] = torch.stack([pose[:, 1], -pose[:, 0]], dim=1)
     return poses
 
 
 def unposed_note(images: Sequence[Path]) -> tuple[str, ...]:
     """How many images lie beside those that have poses."""
-    posed = set(images)
-    beside = [path for place in {path.parent for path in images} for path in place.iterdir()]
-    left = [path for path in beside if path.suffix.lower() in PHOTO_ENDINGS and path not in posed]
-    left = [path for path in left if not re.search("mask|depth|normal", path.name.lower())]
-    if not left:
-        return ()
-    return (
-        f"warning: {len(left)} of {len(left) + len(posed)} images have no pose and are left out, as {left[0].name}",
-    )
+    beside = {path for place in {path.parent for path in images} for path in place.iterdir()} - set(images)
+    left = sorted(path.name for path in beside if path.suffix.lower() in PHOTO_ENDINGS)
+    left = [name for name in left if not re.search("mask|depth|normal", name.lower())]
+    note = f"warning: {len(left)} of {len(left) + len(images)} images have no pose and are left out, as {left[:1]}"
+    return (note,) if left else ()
 
 
 def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:

@@ -1,7 +1,7 @@
 """Transforms files. Blender scenes: transforms_{train,val,test}.json beside folders of RGBA pictures, read and written.
 
 The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Rays are clipped to that box, so `near` is 0
-(a viewer may fly inside) and `far` is the farthest corner any of the cameras can see.
+(a viewer may fly inside) and `far` is the farthest corner any of the cameras can see. Photos are placed as others are.
 
 `transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
 
@@ -13,7 +13,6 @@ its kin, as Blender scenes have them, may hold the same lenses: each is then a f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -30,18 +29,16 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...files import replacing
-from ...types import Aabb
-from ..cameras import CameraModel, Cameras, half_tangent, transform_poses
-from ..images import Backdrop, find_mask, image_size, load_images, mask_notes, save_image
+from ..cameras import CameraModel, half_tangent
+from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
 from ..json_checks import find_image, image_path, number, pose, read_frames, read_json, shown, three_rows
 from ..options import DEFAULTS, LoadOptions
-from ..placement import MAX_LEVELS, Placement, given_bounds, given_place, turned
-from ..scene import SPLITS, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
+from ..placement import MAX_LEVELS, Placement, given_place
+from ..scene import SPLITS, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
 from .colmap import MODELS
-from .posed import Lens, View, held_out, posed_scene, unit_times, unposed_note
+from .posed import Lens, View, held_out, posed_scene, unposed_note
 
 FILE = "transforms.json"
-BLENDER_AABB = Aabb.cube(1.5)
 NGP_SCALE, NGP_OFFSET = 0.33, 0.5
 NGP_NEAR = 0.1  # in the unit cube
 _PLAIN = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
@@ -55,45 +52,36 @@ _LENS_NAMES = ("fl_x", "fl_y", "camera_angle_y", "cx", "cy", "camera_model", "is
 
 
 def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
-    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times. A file with focal
-    lengths, a principal point or distortion is read as `transforms.json` is, and placed like it."""
+    """One split of a scene with a `transforms_SPLIT.json` for each split; all of them decide about the place. Objects
+    stand in Blender's box. Cameras with lenses of their own, and images with a background, are placed as photos are."""
     file = folder / f"transforms_{split}.json"
     if not file.is_file():
         found = ", ".join(sorted(path.name for path in folder.glob("transforms*.json"))) or "none"
         raise MissingSplitError(str(file), "a Blender transforms file", "no such file", f"found here: {found}")
-    source = _File(folder, file.name, options)
-    if has_lenses(source.document):
-        return load_split_files(folder, split, options)
-    what = f"{file}: camera_angle_x"
-    tangent = half_tangent(number(source.document.get("camera_angle_x"), what), what)
-    frames, found = source.frames()
-    placed, paths = [(frame.values, frame.where) for frame in frames], [frame.image for frame in frames]
-    poses = torch.stack([pose(frame.get("transform_matrix"), place) for frame, place in placed])
-    masks = [find_mask(folder, path) for path in paths]
-    if options.up != "mean" and Backdrop.of(paths, masks).is_background:
-        return load_split_files(folder, split, options)
-    images = load_images(paths, options, masks=masks)
-    times, moments = _times(placed, folder)
-    half = images.sizes.float() * 0.5
-    why = "an object on nothing, in Blender's box of 3 about the origin"
-    levels, notes = given_bounds(1, options, why)
-    to_original = turned(torch.eye(4, dtype=torch.float64), options.up)
-    poses = transform_poses(poses, torch.linalg.inv(to_original))
-    cameras = Cameras(poses, (half[:, :1] / tangent).expand(-1, 2).contiguous(), half, images.sizes, times)
-    return Scene(
-        name=folder.resolve().name,
-        cameras=cameras,
-        images=images,
-        aabb=BLENDER_AABB,
-        near=0.0,
-        far=farthest_distance(cameras.positions, BLENDER_AABB.scaled(2.0 ** (levels - 1))),
-        grid_levels=levels,
-        split=split,
-        source=str(folder),
-        to_original=None if options.up in ("auto", "mean") else to_original,
-        notes=(*notes, *found[1:], *moments, *mask_notes(images, masks)),
-        files=tuple(map(str, paths)),
-    )
+    views: list[View] = []
+    notes: tuple[str, ...] = ()
+    sources: list[_File] = []
+    for other in SPLITS:
+        if not (folder / f"transforms_{other}.json").is_file():
+            continue
+        try:
+            source = _File(folder, f"transforms_{other}.json", options)
+            frames, said = source.frames()
+            own = [source.view(frame, other) for frame in frames]
+        except InputError:
+            if other == split:
+                raise
+            continue  # a split that was never copied here does not stand in the way of the others
+        views += _by_name(own) if has_lenses(source.document) else own
+        notes, sources = notes + said, [*sources, source]
+    if has_lenses(sources[0].document):
+        return sources[0].scene(views, split, notes)
+    backdrop = Backdrop.of([view.image for view in views], [find_mask(folder, view.image, view.mask) for view in views])
+    if options.up != "mean" and not backdrop.transparent and 0.0 <= backdrop.flat < OBJECT_BORDER:
+        return sources[0].scene(views, split, notes)
+    why, origin = "an object on nothing, in Blender's box of 3 about the origin", torch.eye(4, dtype=torch.float64)
+    placing = functools.partial(given_place, to_original=origin, options=options, half=1.5, levels=1, near=0.0, why=why)
+    return posed_scene(folder, views, split, options, placing=placing, notes=notes)
 
 
 def write_blender(scenes: Sequence[Scene], folder: str | Path) -> Path:
@@ -144,19 +132,6 @@ def _shared_angle(scene: Scene) -> float:
     return 2.0 * math.atan(float(half[0, 0]))
 
 
-def _times(placed: list[tuple[dict[str, Any], str]], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Of one split; the span of time is that of all of them."""
-    if not any("time" in frame for frame, _ in placed):
-        return None, ()
-    times = [number(frame.get("time"), f"{place}: time") for frame, place in placed]
-    of_all = list(times)
-    for file in (folder / f"transforms_{split}.json" for split in SPLITS):
-        with contextlib.suppress(InputError):  # said when that split is opened
-            frames = read_frames(read_json(file), file)
-            of_all += [number(frame.get("time"), f"{place}: time") for frame, place in frames]
-    return unit_times(times, of_all)
-
-
 def load_transforms(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split of a scene with a `transforms.json`."""
     source = _File(folder, FILE, options)
@@ -176,25 +151,6 @@ def has_lenses(document: dict[str, Any]) -> bool:
     frames = document.get("frames")
     first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
     return any(name in source for source in (document, first) for name in _LENS_NAMES)
-
-
-def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS) -> Scene:
-    """One split of a scene with a `transforms_SPLIT.json` for each split, whose cameras have lenses of their own. All
-    of them decide about the place, so that every split stands in the same one."""
-    names = [(other, f"transforms_{other}.json") for other in SPLITS]
-    files = [(other, _File(folder, name, options)) for other, name in names if (folder / name).is_file()]
-    views: list[View] = []
-    notes: tuple[str, ...] = ()
-    for other, file in files:
-        try:
-            frames, found = file.frames()
-        except InputError:
-            if other == split:
-                raise
-            continue  # a split that was never copied here does not stand in the way of the others
-        views += _by_name(file.view(frame, other) for frame in frames)  # pyright: ignore[reportArgumentType]
-        notes += found
-    return files[0][1].scene(views, split, notes)
 
 
 def _by_name(views: Iterable[View]) -> list[View]:
@@ -255,11 +211,9 @@ class _File:
         placing: Callable[[Tensor], Placement] | None = None
         if "aabb_scale" in document:
             to_original, levels = _ngp_box(document, self.file)
-            box = f"aabb_scale {document['aabb_scale']}, instant-ngp's unit cube about the origin"
-            levels, said = given_bounds(levels, self.options, box)
-            to_original = turned(to_original, self.options.up)
-            options = {"to_original": to_original, "levels": levels, "near": NGP_NEAR, "notes": said}
-            placing = functools.partial(given_place, **options)
+            why = f"aabb_scale {document['aabb_scale']}, instant-ngp's unit cube about the origin"
+            options = {"options": self.options, "half": 0.5, "levels": levels, "near": NGP_NEAR, "why": why}
+            placing = functools.partial(given_place, to_original=to_original, **options)
         scene = posed_scene(self.folder, views, split, self.options, placing=placing, notes=notes)
         if back is None:
             return scene
