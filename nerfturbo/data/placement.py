@@ -239,7 +239,7 @@ def given_place(
     placed = transform_poses(poses, torch.linalg.inv(to_original)).float()
     far = farthest_distance(placed[:, :, 3], Aabb.cube(half).scaled(2.0 ** (levels - 1)))
     notes = (Decision.of("up", f"up is {up} of the file", whose, UP_FLAG),)
-    notes += (Decision.of("bounds", kinds[0], f"{why}; {levels} grid levels", f"--bounds {kinds[1]}"),)
+    notes += (Decision.of("bounds", kinds[0], f"{why}; grid levels: {levels}", f"--bounds {kinds[1]}"),)
     return Placement(to_original, Extent(Aabb.cube(half), near, far, levels), notes)
 
 
