@@ -172,7 +172,7 @@ def _verdict(cameras: Cameras, points: Tensor | None, backdrop: Backdrop) -> tup
     why, past = f"99% of {points.shape[0]} points within {reach:.3g}", _past(cameras, points)
     if reach > 1.0:
         return False, why, False
-    return False, f"{why}, but {past:.0%} of the images' borders look past what is between the cameras", past < _PAST
+    return False, f"{why}, and {past:.0%} of the images' borders look past what is between the cameras", past < _PAST
 
 
 def _past(cameras: Cameras, points: Tensor) -> float:
