@@ -120,9 +120,20 @@ class DataConfig(Section):
     """Where decoded images live: memory, or a memory-mapped file that later runs reuse (auto: if memory is short)."""
     pixels: Literal["auto", "device", "host"] = "auto"
     """Where pixels stay while training; host: prefetched step by step (auto: host if the device is too small)."""
-    bounds: Literal["auto", "bounded", "unbounded", "ndc"] = "auto"
+    bounds: str = "auto"
     """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
-    decides from alpha, the file's own box, or its points."""
+    decides from the images, the cameras and the points. " up " and an axis of the file behind it: up, by hand."""
+
+    @property
+    def placing(self) -> tuple[str, str]:
+        """Bounds and up."""
+        extent, between, up = self.bounds.partition(" up ")
+        return extent, up if between else "auto"
+
+    def placed(self, extent: str | None = None, up: str | None = None) -> "DataConfig":
+        """With the bounds and the up that are given."""
+        extent, up = extent or self.placing[0], up or self.placing[1]
+        return dataclasses.replace(self, bounds=extent if up == "auto" else f"{extent} up {up}")
 
 
 @dataclass(frozen=True)

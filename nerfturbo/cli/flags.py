@@ -15,6 +15,7 @@ from ..errors import InputError
 T = TypeVar("T")
 BackendName = Literal["auto", "reference", "cpu", "triton"]
 BoundsName = Literal["auto", "bounded", "unbounded"]
+UpName = Literal["auto", "x", "y", "z", "-x", "-y", "-z"]
 Box = Annotated[tuple[float, float, float, float, float, float] | None, arg(metavar="X Y Z X Y Z")]
 Number = Annotated[int, arg(metavar="N")]
 Count = Annotated[int | None, arg(metavar="N")]

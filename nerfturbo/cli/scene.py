@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 from ..data.capture.process import ProcessConfig
 from ..errors import InputError, refuse
 from .common import check_new, print_json
-from .flags import BoundsName, Number, check_within, parse
+from .flags import BoundsName, Number, UpName, check_within, parse
 from .settings import starting_config
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class InfoArgs:
     allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
     bounds: BoundsName = "auto"  # As `train --bounds` would open it.
     ndc: bool = False  # As `train --ndc` would open it.
+    up: UpName = "auto"  # Axis of the scene's file that is up, as `train --up` has it.
     json: bool = False  # Print one JSON object.
 
 
@@ -50,14 +51,17 @@ def info(argv: Sequence[str]) -> int:
 
         check_plot_path(args.plot)
     from ..data.options import LoadOptions
-    from ..data.scene import SPLITS, find_split
+    from ..data.scene import SPLITS, find_split, load_scene
 
     if (photos := _describe_unposed(args.scene, plot=args.plot is not None)) is not None:
         print_json(photos) if args.json else _print_unposed(photos)
         return 0
-    options = LoadOptions(args.downscale, "ndc" if args.ndc else args.bounds, args.allow_outside)
-    splits = {split: find_split(args.scene, split, options) for split in SPLITS}
-    description = _describe(splits)
+    options = LoadOptions(args.downscale, "ndc" if args.ndc else args.bounds, args.allow_outside, up=args.up)
+    said: list[str] = []
+    splits = {split: find_split(args.scene, split, options, said) for split in SPLITS}
+    if not any(splits.values()):
+        load_scene(args.scene, options=options)  # raises, in its words
+    description = _describe(splits, said)
     if args.plot is not None:
         _plot(args.plot, splits, description)
     print_json(description) if args.json else _print(description)
@@ -89,10 +93,10 @@ def _print(found: dict[str, Any]) -> None:
             print(f"  {kind}  {note}")
 
 
-def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
-    """Format, splits, cameras, bounds, the preset that `train` would take here and what it would change."""
+def _describe(splits: dict[str, Scene | None], said: Sequence[str]) -> dict[str, Any]:
+    """Format, splits, cameras, bounds, decisions, the preset that `train` would take here and what it would change."""
     from ..data.lenses import distinct_lenses
-    from ..data.scene import is_builtin, recognise
+    from ..data.scene import Decision, is_builtin, recognise
     from ..data.scene_defaults import fitted_config
 
     first = next(scene for scene in splits.values() if scene is not None)
@@ -115,7 +119,9 @@ def _describe(splits: dict[str, Scene | None]) -> dict[str, Any]:
         "bounds": {**bounds, "grid_levels": first.grid_levels},
         "to_original": None if first.to_original is None else first.to_original.tolist(),
         "notes": [note for note in first.notes if not note.startswith(_WARNING)],
-        "warnings": [note.removeprefix(_WARNING) for note in first.notes if note.startswith(_WARNING)],
+        "warnings": [note.removeprefix(_WARNING) for note in dict.fromkeys(said)],
+        "decisions": [vars(note) for note in first.notes if isinstance(note, Decision)],
+        "in_doubt": first.other is not None,
         "preset": config.preset,
         "fitted": list(fitted),
     }
@@ -250,7 +256,7 @@ def check(argv: Sequence[str]) -> int:
     options = LoadOptions(max([1, *(max(size) // SIDE for size in sizes)]), "bounded", args.allow_outside)
     with showing() as display:
         display.phase(f"opening {args.scene}")
-        splits = [scene for split in SPLITS if (scene := find_split(args.scene, split, options)) is not None]
+        splits = [scene for split in SPLITS if (scene := find_split(args.scene, split, options, [])) is not None]
         found = check_poses(
             splits, args.images, lambda text, done: display.update(done) if done else display.phase(text)
         )

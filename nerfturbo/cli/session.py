@@ -22,6 +22,7 @@ from ..data.speed import RAYS_A_SECOND, machine_speed
 from ..errors import CheckpointError, DistributedError, InputError
 from ..evaluation.evaluate import Preview
 from ..evaluation.run_folder import RunFolder, check_output, check_writable, create_run
+from ..evaluation.trial import try_bounds
 from ..presets import size_notes
 from ..training import callbacks
 from ..training.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -71,6 +72,11 @@ def _run(plan: Plan, display: Display) -> int:
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=_absolute(train_scene.source)))
+        if train_scene.other is not None and not is_launched():  # several processes would have to agree
+            display.phase("trying it bounded and unbounded")
+            extent, note = try_bounds(config, train_scene, auto=plan.auto, device=plan.device)
+            train_scene, test_scene = train_scene.within(extent), test_scene.within(extent)
+            config, shrunk = replace(config, data=config.data.placed(extent.kind)), (*shrunk, note)
         config, fitted = fitted_config(config, train_scene, auto=plan.auto)
         for note in (*train_scene.notes, *shrunk, *fitted, *size_notes(config, plan.device)):
             display.note(note)

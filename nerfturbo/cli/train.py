@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from ..config import NO_STEP_LIMIT, Config
 from ..errors import InputError
 from .common import chosen_backend
-from .flags import Backend, BoundsName, Count, Number, asks_help, check_positive, check_within, flag_value
+from .flags import Backend, BoundsName, Count, Number, UpName, asks_help, check_positive, check_within, flag_value
 from .settings import ConfigArgs, parse_settings, resolve_device
 from .startup import wake_gpu
 
@@ -46,7 +46,8 @@ class TrainArgs(ConfigArgs):
     downscale: Count = None  # Divide width and height of every image by this; unless given, 1, on a CPU as time allows.
     allow_outside: bool = False  # Let a scene's files name pictures outside its folder.
     bounds: Annotated[BoundsName | None, arg(metavar="auto|bounded|unbounded")] = None
-    """bounded (object) or unbounded (outdoor, 360); auto decides by alpha, the file's own box, or its points."""
+    """bounded (object) or unbounded (outdoor, 360); auto decides by images, cameras and points, in doubt by a trial."""
+    up: Annotated[UpName | None, arg(metavar="auto|x|y|z|-x|-y|-z")] = None  # Axis of the scene's file that is up.
     ndc: bool = False  # Bend a capture whose cameras all look one way into normalised device coordinates (NeRF paper).
     cache: Annotated[Literal["auto", "memory", "disk"] | None, arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
@@ -119,14 +120,13 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
         from ..training.distributed import rank_device
 
         device = rank_device(device)
-    chosen = {"downscale": args.downscale, "cache": args.cache, "pixels": args.pixels, "bounds": args.bounds}
+    chosen = {"downscale": args.downscale, "cache": args.cache, "pixels": args.pixels}
     data = replace(config.data, **{name: value for name, value in chosen.items() if value is not None})
+    data = data.placed("ndc" if args.ndc else args.bounds, args.up)
     config = replace(config, data=data)
     if args.resume is not None:
         return Plan(config, device, args.resume, _run_to_resume(args, config), args)
-    data = replace(data, source=data.source if args.scene is None else args.scene)
-    bounds = "ndc" if args.ndc else data.bounds
-    data = replace(data, allow_outside=args.allow_outside or data.allow_outside, bounds=bounds)
+    data = replace(data, source=args.scene or data.source, allow_outside=args.allow_outside or data.allow_outside)
     run, args = _run_after_restart(args)
     chosen_by_hand = args.config is not None or args.sampler is not None
     auto = start if args.preset == "auto" and not chosen_by_hand else None
@@ -161,7 +161,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> "RunFolder":
 
     fixed = {"DATA": args.scene, "--output": args.output, "--downscale": args.downscale, "--seed": args.seed}
     fixed |= {"--init-from": args.init_from, "--config": args.config, "--field": args.field, "--sampler": args.sampler}
-    fixed |= {"--bounds": args.bounds, "--ndc": args.ndc or None}
+    fixed |= {"--bounds": args.bounds, "--ndc": args.ndc or None, "--up": args.up}
     fixed |= {"--preset": None if args.preset == "auto" else args.preset}
     for flag, value in fixed.items():
         if value is not None:

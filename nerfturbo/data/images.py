@@ -13,6 +13,7 @@ A pixel of a downscaled image counts only if all of the mask's pixels under it d
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import math
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -197,6 +198,10 @@ def _flags(mask: MaskFile | None, width: int, height: int) -> np.ndarray:
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSING_ORIENTATIONS = (5, 6, 7, 8)
+_FEW = 9  # images whose borders are looked at
+OBJECT_BORDER = 0.9  # share of a flat border from which on there is nothing but an object
+_QUARTER_TURNS = {3: 2, 6: 1, 8: 3}
+_ONE_COLOUR = 4  # of 255: one colour, but for the noise of a JPEG; a plain wall varies more
 _TRANSPARENT_SHARE = 0.005  # of its pixels, in an image of an object on nothing
 _DECODED_BYTES = 11  # per pixel of a file while it is read: Pillow's image, a converted one, and its bytes
 _DECODING_SHARE = 0.15  # of the pool: what all threads together may hold besides, but
@@ -325,11 +330,47 @@ def image_size(path: str | Path, *, upright: bool = True) -> tuple[int, int]:
     return _probe(Path(path)).size(upright)
 
 
-def is_transparent(path: Path) -> bool:
-    """Whether some of an image can be seen through; an alpha channel alone does not say so."""
-    if not _probe(path).has_alpha:
-        return False
-    return float((decode_image(path)[:, :, 3] < 128).float().mean()) > _TRANSPARENT_SHARE
+class Backdrop(NamedTuple):
+    """What stands around the thing that images show."""
+
+    transparent: bool = False  # they can be seen through; an alpha channel alone does not say so
+    flat: float = -1.0  # share of their border that is of one colour, the same in all, or masked; -1: they show nothing
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], masks: Sequence[MaskFile | None]) -> Backdrop:
+        """Of a few of the images of a capture, in small."""
+        found = []
+        for index in sorted({step * len(paths) // _FEW for step in range(_FEW)}):
+            with contextlib.suppress(Exception):  # said where the image is loaded
+                found.append(_small(paths[index], masks[index]))
+        if not found:
+            return cls()
+        sides = [side for image in found for side in (image[:2], image[-2:], image[:, :2], image[:, -2:])]
+        border = np.concatenate([side.reshape(-1, 4)[:, :3] for side in sides])
+        colour = np.nan_to_num(np.nanmedian(border, axis=0)) if not np.isnan(border).all() else np.zeros(3)
+        other = [float((np.abs(image[..., :3] - colour).max(-1) > _ONE_COLOUR).mean()) for image in found]
+        flat = 1.0 - float((np.abs(border - colour).max(-1) > _ONE_COLOUR).mean())  # what is masked is no other colour
+        transparent = all(float((image[..., 3] < 128).mean()) > _TRANSPARENT_SHARE for image in found)
+        return cls(transparent, flat if min(other) > _TRANSPARENT_SHARE else -1.0)
+
+
+def _small(path: Path, mask: MaskFile | None) -> np.ndarray:
+    """(h, w, 4) floats up to 255, as stored, of about 128 pixels a side; what is masked is not a number."""
+    with open_image(path) as image:
+        image.draft("RGB", (256, 256))
+        small = _to_array(image, max(1, min(image.size) // 128), alpha=True).astype(np.float32)
+    if mask is not None:
+        grey = open_upright(mask.path, turn=False).convert("L").resize(small.shape[1::-1])
+        small[(np.asarray(grey) >= _WHITE) == mask.marks_ignored, :3] = np.nan
+    return small
+
+
+def stored_turns(path: Path, shape: Sequence[int]) -> int:
+    """Quarter turns clockwise that EXIF asks for, of an image that stays as stored: that is its camera's shape."""
+    with contextlib.suppress(InputError):  # said where the image is loaded
+        probe = _probe(path)
+        return _QUARTER_TURNS.get(probe.orientation, 0) if same_shape(probe.stored, shape) else 0
+    return 0
 
 
 def load_images(
@@ -439,21 +480,21 @@ class _Probe:
     """What the header of an image says."""
 
     stored: tuple[int, int]  # width, height
-    transposed: bool  # upright, it is as wide as it is high when stored
+    orientation: int  # EXIF's
     has_alpha: bool
 
     def size(self, upright: bool) -> tuple[int, int]:
         width, height = self.stored
-        return (height, width) if upright and self.transposed else (width, height)
+        return (height, width) if upright and self.orientation in _TRANSPOSING_ORIENTATIONS else (width, height)
 
 
 def _probe(path: Path) -> _Probe:
     with open_image(path) as image:
         try:
-            orientation = image.getexif().get(_EXIF_ORIENTATION)
+            orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
         except Exception as error:
             raise undecodable(path, error) from None
-        return _Probe(image.size, orientation in _TRANSPOSING_ORIENTATIONS, _has_alpha(image))
+        return _Probe(image.size, orientation, _has_alpha(image))
 
 
 def same_shape(size: Sequence[int], other: Sequence[int]) -> bool:

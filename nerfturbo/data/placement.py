@@ -1,8 +1,8 @@
 """Where a real scene is put: upright, about the origin, with its cameras at distance 1 or less, in a box that fits.
 
-The cameras' mean up axis is up, and what they look at is the middle. Points of a reconstruction, where there are some,
-say how far the surroundings reach: `grid_levels` nested boxes, each twice as large as the one before, cover them. The
-way back to the file's own coordinates is kept exactly.
+Up is what the cameras' right axes stand upright on, and what they look at is the middle. The images say whether
+anything stands behind, and points of a reconstruction, where there are some, how far that reaches: `grid_levels` nested
+boxes, each twice as large as the one before, cover them. The way back to the file's own coordinates is kept exactly.
 
 Normalised device coordinates (NDC), for captures whose cameras all look one way, as the NeRF paper has them: seen from
 the mean camera (x right, y up, -z forward), with the near plane at distance n and focal lengths a and b in halves of
@@ -24,8 +24,9 @@ from torch import Tensor
 from ..errors import InputError
 from ..types import Aabb, Rays
 from .cameras import Cameras, similarity_scale, transform_poses, turn_between
-from .options import Bounds
-from .scene import farthest_distance
+from .images import OBJECT_BORDER, Backdrop
+from .options import DEFAULTS, LoadOptions, Up
+from .scene import Decision, Extent, farthest_distance
 
 NEAR_SHARE = 0.75  # of the distance of the nearest things: where the near plane stands, as for the published scenes
 WIDEST = 4.0  # half of the box, at most: beyond, some camera looks far aside
@@ -102,16 +103,12 @@ MAX_LEVELS = 6
 LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
 _NEAR = 0.05  # of the cameras' distance, where no points say how close things come
 _ENOUGH_POINTS = 16
-_ONE_SIDE = 0.5  # mean of the cameras' horizontal directions from the centre: 0 all around, 1 in one place
-
-
-def bounded_levels(levels: int, wanted: Bounds) -> tuple[int, str]:
-    """The grid levels of a file that says how far it reaches, or what was asked for, with the words that say so."""
-    if wanted == "bounded" and levels > 1:
-        return 1, "bounded, as asked: one box"
-    if wanted == "unbounded" and levels == 1:
-        return LEVELS_WITHOUT_POINTS, f"unbounded, as asked: {2 ** (LEVELS_WITHOUT_POINTS - 1)} times the box"
-    return levels, ""
+_MOSTLY, _PARTLY = 0.75, 0.5  # shares of the images' borders that are flat: rather an object, perhaps one
+_PAST = 0.1  # share of the rays along the borders that the ground does not stop between the cameras
+_LEVEL, _STEEP = 0.17, 0.35  # right axes off the horizontal (root mean square), up axes along up at least
+_PITCH = 0.02  # over the cameras: how much they count as looking level, which decides where they do not turn
+_TURNS, _MORE = 0.05, 8.0  # up axes that turn this much, and so much more than the right ones, lie on their side
+UP_FLAG = "--up x|y|z|-x|-y|-z"
 
 
 @dataclass(frozen=True)
@@ -119,20 +116,25 @@ class Placement:
     """Bounds of a placed scene and the way back."""
 
     to_original: Tensor  # (4, 4) float64: original = to_original @ placed
-    aabb: Aabb
-    near: float
-    far: float
-    grid_levels: int
+    extent: Extent
     notes: tuple[str, ...]
     ndc: Ndc | None = None
+    other: Extent | None = None  # where bounds are in doubt
 
 
 def place(
-    cameras: Cameras, poses: Tensor, points: Tensor | None = None, *, is_object: bool = False, bounds: Bounds = "auto"
+    cameras: Cameras,
+    poses: Tensor,
+    points: Tensor | None = None,
+    *,
+    options: LoadOptions = DEFAULTS,
+    backdrop: Backdrop | None = None,
+    shown: Tensor | None = None,
 ) -> Placement:
     """Choose a place for all cameras of a scene; `placed_poses` then moves them. `poses` (n, 3, 4) are float64, and
-    `points` (m, 3) lie on surfaces. `is_object`: the pictures show one thing on nothing, so that one box holds it."""
-    upright, up_note = _upright(poses)
+    `points` (m, 3) lie on surfaces. `shown` are the poses of the images as a person looks at them."""
+    backdrop = backdrop or Backdrop()
+    upright, up_note = _upright(poses if shown is None else shown, options.up)
     if points is not None and points.shape[0] < _ENOUGH_POINTS:
         points = None
     nearest = None if points is None else _nearest_depth(cameras, points)
@@ -141,44 +143,66 @@ def place(
     scale = 1.0 / max(float(distances.max()), 1e-9)
     if float(distances.max()) < 1e-6:  # one camera, or all in one place: what they see gives the unit
         scale = 1.0 if points is None else 1.0 / max(float((points - center).norm(dim=-1).median()), 1e-9)
-
-    def placed(points: Tensor) -> Tensor:
-        return (points.double() - center) @ upright.T * scale
-
     to_original = torch.eye(4, dtype=torch.float64)
     to_original[:3] = torch.cat([upright.T / scale, center[:, None]], dim=1)
+    moved = replace(cameras, camera_to_world=transform_poses(poses, torch.linalg.inv(to_original)).float())
+    cloud = None if points is None else (points.double() - center) @ upright.T * scale
+    bounded, why, doubt = options.bounds == "bounded", "as asked", False
+    if options.bounds == "auto":
+        bounded, why, doubt = _verdict(moved, cloud, backdrop)
+    found = _extents(moved, cloud, None if nearest is None else nearest * scale, backdrop)
+    extent, other = found if bounded else found[::-1]
+    reach = f"one box of {extent.aabb.size[0]:.3g}" if bounded else f"{extent.grid_levels} grid levels"
+    why = f"{why}, in doubt: `train` tries both; {reach}" if doubt else f"{why}; {reach}"
     notes = (up_note, center_note, f"scaled by {scale:.4g}: the farthest camera is 1 away from the centre")
-    positions = placed(poses[:, :, 3])
-    if bounds == "bounded" or (bounds == "auto" and is_object):
-        half = (
-            0.5 * cameras.size.double().amax(-1) / cameras.focal.double().amin(-1)
-        )  # what views hold about the centre
-        aabb = Aabb.cube(float((positions.norm(dim=-1) * half).max().clamp(1e-3, 1.0)))
-        levels, near, why = 1, 0.0, "because the pictures can be seen through" if is_object else "as asked"
-        if points is not None and not is_object:
-            aabb = Aabb.cube(max(1e-3, _reach(placed(points))))
-            near = _NEAR if nearest is None else 0.5 * nearest * scale
-        notes += (f"bounded, {why}: one box of {2.0 * aabb.high[0]:.3g}",)
-    elif points is None:
-        aabb, levels, near = Aabb.cube(1.0), LEVELS_WITHOUT_POINTS, _NEAR
-        notes += (f"unbounded, without points to measure: {levels} grid levels, {2 ** (levels - 1)} times the box",)
-    else:
-        near = _NEAR if nearest is None else max(0.005, min(0.5, 0.5 * nearest * scale))
-        reach = _reach(placed(points))
-        around = torch.nn.functional.normalize(positions[:, :2], dim=-1)
-        aabb, one_sided = Aabb.cube(1.0), float(around.mean(0).norm()) > _ONE_SIDE  # no camera looks back at the others
-        levels = max(levels_for(reach), 2 if bounds == "unbounded" or one_sided else 1)
-        kind = "bounded" if levels == 1 else "unbounded"
-        notes += (f"{kind}: 99% of {points.shape[0]} points within {reach:.3g}, so {levels} grid levels",)
-        if levels_for(reach) == 1 and one_sided:
-            notes += ("at least 2: all cameras stand on one side, and what lies behind may have no points (a sky)",)
-    far = farthest_distance(positions.float(), aabb.scaled(2.0 ** (levels - 1)))
-    return Placement(to_original, aabb, near, far, levels, notes)
+    notes += (Decision.of("bounds", extent.kind, why, f"--bounds {other.kind}"),)
+    return Placement(to_original, extent, notes, other=other if doubt else None)
 
 
-def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Placement:
+def _verdict(cameras: Cameras, points: Tensor | None, backdrop: Backdrop) -> tuple[bool, str, bool]:
+    """Whether a placed scene is bounded, why, and whether that is in doubt."""
+    if backdrop.transparent:
+        return True, "the images can be seen through", False
+    reach = 0.0 if points is None else _reach(points)
+    if backdrop.flat >= (_PARTLY if reach <= 1.0 else OBJECT_BORDER):
+        why = f"{backdrop.flat:.0%} of the images' borders are of one colour or masked"
+        return backdrop.flat >= _MOSTLY, why, backdrop.flat < OBJECT_BORDER
+    if points is None:
+        return False, "the images have a background, no points measure it", False
+    why, past = f"99% of {points.shape[0]} points within {reach:.3g}", _past(cameras, points)
+    if reach > 1.0:
+        return False, why, False
+    return False, f"{why}, and {past:.0%} of the images' borders look past what is between the cameras", past < _PAST
+
+
+def _past(cameras: Cameras, points: Tensor) -> float:
+    """Share of the rays along the images' borders that no ground stops between the cameras."""
+    steps = (0.0, 0.5, 1.0)
+    rays = cameras.rays_through([(x, y) for x in steps for y in steps if (x, y) != (0.5, 0.5)])
+    ground = float(torch.quantile(_sample(points)[:, 2], 0.02))
+    down = rays.directions[:, 2].clamp(max=-1e-6)
+    hit = rays.origins + rays.directions * ((ground - rays.origins[:, 2]) / down)[:, None]
+    stopped = (rays.directions[:, 2] < -1e-3) & (hit[:, :2].abs().amax(-1) <= 1.0)
+    return 1.0 - float(stopped.float().mean())
+
+
+def _extents(cameras: Cameras, points: Tensor | None, nearest: float | None, backdrop: Backdrop) -> list[Extent]:
+    """Bounded: one box, of the points or, of an object alone, of what the views hold about the centre. Unbounded: boxes
+    about that of the cameras, as many as the points need."""
+    reach, near = 0.0 if points is None else _reach(points), _NEAR if nearest is None else 0.5 * nearest
+    levels = LEVELS_WITHOUT_POINTS if points is None else max(levels_for(reach), 2)
+    half, first = max(1e-3, reach), near
+    if points is None or backdrop.transparent or backdrop.flat >= _PARTLY:
+        held = 0.5 * cameras.size.amax(-1) / cameras.focal.amin(-1) * cameras.positions.norm(dim=-1)
+        half, first = float(held.max().clamp(1e-3, 1.0)), 0.0
+    boxes = ((half, first, 1), (1.0, max(0.005, min(0.5, near)), levels))
+    far = [farthest_distance(cameras.positions, Aabb.cube(box * 2.0 ** (count - 1))) for box, _, count in boxes]
+    return [Extent(Aabb.cube(box), start, end, count) for (box, start, count), end in zip(boxes, far, strict=True)]
+
+
+def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, options: LoadOptions = DEFAULTS) -> Placement:
     """As `place`, but rays are bent into the box of normalised device coordinates before the mean camera."""
-    plain = place(cameras, poses, points)
+    plain = place(cameras, poses, points, options=replace(options, bounds="unbounded"))
     nearest = None if points is None else _nearest_depth(cameras, points)
     if nearest is None:
         hint = "leave it out, or give a reconstruction with points, or LLFF's bounds"
@@ -192,19 +216,31 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None) -> Plac
     if half > WIDEST:
         expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
         raise InputError("ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
-    aabb = Aabb.cube(max(1.0, half))
-    side = 2.0 * aabb.high[0]
-    note = f"NDC: the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"
-    notes = (*plain.notes[:3], note)
-    return replace(plain, aabb=aabb, near=0.0, far=side * 3.0**0.5, grid_levels=1, notes=notes, ndc=ndc)
+    side = 2.0 * max(1.0, half)
+    why = f"the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"
+    notes = (*plain.notes[:3], Decision.of("bounds", "NDC", why, "--bounds unbounded"))
+    return replace(plain, extent=Extent(Aabb.cube(0.5 * side), 0.0, side * 3.0**0.5, 1), notes=notes, ndc=ndc)
 
 
-def given_place(poses: Tensor, to_original: Tensor, *, levels: int, near: float, notes: tuple[str, ...]) -> Placement:
-    """A file that says where its box is: the unit cube about the origin, which `to_original` (4, 4) leads back from."""
-    aabb = Aabb.cube(0.5)
-    placed = Placement(to_original, aabb, near, 0.0, levels, notes)
-    far = farthest_distance(placed_poses(poses, placed)[:, :, 3], aabb.scaled(2.0 ** (levels - 1)))
-    return replace(placed, far=far)
+def given_place(
+    poses: Tensor, to_original: Tensor, options: LoadOptions, *, half: float, levels: int, near: float, why: str
+) -> Placement:
+    """A file that says where its box is, a cube about the origin that `to_original` (4, 4) leads back from, and how far
+    it reaches, and `why`; but what was asked for wins."""
+    kinds = ("bounded", "unbounded") if levels == 1 else ("unbounded", "bounded")
+    if options.bounds == kinds[1]:
+        kinds, levels, why = kinds[::-1], LEVELS_WITHOUT_POINTS if levels == 1 else 1, "as asked"
+    up, whose = "z", "the format's axes"
+    if options.up not in ("auto", "mean"):
+        up, whose, turn = options.up, "as asked", torch.eye(4, dtype=torch.float64)
+        axis = to_original[:3, :3].T @ _axis(up) / similarity_scale(to_original)
+        turn[:3, :3] = turn_between(axis, _axis("z"))
+        to_original = to_original @ turn.T
+    placed = transform_poses(poses, torch.linalg.inv(to_original)).float()
+    far = farthest_distance(placed[:, :, 3], Aabb.cube(half).scaled(2.0 ** (levels - 1)))
+    notes = (Decision.of("up", f"up is {up} of the file", whose, UP_FLAG),)
+    notes += (Decision.of("bounds", kinds[0], f"{why}; grid levels: {levels}", f"--bounds {kinds[1]}"),)
+    return Placement(to_original, Extent(Aabb.cube(half), near, far, levels), notes)
 
 
 def placed_poses(poses: Tensor, placement: Placement) -> Tensor:
@@ -221,16 +257,54 @@ def levels_for(reach: float) -> int:
     return min(MAX_LEVELS, 1 + max(0, math.ceil(math.log2(max(reach, 1e-9)) - 1e-9)))
 
 
-def _upright(poses: Tensor) -> tuple[Tensor, str]:
-    """The smallest rotation (3, 3) that turns the mean up axis of the cameras to +z."""
-    up = poses[:, :, 1].mean(0)
-    length = float(up.norm())
-    if length < 0.1:
-        return torch.eye(3, dtype=torch.float64), "kept the file's axes: the cameras have no common up"
-    up = up / length
-    target = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
-    degrees = math.degrees(math.acos(max(-1.0, min(1.0, float(up @ target)))))
-    return turn_between(up, target), f"turned by {degrees:.1f} degrees: the cameras' mean up is +z"
+def _upright(poses: Tensor, wanted: Up) -> tuple[Tensor, str]:
+    """The rotation (3, 3) that turns up to +z, the smallest one."""
+    up, why = (None, "") if wanted in ("auto", "mean") else (_axis(wanted), "as asked")
+    if wanted == "auto":
+        up, why = _gravity(poses)
+    if up is None:
+        mean = poses[:, :, 1].mean(0)
+        if float(mean.norm()) < 0.1:
+            return torch.eye(3, dtype=torch.float64), Decision.of("up", "up is the file's z", "no common up", UP_FLAG)
+        up, why = mean / mean.norm(), "the mean of the images' up axes"
+    shown = " ".join(f"{value + 0.0:.2f}" for value in up.tolist())
+    return turn_between(up, _axis("z")), Decision.of("up", f"up is {shown} of the file", why, UP_FLAG)
+
+
+def _axis(name: str) -> Tensor:
+    return torch.eye(3, dtype=torch.float64)["xyz".index(name[-1])] * (-1.0 if name[0] == "-" else 1.0)
+
+
+def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
+    """Up (3,) by what is level: the images' right axes or, of images that lie on their side, their up axes; else the
+    plane that the cameras stand in. Where cameras hardly turn, that they look level decides between what is left."""
+    right, upward, backward, positions = poses.double().unbind(-1)
+    count, found = poses.shape[0], []
+    for level, steep in ((right, upward), (upward, right)):
+        moments = (level.T @ level + _PITCH / count * backward.T @ backward) / count
+        values, vectors = torch.linalg.eigh(moments)
+        up = vectors[:, 0]
+        off = float((level @ up).square().mean().sqrt())
+        fits = off < _LEVEL and abs(float(steep.mean(0) @ up)) > _STEEP
+        found.append((fits, float(values[1]), up, math.degrees(math.asin(min(1.0, off)))))
+    (upright, turns, up, off), (sideways, turns_of_up, other, off_of_up) = found
+    looks_down = -backward.mean(0)
+    if sideways and (not upright or (turns_of_up > _TURNS and turns_of_up > _MORE * turns)):
+        down = float(looks_down @ other)
+        sign = -down if abs(down) > 0.05 else -float(right.mean(0) @ other)  # else as phones are held
+        why = f"the images lie on their side: their up axes are level within {off_of_up:.1f} degrees"
+        return other * (1.0 if sign >= 0.0 else -1.0), why
+    why = f"the cameras' right axes are level within {off:.1f} degrees"
+    if not upright:
+        _, sizes, axes = torch.linalg.svd(positions - positions.mean(0), full_matrices=False)
+        ring = count > 3 and float(sizes[2]) < 0.15 * float(sizes[1]) and float(sizes[1]) > 0.3 * float(sizes[0])
+        if not ring or float(looks_down.norm()) > 0.9:
+            return None, ""
+        up, why = axes[2], "the cameras stand in a plane"
+    sign = float(upward.mean(0) @ up)
+    if abs(sign) < 0.1:  # half of them hang upside down: they look down, then
+        sign = -float(looks_down @ up)
+    return up * (1.0 if sign >= 0.0 else -1.0), why
 
 
 def _center(poses: Tensor, nearest: float | None) -> tuple[Tensor, str]:

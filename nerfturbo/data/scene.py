@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ..config import BUILTIN_PREFIX, BUILTIN_SCENES
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, refuse
 from ..ops.pixels import PixelMask
 from ..types import Aabb
 from .cameras import Cameras
@@ -31,6 +31,35 @@ UNPOSED = "photos or video"  # the format whose poses are found by COLMAP
 
 class MissingSplitError(InputError):
     """The scene is in order but has no views in the split asked for."""
+
+
+class IncompleteSplitError(MissingSplitError):
+    """A file lists views of this split, but none of their images is there."""
+
+
+class Decision(str):
+    """A note about something that was chosen for a scene: what, how, why, and the flag that chooses otherwise."""
+
+    what = choice = why = flag = ""
+
+    @classmethod
+    def of(cls, what: str, choice: str, why: str, flag: str) -> Decision:
+        made = cls(f"{choice}: {why} ({flag} overrides)")
+        made.what, made.choice, made.why, made.flag = what, choice, why, flag
+        return made
+
+
+class Extent(NamedTuple):
+    """How far a scene reaches."""
+
+    aabb: Aabb
+    near: float
+    far: float
+    grid_levels: int
+
+    @property
+    def kind(self) -> Literal["bounded", "unbounded"]:
+        return "bounded" if self.grid_levels == 1 else "unbounded"
 
 
 @dataclass(frozen=True)
@@ -53,6 +82,7 @@ class Scene:
     files: tuple[str, ...] = ()  # of the pictures, where they come from files
     depths: tuple[tuple[str, float] | None, ...] = ()  # files of depth maps, and their unit in the file's coordinates
     keypoints: Keypoints | None = None  # depths that are known from elsewhere than COLMAP's points: a depth camera, say
+    other: Extent | None = None  # what may be right instead, where bounds are in doubt: `train` tries both
 
     def __post_init__(self) -> None:
         if len(self.cameras) != len(self.images):
@@ -70,6 +100,14 @@ class Scene:
     @property
     def has_alpha(self) -> bool:
         return self.images.channels == 4
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.aabb, self.near, self.far, self.grid_levels)
+
+    def within(self, extent: Extent) -> Scene:
+        """The same scene with these bounds, no longer in doubt."""
+        return replace(self, **extent._asdict(), other=None)
 
     def to(self, device: torch.device | str) -> Scene:
         return replace(self, cameras=self.cameras.to(device), images=self.images.to(device))
@@ -118,10 +156,8 @@ def load_scene(
     options = options if downscale is None else replace(options, downscale=downscale)
     text = str(source)
     if is_builtin(text):
-        if options.bounds == "ndc":
-            raise InputError("ndc", "a capture whose cameras all look one way", "a built-in scene")
-        if options.bounds == "unbounded":
-            raise InputError("bounds", "a capture without an end", "a built-in scene")
+        for flag, kind in (("ndc", "whose cameras all look one way"), ("unbounded", "without an end")):
+            refuse(options.bounds == flag, flag, f"a capture {kind}", "a built-in scene")
         from .builtin import DEFAULT_RESOLUTION, builtin_scene
 
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -129,10 +165,7 @@ def load_scene(
     folder = Path(source).expanduser()
     found = recognise(folder)
     if found is not None:
-        scene = found.load(folder, split, options)
-        if options.bounds == "ndc" and scene.cameras.ndc is None:
-            raise InputError("ndc", "a capture with depths, whose cameras look one way", f"a {found.name} scene")
-        return scene
+        return found.load(folder, split, options)
     from .capture.photos import find_raw
 
     if raw := find_raw(folder):
@@ -143,8 +176,10 @@ def load_scene(
 
 def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Scene, Scene]:
     """(training views, test views): the test split, else the val split, else every 8th training view held out."""
+    said: list[str] = []
     train = load_scene(source, "train", options=options)
-    test = find_split(source, "test", options) or find_split(source, "val", options)
+    test = find_split(source, "test", options, said) or find_split(source, "val", options, said)
+    train = replace(train, notes=(*train.notes, *(note for note in said if note not in train.notes)))
     if test is not None:
         return train, test
     if len(train) < 2:
@@ -152,12 +187,16 @@ def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Sc
     return hold_out(train, HOLD_OUT_EVERY)
 
 
-def find_split(source: str | Path, split: Split, options: LoadOptions = DEFAULTS) -> Scene | None:
-    """As `load_scene`; None where the scene has no such split, as opposed to one that is broken."""
+def find_split(source: str | Path, split: Split, options: LoadOptions, said: list[str]) -> Scene | None:
+    """As `load_scene`; None where the scene has no such split, or none of its images, as opposed to one that is broken.
+    `said` hears of what is missing."""
     try:
-        return load_scene(source, split, options=options)
-    except MissingSplitError:
+        scene = load_scene(source, split, options=options)
+    except MissingSplitError as error:
+        said += [f"warning: {split} split left out: {error}"] if isinstance(error, IncompleteSplitError) else []
         return None
+    said += [note for note in scene.notes if note.startswith("warning: ")]
+    return scene
 
 
 def recognise(folder: Path) -> SceneFormat | None:

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..files import remove, write_atomically
 from ..types import Aabb
 from .results import versions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROOM = 1 << 20  # bytes that must fit where something is to be written
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4", "crop.json")
 _OWN_PATTERNS = {
@@ -51,7 +51,10 @@ class RunFolder:
         return self.path / f"turntable.{extension}"
 
     def read_config(self) -> Config:
-        return from_dict(Config, _read_object(self.config_file)["config"], str(self.config_file))
+        """Its config. In runs of version 1, up is the mean of the images' up axes."""
+        document = _read_object(self.config_file)
+        config = from_dict(Config, document["config"], str(self.config_file))
+        return config if document["version"] > 1 else replace(config, data=config.data.placed(up="mean"))
 
     def write_config(self, config: Config) -> None:
         write_json(self.config_file, config_document(config))

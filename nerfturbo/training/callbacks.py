@@ -211,16 +211,6 @@ def jsonl_logger(path: Path) -> Logger:
     return write
 
 
-def console_logger(print_line: Callable[[str], None] = LOG.info) -> Logger:
-    """One line of text per entry, through a function that takes it."""
-
-    def write(entry: dict[str, Any]) -> None:
-        numbers = ", ".join(f"{name} {value:.5g}" for name, value in _scalars(entry).items())
-        print_line(f"step {entry['step']}: {numbers}")
-
-    return write
-
-
 def tensorboard_logger(folder: Path) -> Logger:
     """Curves and pictures for `tensorboard --logdir FOLDER`; a resumed run goes on in the same curves."""
     try:

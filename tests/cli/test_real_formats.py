@@ -23,8 +23,8 @@ def test_scene_info_says_what_was_chosen(nerfturbo: Nerfturbo) -> None:
         "preset  proposal",
         "opencv, 1 different",
         "unbounded, 4 grid levels",
-        "note  aabb_scale 8",
-        "warning  1 frames left out",
+        "note  unbounded: aabb_scale 8",
+        "warning  transforms.json: 1 frames left out",
     ):
         assert words in shown
 

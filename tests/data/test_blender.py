@@ -89,6 +89,12 @@ def test_times_in_another_unit_become_those_of_all_splits(tmp_path: Path) -> Non
     assert all("times from 0 to 10 are told as 0 to 1" in scene.notes for scene in scenes)
 
 
+def test_a_time_is_in_every_frame_or_in_none(folder: Path) -> None:
+    edit(folder, _frame("time", 0.5))
+    with pytest.raises(InputError, match="a time in every frame or in none, got 1 of 5"):
+        load_scene(folder)
+
+
 def test_file_names_with_extension_and_backslashes(folder: Path) -> None:
     before = load_blender(folder)
     edit(folder, lambda d: [f.update(file_path=f["file_path"].replace("/", "\\") + ".png") for f in d["frames"]])
@@ -133,9 +139,7 @@ ZEROS = [[0.0] * 4] * 4
         (_frame("transform_matrix", None), "frame 1: transform_matrix: expected a 4x4 matrix, got nothing"),
         (_entry(10**400), "frame 1: transform_matrix: expected a finite number"),
         (_entry(True), "frame 1: transform_matrix: expected a finite number, got True"),
-        (_frame("file_path", "./train/r_99"), r"frame 1: file_path: expected .* no such file './train/r_99'"),
         (_frame("file_path", "x" * 5000), "frame 1: file_path"),
-        (_frame("file_path", "\ud800"), "frame 1: file_path"),
         (_frame("file_path", 3), "frame 1: file_path: expected a path"),
         (_frame("file_path", ""), "frame 1: file_path"),
         (_frame("file_path", "a\0b"), "frame 1: file_path"),
@@ -143,10 +147,9 @@ ZEROS = [[0.0] * 4] * 4
         (_frame("file_path", "train/../../outside"), "inside the scene's folder"),
         (_frame("file_path", "/etc/passwd"), "inside the scene's folder"),
         (_frame("file_path", "C:\\windows\\a.png"), "inside the scene's folder"),
-        (_frame("time", 0.5), "frame 0: time"),
         (_set("camera_angle_x", 0.0), "camera_angle_x: expected an angle"),
         (_set("camera_angle_x", 4.0), "camera_angle_x"),
-        (_set("camera_angle_x", None), "camera_angle_x: expected a finite number, got nothing"),
+        (_set("camera_angle_x", None), "frame 0: expected fl_x or camera_angle_x, .* got neither"),
         (_set("camera_angle_x", float("inf")), "camera_angle_x"),
         (_set("frames", []), "frames: expected a list of at least one frame, got none"),
         (_set("frames", {"a": 1}), "frames: expected a list"),

@@ -108,7 +108,7 @@ def test_scenes_that_cannot_be_bent_are_refused(tmp_path: Path) -> None:
         load_scene(folders.write_llff(tmp_path / "ring"), options=LoadOptions(bounds="ndc"))
     with pytest.raises(InputError, match="ndc: expected depths"):
         load_scene(folders.write_transforms(tmp_path / "plain"), options=LoadOptions(bounds="ndc"))
-    with pytest.raises(InputError, match="ndc: expected a capture"):
+    with pytest.raises(InputError, match="ndc: expected depths"):
         load_scene(folders.write_blender_json(tmp_path / "blender"), options=LoadOptions(bounds="ndc"))
     with pytest.raises(InputError, match=r"ndc: expected a capture .* got a built-in scene"):
         load_scene("toybox", options=LoadOptions(bounds="ndc"))

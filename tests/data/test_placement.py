@@ -46,17 +46,17 @@ def test_any_origin_unit_and_up_gives_the_same_place() -> None:
     assert torch.allclose(rotation.transpose(1, 2) @ rotation, torch.eye(3).expand(12, 3, 3), atol=1e-5)
     back = placed[:, :, 3].double() @ placement.to_original[:3, :3].T + placement.to_original[:3, 3]
     assert torch.allclose(back, poses[:, :, 3], atol=1e-4)
-    assert placement.grid_levels == 5 and 0.0 < placement.near < 0.1
+    assert placement.extent.grid_levels == 5 and 0.0 < placement.extent.near < 0.1
 
 
-@pytest.mark.parametrize(("spread", "levels"), [(0.8, 1), (2.0, 1), (5.0, 2), (20.0, 4)])
+@pytest.mark.parametrize(("spread", "levels"), [(0.8, 2), (2.0, 2), (5.0, 2), (20.0, 4)])
 def test_points_decide_how_far_the_boxes_reach(spread: float, levels: int) -> None:
     poses = ring()
     points = (torch.rand(2000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5) * 2.0 * spread
     points = points[(points[:, :2].norm(dim=-1) < 2.0) | (points[:, :2].norm(dim=-1) > 4.0)]
     placement = place(cameras_at(poses), poses, points)
-    assert placement.grid_levels == levels
-    assert placement.far > 2.0 ** (levels - 1)
+    assert placement.extent.grid_levels == levels
+    assert placement.extent.far > 2.0 ** (levels - 1)
 
 
 def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
@@ -68,30 +68,21 @@ def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
     placement = place(cameras_at(poses), poses, points)
     placed = placed_poses(poses, placement)
     assert placed[:, 1, 3].max() < -0.9  # they stand at one side of the box and look along +y into it
-    assert (-placed[:, 1, 2] > 0.99).all() and placement.grid_levels <= 2
-    assert 0.1 < placement.near < 0.5
-
-
-@pytest.mark.parametrize(("share", "levels"), [(1.0, 1), (0.75, 1), (0.5, 2), (0.2, 2)])
-def test_a_thing_seen_from_one_side_has_something_behind_it(share: float, levels: int) -> None:
-    angle = torch.linspace(0.0, 6.28 * share, 13, dtype=torch.float64)[:-1]
-    eyes = torch.stack([3.0 * angle.cos(), 3.0 * angle.sin(), torch.ones_like(angle)], -1)
-    poses = moved(look_at(eyes, torch.zeros(3, dtype=torch.float64)))
-    draw = torch.Generator().manual_seed(0)
-    points = (torch.rand(500, 3, dtype=torch.float64, generator=draw) - 0.5) * 2.0  # all of them on the thing itself
-    as_poses = torch.cat([torch.eye(3, dtype=torch.float64).expand(500, 3, 3), points[:, :, None]], -1)
-    placement = place(cameras_at(poses), poses, moved(as_poses)[:, :, 3])
-    assert placement.grid_levels == levels
-    assert ("one side" in " ".join(placement.notes)) == (levels == 2)
+    assert (-placed[:, 1, 2] > 0.99).all() and placement.extent.grid_levels <= 2
+    assert 0.1 < placement.extent.near < 0.5
 
 
 def test_one_camera_and_cameras_without_a_common_up() -> None:
     one = ring(1)
-    assert place(cameras_at(one), one).far > 0.0
+    assert place(cameras_at(one), one).extent.far > 0.0
     poses = ring(4)
     poses[::2, :, :2] *= -1.0  # half of them upside down
     placement = place(cameras_at(poses), poses)
-    assert "no common up" in placement.notes[0]
+    assert "stand in a plane" in placement.notes[0] and float(placement.to_original[2, 2]) > 0.0
+    eyes = torch.tensor([[0.1 * index, 0.0, 0.0] for index in range(4)], dtype=torch.float64)
+    poses = look_at(eyes, eyes + torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    poses[::2, :, :2] *= -1.0
+    assert "no common up" in place(cameras_at(poses), poses).notes[0]
 
 
 def test_levels_double_the_box() -> None:

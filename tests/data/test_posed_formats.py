@@ -70,7 +70,7 @@ def test_placed_scenes_are_upright_and_fit(tmp_path: Path) -> None:
     scene = load_scene(folders.write_colmap(tmp_path / "scene"))
     assert scene.cameras.positions.norm(dim=-1).max() <= 1.0 + 1e-5
     assert scene.cameras.camera_to_world[:, 2, 1].mean() > 0.9  # their up axes point to +z
-    assert scene.grid_levels == 1 and 0.0 < scene.near < 0.5
+    assert scene.grid_levels == 2 and 0.0 < scene.near < 0.5
 
 
 def test_ngp_files_stand_in_their_unit_cube(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     opened = open_run(tmp_path / "a" / "b")
     assert opened == created and opened.read_config() == tiny_config(steps=7)
     opened.write_metrics({"psnr": 30.0, "bad": math.nan, "list": [math.inf, 1.0]})
-    assert opened.read_metrics() == {"version": 1, "psnr": 30.0, "bad": None, "list": [None, 1.0]}
+    assert opened.read_metrics() == {"version": 2, "psnr": 30.0, "bad": None, "list": [None, 1.0]}
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:

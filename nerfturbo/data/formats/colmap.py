@@ -24,8 +24,8 @@ from ..cameras import CameraModel, opencv_to_opengl, rotations, world_to_camera
 from ..json_checks import IMAGE_FOLDERS, find_image, leads_out, missing, natural, shown
 from ..lenses import LENS_MODELS
 from ..options import DEFAULTS, LoadOptions
-from ..scene import Scene, SceneFormat, Split
-from .posed import Lens, View, held_out, posed_scene
+from ..scene import Decision, Scene, SceneFormat, Split
+from .posed import Lens, View, held_out, posed_scene, unposed_note
 
 # In the order of their numbers in binary files. Of each: our model, how many focal lengths stand before the principal
 # point, and how many coefficients, in our order, behind it.
@@ -288,11 +288,28 @@ def _parse_features(line: str, where: str) -> np.ndarray:
 
 
 def find_model(folder: Path) -> Path | None:
-    """The folder with a reconstruction's cameras and images, binary or text. Where the only images are those that
-    COLMAP undistorted, it is the model beside them."""
+    """The folder with a reconstruction's cameras and images, binary or text; of several, that with the most images."""
+    return next(iter(find_models(folder)), None)
+
+
+def find_models(folder: Path) -> dict[Path, int]:
+    """The reconstructions that lie side by side, as sparse/0, sparse/1, ..., with their numbers of images, the largest
+    first; where the only images are those that COLMAP undistorted, the model beside them."""
     undistorted = (folder / _UNDISTORTED / "images").is_dir() and not (folder / "images").is_dir()
-    places = (folder / name for name in ((f"{_UNDISTORTED}/sparse", *_FOLDERS) if undistorted else _FOLDERS))
-    return next((place for place in places if any(_are_there(place, ending) for ending in _ENDINGS)), None)
+    places = [folder / name for name in ((f"{_UNDISTORTED}/sparse", *_FOLDERS) if undistorted else _FOLDERS)]
+    parents = ("sparse", "colmap/sparse", "colmap_sparse")
+    places += sorted(place for parent in parents for place in (folder / parent).glob("[0-9]*"))
+    found = [place for place in dict.fromkeys(places) if any(_are_there(place, ending) for ending in _ENDINGS)]
+    beside = [place for place in found if place.name.isdecimal() and place.parent == found[0].parent] or found[:1]
+    counts = {place: _count_images(model_files(place)[1]) if len(beside) > 1 else 0 for place in beside}
+    return dict(sorted(counts.items(), key=lambda one: -one[1]))
+
+
+def _count_images(file: Path) -> int:
+    try:
+        return _Bytes(file).take(_COUNT)[0] if file.suffix == ".bin" else len(read_images(file))
+    except InputError:
+        return 0
 
 
 def _are_there(place: Path, ending: str) -> bool:
@@ -330,15 +347,14 @@ def _is_colmap_file(file: Path) -> bool:
 
 def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split of a reconstruction; `held_out` chooses the test views, in the order of names."""
-    model = find_model(folder)
-    if model is None:
+    models = find_models(folder)
+    if not models:
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
+    model = next(iter(models))
     cameras_file, images_file = model_files(model)
-    cameras, images = (
-        read_cameras(cameras_file),
-        sorted(read_images(images_file), key=lambda image: natural(image.name)),
-    )
+    cameras = read_cameras(cameras_file)
+    images = sorted(read_images(images_file), key=lambda image: natural(image.name))
     if not images:
         raise InputError(str(images_file), "at least one registered image", "none", "reconstruct the scene again")
     lenses = {number: lens_of(camera, f"{cameras_file}: camera {number}") for number, camera in cameras.items()}
@@ -357,6 +373,11 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     names = ", ".join(sorted({camera.model for camera in cameras.values()}))
     where = f"{model.relative_to(folder)}/*{images_file.suffix}"
     notes = (f"{len(images)} images by {len(cameras)} cameras ({names}) in {where}", split_note)
+    if len(models) > 1:
+        rest = ", ".join(f"{place.relative_to(folder)} ({count})" for place, count in list(models.items())[1:])
+        why = f"{len(images)} images, the most; left out: {rest}"
+        notes += (Decision.of("model", str(model.relative_to(folder)), why, "removing its folder"),)
+    notes += unposed_note([path for path in paths if path is not None])
     if len(views) < len(images):
         missing = len(images) - len(views)
         notes += (f"warning: {missing} images left out, because their pictures are not in {place}",)

@@ -82,7 +82,7 @@ def _opensfm(file: Path) -> Capture:
     for name, shot in best["shots"].items():
         camera, (x, y, z) = best["cameras"][shot["camera"]], shot["rotation"]
         turn = torch.linalg.matrix_exp(_tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]]))
-        lens: dict[str, Any] = {_OPENSFM_NAMES.get(key, key): value for key, value in camera.items()} | _SIDES
+        lens = {str(_OPENSFM_NAMES.get(key, key)): value for key, value in camera.items()} | _SIDES
         lens["camera_model"] = _OPENSFM.get(camera["projection_type"], camera["projection_type"])
         frames.append(_frame(name, _from_world(turn, _tensor(shot["translation"], 3)), lens))
     points = _tensor([point["coordinates"] for point in best.get("points", {}).values()], -1, 3)

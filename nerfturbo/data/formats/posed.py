@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..cameras import CameraModel, Cameras
-from ..images import find_mask, is_transparent, load_images, mask_notes, same_shape
+from ..capture.photos import PHOTO_ENDINGS
+from ..images import Backdrop, find_mask, load_images, mask_notes, same_shape, stored_turns
 from ..json_checks import natural
 from ..options import LoadOptions
 from ..placement import Placement, place, place_in_ndc, placed_poses
@@ -166,7 +168,8 @@ def posed_scene(
     times, moments = _times_of(views, folder)
     cameras = cameras_of(views, folder, times)
     poses = torch.stack([view.pose for view in views])
-    masks = [find_mask(folder, views[index].image, views[index].mask) for index in chosen]
+    all_masks = [find_mask(folder, view.image, view.mask) for view in views]
+    masks = [all_masks[index] for index in chosen]
     images = load_images(
         [views[index].image for index in chosen],
         options,
@@ -174,33 +177,47 @@ def posed_scene(
         shapes=[(views[index].lens.width, views[index].lens.height) for index in chosen],
     )
     if options.bounds == "ndc":
-        placement = place_in_ndc(cameras, poses, points)
+        placement = place_in_ndc(cameras, poses, points, options)
     elif placing is not None:
         placement = placing(poses)
-    else:  # a few of all views decide whether images can be seen through, so that all splits hear the same
-        some = {0, len(views) // 2, len(views) - 1}
-        is_object = all(is_transparent(views[index].image) for index in some)
-        placement = place(cameras, poses, points, is_object=is_object, bounds=options.bounds)
-    moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)
-    placed = moved[torch.tensor(chosen)]
-    for index, size, expected in zip(chosen, images.sizes.tolist(), placed.size.tolist(), strict=True):
+    else:  # a few of all views tell what stands behind, so that all splits hear the same
+        backdrop = Backdrop.of([view.image for view in views], all_masks)
+        placement = place(cameras, poses, points, options=options, backdrop=backdrop, shown=_as_shown(views))
+    moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)[torch.tensor(chosen)]
+    for index, size, expected in zip(chosen, images.sizes.tolist(), moved.size.tolist(), strict=True):
         _check_shape(views[index].image, size, expected)
-    jumps = jump_notes(poses, [view.image for view in views])
+    notes += placement.notes + moments + jump_notes(poses, [view.image for view in views])
     return Scene(
         name=folder.resolve().name,
-        cameras=placed.resized(images.sizes),
+        cameras=moved.resized(images.sizes),
         images=images,
-        aabb=placement.aabb,
-        near=placement.near,
-        far=placement.far,
+        **placement.extent._asdict(),
+        other=placement.other,
         split=split,
         source=str(folder),
-        grid_levels=placement.grid_levels,
         to_original=placement.to_original,
-        notes=notes + placement.notes + moments + jumps + mask_notes(images, masks),
+        notes=notes + mask_notes(images, masks),
         files=tuple(str(views[index].image) for index in chosen),
         depths=tuple(views[index].depth for index in chosen) if any(view.depth for view in views) else (),
     )
+
+
+def _as_shown(views: Sequence[View]) -> Tensor:
+    """(n, 3, 4) poses of the images as a person looks at them: turned by EXIF where the camera takes them as stored."""
+    poses = torch.stack([view.pose for view in views])
+    for pose, view in zip(poses, views, strict=True):
+        for _ in range(stored_turns(view.image, (view.lens.width, view.lens.height))):
+            pose[:, :2] = torch.stack([pose[:, 1], -pose[:, 0]], dim=1)
+    return poses
+
+
+def unposed_note(images: Sequence[Path]) -> tuple[str, ...]:
+    """How many images lie beside those that have poses."""
+    beside = {path for place in {path.parent for path in images} for path in place.iterdir()} - set(images)
+    left = sorted(path.name for path in beside if path.suffix.lower() in PHOTO_ENDINGS)
+    left = [name for name in left if not re.search("mask|depth|normal", name.lower())]
+    note = f"warning: {len(left)} of {len(left) + len(images)} images have no pose and are left out, as {left[:1]}"
+    return (note,) if left else ()
 
 
 def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:

@@ -1,7 +1,7 @@
 """Transforms files. Blender scenes: transforms_{train,val,test}.json beside folders of RGBA pictures, read and written.
 
 The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Rays are clipped to that box, so `near` is 0
-(a viewer may fly inside) and `far` is the farthest corner any of the cameras can see.
+(a viewer may fly inside) and `far` is the farthest corner any of the cameras can see. Photos are placed as others are.
 
 `transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
 
@@ -13,7 +13,6 @@ its kin, as Blender scenes have them, may hold the same lenses: each is then a f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -31,9 +30,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...files import replacing
-from ...types import Aabb
-from ..cameras import CameraModel, Cameras, half_tangent, similarity_scale
-from ..images import find_mask, image_size, load_images, mask_notes, save_image
+from ..cameras import CameraModel, half_tangent, similarity_scale
+from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
 from ..json_checks import (
     IMAGE_FOLDERS,
     calibration,
@@ -43,7 +41,6 @@ from ..json_checks import (
     missing,
     natural,
     number,
-    pose,
     read_frames,
     read_json,
     rigid,
@@ -51,13 +48,12 @@ from ..json_checks import (
     three_rows,
 )
 from ..options import DEFAULTS, Bounds, LoadOptions
-from ..placement import MAX_LEVELS, Placement, bounded_levels, given_place
-from ..scene import SPLITS, MissingSplitError, Scene, SceneFormat, Split, farthest_distance
+from ..placement import MAX_LEVELS, Placement, given_place
+from ..scene import SPLITS, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
 from .colmap import MODELS
-from .posed import Lens, View, held_out, posed_scene, read_ply, reading, unit_times
+from .posed import Lens, View, held_out, posed_scene, read_ply, reading, unposed_note
 
 FILE = "transforms.json"
-BLENDER_AABB = Aabb.cube(1.5)
 NGP_SCALE, NGP_OFFSET = 0.33, 0.5
 NGP_NEAR = 0.1  # in the unit cube
 _NAMES = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
@@ -77,41 +73,36 @@ DEPTH_UNIT = 1e-3  # of depth maps, in the file's unit: millimetres in scenes me
 
 
 def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
-    """One split of a Blender-format scene. A `time` in every frame becomes the cameras' times. A file with focal
-    lengths, a principal point or distortion is read as `transforms.json` is, and placed like it."""
+    """One split of a scene with a `transforms_SPLIT.json` for each split; all of them decide about the place. Objects
+    stand in Blender's box. Cameras with lenses of their own, and images with a background, are placed as photos are."""
     file = folder / f"transforms_{split}.json"
     if not file.is_file():
         found = ", ".join(sorted(path.name for path in folder.glob("transforms*.json"))) or "none"
         raise MissingSplitError(str(file), "a Blender transforms file", "no such file", f"found here: {found}")
-    document = read_json(file)
-    if has_lenses(document):
-        return load_split_files(folder, split, options)
-    what = f"{file}: camera_angle_x"
-    tangent = half_tangent(number(document.get("camera_angle_x"), what), what)
-    placed = read_frames(document, file)
-    poses = torch.stack([pose(frame.get("transform_matrix"), place) for frame, place in placed])
-    find = functools.partial(image_path, folder, allow_outside=options.allow_outside)
-    paths = [find(frame.get("file_path"), f"{place}: file_path") for frame, place in placed]
-    masks = [find_mask(folder, path) for path in paths]
-    images = load_images(paths, options, masks=masks)
-    times, moments = _times(placed, folder)
-    half = images.sizes.float() * 0.5
-    cameras = Cameras(poses, (half[:, :1] / tangent).expand(-1, 2).contiguous(), half, images.sizes, times)
-    levels, asked = bounded_levels(1, options.bounds)
-    note = asked or "bounded: Blender scenes stand in a box of 3 about the origin"
-    return Scene(
-        name=folder.resolve().name,
-        cameras=cameras,
-        images=images,
-        aabb=BLENDER_AABB,
-        near=0.0,
-        far=farthest_distance(cameras.positions, BLENDER_AABB.scaled(2.0 ** (levels - 1))),
-        grid_levels=levels,
-        split=split,
-        source=str(folder),
-        notes=(note, *moments, *mask_notes(images, masks)),
-        files=tuple(map(str, paths)),
-    )
+    views: list[View] = []
+    notes: tuple[str, ...] = ()
+    sources: list[_File] = []
+    for other in SPLITS:
+        if not (folder / f"transforms_{other}.json").is_file():
+            continue
+        try:
+            source = _File(folder, f"transforms_{other}.json", options)
+            frames, said = source.frames()
+            own = [source.view(frame, other) for frame in frames]
+        except InputError:
+            if other == split:
+                raise
+            continue  # a split that was never copied here does not stand in the way of the others
+        views += _by_name(own) if has_lenses(source.document) else own
+        notes, sources = notes + said, [*sources, source]
+    if has_lenses(sources[0].document):
+        return sources[0].scene(views, split, notes)
+    backdrop = Backdrop.of([view.image for view in views], [find_mask(folder, view.image, view.mask) for view in views])
+    if options.up != "mean" and not backdrop.transparent and 0.0 <= backdrop.flat < OBJECT_BORDER:
+        return sources[0].scene(views, split, notes)
+    why, origin = "an object on nothing, in Blender's box of 3 about the origin", torch.eye(4, dtype=torch.float64)
+    placing = functools.partial(given_place, to_original=origin, options=options, half=1.5, levels=1, near=0.0, why=why)
+    return posed_scene(folder, views, split, options, placing=placing, notes=notes)
 
 
 def write_blender(scenes: Sequence[Scene], folder: str | Path) -> Path:
@@ -162,19 +153,6 @@ def _shared_angle(scene: Scene) -> float:
     return 2.0 * math.atan(float(half[0, 0]))
 
 
-def _times(placed: list[tuple[dict[str, Any], str]], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Of one split; the span of time is that of all of them."""
-    if not any("time" in frame for frame, _ in placed):
-        return None, ()
-    times = [number(frame.get("time"), f"{place}: time") for frame, place in placed]
-    of_all = list(times)
-    for file in (folder / f"transforms_{split}.json" for split in SPLITS):
-        with contextlib.suppress(InputError):  # said when that split is opened
-            frames = read_frames(read_json(file), file)
-            of_all += [number(frame.get("time"), f"{place}: time") for frame, place in frames]
-    return unit_times(times, of_all)
-
-
 class Capture(NamedTuple):
     """What a file of poses says, in the words of a transforms file. Beyond these, a frame may have `where` it stands, a
     document or frame `from_middle` (cx and cy count from the middle) and `per_side` (lengths on the image are shares of
@@ -205,6 +183,7 @@ def load_capture(folder: Path, file: Path, capture: Capture, split: Split, optio
     """One split of what a file of poses says."""
     source = _File(folder, file.relative_to(folder).as_posix(), options, capture)
     frames, notes = source.frames()
+    notes += unposed_note([frame.image for frame in frames])
     listed, warnings = source.listed_splits(frames)
     if listed is None:
         views, note = held_out(_by_name(source.view(frame) for frame in frames))
@@ -226,25 +205,6 @@ def has_lenses(document: dict[str, Any]) -> bool:
     frames = document.get("frames")
     first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
     return any(name in source for source in (document, first) for name in _LENS_NAMES)
-
-
-def load_split_files(folder: Path, split: Split, options: LoadOptions = DEFAULTS) -> Scene:
-    """One split of a scene with a `transforms_SPLIT.json` for each split, whose cameras have lenses of their own. All
-    of them decide about the place, so that every split stands in the same one."""
-    names = [(other, f"transforms_{other}.json") for other in SPLITS]
-    files = [(other, _File(folder, name, options)) for other, name in names if (folder / name).is_file()]
-    views: list[View] = []
-    notes: tuple[str, ...] = ()
-    for other, file in files:
-        try:
-            frames, found = file.frames()
-        except InputError:
-            if other == split:
-                raise
-            continue  # a split that was never copied here does not stand in the way of the others
-        views += _by_name(file.view(frame, other) for frame in frames)  # pyright: ignore[reportArgumentType]
-        notes += found
-    return files[0][1].scene(views, split, notes)
 
 
 def _by_name(views: Iterable[View]) -> list[View]:
@@ -289,6 +249,8 @@ class _File:
         refused = [one for one in lost if leads_out(one[0]) and not outside]
         if not frames or (refused and not any(map(leads_out, found.values()))):  # else these are merely missing
             name, what = (refused or lost)[0]
+            if not refused:
+                raise IncompleteSplitError(what, "the path of an image", f"no such file {shown(name)}")
             raise missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
         stems = {path: (self.folder / _key(name)).with_suffix("") for path, name in found.items() if "/" in _key(name)}
@@ -296,7 +258,8 @@ class _File:
             first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
             notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
         if len(frames) < len(listed):
-            notes += (f"warning: {len(listed) - len(frames)} frames left out, because their pictures are not there",)
+            lost_note = f"{len(listed) - len(frames)} frames left out, because their pictures are not there"
+            notes += (f"warning: {self.file.name}: {lost_note}",)
         if n_depths := sum(frame.values.get("depth_file_path") is not None for frame in frames):
             notes += (f"depth maps for {n_depths} of {len(frames)} frames: --loss.depth 0.05 trains on them",)
         return frames, notes
@@ -323,13 +286,13 @@ class _File:
         """The views at the place that the file asks for, or that their cameras give."""
         document, back = self.document, _before_export(self.document, self.file)
         placing: Callable[[Tensor], Placement] | None = None
+        auto = self.options.bounds == "auto"
+        opened = replace(self.options, bounds=self.capture.bounds) if auto else self.options
         if "aabb_scale" in document:
             to_original, levels = _ngp_box(document, self.file)
-            levels, asked = bounded_levels(levels, self.options.bounds)
-            box = f"aabb_scale {document['aabb_scale']}: instant-ngp's unit cube about the origin, {levels} grid levels"
-            notes += (asked,) if asked else ()
-            options = {"to_original": to_original, "levels": levels, "near": NGP_NEAR, "notes": (box,)}
-            placing = functools.partial(given_place, **options)
+            why = f"aabb_scale {document['aabb_scale']}, instant-ngp's unit cube about the origin"
+            options = {"options": opened, "half": 0.5, "levels": levels, "near": NGP_NEAR, "why": why}
+            placing = functools.partial(given_place, to_original=to_original, **options)
         points, name, what = self.capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
         if name is not None:
             file = find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
@@ -337,8 +300,6 @@ class _File:
             notes += (f"warning: no {shown(name)}" if points is None else f"{len(points)} points in {shown(name)}",)
         if points is not None:
             points = points[(points.abs() < 1e12).all(-1)] if len(points) else None
-        auto = self.options.bounds == "auto"
-        opened = replace(self.options, bounds=self.capture.bounds) if auto else self.options
         scene = posed_scene(self.folder, views, split, opened, points=points, placing=placing, notes=notes)
         if back is None:
             return scene
