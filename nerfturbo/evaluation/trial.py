@@ -11,7 +11,7 @@ from ..data.scene_defaults import fitted_config
 from ..training.trainer import Trainer
 from .evaluate import choose_views, evaluate
 
-SECONDS, CLEAR = 5.0, 0.5  # of training, each; dB by which the other must be better
+SECONDS, STEPS, CLEAR = 5.0, NO_STEP_LIMIT, 0.5  # of training, each; dB by which the other must be better
 SIDE, VIEWS, SCORED = 128, 24, 3  # of the small images, about
 
 
@@ -31,7 +31,7 @@ def _score(config: Config, scene: Scene, auto: Config | None, device: str) -> fl
     short = replace(config, train=replace(config.train, time_limit=None))
     fitted, _ = fitted_config(short, scene, auto=auto)
     rest, held = hold_out(scene, max(2, -(-len(scene) // SCORED)))
-    for steps, limit in ((2, None), (NO_STEP_LIMIT, SECONDS)):  # first what has to be compiled
+    for steps, limit in ((2, None), (STEPS, SECONDS)):  # first what has to be compiled
         train = replace(fitted.train, steps=steps, time_limit=limit, target_psnr=None)
         trainer = Trainer(replace(fitted, train=train), rest, device=device)
         trainer.fit()

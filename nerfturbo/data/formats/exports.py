@@ -172,7 +172,7 @@ def _rc_xmp(first: Path) -> Capture:
             inner = [float(values[name]) for name in ("FocalLength35mm", "PrincipalPointU", "PrincipalPointV")]
             lens = _rc_lens(dict(zip(_RC_NAMES, inner + bent, strict=True)), float(values["AspectRatio"]))
             turn = _tensor(values["Rotation"], 3, 3)
-            frames.append(_frame(file.stem, _from_world(turn, -turn.T @ _tensor(values["Position"], 3)), lens, file))
+            frames.append(_frame(file.stem, _from_world(turn, -turn @ _tensor(values["Position"], 3)), lens, file))
     return Capture({"frames": frames}, (f"left out {unposed} images whose XMP has no pose",) if unposed else ())
 
 
