@@ -4,6 +4,7 @@ in the same browser can speak to it. viser itself listens on the loopback only."
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import socket
 import threading
@@ -35,7 +36,8 @@ def _listen(host: str, port: int) -> socket.socket:
         opened.bind((host, port))
     except OSError as error:
         opened.close()
-        hint = "choose another port; 0 takes any that is free"
+        busy = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = "choose another --port; 0 takes any that is free" if busy else "give --host an address of this machine"
         raise InputError(f"{host}:{port}", "an address to listen on", error.strerror or str(error), hint) from None
     return opened
 
