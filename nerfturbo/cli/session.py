@@ -72,7 +72,8 @@ def _run(plan: Plan, display: Display) -> int:
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
         config = replace(config, data=replace(config.data, source=_absolute(train_scene.source)))
-        if train_scene.other is not None and not is_launched():  # several processes would have to agree
+        doubt = train_scene.other is not None and plan.run is None and len(train_scene) >= 4
+        if doubt and not is_launched():  # several processes would have to agree
             display.phase("trying it bounded and unbounded")
             extent, note = try_bounds(config, train_scene, auto=plan.auto, device=plan.device)
             train_scene, test_scene = train_scene.within(extent), test_scene.within(extent)

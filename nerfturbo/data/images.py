@@ -489,9 +489,11 @@ class _Probe:
 
 
 def _probe(path: Path) -> _Probe:
+    from PIL import Image
+
     with open_image(path) as image:
         try:
-            orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+            orientation = Image.Image.getexif(image).get(_EXIF_ORIENTATION, 1)  # PNG's own would decode the image
         except Exception as error:
             raise undecodable(path, error) from None
         return _Probe(image.size, orientation, _has_alpha(image))

@@ -151,7 +151,8 @@ def find_image(
     if not isinstance(value, str) or not value or "\0" in value:
         raise InputError(what, "a path", shown(value))
     relative, outside = posixpath.normpath(value.replace("\\", "/")), leads_out(value)
-    parts = [part for part in relative.split("/") if part not in ("", "..", ".") and ":" not in part][-_MAX_TAILS:]
+    whole = [part for part in relative.split("/") if part not in ("", "..", ".")]
+    parts = (whole[1:] if whole and whole[0].endswith(":") else whole)[-_MAX_TAILS:]
     tails = ["/".join(parts[first:]) for first in range(len(parts) if places is not None or outside else 1)]
     rest = "/".join(parts[-1:] if outside or len(parts) < 2 else parts[1:])
     tails += [f"{place}/{rest}".lstrip("/") for place in places or () if rest]
@@ -175,6 +176,6 @@ def _alike(path: Path) -> Path | None:
 @functools.lru_cache(maxsize=16)
 def _listed(folder: str, changed: int) -> dict[str, str]:
     """The images of a folder by name and by stem with a dot, without capitals; `changed`: when it was."""
-    names = sorted((path.name for path in Path(folder).iterdir()), reverse=True)
-    kept = [name for name in names if name.lower().rpartition(".")[2] in _ENDINGS]
+    kept = [path.name for path in Path(folder).iterdir() if path.suffix.lower()[1:] in _ENDINGS]
+    kept.sort(key=lambda name: (-_ENDINGS.index(name.lower().rpartition(".")[2]), name))  # PNG last: it is kept
     return {f"{name.lower().rpartition('.')[0]}.": name for name in kept} | {name.lower(): name for name in kept}

@@ -103,6 +103,7 @@ MAX_LEVELS = 6
 LEVELS_WITHOUT_POINTS = 5  # a box 16 times as large as the cameras' surroundings
 _NEAR = 0.05  # of the cameras' distance, where no points say how close things come
 _ENOUGH_POINTS = 16
+_ONE_SIDE = 0.5  # mean of the cameras' horizontal directions from the centre: 0 all around, 1 in one place
 _MOSTLY, _PARTLY = 0.75, 0.5  # shares of the images' borders that are flat: rather an object, perhaps one
 _PAST = 0.1  # share of the rays along the borders that the ground does not stop between the cameras
 _LEVEL, _STEEP = 0.17, 0.35  # right axes off the horizontal (root mean square), up axes along up at least
@@ -134,6 +135,8 @@ def place(
     """Choose a place for all cameras of a scene; `placed_poses` then moves them. `poses` (n, 3, 4) are float64, and
     `points` (m, 3) lie on surfaces. `shown` are the poses of the images as a person looks at them."""
     backdrop = backdrop or Backdrop()
+    by_points = options.up == "mean" and not backdrop.transparent  # as runs of version 1 were placed
+    backdrop = Backdrop() if by_points else backdrop
     upright, up_note = _upright(poses if shown is None else shown, options.up)
     if points is not None and points.shape[0] < _ENOUGH_POINTS:
         points = None
@@ -151,6 +154,11 @@ def place(
     if options.bounds == "auto":
         bounded, why, doubt = _verdict(moved, cloud, backdrop)
     found = _extents(moved, cloud, None if nearest is None else nearest * scale, backdrop)
+    if by_points and options.bounds == "auto" and cloud is not None:
+        around = torch.nn.functional.normalize(moved.positions[:, :2], dim=-1)
+        bounded, doubt = levels_for(_reach(cloud)) == 1 and float(around.mean(0).norm()) <= _ONE_SIDE, False
+        far = farthest_distance(moved.positions, found[1].aabb)
+        found[0] = found[1]._replace(far=far, grid_levels=1)
     extent, other = found if bounded else found[::-1]
     reach = f"one box of {extent.aabb.size[0]:.3g}" if bounded else f"{extent.grid_levels} grid levels"
     why = f"{why}, in doubt: `train` tries both; {reach}" if doubt else f"{why}; {reach}"
@@ -166,7 +174,7 @@ def _verdict(cameras: Cameras, points: Tensor | None, backdrop: Backdrop) -> tup
     reach = 0.0 if points is None else _reach(points)
     if backdrop.flat >= (_PARTLY if reach <= 1.0 else OBJECT_BORDER):
         why = f"{backdrop.flat:.0%} of the images' borders are of one colour or masked"
-        return backdrop.flat >= _MOSTLY, why, backdrop.flat < OBJECT_BORDER
+        return backdrop.flat >= _MOSTLY, why, backdrop.flat < OBJECT_BORDER or reach > 1.0  # a black rim, perhaps
     if points is None:
         return False, "the images have a background, no points measure it", False
     why, past = f"99% of {points.shape[0]} points within {reach:.3g}", _past(cameras, points)

@@ -161,7 +161,8 @@ def _features(scene: Scene, index: int, size: list[int]) -> _Words:
 
 def choose_pairs(cameras: Cameras) -> list[tuple[int, int]]:
     """Neighbours in place and view, some of them farther, and in name: poses may be wrong. None without a baseline."""
-    n, apart = len(cameras), torch.cdist(cameras.positions, cameras.positions)
+    n, places = len(cameras), cameras.positions
+    apart = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")  # exactly 0 to itself
     apart = apart / apart.sort(1).values[:, min(3, n - 1)].median().clamp_min(1e-9)
     angle = (cameras.forward @ cameras.forward.T).clamp(-1.0, 1.0).arccos().rad2deg()
     far = (apart + angle / 10.0).masked_fill((angle > WIDEST) | (apart < BASELINE), torch.inf)

@@ -382,10 +382,11 @@ def cropped(places: Any, box: Aabb | None, *, what: str = "box") -> Any:
     return places.cropped(box) if hasattr(places, "cropped") else _Inside(places, box)
 
 
-class _Inside:
+class _Inside(nn.Module):
     """The samples of any sampler, cut at the sides of a box: those outside it have no length."""
 
     def __init__(self, sampler: Any, box: Aabb) -> None:
+        super().__init__()
         self._sampler, self._box = sampler, box
         self.samples_per_ray = getattr(sampler, "samples_per_ray", None)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import ipaddress
 import socket
 import threading
 from http import HTTPStatus
@@ -22,6 +23,13 @@ COOKIE = "nerfturbo"
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     return host in ("::1", "localhost") or host.startswith("127.")
+
+
+def is_address(name: str) -> bool:
+    """Whether it is numbers, which no other page can be served under."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name) is not None
+    return False
 
 
 def check_address(host: str, port: int) -> None:
@@ -101,16 +109,16 @@ def check_request(head: bytes, token: str | None) -> int | bytes | None:
         method, target, _ = first.split(" ")
         fields = [line.split(":", 1) for line in lines if line]
         headers = {name.strip().lower(): value.strip() for name, value in fields}
-        parts = urlsplit(target)
+        parts, origin, host = urlsplit(target), headers.get("origin"), headers.get("host", "")
+        same, name = origin is None or urlsplit(origin).netloc == host, urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return 400
     if method not in ("GET", "HEAD") or not target.startswith("/"):
         return 400
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if not same:
         return 403
-    if token is None:
-        return None
+    if token is None:  # no name but this machine's: another page's, made to lead here, has the right Origin too
+        return None if name == "localhost" or is_address(name) else 403
     given = parse_qs(parts.query).get("token", [""])[0]
     if given and hmac.compare_digest(given.encode(), token.encode()):
         cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"

@@ -49,12 +49,12 @@ class LivePage:
         except InputError:
             self._stop_server()
             raise
-        atexit.register(self.close)  # before viser's own farewell
         self.frames_sent = 0
         # New views do not wait for what refining old ones has spent: a camera is followed at once.
         self._shares, self._panel_share, self._film_share = [TimeShare(), TimeShare()], TimeShare(), TimeShare()
         self.panel = Panel(self._server, facts)
         self._editor, self._clients = PathEditor(self._server, self.panel), self.panel.clients
+        atexit.register(self.close)  # before viser's own farewell
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
 

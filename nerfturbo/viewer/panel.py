@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.cameras import Cameras
 from ..data.images import to_bytes
 from ..data.scene import Scene
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 from ..evaluation.camera_path import CameraPath, interpolate_poses, quaternions, write_camera_path
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
 from ..evaluation.run_folder import RunFolder
@@ -34,6 +34,7 @@ MAX_FRUSTA = 60
 THUMBNAIL = 96
 MAX_CELLS = 20_000
 MAX_POINTS = 300  # of a curve
+LOGGED = {"step", "seconds", "psnr", "loss", "rays_per_second", "occupied_fraction"}  # of a line that is whole
 FLIGHT, FLIGHT_SECONDS = 12, 0.5  # steps and time of the way to a camera that was clicked
 FPS = 24.0
 MAX_KEYS = 200
@@ -90,7 +91,7 @@ class Panel:
 
     def renew(self, step: int, records: list[dict[str, Any]]) -> None:
         """Numbers and curves as they are now."""
-        steps = [record for record in records if record.get("kind") == "step"]
+        steps = [record for record in records if record.get("kind") == "step" and record.keys() >= LOGGED]
         if not steps:
             self._status.content = f"**{self.facts.name}** step {step}"
             return
@@ -131,7 +132,9 @@ class Panel:
         return curves
 
     def _add_crop(self) -> None:
-        box, saved = self.facts.box, self.facts.run.read_crop()
+        box, saved = self.facts.box, None
+        with suppress(CheckpointError):  # damaged: exports refuse it by name
+            saved = self.facts.run.read_crop()
         shown = box if saved is None else box.intersection(saved) or box
         with self._gui.add_folder("Crop", order=ORDER["Crop"], expand_by_default=False):
             self._crop_on = self._gui.add_checkbox("Only this box", saved is not None)
@@ -362,7 +365,7 @@ class PathEditor:
             self._said.content = "stopped; no video was written"
         except StopIteration:
             pass
-        except (InputError, OSError) as error:
+        except Exception as error:  # out of memory, say: the page and training go on
             self._said.content = f"the video could not be written: {error}"
         self.close()
         return True

@@ -293,3 +293,15 @@ def test_real_captures(scene_dir: Callable[[str], Path], name: str, verdict: str
     scene = load_scene(scene_dir(name), split, downscale=16)
     assert decision(scene, "bounds").choice == scene.extent.kind == verdict and scene.other is None
     assert scene.cameras.camera_to_world[:, 2, 1].mean() > 0.5  # +z is up
+
+
+def test_runs_of_version_1_keep_their_bounds(tmp_path: Path) -> None:
+    """Points between the cameras of a ring made a scene bounded in one box about the cameras, whatever images show."""
+    from nerfturbo.data.cameras import Cameras
+
+    cameras = Cameras.pinhole(ring(24).float(), width=32, height=32, field_of_view_x=0.8)
+    points = 0.3 * torch.nn.functional.normalize(torch.randn(200, 3, generator=torch.Generator().manual_seed(1)), dim=1)
+    old = place(cameras, ring(24).double(), points.double(), options=LoadOptions(up="mean"))
+    assert old.extent.grid_levels == 1 and old.extent.aabb.high == (1.0, 1.0, 1.0) and old.other is None
+    now = place(cameras, ring(24).double(), points.double())
+    assert now.extent.grid_levels == 2

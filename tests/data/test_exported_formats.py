@@ -345,7 +345,7 @@ def write_depths(folder: Path, kind: str, unit: float = 1e-3, **values: object) 
 def test_depth_maps_meet_the_surface(tmp_path: Path, kind: str, unit: float, values: dict) -> None:
     folder = write_depths(tmp_path / "scene", kind, unit, **values)
     scene = load_scene(folder)
-    assert any("depth maps for 16 of 16 frames: --loss.depth" in note for note in scene.notes)
+    assert any("depth maps of 16 of 16 frames are there: --loss.depth" in note for note in scene.notes)
     known = load_keypoints(scene)
     ends = known.rays.origins + known.rays.directions * known.distances[:, None]
     back = scene.to_original / values.get("applied_scale", 1.0) ** 0  # to the exporter's own coordinates
@@ -448,9 +448,9 @@ DAMAGE: dict[str, tuple[str, str, str, str]] = {  # of a format: file, what is r
     ),
     "record3d": (
         "metadata.json",
-        '"poses"',
-        '"paths"',
-        r"metadata\.json: expected what Record3D writes, got KeyError: 'poses'",
+        '"poses": [[',
+        '"poses": [["x", ',
+        r"metadata\.json: expected what Record3D writes",
     ),
 }
 
@@ -479,3 +479,81 @@ def test_info_tells_every_decision(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found["format"] == "Bundler" and found["splits"]["test"]["views"] == 3
     for said in ("one focal length", "found by the end of their paths", "1 images without a pose"):
         assert any(said in note for note in found["notes"]), said
+
+
+def test_images_that_are_missing_do_not_shift_poses(tmp_path: Path) -> None:
+    truth = camera_to_world(opengl=True)
+    for write, gone in ((write_neus, "image/004.png"), (write_record3d, "rgb/0.jpg")):
+        folder = write(tmp_path / write.__name__)
+        (folder / gone).unlink()
+        views = all_views(folder)
+        assert len(views) == N - 1
+        for index, scene, view in views:
+            assert scene.to_original is not None
+            pose, back = scene.cameras.camera_to_world[view].double(), scene.to_original
+            position = back[:3, :3] @ pose[:, 3] + back[:3, 3]
+            assert torch.allclose(position, torch.from_numpy(truth[index, :3, 3]), atol=1e-4)
+    folder = write_neus(tmp_path / "named")
+    for file in (folder / "image").iterdir():
+        file.rename(file.with_name(f"a{file.name}"))
+    (folder / "image" / "a004.png").unlink()
+    with pytest.raises(InputError, match=r"cameras_sphere\.npz: expected world_mat of 17 images, got 18"):
+        load_scene(folder)
+
+
+def test_masks_of_neus_go_by_their_numbers(tmp_path: Path) -> None:
+    folder = write_neus(tmp_path / "scene")
+    for file in (folder / "image").iterdir():
+        file.rename(file.with_name(f"{int(file.stem):06d}.png"))  # images and masks in two widths, as DTU has them
+    assert load_scene(folder).images.mask is not None
+
+
+def test_boxes_of_files_bound_the_scene(tmp_path: Path) -> None:
+    sides = []
+    for reach in (1.0, 8.0):
+        folder = write_nsvf(tmp_path / f"box{reach}")
+        (folder / "bbox.txt").write_text(f"{-reach} {-reach} {-reach} {reach} {reach} {reach} 0.4")
+        scene = load_scene(folder)
+        assert scene.grid_levels == 1 and scene.to_original is not None
+        sides.append(float(scene.aabb.size[0]) * float(torch.linalg.det(scene.to_original[:3, :3])) ** (1 / 3))
+    assert sides[1] > 6.0 * sides[0] >= 12.0
+
+
+def test_rows_of_llff_are_in_the_order_of_text(tmp_path: Path) -> None:
+    """LLFF sorts names as text: 10.png before 2.png."""
+    folder = folders.write_llff(tmp_path / "scene")
+    names = sorted(f"{index}.png" for index in range(folders.N_VIEWS))
+    for old, new in zip(sorted((folder / "images").iterdir()), names, strict=True):
+        old.rename(old.with_name(new))
+    for split in ("train", "test"):
+        scene = load_scene(folder, split)
+        assert scene.to_original is not None
+        for view in range(len(scene)):
+            row = int(scene.images.image_bytes(view)[0, 0, 0])  # red is the number of the pose
+            position = scene.to_original[:3, :3] @ scene.cameras.positions[view].double() + scene.to_original[:3, 3]
+            assert torch.allclose(position, folders.poses()[row, :, 3].double(), atol=1e-4)
+
+
+def test_what_is_optional_may_be_missing_and_what_was_removed_stays_away(tmp_path: Path) -> None:
+    folder = write_depths(tmp_path / "depths", "png")
+    next((folder / "depth").iterdir()).unlink()
+    scene = load_scene(folder)
+    assert any(note.startswith("warning: depth maps of 15 of 16 frames") for note in scene.notes)
+    folder = folders.write_transforms(tmp_path / "removed")
+    folders.write_pictures(folder / "images_2")
+    (folder / "images" / "view_03.png").unlink()
+    used = [file for split in ("train", "test") for file in load_scene(folder, split).files]
+    assert len(used) == 15 and not any("images_2" in file for file in used)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("camera_settings.txt", "ISO 100 f/8"), ("camera.csv", "Canon,R5"), ("notes/todo.txt", "extrinsic")]
+    + [("gps.csv", "time,heading,pitch\n1,2,3\n"), ("metadata.json", '{"author": "me"}')],
+)
+def test_ordinary_files_beside_photos_are_no_poses(tmp_path: Path, name: str, text: str) -> None:
+    write_images(tmp_path / "rgb", ["a", "b", "c"])
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    found = recognise(tmp_path)
+    assert found is not None and found.name == "photos or video"

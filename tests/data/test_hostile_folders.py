@@ -89,6 +89,11 @@ def test_what_is_missing_is_no_reason_to_refuse_the_rest(tmp_path: Path) -> None
     document = json.loads(text)  # two frames must not share one image because a folder is gone
     document["frames"][1]["file_path"], document["frames"][2]["file_path"] = "left/view_01.png", "right/view_01.png"
     (folder / "transforms.json").write_text(json.dumps(document))
+    scene = load_scene(folder)
+    assert any("3 frames left out" in note for note in scene.notes) and len(set(scene.files)) == len(scene)
+    for frame in document["frames"]:  # nor where all folders are gone
+        frame["file_path"] = frame["file_path"].replace("images/", "left/")
+    (folder / "transforms.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"frame 2: file_path: expected an image of its own"):
         load_scene(folder)
 

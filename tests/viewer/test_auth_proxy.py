@@ -15,8 +15,8 @@ from nerfturbo.viewer.auth_proxy import MAX_HEAD, AuthProxy, check_request, is_l
 TOKEN = "a-long-token"
 
 
-def head(target: str = "/", *lines: str, method: str = "GET") -> bytes:
-    return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: localhost:7007", *lines, "", ""]).encode()
+def head(target: str = "/", *lines: str, method: str = "GET", host: str = "localhost:7007") -> bytes:
+    return "\r\n".join([f"{method} {target} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
 
 def test_without_a_token_only_foreign_origins_and_nonsense_are_refused() -> None:
@@ -26,6 +26,16 @@ def test_without_a_token_only_foreign_origins_and_nonsense_are_refused() -> None
     assert check_request(head("/", "Origin: null"), None) == 403
     for wrong in (b"\r\n\r\n", b"GET\r\n\r\n", head(method="POST"), head("http://other/"), head("/", "no colon here")):
         assert check_request(wrong, None) == 400
+
+
+def test_without_a_token_no_other_name_leads_here() -> None:
+    """A page of another name that is made to resolve to this machine has an Origin that is its Host."""
+    evil = "evil.example:7007"
+    assert check_request(head("/", f"Origin: http://{evil}", host=evil), None) == 403
+    assert check_request(head(host=evil), None) == 403
+    assert check_request(head("/", "Origin: http://["), None) == 400
+    for host in ("127.0.0.1:7007", "[::1]:7007", "192.168.1.5:80", "localhost"):
+        assert check_request(head("/", f"Origin: http://{host}", host=host), None) is None
 
 
 def test_a_token_becomes_a_cookie_and_nothing_else_opens() -> None:
@@ -87,5 +97,5 @@ def test_connections_pass_and_bad_ones_leave_it_standing(echo: int) -> None:
 
 
 def test_a_port_that_is_taken_is_named(echo: int) -> None:
-    with pytest.raises(InputError, match=f"127.0.0.1:{echo}: expected an address.*another port"):
+    with pytest.raises(InputError, match=f"127.0.0.1:{echo}: expected an address.*another --port"):
         AuthProxy("127.0.0.1", echo, echo)

@@ -351,10 +351,15 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     if not models:
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
-    model = next(iter(models))
+    as_before = options.up == "mean"  # how runs of version 1 were opened
+    model = (
+        next(place for place in (folder / name for name in _FOLDERS) if place in models)
+        if as_before
+        else next(iter(models))
+    )
     cameras_file, images_file = model_files(model)
     cameras = read_cameras(cameras_file)
-    images = sorted(read_images(images_file), key=lambda image: natural(image.name))
+    images = sorted(read_images(images_file), key=lambda image: image.name if as_before else natural(image.name))
     if not images:
         raise InputError(str(images_file), "at least one registered image", "none", "reconstruct the scene again")
     lenses = {number: lens_of(camera, f"{cameras_file}: camera {number}") for number, camera in cameras.items()}

@@ -33,7 +33,7 @@ from torch import Tensor
 from ...errors import InputError, refuse
 from ..cameras import opencv_to_opengl, rotations, transform_poses, world_to_camera
 from ..capture.photos import PHOTO_ENDINGS
-from ..json_checks import IMAGE_FOLDERS, natural, read_json, read_json_value
+from ..json_checks import IMAGE_FOLDERS, read_json, read_json_value
 from ..scene import SPLITS
 from .colmap import text_lines
 from .posed import ONE_FOCAL, reading
@@ -218,19 +218,30 @@ def _polycam(cameras: Path) -> Capture:
 def _photos(folder: Path, *names: str) -> list[str]:
     """The images in the first of these folders that is there, in the order of names."""
     place = next((folder / name for name in names if (folder / name).is_dir()), folder)
-    found = sorted((path for path in place.iterdir() if path.suffix.lower() in PHOTO_ENDINGS), key=natural)
+    found = sorted(path for path in place.iterdir() if path.suffix.lower() in PHOTO_ENDINGS)
     return [path.relative_to(folder).as_posix() for path in found]
+
+
+def _numbered(photos: list[str]) -> dict[int, str]:
+    """By the numbers that are their names, else by their places in the order of names."""
+    stems = [Path(name).stem for name in photos]
+    return dict(zip(map(int, stems) if all(map(str.isdecimal, stems)) else range(len(stems)), photos, strict=True))
+
+
+def _find_record3d(folder: Path) -> Path | None:
+    file = first_file("metadata.json", "metadata")(folder)
+    beside = any((folder / name).is_dir() for name in ("rgb", "rgbd"))
+    return file if file is not None and beside and b'"poses"' in file.read_bytes() else None
 
 
 def _record3d(file: Path) -> Capture:
     document, photos = read_json(file), _photos(file.parent, "rgb", "rgbd")
-    stems, each, frames = {Path(name).stem: name for name in photos}, document.get("perFrameIntrinsicCoeffs") or [], []
+    named, each, frames = _numbered(photos), document.get("perFrameIntrinsicCoeffs") or [], []
     for index, row in enumerate(document["poses"]):
         values = _tensor(row, 7)
         pose = torch.cat([rotations(values[[3, 0, 1, 2]] / values[:4].norm()), values[4:, None]], 1)
-        name = stems.get(str(index)) or (photos[index] if "0" not in stems and index < len(photos) else None)
-        if name is not None:
-            frames.append(_frame(name, pose, {"K": each[index]} if index < len(each) else {}))
+        if index in named:
+            frames.append(_frame(named[index], pose, {"K": each[index]} if index < len(each) else {}))
     return Capture({key: document.get(key) for key in ("K", "w", "h")} | {"frames": frames})
 
 
@@ -253,7 +264,8 @@ def _nsvf(file: Path) -> Capture:
     if not (box := file.with_name("bbox.txt")).is_file():
         return Capture(document, notes)
     with reading(box, "NSVF"):
-        corners = torch.cartesian_prod(*_tensor(_words(box)[:6], 2, 3).T)
+        low, high = _tensor(_words(box)[:6], 2, 3)
+        corners = low + (high - low) * torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4).double()] * 3)
     return Capture(document, (*notes, "bounded by bbox.txt (--bounds unbounded looks beyond)"), corners, "bounded")
 
 
@@ -262,19 +274,26 @@ def _neus(file: Path) -> Capture:
         refuse(sum(one.file_size for one in archive.infolist()) > _MOST_BYTES, str(file), "matrices of images", "more")
     with np.load(file, allow_pickle=False) as arrays:
         matrices = {name: _tensor(arrays[name]) for name in arrays.files if "_mat_" in name}
-    frames = []
-    for index, name in enumerate(_photos(file.parent, "image", "images", "rgb")):
+    frames, photos = [], _numbered(_photos(file.parent, "image", "images", "rgb"))
+    place = next((file.parent / name for name in ("mask", "masks") if (file.parent / name).is_dir()), None)
+    masks = {} if place is None else _numbered(_photos(file.parent, place.name))
+    given = sum(name.startswith("world_mat_") and name[10:].isdecimal() for name in matrices)
+    by_place = list(photos) == list(range(len(photos)))
+    refuse(by_place and given != len(photos), str(file), f"world_mat of {len(photos)} images", str(given))
+    for index, name in photos.items():
         matrix = matrices[f"world_mat_{index}"][:3, :4]
         left = matrix[:, :3] * torch.linalg.det(matrix[:, :3]).sign()
         turned, upper = torch.linalg.qr(left.flip(0).T)  # left = camera matrix, an upper triangle, times rotation
         inner, rotation = upper.T.flip(0, 1), turned.T.flip(0)
         inner, rotation = inner * inner.diagonal().sign(), rotation * inner.diagonal().sign()[:, None]
         pose = _from_world(rotation, rotation @ torch.linalg.solve(matrix[:, :3], matrix[:, 3]))
-        frames.append(_frame(name, pose, {"K": (inner / inner[2, 2]).tolist()}, f"{file}: world_mat_{index}"))
-    sphere, masked = matrices.get("scale_mat_0"), any((file.parent / name).is_dir() for name in ("mask", "masks"))
+        mask = {"mask_path": masks[index]} if index in masks else {}
+        frames.append(_frame(name, pose, {"K": (inner / inner[2, 2]).tolist()} | mask, f"{file}: world_mat_{index}"))
+    sphere, masked = matrices.get("scale_mat_0"), masks.keys() >= photos.keys()
     if not masked or sphere is None:
         return Capture({"frames": frames}, ("no masks: what lies around the unit sphere is trained too",))
-    ends = torch.cat([torch.eye(3), -torch.eye(3)]).double() @ sphere[:3, :3].T + sphere[:3, 3]
+    around = torch.nn.functional.normalize(torch.cartesian_prod(*[torch.linspace(-1.0, 1.0, 4).double()] * 3), dim=1)
+    ends = around @ sphere[:3, :3].T + sphere[:3, 3]
     notes = ("bounded by the unit sphere (--bounds unbounded looks beyond)",)
     return Capture({"frames": frames}, notes, ends, "bounded")
 
@@ -293,18 +312,21 @@ def _head(file: Path) -> bytes:
 
 
 _POSE_WORDS = (
-    rb"(?i)transform_?matrix|extrinsic|quaternion|camera_?to_?world|world_?to_?camera|cam2world|\bc2w\b|\bw2c\b|t_00\b|NVM_V3"
-    rb"|\"(poses?|rotation|translation)\"\s*:\s*\[|<(camera|transform|rotation|photogroup)\b|xcr:Position|heading,pitch"
-    rb"|\bq_?w\b|\btx,? ?ty"
+    rb"(?i)transform_?matrix|camera_?to_?world|world_?to_?camera|cam2world|\bc2w\b|\bw2c\b|t_00\b|NVM_V3|extrinsics?\s+-?\d"
+    rb"|\"(poses?|rotation|translation)\"\s*:\s*\[|<(camera|transform|rotation|photogroup)\b|xcr:Position"
+    rb"|heading,pitch,roll|\bq_?w\b|\btx,? ?ty"
 )
-_POSE_NAMES = r"(cameras?|(cam_?)?poses?|traj(ectory)?|extrinsics?)(_\w+)?\.(npz|npy|txt|pkl|mat|nvm|sfm|xml|csv)"
+_POSE_NAMES = r"(cameras?|(cam_?)?poses?|traj(ectory)?|extrinsics?)(_\w+)?\.(npz|npy|pkl|mat|nvm|sfm|xml|txt|csv)"
 _POSE_ENDINGS = (".json", ".xml", ".csv", ".txt", ".xmp", ".sfm", ".yaml", ".yml", ".nvm", ".out", ".log")
+_PROSE = (".txt", ".csv")  # these are poses by their names only with a row of numbers
+_ROW = rb"(?m)^(\S+[ ,;\t]+)?(-?\d[\d.eE+-]*[ ,;\t]+){6}-?\d"
 
 
 def check_known(folder: Path) -> None:
     """Refuse photos beside a file of poses that no format knows: other poses would be found for them."""
     for place in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []:
         found = [path for path in place.glob("*.*") if place == folder and re.fullmatch(_POSE_NAMES, path.name.lower())]
+        found = [path for path in found if path.suffix.lower() not in _PROSE or re.search(_ROW, _head(path))]
         texts = sorted(path for path in place.glob("*.*") if path.suffix.lower() in _POSE_ENDINGS)[:16]
         found += [path for path in texts if re.search(_POSE_WORDS, _head(path)) and path.stem != "README"]
         if found:
@@ -317,12 +339,12 @@ _OPENSFM_FILES = ("reconstruction.json", "opensfm/reconstruction.json")
 _SPHERES = ("cameras_sphere.npz", "cameras.npz", "cameras_large.npz")
 FORMATS = (
     pose_format("Polycam", "keyframes/cameras/*.json", _find_polycam, _polycam),
-    pose_format("Record3D", "metadata.json and rgb", first_file("metadata.json", "metadata", beside="rgb*"), _record3d),
+    pose_format("Record3D", "metadata.json and rgb", _find_record3d, _record3d),
     pose_format("NSVF", "intrinsics.txt, pose and rgb", first_file("intrinsics.txt", beside="pose"), _nsvf),
     pose_format("NeuS / IDR", "cameras_sphere.npz", first_file(*_SPHERES), _neus),
     pose_format("OpenSfM", "reconstruction.json", first_file(*_OPENSFM_FILES), _opensfm),
     pose_format("Metashape", "cameras.xml", _holding(".xml", b"<chunk"), _metashape),
     pose_format("RealityCapture", "a CSV of its camera parameters", _holding(".csv", b"name,.*heading,.*,px"), _rc_csv),
-    pose_format("RealityCapture", "XMP files beside the images", _holding(".xmp", b"xcr:"), _rc_xmp),
+    pose_format("RealityCapture", "XMP files beside the images", _holding(".xmp", b"xcr:(Rotation|Position)"), _rc_xmp),
     pose_format("Bundler", "bundle.out and list.txt", first_file(*_BUNDLES), _bundler),
 )

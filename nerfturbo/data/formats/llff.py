@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..capture.photos import PHOTO_ENDINGS
-from ..json_checks import natural, shown
+from ..json_checks import shown
 from ..options import DEFAULTS, LoadOptions
 from ..scene import Scene, SceneFormat, Split
 from .posed import ONE_FOCAL, reading
@@ -33,7 +33,7 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
     if rows.dim() != 2 or rows.shape[1] != 17 or not bool((rows.abs() < 1e12).all()):
         raise InputError(str(file), "an (n, 17) array of finite numbers", f"{tuple(rows.shape)}, or others")
     pictures, shrink = _picture_folder(folder, options.downscale)
-    paths = sorted((path for path in pictures.iterdir() if path.suffix.lower() in PHOTO_ENDINGS), key=natural)
+    paths = sorted(path for path in pictures.iterdir() if path.suffix.lower() in PHOTO_ENDINGS)  # as LLFF's rows are
     if len(paths) != rows.shape[0]:
         raise InputError(str(pictures), f"{rows.shape[0]} pictures, one per row of {FILE}", str(len(paths)))
     if not bool(((rows[:, 15] > 0.0) & (rows[:, 15] < rows[:, 16])).all()):

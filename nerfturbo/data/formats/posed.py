@@ -118,7 +118,7 @@ def read_ply(file: Path) -> Tensor:
     """(n, 3) float64: the vertices of a PLY file, text or binary, which must be its first element."""
     with reading(file, "a PLY exporter"):
         head, _, body = file.read_bytes().partition(b"end_header")
-        lines = [line.split() for line in head.decode("ascii").splitlines()]
+        lines = [line.split() for line in head.decode("latin-1").splitlines()]
         order = next(_PLY_ORDERS[line[1]] for line in lines if line[:1] == ["format"])
         first = next(i for i, line in enumerate(lines) if line[:2] == ["element", "vertex"])
         properties = itertools.takewhile(lambda line: line[0] == "property", lines[first + 1 :])

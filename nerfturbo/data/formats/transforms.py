@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...files import replacing
+from ...types import Aabb
 from ..cameras import CameraModel, half_tangent, similarity_scale
 from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
 from ..json_checks import (
@@ -49,7 +50,7 @@ from ..json_checks import (
 )
 from ..options import DEFAULTS, Bounds, LoadOptions
 from ..placement import MAX_LEVELS, Placement, given_place
-from ..scene import SPLITS, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
+from ..scene import SPLITS, Extent, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
 from .colmap import MODELS
 from .posed import Lens, View, held_out, posed_scene, read_ply, reading, unposed_note
 
@@ -93,7 +94,7 @@ def load_blender(folder: Path, split: Split = "train", options: LoadOptions = DE
             if other == split:
                 raise
             continue  # a split that was never copied here does not stand in the way of the others
-        views += _by_name(own) if has_lenses(source.document) else own
+        views += _by_name(own, options) if has_lenses(source.document) else own
         notes, sources = notes + said, [*sources, source]
     if has_lenses(sources[0].document):
         return sources[0].scene(views, split, notes)
@@ -186,10 +187,10 @@ def load_capture(folder: Path, file: Path, capture: Capture, split: Split, optio
     notes += unposed_note([frame.image for frame in frames])
     listed, warnings = source.listed_splits(frames)
     if listed is None:
-        views, note = held_out(_by_name(source.view(frame) for frame in frames))
+        views, note = held_out(_by_name((source.view(frame) for frame in frames), options))
     else:
         used = zip(frames, listed, strict=True)
-        views = _by_name(source.view(frame, name) for frame, name in used if name is not None)
+        views = _by_name((source.view(frame, name) for frame, name in used if name is not None), options)
         note = "splits by the file's own lists"
     return source.scene(views, split, (*notes, *capture.notes, note, *warnings))
 
@@ -207,8 +208,9 @@ def has_lenses(document: dict[str, Any]) -> bool:
     return any(name in source for source in (document, first) for name in _LENS_NAMES)
 
 
-def _by_name(views: Iterable[View]) -> list[View]:
-    return sorted(views, key=lambda view: natural(view.image))
+def _by_name(views: Iterable[View], options: LoadOptions) -> list[View]:
+    """Runs of version 1 ("mean") took names as text."""
+    return sorted(views, key=lambda view: view.image.as_posix() if options.up == "mean" else natural(view.image))
 
 
 def _key(name: object) -> str:
@@ -236,10 +238,13 @@ class _File:
         """The frames whose images are there: files often list some that were sorted out later."""
         listed, outside = read_frames(self.document, self.file), self.options.allow_outside
         frames, found, lost = [], {}, []
-        places = (*IMAGE_FOLDERS, self.file.parent.relative_to(self.folder).as_posix())
-        for values, where in listed:
-            name, what = values.get("file_path"), f"{where}: file_path"
-            path = find_image(self.folder, name, what, allow_outside=outside, places=places)
+        names = [(values.get("file_path"), f"{where}: file_path") for values, where in listed]
+        others = (*IMAGE_FOLDERS, self.file.parent.relative_to(self.folder).as_posix())
+        paths: list[Path | None] = []
+        for places in ((), others):  # in other folders only where none is where the file says: others were sorted out
+            if not any(paths):
+                paths = [find_image(self.folder, *one, allow_outside=outside, places=places) for one in names]
+        for (values, where), (name, what), path in zip(listed, names, paths, strict=True):
             if path is None:
                 lost.append((name, what))
             elif _key(found.setdefault(path, name)) != _key(name):
@@ -260,8 +265,13 @@ class _File:
         if len(frames) < len(listed):
             lost_note = f"{len(listed) - len(frames)} frames left out, because their pictures are not there"
             notes += (f"warning: {self.file.name}: {lost_note}",)
-        if n_depths := sum(frame.values.get("depth_file_path") is not None for frame in frames):
-            notes += (f"depth maps for {n_depths} of {len(frames)} frames: --loss.depth 0.05 trains on them",)
+        named = [frame for frame in frames if frame.values.get("depth_file_path") is not None]
+        if named:
+            n_depths = sum(self._depth_file(frame) is not None for frame in named)
+            warns = "" if n_depths == len(named) else "warning: "
+            notes += (
+                f"{warns}depth maps of {n_depths} of {len(frames)} frames are there: --loss.depth trains on them",
+            )
         return frames, notes
 
     def view(self, frame: _Frame, split: Split = "train") -> View:
@@ -274,8 +284,12 @@ class _File:
             return None if given is None else image_path(self.folder, given, f"{where}: {name}", allow_outside=outside)
 
         time = number(values["time"], f"{where}: time") if "time" in values else None
-        depth = None if (map_file := beside("depth_file_path")) is None else (str(map_file), self._depth_unit())
+        depth = None if (map_file := self._depth_file(frame)) is None else (str(map_file), self._depth_unit())
         return View(frame.image, camera, self._lens(frame), split, beside("mask_path"), time, depth)
+
+    def _depth_file(self, frame: _Frame) -> Path | None:
+        name, what = frame.values.get("depth_file_path"), f"{frame.where}: depth_file_path"
+        return None if name is None else find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
 
     def _depth_unit(self) -> float:
         name, back = "depth_unit_scale_factor", _before_export(self.document, self.file)
@@ -294,13 +308,17 @@ class _File:
             options = {"options": opened, "half": 0.5, "levels": levels, "near": NGP_NEAR, "why": why}
             placing = functools.partial(given_place, to_original=to_original, **options)
         points, name, what = self.capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
-        if name is not None:
+        if name is not None and self.options.up != "mean":
             file = find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
             points = None if file is None else read_ply(file)
             notes += (f"warning: no {shown(name)}" if points is None else f"{len(points)} points in {shown(name)}",)
         if points is not None:
             points = points[(points.abs() < 1e12).all(-1)] if len(points) else None
         scene = posed_scene(self.folder, views, split, opened, points=points, placing=placing, notes=notes)
+        if opened.bounds == "bounded" and auto and self.capture.points is not None and scene.to_original is not None:
+            inverse = torch.linalg.inv(scene.to_original)  # a box that the file gives
+            half = float((self.capture.points @ inverse[:3, :3].T + inverse[:3, 3]).abs().max())
+            scene = scene.within(Extent(Aabb.cube(half), 0.0, 1.0 + half * 3.0**0.5, 1))
         if back is None:
             return scene
         assert scene.to_original is not None
@@ -396,7 +414,7 @@ def _plain_names(values: dict[str, Any], where: str) -> dict[str, Any]:
         if values.get(other) is not None and known.get(name) is None:
             known[name] = values[other]
     for name in _MATRICES:
-        if isinstance(values.get(name), list):
+        if isinstance(values.get(name), list) and (known.get("fl_x") is None or known.get("cx") is None):
             known = calibration(values[name], f"{where}: {name}") | {k: v for k, v in known.items() if v is not None}
     return known
 

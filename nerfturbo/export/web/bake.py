@@ -163,8 +163,11 @@ def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pac
     model.render_rays(rays[: PROBES // 8])  # compiles
     started = clock.perf_counter()
     out = model.render_rays(rays)
-    points, rendered = rays.origins + rays.directions * out.depth[:, None], clock.perf_counter()
+    points = rays.origins + rays.directions * out.depth[:, None]
+    _wait(device)
+    rendered = clock.perf_counter()
     model.field(points, rays.directions, rays.times, None)
+    _wait(device)
     asked = clock.perf_counter()
     low, high = box.tensor(device)
     solid = (out.opacity > 0.5) & ((points >= low) & (points <= high)).all(-1)
@@ -181,11 +184,16 @@ def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pac
     if settings.n_rays is None and device.type == "cpu":
         n_rays = max(teacher.LEAST_RAYS, min(n_rays, int(pace.look_seconds / ray_seconds)))
     answers = settings.budget_bytes / settings.bytes_per_byte / LEAST_BYTES[tune_seconds > 0.0]
-    n_directions = max(2, min(n_directions, int(pace.ask_seconds / (answers * answer_seconds))))
+    n_directions = int(max(2.0, min(n_directions, pace.ask_seconds / (answers * answer_seconds))))
     look, ask = n_rays * ray_seconds, answers * n_directions * answer_seconds
     parts = f"{look:.0f} s for {n_rays} rays, up to {ask:.0f} s for vertices, {tune_seconds:.0f} s to fine-tune"
     _log.info(f"baking takes up to {look + ask + tune_seconds:.0f} s on this {device.type.upper()}: {parts}")
     return _Plan(finest, n_rays, n_directions, tune_seconds)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _as_covered(plan: _Plan, cells: VisibleCells) -> tuple[_Plan, VisibleCells]:
@@ -293,4 +301,5 @@ def views_to_score(scene: Scene, device: torch.device) -> tuple[Scene, int]:
         return scene, 10
     pixels = int(scene.cameras.size[0].prod())
     divisor = max(1, math.ceil(math.sqrt(pixels / SCORED_PIXELS) - 0.1))
-    return downscaled(scene, divisor), max(1, min(10, 2 * SCORED_PIXELS * divisor**2 // pixels))
+    views = max(1, min(10, 2 * SCORED_PIXELS * divisor**2 // pixels))
+    return downscaled(scene.select(choose_views(len(scene), views)), divisor), views
