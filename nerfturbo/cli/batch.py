@@ -4,6 +4,7 @@ task; the package and the folders must be visible under the same path wherever t
 
 import contextlib
 import importlib
+import json
 import os
 import shlex
 import signal
@@ -348,10 +349,12 @@ def _told(code: int, job: Job) -> str:
 
 def outcome_of(job: Job) -> dict[str, Any]:
     """How a scene ended, or how far it is, by its run folder and its log: done, failed or left."""
-    from ..evaluation.run_folder import RunFolder
-
-    done = (job.run / "metrics.json").is_file()
-    values = RunFolder(job.run).read_metrics()
+    metrics = job.run / "metrics.json"
+    done = metrics.is_file()
+    values: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # damaged: it is done, and nothing more is known
+        values = json.loads(metrics.read_text()) if done else {}
+    values = values if isinstance(values, dict) else {}
     lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() and not done else []
     errors = [line for line in lines if line.startswith("error: ")]
     status = "done" if done else "failed" if errors else "left"

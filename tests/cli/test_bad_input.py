@@ -65,7 +65,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty folder": (empty, "got an empty folder"),
     "wrong folder": (lambda scene: [file.unlink() for file in scene.glob("*.json")], "a scene in a known format"),
     "broken json": (lambda scene: (scene / "transforms_train.json").write_text("{"), "expected valid JSON"),
-    "missing image": (lambda scene: (scene / "train" / "r_1.png").unlink(), r"train/r_1"),
     "undecodable image": (lambda scene: (scene / "train" / "r_1.png").write_bytes(b"no"), r"r_1\.png.*decodes"),
     "not finite image": (not_finite, r"train/r_1\.png: expected pixels that are finite, got NaN or infinity"),
     "cut image": (
@@ -75,6 +74,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "NaN pose": (lambda scene: edit_pose(scene, 0, float("nan")), "frame 1: transform_matrix: expected a finite"),
     "skewed pose": (lambda scene: edit_pose(scene, 0, 9.0), "frame 1: transform_matrix: expected a rotation"),
 }
+
+
+def test_training_images_that_are_all_missing(nerfturbo: Nerfturbo, scene: Path) -> None:
+    for file in (scene / "train").iterdir():
+        file.unlink()
+    refused = nerfturbo("train", scene, *TINY_FLAGS, "--output", "out")
+    assert refused.code == 2 and "frame 0: file_path" in refused.err and "train/r_0" in refused.err, refused.err
+    assert "train split left out" in nerfturbo("scene", "info", scene).out
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -213,10 +213,19 @@ def test_channels_cameras_and_two_people(visit: Callable[..., Person]) -> None:
     place = cameras.positions[index].numpy()
 
     def flown() -> bool:
-        """Clicks have no effect until the browser has drawn the frusta from there."""
-        if person.client._flights == 0:
+        """Clicks have no effect until the browser has drawn the frusta from there, and a busy one may send where it was
+        after it has flown: then once more."""
+        if float(np.linalg.norm(camera.position - place)) < 1e-3 and person.client._inside is not None:
+            return True
+        late = time.monotonic() - begun[-1] > 20.0
+        if late:
+            begun.append(time.monotonic())
+            camera.position, camera.look_at = (9.0, 9.0, 6.0), (0.0, 0.0, 0.0)
+        if late or person.client._flights == 0:
             person.page.mouse.click(*place_of(camera, cameras[index]))
-        return float(np.linalg.norm(camera.position - place)) < 1e-3 and person.client._inside is not None
+        return False
+
+    begun = [time.monotonic()]
 
     until(flown, "the flight to the camera")
     assert camera.fov == pytest.approx(FIELD_OF_VIEW)
