@@ -230,8 +230,9 @@ def _numbered(photos: list[str]) -> dict[int, str]:
 
 def _find_record3d(folder: Path) -> Path | None:
     file = first_file("metadata.json", "metadata")(folder)
-    beside = any((folder / name).is_dir() for name in ("rgb", "rgbd"))
-    return file if file is not None and beside and b'"poses"' in file.read_bytes() else None
+    if file is None or not any((folder / name).is_dir() for name in ("rgb", "rgbd")):
+        return None
+    return file if re.search(rb'"(poses|K|fps|perFrameIntrinsicCoeffs)"', _head(file)) else None
 
 
 def _record3d(file: Path) -> Capture:
