@@ -74,7 +74,7 @@ _PRESETS: dict[str, Config] = {
         field=NgpConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
         sampler=ProposalSamplerConfig(),
         loss=LossConfig(distortion=0.01, near_gradient=1.0),
-        optim=OptimConfig(hold_fraction=0.2, table_decay=0.1, ema_decay=0.999),
+        optim=OptimConfig(hold_fraction=0.5, final_lr_fraction=0.1, table_decay=0.1, ema_decay=0.999),
         train=TrainConfig(batch_samples=48 * 8192, max_rays=8192),
     ),
     "proposal-cpu": Config(
@@ -104,7 +104,7 @@ _PRESETS["proposal-large"] = replace(
     sampler=ProposalSamplerConfig(
         n_samples=32, coarse_samples=(64, 64), levels=7, log2_entries=20, resolutions=(512, 2048)
     ),
-    loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
+    loss=replace(_PRESETS["proposal"].loss, kind="mse", distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
     train=TrainConfig(batch_samples=32 * 32_768, max_rays=32_768),
 )

@@ -556,6 +556,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels-capture": lambda: kernels("h200/capture_profile"),
     "choices-ngp": lambda: choices("h200/ngp_choice"),
     "choices-captures": lambda: choices("h200/captures_choice"),
+    "choices-schedule": lambda: choices("h200/captures_schedule"),
     "bicycle-scene": lambda: scored("h200/bicycle_scene"),
     "frames": frames,
     "scenes": scenes,

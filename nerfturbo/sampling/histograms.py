@@ -6,9 +6,11 @@ interval.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
 from ..ops.intervals import PlacedIntervals, Space, Spacing, importance_sample, place_intervals, spread
@@ -106,49 +108,64 @@ def resample(
     return importance_sample(edges, weights, n, jitter=jitter, padding=PADDING)
 
 
-def blurred_weights(edges: Tensor, weights: Tensor, at: Tensor, radius: float) -> Tensor:
-    """(n_rays, m): the weight between places `at` (n_rays, m + 1) of a histogram whose density is blurred by a box that
-    reaches `radius` to both sides. Not differentiable.
+def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tensor:
+    """(n_rays, n): the weight of all intervals of a histogram that each interval between `edges` touches.
 
-    With F the running weight, the blurred one is (G(x + radius) - G(x - radius)) / (2 radius), G the integral of F.
+    Differentiable to `key_weights`. Nothing lies outside a histogram.
 
-    >>> edges, weights, at = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0]]), torch.tensor([[-1.0, 0.0, 0.5]])
-    >>> blurred_weights(edges, weights, at, 0.5).tolist()
-    [[0.125, 0.375]]
+    >>> key = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    >>> outer_weights(torch.tensor([[0.5, 1.5, 2.0]]), key, torch.tensor([[1.0, 2.0, 7.0]])).tolist()
+    [[3.0, 2.0]]
     """
-    lengths = edges[:, 1:] - edges[:, :-1]
-    running = _running(weights)
-    area = _running(lengths * (running[:, 1:] + running[:, :-1]) * 0.5)
-
-    def integral(x: Tensor) -> Tensor:
-        inside = torch.minimum(torch.maximum(x, edges[:, :1]), edges[:, -1:])
-        index = (torch.searchsorted(edges, inside.contiguous(), right=True) - 1).clamp(0, weights.shape[1] - 1)
-        beyond, length = inside - edges.gather(1, index), lengths.gather(1, index)
-        share = (beyond / length.clamp(min=1e-12)).clamp(0.0, 1.0)
-        within = beyond * (running.gather(1, index) + 0.5 * share * weights.gather(1, index))
-        return area.gather(1, index) + within + (x - edges[:, -1:]).clamp(min=0.0) * running[:, -1:]
-
-    blurred = (integral(at + radius) - integral(at - radius)) / (2.0 * radius)
-    return (blurred[:, 1:] - blurred[:, :-1]).clamp(min=0.0)
+    last = key_weights.shape[-1]
+    keys, low, high = (value.detach().contiguous() for value in (key_edges, edges[:, :-1], edges[:, 1:]))
+    first = (torch.searchsorted(keys, low, right=True) - 1).clamp(0, last)
+    end = torch.searchsorted(keys, high, right=False).clamp(0, last)
+    return _RangeSums.apply(key_weights, first, end)
 
 
-def _running(values: Tensor) -> Tensor:
-    """(n_rays, n + 1) sums of values (n_rays, n) up to each; the same bits in every run, on a GPU too."""
+class _RangeSums(torch.autograd.Function):
+    """Sums of values[first_i : end_i] along each ray, where first and end never fall.
+
+    A value belongs to consecutive ranges, so its gradient is a sum over a range as well: no scattering, whose order of
+    additions would differ from run to run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, first: Tensor, end: Tensor) -> Tensor:
+        ctx.save_for_backward(first, end)
+        ctx.n = values.shape[-1]
+        return _range_sums(values, first, end)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        first, end = ctx.saved_tensors
+        places = torch.arange(ctx.n, device=first.device).expand(first.shape[0], -1).contiguous()
+        begin = torch.searchsorted(end, places, right=True)  # the first range that ends behind the value
+        beyond = torch.searchsorted(first, places, right=True)  # the first that begins behind it
+        return _range_sums(grad, begin, beyond), None, None  # values, first, end
+
+
+def _range_sums(values: Tensor, first: Tensor, end: Tensor) -> Tensor:
+    """(n_rays, m) sums of values (n_rays, n) from first to before end (n_rays, m), in 0 to n; 0 where end < first."""
     n_rays, n = values.shape
     offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
-    return torch.nn.functional.pad(packed_cumsum(values.reshape(-1).contiguous(), offsets).view(n_rays, n), (1, 0))
+    sums = packed_cumsum(values.reshape(-1), offsets)  # the same bits in every run: torch's own is not, on a GPU
+    running = torch.nn.functional.pad(sums.view(n_rays, n), (1, 0))
+    return running.gather(-1, torch.maximum(first, end)) - running.gather(-1, first)
 
 
-def interlevel_loss(edges: Tensor, weights: Tensor, proposal: Histogram, radius: float, *, eps: float = 1e-5) -> Tensor:
-    """(n_rays,): how far a proposal is from the weights (n_rays, n) between `edges`, blurred by `radius` (Zip-NeRF):
-    the sum over the proposal's intervals of max(0, blurred - own)^2 / (own + eps).
+def interlevel_loss(edges: Tensor, weights: Tensor, proposal: Histogram, *, eps: float = 1e-7) -> Tensor:
+    """(n_rays,): how far a proposal is from an upper bound of the weights (n_rays, n) between `edges`: the mean over
+    the intervals of max(0, w - bound)^2 / (w + eps), with `outer_weights` as the bound.
 
     Only the proposal learns from it: the weights get no gradient. Zero where the proposal holds at least the weight.
 
     >>> proposal = Histogram(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5]]))
-    >>> round(interlevel_loss(torch.tensor([[0.4, 0.6]]), torch.tensor([[1.0]]), proposal, 0.03).item(), 3)
-    0.5
+    >>> round(interlevel_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0]]), proposal).item(), 3)
+    0.25
     """
-    wanted = blurred_weights(edges.detach(), weights.detach(), proposal.edges.detach(), radius)
-    own = proposal.weights
-    return ((wanted - own).clamp(min=0.0).square() / (own + eps)).sum(-1)
+    weights = weights.detach()
+    bound = outer_weights(edges, proposal.edges, proposal.weights)
+    return ((weights - bound).clamp(min=0.0).square() / (weights + eps)).mean(-1)

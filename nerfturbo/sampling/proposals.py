@@ -15,7 +15,6 @@ from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
 from .sampler import Draw, UnitDensity
 from .uniform import ProposedSamples, UniformEstimator, even_edges, mean_over_rays
 
-BLUR, SHARPER = 0.03, 10.0  # how far the first proposal's target is blurred; each later one so many times less
 LEARN_EVERY = 5  # after the annealing, proposals are trained at one in so many steps
 PROPOSAL_BYTES = 96  # per sample of a density that does not say: place, position, encoding, density, weight
 HISTOGRAM_BYTES = 12  # of those, what outlives its stage
@@ -102,8 +101,7 @@ class ProposalEstimator(UniformEstimator):
         if not isinstance(samples, ProposedSamples):
             raise InputError("samples", "those of this estimator's own `sample`", type(samples).__name__)
         own = samples.per_ray(weights)
-        radii = (BLUR * SHARPER**-index for index in range(len(samples.stages)))
-        per_ray = sum(interlevel_loss(samples.edges, own, *pair) for pair in zip(samples.stages, radii, strict=True))
+        per_ray = sum(interlevel_loss(samples.edges, own, stage) for stage in samples.stages)
         return mean_over_rays(torch.as_tensor(per_ray, device=weights.device), samples)
 
 

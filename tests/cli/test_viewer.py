@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import viser
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
@@ -35,6 +32,10 @@ def test_a_port_that_is_taken_is_refused_first(nerfturbo: Nerfturbo, scene: Path
 
 
 def test_view_serves_a_run_and_a_wider_address_asks_for_a_token(run_folder: Path) -> None:
+    viser = pytest.importorskip("viser")
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
     command = [sys.executable, "-m", "nerfturbo", "view", str(run_folder), "--port", "0", "--backend", "reference"]
     with subprocess.Popen([*command, "--host", "0.0.0.0"], stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import trimesh
 from PIL import Image
 
 from nerfturbo.cli.main import main
@@ -280,6 +279,7 @@ def test_fisheye_and_pinhole_in_one_file(tmp_path: Path) -> None:
 
 def write_ply(path: Path, kind: str) -> Path:
     if kind != "big endian":
+        trimesh = pytest.importorskip("trimesh")
         cloud = trimesh.PointCloud(POINTS, colors=np.full((len(POINTS), 4), 200, np.uint8))
         path.write_bytes(cloud.export(file_type="ply", encoding=kind))
         return path

@@ -23,7 +23,7 @@ from nerfturbo.sampling import (
     annealing,
     interlevel_loss,
 )
-from nerfturbo.sampling.histograms import blurred_weights, resample
+from nerfturbo.sampling.histograms import outer_weights, resample
 from nerfturbo.types import Aabb, Rays
 
 
@@ -80,62 +80,44 @@ def test_weights_are_those_of_compositing():
     assert torch.autograd.gradcheck(lambda d: interval_weights(d, distances), density.requires_grad_())
 
 
-def plain_interlevel(edges, weights, key_edges, key_weights, radius: float) -> list[float]:
-    """Zip-NeRF's loss by loops: how much of each bin's weight lands in an interval when a box blurs its place."""
-
-    def ramp(x: float) -> float:  # integral of the box's running sum
-        return min(max(x + radius, 0.0), 2.0 * radius) ** 2 / (4.0 * radius) + max(x - radius, 0.0)
-
-    def below(place: float, low: float, high: float) -> float:
-        return (ramp(place - low) - ramp(place - high)) / (high - low)
-
+def plain_interlevel(edges, weights, key_edges, key_weights) -> list[float]:
+    """The paper's formula by loops: a proposal's interval counts in full where it overlaps at all."""
     losses = []
-    for own_edges, own, keys, held in zip(
-        edges.tolist(), weights.tolist(), key_edges.tolist(), key_weights.tolist(), strict=True
-    ):
+    for ray in range(edges.shape[0]):
         total = 0.0
-        for (left, right), has in zip(itertools.pairwise(keys), held, strict=True):
-            bins = zip(itertools.pairwise(own_edges), own, strict=True)
-            wanted = sum(weight * (below(right, *bin_) - below(left, *bin_)) for bin_, weight in bins)
-            total += max(0.0, wanted - has) ** 2 / (has + 1e-5)
-        losses.append(total)
+        for i in range(weights.shape[1]):
+            low, high = float(edges[ray, i]), float(edges[ray, i + 1])
+            bound = sum(
+                float(key_weights[ray, k])
+                for k in range(key_weights.shape[1])
+                if float(key_edges[ray, k]) < high and float(key_edges[ray, k + 1]) > low
+            )
+            weight = float(weights[ray, i])
+            total += max(0.0, weight - bound) ** 2 / (weight + 1e-7)
+        losses.append(total / weights.shape[1])
     return losses
 
 
-@pytest.mark.parametrize("radius", [0.003, 0.03, 0.6])
-def test_the_interlevel_loss_is_the_formula(radius: float):
+def test_the_interlevel_loss_is_the_formula():
     generator = torch.Generator().manual_seed(1)
     edges, key_edges = (torch.rand(4, n, generator=generator, dtype=torch.float64).sort(-1).values for n in (9, 6))
-    weights, key = (torch.rand(4, n, generator=generator, dtype=torch.float64) * top for n, top in ((8, 0.3), (5, 0.2)))
-    found = interlevel_loss(edges, weights, Histogram(key_edges, key), radius)
-    assert found.tolist() == pytest.approx(plain_interlevel(edges, weights, key_edges, key, radius), rel=1e-9)
-    assert float(found.min()) > 0.0
+    weights, key = (torch.rand(4, n, generator=generator, dtype=torch.float64) * 0.3 for n in (8, 5))
+    found = interlevel_loss(edges, weights, Histogram(key_edges, key))
+    assert found.tolist() == pytest.approx(plain_interlevel(edges, weights, key_edges, key), rel=1e-9)
+    assert float(found.max()) > 0.0
     learned = weights.clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda k: interlevel_loss(edges, weights, Histogram(key_edges, k), radius), key.requires_grad_()
+        lambda k: interlevel_loss(edges, weights, Histogram(key_edges, k)), key.requires_grad_()
     )
-    interlevel_loss(edges, learned, Histogram(key_edges, key), radius).sum().backward()
+    interlevel_loss(edges, learned, Histogram(key_edges, key)).sum().backward()
     assert learned.grad is None  # the field does not bend towards its proposals
-
-
-def test_blurred_weights_are_all_there_and_never_negative():
-    generator = torch.Generator().manual_seed(2)
-    edges = torch.rand(50, 33, generator=generator).sort(-1).values
-    edges[:, 5:9] = edges[:, 5:6]  # intervals of no length
-    edges[:, 20] = edges[:, 19] + 1e-7  # and of nearly none, with most of the weight
-    weights = torch.rand(50, 32, generator=generator) * 0.01
-    weights[:, 5:8], weights[:, 19] = 0.0, 0.7
-    everywhere = torch.linspace(-0.1, 1.1, 65).expand(50, -1).contiguous()
-    found = blurred_weights(edges.sort(-1).values, weights, everywhere, 0.03)
-    torch.testing.assert_close(found.sum(-1), weights.sum(-1), rtol=1e-4, atol=1e-5)
-    assert float(found.min()) >= 0.0
 
 
 def test_a_proposal_that_holds_the_weight_has_no_loss():
     edges, key_edges = torch.linspace(0.0, 1.0, 13)[None], torch.linspace(0.0, 1.0, 5)[None]
     weights = torch.rand(1, 12) * 0.08
-    key = blurred_weights(edges, weights, key_edges, 0.03) * 1.001
-    assert float(interlevel_loss(edges, weights, Histogram(key_edges, key), 0.03)) == 0.0
+    key = outer_weights(key_edges, edges, weights)  # every interval holds all that touches it
+    assert float(interlevel_loss(edges, weights, Histogram(key_edges, key))) == 0.0
 
 
 def test_annealing_begins_even_and_ends_exact():

@@ -61,6 +61,9 @@ def deterministic() -> Iterator[None]:
 
 def make_step(scene: Scene, config: Config, *, capture: bool) -> DeviceStep:
     model = NerfModel(config, SceneBounds.of(scene)).to("cuda")
+    if model.photos is not None:  # as the trainer has it once all levels are there
+        model.photos.observe(scene.cameras, scene.aabb)
+        model.photos.progress.fill_(1.0)
     optimizer = Optimizer(model, config.optim, half_dtype=half_dtype(config, model.device))
     return DeviceStep(model, PixelSampler(scene, "cuda", config.train.seed), optimizer, capture=capture)
 
