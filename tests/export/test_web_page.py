@@ -254,6 +254,24 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+def test_a_picture_at_rest_is_whole_though_frames_were_slow_while_loading(opened) -> None:
+    script = """async () => {
+        const scales = [], {pace} = nerfturbo.page;
+        const spent = (scale) => own.hurried ? 400 : 20 * scale ** 2;
+        const draw = (scale, done) => { scales.push(scale); setTimeout(() => done(spent(scale))); };
+        const own = new pace.constructor(draw);
+        own.hurried = true;
+        own.want();
+        await new Promise((resolve) => setTimeout(resolve, 200));
+        own.hurried = false;
+        own.want(true);
+        await new Promise((resolve) => setTimeout(resolve, 1000));
+        return [scales[0], scales.at(-1), own.busy];
+    }"""
+    first, last, busy = opened.evaluate(script)
+    assert first < 0.2 and last == 1 and not busy
+
+
 def test_the_phone_shows_it_too(opened) -> None:
     page = opened
     page.set_viewport_size({"width": 350, "height": 560})

@@ -6,6 +6,10 @@ const REST = 140; // after so long without a move the picture is drawn as fine a
 const LONGEST = 1500; // what a picture at rest may take
 const COARSEST = 0.12;
 
+function finest(cost) {
+  return Math.min(1, Math.sqrt(LONGEST / cost));
+}
+
 export class Pace {
   // draw(scale, done) draws the picture and calls done(milliseconds) when it is there.
   constructor(draw) {
@@ -33,12 +37,14 @@ export class Pace {
       return;
     }
     this.wanted = false;
-    const finest = this.cost ? Math.min(1, Math.sqrt(LONGEST / this.cost)) : this.scale;
-    const scale = this.settled ? finest : this.scale;
+    const scale = this.settled && this.cost ? finest(this.cost) : this.scale;
     this.drawPicture(scale, (spent) => {
       const whole = spent / (scale * scale);
-      this.cost = this.cost ? 0.7 * this.cost + 0.3 * whole : whole;
-      if (!this.settled) {
+      if (!this.cost || this.settled) this.cost = whole;
+      else this.cost = this.hurried ? Math.min(this.cost, whole) : 0.7 * this.cost + 0.3 * whole; // uploads cost too
+      if (this.settled) {
+        if (finest(this.cost) > 1.25 * scale) this.wanted = true; // cheaper than thought: once more, finer
+      } else {
         if (spent > SLOW) this.scale = Math.max(COARSEST, this.scale * Math.max(0.5, Math.sqrt(GOOD / spent)));
         else if (spent < GOOD) this.scale = Math.min(1, this.scale * 1.08);
         clearTimeout(this.restTimer);
