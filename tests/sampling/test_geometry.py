@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from nerfturbo import (
 )
 from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
+from nerfturbo.sampling.geometry import cells_with_points
 from nerfturbo.types import PackedSamples
 
 BOX = Aabb.cube(1.0)
@@ -160,3 +163,19 @@ def test_distortion_is_the_double_sum_and_is_least_for_one_place():
     )
     torch.testing.assert_close(loss, expected)
     assert torch.autograd.gradcheck(lambda w: distortion_loss(w, samples), weights)
+
+
+def test_points_fall_into_their_cells_of_every_level_of_a_box_off_the_origin():
+    aabb, resolution, levels = Aabb((1.0, 2.0, 3.0), (3.0, 3.0, 7.0)), 4, 2
+    points = torch.rand(300, 3, generator=torch.Generator().manual_seed(0)) * 8.0 - torch.tensor([1.0, 1.0, 0.0])
+    expected = torch.zeros(levels, resolution, resolution, resolution, dtype=torch.bool)
+    for point in points.tolist():
+        for level in range(levels):
+            cell = []
+            for x, low, high in zip(point, aabb.low, aabb.high, strict=True):
+                side = (high - low) * 2**level
+                cell.append(math.floor((x - (low + high - side) / 2) / side * resolution))
+            if all(0 <= index < resolution for index in cell):
+                expected[level, cell[0], cell[1], cell[2]] = True
+    found = cells_with_points(points, aabb, resolution, levels)
+    assert torch.equal(found, expected) and 0 < int(found[0].sum()) < int(found[1].sum()) < resolution**3
