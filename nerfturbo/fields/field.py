@@ -44,9 +44,7 @@ class Field(Protocol):
 
 class RayField(Field, Protocol):
     """A field that takes packed samples whole, so that it can encode directions once per ray and fuse what follows.
-
-    Rendering and training use these methods where a field has them; the results are those of `Field`.
-    """
+    Rendering and training use these methods where a field has them; the results are those of `Field`."""
 
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         """(capacity,) density of every sample, without gradient."""
@@ -75,10 +73,8 @@ Carry = Callable[[str, Tensor], Tensor]
 
 
 class AdaptiveField(Field, Protocol):
-    """A field whose parameters change their shapes while it trains, as `nerfturbo.training.refine` asks it to.
-
-    Its shapes are part of its state: `load_state_dict` takes a state of others.
-    """
+    """A field whose parameters change their shapes while it trains, as `nerfturbo.training.refine` asks it to. Its
+    shapes are part of its state: `load_state_dict` takes a state of others."""
 
     def refinement_due(self, progress: float, step: int) -> bool:
         """Whether to change now: after `step` steps, and a share `progress` of the run."""

@@ -73,10 +73,8 @@ def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -
 
 
 class FusedMlp(Connected):
-    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases.
-
-    `sink`, where a trainer connects one, takes the weights' gradients.
-    """
+    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases. `sink`, where a trainer connects one,
+    takes the weights' gradients."""
 
     taken = ("sink",)
     sink: GradientSink | None = None
@@ -105,11 +103,9 @@ class FusedMlp(Connected):
 
 
 class HashGrid(Connected):
-    """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula.
-
-    `half` is a half copy that is read in place of the table and `sink` takes its gradient, where a trainer connects
-    them. The `kept_levels` coarsest levels hold what the field begins as: a decay of the table leaves them alone.
-    """
+    """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula. `half` is a half copy that is
+    read in place of the table and `sink` takes its gradient, where a trainer connects them. The `kept_levels` coarsest
+    levels hold what the field begins as: a decay of the table leaves them alone."""
 
     taken = ("half", "sink")
     half: Tensor | None = None

@@ -1,8 +1,6 @@
 """Sparse voxels: density and spherical-harmonic colour at the corners of voxels, pruned and subdivided while training.
-
 No network: log-density and colour logits are trilinear in space, and the activations come after the interpolation, so
-that a surface may lie anywhere inside a voxel. docs/voxels.md has the measurements.
-"""
+that a surface may lie anywhere inside a voxel. docs/voxels.md has the measurements."""
 
 from __future__ import annotations
 
@@ -295,10 +293,8 @@ class VoxelEvaluator:
 
 
 class _Interpolation:
-    """Tensors with a row per node of the old structure, at the nodes of the new one.
-
-    Where nothing was stored, densities are empty; everything else, moments above all, is zero.
-    """
+    """Tensors with a row per node of the old structure, at the nodes of the new one. Where nothing was stored,
+    densities are empty; everything else, moments above all, is zero."""
 
     def __init__(self, old: VoxelStructure, new: VoxelStructure, empty: float) -> None:
         self.old, self.new, self.empty = old, new, empty
@@ -376,10 +372,8 @@ def dense_structure(resolution: int, device: torch.device | str = "cpu") -> Voxe
 
 
 def kept_voxels(structure: VoxelStructure, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Low corners of the voxels that have at least one of the kept nodes (n_nodes,) bool among their corners.
-
-    A sample marks all corners of its voxel, so that the voxel and its 26 neighbours stay.
-    """
+    """Low corners of the voxels that have at least one of the kept nodes (n_nodes,) bool among their corners. A sample
+    marks all corners of its voxel, so that the voxel and its 26 neighbours stay."""
     x, y, z = split_nodes(structure.nodes[kept], structure.resolution)
     last, along, found = structure.resolution - 1, structure.resolution + 1, []
     for corner in range(8):

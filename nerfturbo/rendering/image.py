@@ -1,9 +1,7 @@
-"""Whole images in a fixed amount of memory, whatever their size and however full the grid is.
-
-Through a grid, rays are followed front to back in rounds of a few samples: a ray leaves when it is opaque or through,
-so that nothing far behind a surface is evaluated, and one evaluation gives density and colour at once. Other samplers
-render part after part of the image, every ray to its end. Memory is set by how many rays and samples may be in flight.
-"""
+"""Whole images in a fixed amount of memory, whatever their size and however full the grid is. Through a grid, rays are
+followed front to back in rounds of a few samples: a ray leaves when it is opaque or through, so that nothing far behind
+a surface is evaluated, and one evaluation gives density and colour at once. Other samplers render part after part of
+the image, every ray to its end. Memory is set by how many rays and samples may be in flight."""
 
 import functools
 import itertools
@@ -235,12 +233,10 @@ def render_image(
     background: Tensor | None = None,
     max_memory: int | None = None,
 ) -> RenderedImage:
-    """Render all rays of an image (height * width, row-major); the pixels are those of `render_rays`.
-
-    `grid` is what places the samples: an occupancy grid or a sampler such as `ProposalEstimator`. As many rays at a
-    time as `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no
-    voxels, 1 to 4 GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top).
-    """
+    """Render all rays of an image (height * width, row-major); the pixels are those of `render_rays`. `grid` is what
+    places the samples: an occupancy grid or a sampler such as `ProposalEstimator`. As many rays at a time as
+    `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no voxels, 1 to 4
+    GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top)."""
     refuse(len(rays) != height * width, "rays", f"height * width = {height * width} rays", len(rays))
 
     def rays_of(first: int, rows: int) -> Rays:
@@ -307,9 +303,7 @@ def render_view(
     max_memory: int | None = None,
 ) -> RenderedImage:
     """View `index` of the cameras, as `render_image` renders it; rays are made part by part, on the grid's device.
-
-    `background` is (channels,).
-    """
+    `background` is (channels,)."""
     width, height = (int(side) for side in cameras.size[index])
     device = device_of(field, grid)
     local = picture_directions(cameras, index, device)

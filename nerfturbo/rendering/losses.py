@@ -92,10 +92,8 @@ def weights_loss(
 
 
 def weigh_gradient(values: Tensor, weights: Tensor) -> Tensor:
-    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,).
-
-    A loss that is a sum over rays is weighted by ray this way, whatever computes it.
-    """
+    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,). A loss that is a sum over rays is
+    weighted by ray this way, whatever computes it."""
     return linear(values, lambda values: values.view_as(values), lambda grad: grad * weights[:, None].to(grad.dtype))
 
 

@@ -133,9 +133,7 @@ class OccupancyGrid(nn.Module):
         fill: bool = False,
     ) -> OccupancyGrid:
         """Occupied along the triangles `vertices[faces]`, and `margin` cells around; with `fill`, inside them too.
-
-        vertices (n, 3), faces (m, 3) int. The rest as in `from_points`. Filling needs a closed surface.
-        """
+        vertices (n, 3), faces (m, 3) int. The rest as in `from_points`. Filling needs a closed surface."""
         vertices = check_points("vertices", vertices)
         aabb = aabb or box_around(vertices)
         grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(vertices.device)
@@ -190,10 +188,8 @@ class OccupancyGrid(nn.Module):
         self, step: int | Tensor, density_fn: DensityFn, *, all_cells: bool | None = None, team: CellTeam | None = None
     ) -> None:
         """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later.
-
         `density_fn(positions)` gives densities (n,); with `moments` in the config it is `density_fn(positions, times)`.
-        With a `team` each process evaluates its part of the cells, and all of them take over the same values.
-        """
+        With a `team` each process evaluates its part of the cells, and all of them take over the same values."""
         if all_cells is None:
             all_cells = int(step) < self.warmup_steps
         cells = self.cells_to_refresh(step, all_cells=all_cells)
@@ -252,10 +248,8 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def mark_invisible(self, frusta: Frusta, near: float) -> float:
-        """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up.
-
-        A cell counts as seen when a sphere around it touches the frustum.
-        """
+        """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up. A cell counts as
+        seen when a sphere around it touches the frustum."""
         chunk = CHUNK if self.bits.device.type == "cpu" else 8 * CHUNK  # on a GPU launches take the time
         return self.mark_unseen(self._spheres, frusta, near, chunk)
 
@@ -284,10 +278,8 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def set_occupied(self, occupied: Tensor) -> None:
-        """Set the grid by hand: (levels, resolution, resolution, resolution) bool, or the same flattened.
-
-        The cells are as good as learned: `update` goes on from there.
-        """
+        """Set the grid by hand: (levels, resolution, resolution, resolution) bool, or the same flattened. The cells are
+        as good as learned: `update` goes on from there."""
         r = self.config.resolution
         if occupied.numel() != self.n_cells:
             raise InputError("occupied", f"shape {(self.config.levels, r, r, r)}", str(tuple(occupied.shape)))
@@ -296,10 +288,8 @@ class OccupancyGrid(nn.Module):
         self.bits.copy_(pack_bits(flat))
 
     def cropped(self, box: Aabb, *, what: str = "box") -> OccupancyGrid:
-        """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of this one.
-
-        A box outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones.
-        """
+        """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of this one. A box
+        outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones."""
         inside = box.intersection(self.outer_aabb)
         occupied = None if inside is None else _touched(self, inside)
         if inside is None or occupied is None or not bool(occupied.any()):
@@ -455,9 +445,7 @@ def march_scenes(
     rays: Rays, grids: Sequence[OccupancyGrid], scene_indices: Tensor, rule: StepRule, *, jitter: Tensor | None = None
 ) -> PackedSamples:
     """The samples of each ray in the occupied cells of grids[scene_indices[ray]], in ray order. Not differentiable.
-
-    `scene_indices` (n_rays,) int64. One march per scene, and the numbers of rays per scene are read back once.
-    """
+    `scene_indices` (n_rays,) int64. One march per scene, and the numbers of rays per scene are read back once."""
     if tuple(scene_indices.shape) != (len(rays),) or scene_indices.is_floating_point():
         got = f"{tuple(scene_indices.shape)} {scene_indices.dtype}"
         raise InputError("scene_indices", f"whole numbers of shape ({len(rays)},)", got)

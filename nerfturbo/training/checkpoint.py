@@ -1,9 +1,7 @@
-"""Checkpoints: a folder with `tensors.safetensors` and `state.json`, made whole or not at all.
-
-Nothing is ever unpickled. A checkpoint is written into a temporary folder, flushed to disk and renamed, so that a kill
-or a full disk at any moment leaves the previous one intact. The random state is the step: draws are counter-based.
-docs/checkpoints.md says what is kept, and how older versions are read.
-"""
+"""Checkpoints: a folder with `tensors.safetensors` and `state.json`, made whole or not at all. Nothing is ever
+unpickled. A checkpoint is written into a temporary folder, flushed to disk and renamed, so that a kill or a full disk
+at any moment leaves the previous one intact. The random state is the step: draws are counter-based. docs/checkpoints.md
+says what is kept, and how older versions are read."""
 
 import contextlib
 import errno

@@ -85,11 +85,9 @@ class DeviceStep:
         self.state.n_active.fill_(max(1, min(per_rank, self.budget.max_rays)))
 
     def prepare(self) -> None:
-        """Compile every kernel and record all graphs, leaving the training state as it was.
-
-        The recorded functions first run for real. While they do, the non-finite flag is up, so that the optimizer
-        changes nothing; counters and grid are put back afterwards.
-        """
+        """Compile every kernel and record all graphs, leaving the training state as it was. The recorded functions
+        first run for real. While they do, the non-finite flag is up, so that the optimizer changes nothing; counters
+        and grid are put back afterwards."""
         if self._run_step is not None:
             return
         self.compile()

@@ -90,12 +90,10 @@ class NerfData(pl.LightningDataModule):
 
 
 class NerfModule(pl.LightningModule):
-    """A field with its sampler over the scene of a `NerfData`: the native trainer, driven by Lightning.
-
-    `field` and `sampler` are those of `Trainer`, `start` is a checkpoint of the native trainer to go on from, `stages`
-    replaces parts of the step, `steps_per_call` is how many captured steps are queued at once where nothing looks in
-    between. `engine` hands in a native trainer that is already made.
-    """
+    """A field with its sampler over the scene of a `NerfData`: the native trainer, driven by Lightning. `field` and
+    `sampler` are those of `Trainer`, `start` is a checkpoint of the native trainer to go on from, `stages` replaces
+    parts of the step, `steps_per_call` is how many captured steps are queued at once where nothing looks in between.
+    `engine` hands in a native trainer that is already made."""
 
     last: StepRecord | None = None  # what the last step did
 

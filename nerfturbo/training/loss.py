@@ -1,8 +1,6 @@
-"""The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare.
-
-Every variant goes through it: several rays a pixel, proposals, coarse and fine, depth, exposure, near gradients,
-reweighted pixels, regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function.
-"""
+"""The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare. Every variant
+goes through it: several rays a pixel, proposals, coarse and fine, depth, exposure, near gradients, reweighted pixels,
+regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -332,11 +330,9 @@ def depth_errors(density: Tensor, samples: PackedSamples, distances: Tensor) -> 
 
 @dataclass(frozen=True)
 class Stages:
-    """The parts of a step. Each is a plain function: what is passed here takes the place of the one named below.
-
-    On a GPU the step is recorded once, so that a replacement must not read values back to the host, and `split` is
-    asked for step 0 alone.
-    """
+    """The parts of a step. Each is a plain function: what is passed here takes the place of the one named below. On a
+    GPU the step is recorded once, so that a replacement must not read values back to the host, and `split` is asked for
+    step 0 alone."""
 
     split: RaySplit = split_evenly  # which rays a process takes
     draw: Callable[[PixelSampler, int | Tensor, RayShare], PixelBatch] = draw_batch  # which pixels, in which order

@@ -1,9 +1,7 @@
-"""What changes with what training rays see: shapes of fields that refine themselves, and cells that no image shows.
-
-A change has four parts, the same on every rank and in every trainer: rays of the training cameras say where in space
+"""What changes with what training rays see: shapes of fields that refine themselves, and cells that no image shows. A
+change has four parts, the same on every rank and in every trainer: rays of the training cameras say where in space
 anything contributes to a pixel; the field keeps that and subdivides it; the optimizer's moments are carried over by the
-same interpolation as the values; what was recorded is recorded anew. All of it counts as training time.
-"""
+same interpolation as the values; what was recorded is recorded anew. All of it counts as training time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

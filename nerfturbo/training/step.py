@@ -1,7 +1,5 @@
-"""The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update.
-
-The native trainer, Lightning and the captured graph all run these functions; what they are made of is in `loss`.
-"""
+"""The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update. The native trainer,
+Lightning and the captured graph all run these functions; what they are made of is in `loss`."""
 
 from dataclasses import dataclass
 
@@ -35,10 +33,8 @@ def gradient_scale(optimizer: Optimizer, accumulate: int = 1) -> Tensor | None:
 
 
 def backward(loss: Tensor, scale: Tensor | None) -> None:
-    """Scale and differentiate; a loss without gradient (no samples at all) adds none.
-
-    A product instead of `backward(scale)`: to compare two shapes that imports all of sympy, for seconds.
-    """
+    """Scale and differentiate; a loss without gradient (no samples at all) adds none. A product instead of
+    `backward(scale)`: to compare two shapes that imports all of sympy, for seconds."""
     if loss.requires_grad:
         (loss if scale is None else loss * scale.to(loss.dtype)).backward()
 

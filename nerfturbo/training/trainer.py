@@ -97,10 +97,8 @@ def make_stepper(
 
 
 def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
-    """Give up the cells of the grid that no camera sees; returns their share. To be done before training.
-
-    A field that knows how wide a pixel is learns a typical one.
-    """
+    """Give up the cells of the grid that no camera sees; returns their share. To be done before training. A field that
+    knows how wide a pixel is learns a typical one."""
     if offers(model.field, "set_footprint"):
         cameras, middle = scene.cameras, torch.tensor(scene.aabb.low) * 0.5 + torch.tensor(scene.aabb.high) * 0.5
         distance = torch.linalg.vector_norm(cameras.positions.cpu() - middle, dim=-1)
@@ -190,10 +188,8 @@ class Trainer:
         time_limit: float | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> "Trainer":
-        """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
-
-        What the scene changes (`fitted_config`) is logged and stands in `config`; values chosen by hand stay.
-        """
+        """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset. What
+        the scene changes (`fitted_config`) is logged and stands in `config`; values chosen by hand stay."""
         auto = preset("auto", torch.device(device).type) if config is None else None
         config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene, auto=auto)
         for note in notes:

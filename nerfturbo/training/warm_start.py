@@ -49,10 +49,8 @@ def part_names(model: NerfModel) -> list[str]:
 
 def warm_start(model: NerfModel, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
     """Copy parts of a trained model in place, all of them unless named; nothing is changed where one does not fit.
-
-    `keep`, in (0, 1], is what the features of hash tables are multiplied by: 1 takes them as they are.
-    Call it before an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards.
-    """
+    `keep`, in (0, 1], is what the features of hash tables are multiplied by: 1 takes them as they are. Call it before
+    an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards."""
     if not 0.0 < keep <= 1.0:
         raise InputError("keep", "a number above 0, at most 1", f"{keep:g}", "1 takes the features as they are")
     path, tensors = _read(_located(str(source)))
@@ -92,10 +90,8 @@ def _fitting_proposals(model: NerfModel, tensors: dict[str, Tensor]) -> dict[str
 
 
 def save_field(model: NerfModel, path: Path, *, about: dict[str, str] | None = None) -> Path:
-    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds.
-
-    `about` is kept beside the tensors: the preset under "preset", say, which is named where another one does not fit.
-    """
+    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds. `about`
+    is kept beside the tensors: the preset under "preset", say, which is named where another one does not fit."""
     from safetensors.torch import save_file
 
     tensors = {f"field.{name}": value.half() for name, value in model.field.state_dict().items()}

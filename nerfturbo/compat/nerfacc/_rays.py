@@ -1,8 +1,6 @@
-"""Which samples belong to which ray, in the forms that nerfacc's callers use, and for which version they call.
-
-Inside, everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What is made of a caller's tensor
-is remembered until it dies or is written to: `rendering` need not count again the rays which `sampling` returned.
-"""
+"""Which samples belong to which ray, in the forms that nerfacc's callers use, and for which version they call. Inside,
+everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What is made of a caller's tensor is
+remembered until it dies or is written to: `rendering` need not count again the rays which `sampling` returned."""
 
 import inspect
 import weakref

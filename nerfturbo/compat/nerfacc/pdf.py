@@ -105,11 +105,9 @@ def _ragged(centres: Tensor, n: Tensor, low: Tensor, high: Tensor) -> tuple[RayI
 def ray_resampling(
     packed_info: Tensor, t_starts: Tensor, t_ends: Tensor, weights: Tensor, n_samples: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """packed_info (n_rays, 2), t_starts and t_ends (all, 1): `n_samples` new samples on each ray that has any.
-
-    Their edges lie where the running sum of the weights (n,) or (n, 1), linear inside each sample, reaches
-    (j + 1/2) / (n_samples + 1) of its range. A ray without weight is resampled by its length in samples.
-    """
+    """packed_info (n_rays, 2), t_starts and t_ends (all, 1): `n_samples` new samples on each ray that has any. Their
+    edges lie where the running sum of the weights (n,) or (n, 1), linear inside each sample, reaches (j + 1/2) /
+    (n_samples + 1) of its range. A ray without weight is resampled by its length in samples."""
     offsets, flat = _rays.offsets_of_packed_info(packed_info, t_starts.shape[0]), weights.reshape(-1)
     counts, rays = offsets.diff(), _rays.indices_of(offsets, flat.shape[0])
     total = packed_sum(flat.contiguous(), offsets)

@@ -166,10 +166,8 @@ _local = threading.local()
 
 
 def scratch(name: str, *shape: int) -> Tensor:
-    """Uninitialised float32 memory of this thread, valid until its next call with the same name.
-
-    For what never leaves an op: fresh memory costs a page fault every 4 KiB, a reused buffer nothing.
-    """
+    """Uninitialised float32 memory of this thread, valid until its next call with the same name. For what never leaves
+    an op: fresh memory costs a page fault every 4 KiB, a reused buffer nothing."""
     buffers: dict[str, Tensor] = _local.__dict__
     n = math.prod(shape)
     if name not in buffers or buffers[name].numel() < n:

@@ -1,8 +1,6 @@
-"""What the kernel files share: small jit helpers and allocation rules.
-
-Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp. Programs take tiles
-in turn, about as many programs as the device holds. Programs behind those of the rays write the unused tail.
-"""
+"""What the kernel files share: small jit helpers and allocation rules. Layout of a ray kernel: a tile is `RAYS` rays,
+walked along `STEPS` samples at a time by one warp. Programs take tiles in turn, about as many programs as the device
+holds. Programs behind those of the rays write the unused tail."""
 
 import functools
 

@@ -52,11 +52,9 @@ def launchable(function: Any = None, **options: Any) -> Any:
 
 
 def for_any_count(kernel: Any, *strides: str) -> Any:
-    """The same kernel for numbers of rows that change from launch to launch: one binary for all of them.
-
-    `strides` count rows where a tensor is feature-major. Triton compiles anew for those divisible by 16, which is right
-    for capacities and wrong for a user's own samples, sixteen steps out of which it would stop one to compile.
-    """
+    """The same kernel for numbers of rows that change from launch to launch: one binary for all of them. `strides`
+    count rows where a tensor is feature-major. Triton compiles anew for those divisible by 16, which is right for
+    capacities and wrong for a user's own samples, sixteen steps out of which it would stop one to compile."""
     return launchable(kernel.fn, do_not_specialize=["n"], do_not_specialize_on_alignment=list(strides))
 
 
@@ -115,10 +113,8 @@ def settings() -> tuple[Any, ...]:
 
 
 def key_source(kernel: Kernel) -> str:
-    """Code that makes the key of a launch from arguments of the parameters' names.
-
-    A pointer's part also leaves its address in `at_...`; all else is asked of Triton's own function `_specialize`.
-    """
+    """Code that makes the key of a launch from arguments of the parameters' names. A pointer's part also leaves its
+    address in `at_...`; all else is asked of Triton's own function `_specialize`."""
     parts = []
     for parameter in kernel.params:
         name, aligned = parameter.name, not parameter.do_not_specialize_on_alignment

@@ -24,9 +24,8 @@ from .._dispatch import implementation
 @dataclass(frozen=True)
 class AdamRule:
     """The constants of Adam. `skip_untouched`: entries without gradient keep value and moments, as hash grids want.
-
-    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with a weight decay of their own.
-    """
+    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with a weight decay of their
+    own."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
@@ -209,11 +208,9 @@ class RayBudget:
 
 
 def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
-    """In place: log `values`, count, adapt n_active, advance the step.
-
-    `values` holds () tensors: loss, mse, found_inf and loss_scale in fp32, n_rays, n_samples and n_marched in int32.
-    The next number of rays is that of the kept ones * min(samples / n_samples, marched / n_marched, 2), between 64 and
-    max_rays. Counts are cut to their capacity, so that these ratios are never below 1: rays that found no room tell.
-    """
+    """In place: log `values`, count, adapt n_active, advance the step. `values` holds () tensors: loss, mse, found_inf
+    and loss_scale in fp32, n_rays, n_samples and n_marched in int32. The next number of rays is that of the kept ones *
+    min(samples / n_samples, marched / n_marched, 2), between 64 and max_rays. Counts are cut to their capacity, so that
+    these ratios are never below 1: rays that found no room tell."""
     check_device(step=state.step, ring=state.ring, **values)
     implementation("adam", "record_step", state.ring)(state, values, budget)

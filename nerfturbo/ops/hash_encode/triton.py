@@ -36,9 +36,7 @@ from . import HashLayout
 @functools.lru_cache(maxsize=64)
 def level_constants(layout: HashLayout, device: torch.device) -> tuple[Tensor, Tensor]:
     """(n_levels, 4) int32: first row / 8, nodes, mask of a hashed level (-1: dense), unused; (n_levels,) fp32 scales.
-
-    Rows start at multiples of 8, so the first row stays in 32 bits however large the table is.
-    """
+    Rows start at multiples of 8, so the first row stays in 32 bits however large the table is."""
     rows = [(lv.offset // 8, lv.nodes, lv.size - 1 if lv.hashed else -1, 0) for lv in layout.levels]
     constants = torch.tensor(rows, dtype=torch.int32).to(device)
     return constants, torch.tensor([lv.scale for lv in layout.levels], dtype=torch.float32).to(device)

@@ -95,9 +95,7 @@ def weight_gradients(flat, layers, weights, sink) -> list[Tensor | None]:
 @jit(inner=True)
 def _multiply(packed, start, n_in, first_out, n_out, acts, source, target, mode):
     """acts[target + o] = sum over i of w[o, i] acts[source + i], for a whole block and o from first_out to n_out - 1.
-
-    MASKED: zero where the target, which holds the layer's activation, is not positive.
-    """
+    MASKED: zero where the target, which holds the layer's activation, is not positive."""
     for o in range(first_out, n_out, 4):
         row = target + o
         for p in range(0, POINTS, 16):
@@ -128,11 +126,9 @@ def forward_layer(layers, layer, acts, source, target, mode):
 
 @jit(inner=True)
 def backward_layer(layers, layer, acts, source, target, first, mode):
-    """acts[target + i] = (W^T acts[source ...])_i for the inputs i >= first, a multiple of 4; ALL is 0.
-
-    MASKED: the target holds the layer's inputs, and where they are not positive the gradient is zero. The gradient
-    takes the place of the activation, which must not be needed any more.
-    """
+    """acts[target + i] = (W^T acts[source ...])_i for the inputs i >= first, a multiple of 4; ALL is 0. MASKED: the
+    target holds the layer's inputs, and where they are not positive the gradient is zero. The gradient takes the place
+    of the activation, which must not be needed any more."""
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
     _multiply(layers.backward, layers.starts[layer], n_out, first, n_in, acts, source, target, mode)
 

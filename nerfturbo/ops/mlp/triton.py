@@ -48,12 +48,10 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a fused kernel is the right way to run a network with these weights on operands of this type.
-
-    It is not on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32,
-    nor where weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors
-    were read off compiled backward kernels: weights are kept once on Hopper, in two orders before it.
-    """
+    """Whether a fused kernel is the right way to run a network with these weights on operands of this type. It is not
+    on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32, nor where
+    weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors were read
+    off compiled backward kernels: weights are kept once on Hopper, in two orders before it."""
     if device.type != "cuda":
         return True
     exact = dtype == torch.float32 and fp32_precision() == "ieee"
@@ -88,9 +86,7 @@ def operands(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 def is_capacity(n: int, n_used: Tensor | None) -> bool:
     """Whether n is a size to compile for: one whose used rows are counted apart, or a round number of cells or rays.
-
-    Others are a user's samples, another number in every step: for them there is one binary, `for_any_count`.
-    """
+    Others are a user's samples, another number in every step: for them there is one binary, `for_any_count`."""
     return n_used is not None or n % ROUND == 0
 
 
@@ -170,10 +166,8 @@ def relu_backward(b_hidden, b_grad, b_weight, T: tl.constexpr, PRECISION: tl.con
 
 @triton.jit
 def zero_sum(ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Sum of a weight's gradient: [inputs, outputs] or, where there are more outputs, its transpose.
-
-    The longer side comes first, since that is where the widest tensor-core instructions ask for 64 rows.
-    """
+    """Sum of a weight's gradient: [inputs, outputs] or, where there are more outputs, its transpose. The longer side
+    comes first, since that is where the widest tensor-core instructions ask for 64 rows."""
     if COLS > ROWS:
         return tl.zeros([COLS, ROWS], tl.float32)
     else:
@@ -195,9 +189,7 @@ def add_weight(
     PARTIAL: tl.constexpr, SIZE: tl.constexpr, p_found_inf,
 ):  # fmt: skip
     """Add the sum of this program to the (OUT, IN) block at p (None: nowhere); PARTIAL: to this program's own copy.
-
-    What is not finite in a gradient ends up in these sums, so this is where it is looked for.
-    """
+    What is not finite in a gradient ends up in these sums, so this is where it is looked for."""
     if p is not None:
         if COLS > ROWS:
             k = tl.arange(0, ROWS)[None, :]

@@ -105,9 +105,7 @@ def _fit(shapes: tuple[tuple[int, ...], ...], encoding: int, directions: int) ->
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     """Whether unused rows cost `ngp_query` nothing here, so that it may be called with many more than are in use.
-
-    Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed.
-    """
+    Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed."""
     return implementation("ngp", "skips_unused", table)(table, weights)
 
 

@@ -225,10 +225,8 @@ def forward(
 def colour_backward(
     x, directions, rays, weights, features, draw, n_used, sums, ddirections, found_inf=None, *, dlogit=None, values=None
 ) -> Tensor:
-    """Gradient of the density network's output; weight gradients added to the last three of `sums`.
-
-    `draw` is the gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities.
-    """
+    """Gradient of the density network's output; weight gradients added to the last three of `sums`. `draw` is the
+    gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities."""
     dlogit = draw[:, 3] if dlogit is None else dlogit
     n = features.shape[0]
     dfeatures = torch.empty_strided(features.shape, features.stride(), dtype=features.dtype, device=features.device)
@@ -497,11 +495,9 @@ def _coordinate(p_origins, p_directions, ray, middle, low, scale, AXIS: tl.const
 
 @triton.jit
 def _blend_pairs(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
-    """The two corners along x times `weight`, as [ROWS, BLOCK, 2 F] whose two halves are yet to be added.
-
-    Rows are read as aligned pairs, the second one only where it is another pair than the first: both loads have one
-    layout of threads, so that the arithmetic of rows and weights is not done once for each of two.
-    """
+    """The two corners along x times `weight`, as [ROWS, BLOCK, 2 F] whose two halves are yet to be added. Rows are read
+    as aligned pairs, the second one only where it is another pair than the first: both loads have one layout of
+    threads, so that the arithmetic of rows and weights is not done once for each of two."""
     i_pair = tl.arange(0, 2 * F)[None, None, :]
     paired = (row0 >> 1) == (row1 >> 1)
     b_first = tl.load(p_level + ((row0 >> 1) * (2 * F))[:, :, None] + i_pair, mask=m, other=0.0)

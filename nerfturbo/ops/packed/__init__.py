@@ -30,11 +30,9 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool = False, r
 
 
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None) -> PackedSamples:
-    """Only the samples where `keep` (capacity,) bool is True, in the same order. `capacity` as in `march`.
-
-    The number of rays stays; rays that lose all their samples become empty. `n_rays_kept` is the smaller of what
-    marching kept and what fits now. `keep` may also be the codes of `merge_weak_samples`, which stretch intervals.
-    """
+    """Only the samples where `keep` (capacity,) bool is True, in the same order. `capacity` as in `march`. The number
+    of rays stays; rays that lose all their samples become empty. `n_rays_kept` is the smaller of what marching kept and
+    what fits now. `keep` may also be the codes of `merge_weak_samples`, which stretch intervals."""
     check_tensor("keep", keep, (samples.capacity,), torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
     check_device(keep=keep, offsets=samples.offsets)
     refuse(capacity is not None and capacity < 1, "capacity", "at least 1", capacity)

@@ -1,8 +1,6 @@
 """Where samples lie: rays and boxes, positions along rays, and unbounded space contracted into a ball of radius 2.
-
 Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Distances far away shrink as 1 / |x|^2, as
-the pixels that see them do.
-"""
+the pixels that see them do."""
 
 import functools
 from typing import Literal
@@ -76,10 +74,8 @@ def unfold(folded: Tensor, contraction: Contraction) -> Tensor:
 
 
 def unit_positions(positions: Tensor, aabb: Aabb, contraction: Contraction = "none") -> Tensor:
-    """World positions (..., 3) in [0, 1]^3: the box, or with a contraction about it all of space.
-
-    On a GPU it is one multiply-add, whose rounding may leave a point of a face just outside.
-    """
+    """World positions (..., 3) in [0, 1]^3: the box, or with a contraction about it all of space. On a GPU it is one
+    multiply-add, whose rounding may leave a point of a face just outside."""
     if contraction == "none" and positions.is_cuda and positions.dtype == torch.float32:
         shift, scale = _shift_and_scale(aabb, positions.device)
         return torch.addcmul(shift, positions, scale)

@@ -1,7 +1,5 @@
 """Box intervals and sample positions: one program = BLOCK rays or samples, fp32 inside; a sample gathers its ray.
-
-Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples.
-"""
+Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples."""
 
 from typing import Any
 

@@ -1,8 +1,6 @@
-"""Counter-based random numbers: Philox-4x32-10 of (seed, stream, step, index).
-
-The same bits come out of every backend, device, rank and resumed run, so a checkpoint stores only seed and step.
-The counter is (index low, index high, step, stream), the key is (seed low, seed high); one counter gives four words.
-"""
+"""Counter-based random numbers: Philox-4x32-10 of (seed, stream, step, index). The same bits come out of every backend,
+device, rank and resumed run, so a checkpoint stores only seed and step. The counter is (index low, index high, step,
+stream), the key is (seed low, seed high); one counter gives four words."""
 
 from enum import IntEnum
 from typing import Any

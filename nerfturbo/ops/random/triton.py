@@ -1,7 +1,5 @@
-"""Philox-4x32-10 on the GPU: one program draws BLOCK consecutive indices.
-
-The step may be a () int64 tensor, read on the device, so that a captured graph draws anew at each replay.
-"""
+"""Philox-4x32-10 on the GPU: one program draws BLOCK consecutive indices. The step may be a () int64 tensor, read on
+the device, so that a captured graph draws anew at each replay."""
 
 import triton
 import triton.language as tl

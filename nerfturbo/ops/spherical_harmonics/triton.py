@@ -1,7 +1,5 @@
-"""Spherical harmonics up to degree 4: one program evaluates BLOCK directions, all basis functions of each.
-
-Values (n, degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md.
-"""
+"""Spherical harmonics up to degree 4: one program evaluates BLOCK directions, all basis functions of each. Values (n,
+degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md."""
 
 import torch
 import triton

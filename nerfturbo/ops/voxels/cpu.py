@@ -98,9 +98,7 @@ def _density(first, last, positions, blocks, rows, resolution, density, empty, o
 @jit()
 def _scatter(first, last, n_used, found, fractions, basis, rays, grad, density_grad, color_grad, checks):
     """Tasks first ... last - 1: the gradient of channel 0, 1, 2 (colours) or 3 (density), added to the tables'.
-
-    checks[task] becomes 0, or NaN where a gradient is not finite.
-    """
+    checks[task] becomes 0, or NaN where a gradient is not finite."""
     n_basis = basis.shape[1]
     for task in range(first, last):
         check = ZERO
