@@ -32,9 +32,8 @@ SH_DEGREE, COLOR_DEPTH = 4, 2  # of the view direction; hidden layers
 
 
 class FactorField(nn.Module):
-    """Three planes and three lines of components for the density, three and three for the colour's features.
-
-    In mixed precision the network multiplies in `compute_dtype`.
+    """Three planes and three lines of components for the density, three and three for the colour's features. In mixed
+    precision the network multiplies in `compute_dtype`.
 
     >>> field = FactorField(Aabb.cube(1.0), FactorConfig((8, 16), (0.5,)))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))

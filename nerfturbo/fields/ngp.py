@@ -25,7 +25,6 @@ COLOR_DEPTH = 2  # hidden layers of the colour network; the density network has 
 
 class InstantNGP(Connected):
     """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
-
     Levels of the grid may be faded by `level_weights`, and the colour network may read more of each ray than its
     direction (`read_rays`): see `nerfturbo.rendering.photos`.
 

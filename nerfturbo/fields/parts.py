@@ -52,7 +52,6 @@ def truncated_exp(logits: Tensor) -> Tensor:
 
 def frequency_encode(values: Tensor, n_frequencies: int, *, include_input: bool = True) -> Tensor:
     """(n, d * (2 * n_frequencies + include_input)): sin and cos of 2^k * pi * values, k = 0 ... n_frequencies - 1.
-
     Arguments stay in fp32: half precision loses the phase at high frequencies.
 
     >>> frequency_encode(torch.tensor([[0.5]]), 1).round(decimals=3).tolist()

@@ -53,7 +53,6 @@ STRUCTURE = ("nodes", "blocks", "rows", "ticks", "history")
 
 class VoxelGrid(Connected):
     """Trilinear log-density and spherical-harmonic colour logits over the box; only some voxels are stored.
-
     `density_table` (n_nodes,) times `DENSITY_SPEED` is the log-density, `color_table` (n_nodes, width) holds the
     coefficients; the buffers say where the nodes lie. `half_table` is a half copy of the colour table and `table_sink`
     takes the gradients of both, where a trainer connects them.

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..errors import BackendError, InputError
+from ..errors import BackendError, refuse
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 # (backend, op, function) for which plain torch is as fast as a kernel would be: the reference's function runs. Nothing
@@ -35,8 +35,7 @@ _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
 
 
 def _check(name: str, origin: str) -> str:
-    if name not in get_args(Backend):
-        raise InputError(origin, "one of " + ", ".join(get_args(Backend)), repr(name))
+    refuse(name not in get_args(Backend), origin, "one of " + ", ".join(get_args(Backend)), repr(name))
     return name
 
 

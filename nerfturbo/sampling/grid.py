@@ -69,10 +69,9 @@ class CellTeam(Protocol):
 
 
 class OccupancyGrid(nn.Module):
-    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l.
-
-    Cell (level, x, y, z) is number ((level * r + x) * r + y) * r + z. A new grid is occupied everywhere; `update`
-    learns it from a field, `set_occupied`, `from_points` and `from_mesh` from what is known already.
+    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l. Cell (level, x, y, z) is
+    number ((level * r + x) * r + y) * r + z. A new grid is occupied everywhere; `update` learns it from a field,
+    `set_occupied`, `from_points` and `from_mesh` from what is known already.
 
     >>> grid = OccupancyGrid(Aabb.cube(1.0), GridConfig(resolution=4), step_size=0.1)
     >>> grid.update(0, lambda positions: 50.0 * (positions[:, 0] > 0.0))  # a field that is dense for x > 0
@@ -105,9 +104,8 @@ class OccupancyGrid(nn.Module):
         step_size: float | None = None,
         margin: int = 1,
     ) -> OccupancyGrid:
-        """Occupied where points (n, 3) lie, and `margin` cells around: a reconstruction's points, a scan.
-
-        Without a box it is the cube around the points; without a step size, a 1024th of the box's diagonal.
+        """Occupied where points (n, 3) lie, and `margin` cells around: a reconstruction's points, a scan. Without a box
+        it is the cube around the points; without a step size, a 1024th of the box's diagonal.
 
         >>> grid = OccupancyGrid.from_points(torch.zeros(1, 3), Aabb.cube(1.0), GridConfig(resolution=8))
         >>> int(grid.occupied_fraction() * grid.n_cells)  # the point's cell and its 26 neighbours

@@ -139,9 +139,8 @@ def _running(values: Tensor) -> Tensor:
 
 def interlevel_loss(edges: Tensor, weights: Tensor, proposal: Histogram, radius: float, *, eps: float = 1e-5) -> Tensor:
     """(n_rays,): how far a proposal is from the weights (n_rays, n) between `edges`, blurred by `radius` (Zip-NeRF):
-    the sum over the proposal's intervals of max(0, blurred - own)^2 / (own + eps).
-
-    Only the proposal learns from it: the weights get no gradient. Zero where the proposal holds at least the weight.
+    the sum over the proposal's intervals of max(0, blurred - own)^2 / (own + eps). Only the proposal learns from it:
+    the weights get no gradient. Zero where the proposal holds at least the weight.
 
     >>> proposal = Histogram(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5]]))
     >>> round(interlevel_loss(torch.tensor([[0.4, 0.6]]), torch.tensor([[1.0]]), proposal, 0.03).item(), 3)

@@ -23,7 +23,6 @@ HISTOGRAM_BYTES = 12  # of those, what outlives its stage
 
 class ProposalEstimator(UniformEstimator):
     """Mip-NeRF 360's proposal sampling: each density says where the next one looks, the last where the field does.
-
     `densities` are modules (or functions) of positions (n, 3) to density (n,), one per entry of `coarse_samples`;
     `nerfturbo.HashDensity` is made for it. Add `loss(samples, weights)` to your own loss to train them.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import DistributedError, InputError, refuse
+from ..errors import DistributedError, refuse
 
 Compression = Literal["none", "bf16", "fp16"]
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,8 +84,7 @@ class ProcessTeam(Team):
     def __init__(self, device: torch.device | str = "cpu", *, compression: Compression = "none") -> None:
         import torch.distributed as dist
 
-        if compression not in ("none", *_HALF):
-            raise InputError("compression", "none, bf16 or fp16", repr(compression))
+        refuse(compression not in ("none", *_HALF), "compression", "none, bf16 or fp16", repr(compression))
         self._dist: Any = dist
         self.device = torch.device(device)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

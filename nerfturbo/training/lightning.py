@@ -282,8 +282,7 @@ class NerfModule(pl.LightningModule):
         loop.min_epochs = 0 if loop.min_epochs == 1 else loop.min_epochs  # one is the whole run, however it ends
         epochs = (loop.min_epochs or 0) * loop.max_batches // trainer.accumulate_grad_batches
         for name, least in (("min_steps", trainer.min_steps or 0), ("min_epochs", epochs)):
-            if least > left:
-                raise InputError(f"Trainer({name}=...)", f"at most the {left} steps of the run", str(least))
+            refuse(least > left, f"Trainer({name}=...)", f"at most the {left} steps of the run", least)
             if least and (train.time_limit, train.target_psnr) != (None, None):
                 raise InputError(f"Trainer({name}=...)", "no train.time_limit or target_psnr beside it", str(least))
 

@@ -350,10 +350,8 @@ class Optimizer:
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
-    """Linear warm-up over the first steps, then held, then the schedule's way to the end.
-
-    `step` counts the steps made, without the skipped ones; `progress` in [0, 1] is the share of the run that is over,
-    by steps or by the clock.
+    """Linear warm-up over the first steps, then held, then the schedule's way to the end. `step` counts the steps made,
+    without the skipped ones; `progress` in [0, 1] is the share of the run that is over, by steps or by the clock.
 
     >>> config = OptimConfig(lr=1.0, warmup_steps=10, hold_fraction=0.5, final_lr_fraction=0.01)
     >>> [round(learning_rate(config, s, p), 3) for s, p in ((0, 0.0), (10, 0.1), (500, 0.75), (999, 1.0))]

@@ -26,16 +26,14 @@ _DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def resolve_precision(name: str, device: torch.device | str) -> Literal["fp32", "fp16", "bf16"]:
-    """What a precision setting means on a device: `auto` is fp16 on GPUs with matrix units for it, fp32 elsewhere.
-
-    bf16 is never chosen by itself: on CPUs without bf16 units it is far slower than fp32, and on GPUs fp16 has three
-    more bits for the same time.
+    """What a precision setting means on a device: `auto` is fp16 on GPUs with matrix units for it, fp32 elsewhere. bf16
+    is never chosen by itself: on CPUs without bf16 units it is far slower than fp32, and on GPUs fp16 has three more
+    bits for the same time.
 
     >>> resolve_precision("auto", "cpu"), resolve_precision("bf16", "cpu")
     ('fp32', 'bf16')
     """
-    if name not in get_args(PrecisionName):
-        raise InputError("precision", "one of " + ", ".join(get_args(PrecisionName)), repr(name))
+    refuse(name not in get_args(PrecisionName), "precision", "one of " + ", ".join(get_args(PrecisionName)), repr(name))
     if name != "auto":
         return name  # type: ignore[return-value]
     where = torch.device(device)
@@ -103,8 +101,7 @@ class MixedPrecision:
         _check_optimizer(optimizer, scheduler)
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         refuse(not named, "model", "parameters that require a gradient", "none")
-        if clip_norm is not None and not clip_norm > 0.0:
-            raise InputError("clip_norm", "a number > 0 or None", str(clip_norm))
+        refuse(clip_norm is not None and not clip_norm > 0.0, "clip_norm", "a number > 0 or None", clip_norm)
         self.model, self.optimizer, self.scheduler, self.clip_norm = model, optimizer, scheduler, clip_norm
         for name, parameter in (*named, *self._stepped().items()):
             if parameter.dtype != torch.float32:

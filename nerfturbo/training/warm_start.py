@@ -104,8 +104,7 @@ def _located(source: str) -> Path:
     if not source.startswith(ZOO_PREFIX):
         return Path(source).expanduser()
     name = source.removeprefix(ZOO_PREFIX)
-    if name not in zoo_names():
-        raise InputError(source, "an entry of the zoo: " + ", ".join(zoo_names()), repr(name))
+    refuse(name not in zoo_names(), source, "an entry of the zoo: " + ", ".join(zoo_names()), repr(name))
     return ZOO / f"{name}.safetensors"
 
 

@@ -188,9 +188,8 @@ def packed_info_of(offsets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def pack_info(ray_indices: Tensor, n_rays: int | None = None) -> Tensor:
-    """(n_rays, 2) int64: where each ray's samples begin and how many there are. `ray_indices` must ascend.
-
-    Without `n_rays` it is the largest index plus one, which is read back from the device.
+    """(n_rays, 2) int64: where each ray's samples begin and how many there are. `ray_indices` must ascend. Without
+    `n_rays` it is the largest index plus one, which is read back from the device.
 
     >>> pack_info(torch.tensor([0, 0, 2]), n_rays=4).tolist()
     [[0, 2], [2, 0], [2, 1], [3, 0]]

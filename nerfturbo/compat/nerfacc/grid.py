@@ -38,10 +38,9 @@ def ray_aabb_intersect(
     far_plane: float = float("inf"),
     miss_value: float = float("inf"),
 ) -> Any:
-    """t_mins, t_maxs and hits, each (n_rays, m), of rays (n_rays, 3) and boxes (m, 6) of low and high corners.
-
-    A box behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far. For one box (6,) as
-    until nerfacc 0.3: t_min and t_max (n_rays,), from 0 on, and 1e10 for a miss.
+    """t_mins, t_maxs and hits, each (n_rays, m), of rays (n_rays, 3) and boxes (m, 6) of low and high corners. A box
+    behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far. For one box (6,) as until
+    nerfacc 0.3: t_min and t_max (n_rays,), from 0 on, and 1e10 for a miss.
 
     >>> origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
     >>> t_min, t_max, hit = ray_aabb_intersect(origins, directions, torch.tensor([[-1.0, -1, -1, 1, 1, 1]]))

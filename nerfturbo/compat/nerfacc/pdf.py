@@ -20,10 +20,9 @@ Limit = float | Tensor
 def searchsorted(
     sorted_sequence: RayIntervals | RaySamples, values: RayIntervals | RaySamples
 ) -> tuple[Tensor, Tensor]:
-    """ids_left, ids_right in the shape of `values.vals`: sequence[left] <= value < sequence[right] on the same ray.
-
-    A value outside its ray's range counts as clipped to it: it gets the first or the last two neighbours. The indices
-    of batched values count along the ray, those of flattened values over the whole flattened sequence.
+    """ids_left, ids_right in the shape of `values.vals`: sequence[left] <= value < sequence[right] on the same ray. A
+    value outside its ray's range counts as clipped to it: it gets the first or the last two neighbours. The indices of
+    batched values count along the ray, those of flattened values over the whole flattened sequence.
 
     >>> key = RayIntervals(torch.tensor([0.0, 1.0, 0.0, 1.0, 2.0]), torch.tensor([[0, 2], [2, 3]]))
     >>> query = RayIntervals(torch.tensor([0.5, 1.5, 2.5]), torch.tensor([[0, 1], [1, 2]]))

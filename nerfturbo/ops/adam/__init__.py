@@ -87,8 +87,7 @@ def adam_update(
             continue
         check_shape(name, value, tuple(params.shape))
         check_dtype(name, value)
-        if not value.is_contiguous():
-            raise InputError(name, "a contiguous tensor", f"strides {value.stride()}")
+        refuse(not value.is_contiguous(), name, "a contiguous tensor", f"strides {value.stride()}")
     scalars = {"lr": lr, "grad_scale": grad_scale, "found_inf": found_inf, "step": state.step}
     _check_scalars(**scalars)
     check_device(params=params, **like, **scalars)
@@ -100,7 +99,6 @@ def adam_update(
 @torch.no_grad()
 def check_gradients(grads: Sequence[Tensor], found_inf: Tensor) -> Tensor:
     """The 2-norm of all gradients together, a () fp32 tensor; sets `found_inf` to 1 where the norm is not finite.
-
     Nothing clears `found_inf` here. The order of addition is fixed: the same gradients give the same bits. To clip,
     enlarge the scale that `adam_update` divides by: grad_scale * max(1, norm / (max_norm * grad_scale)).
 
@@ -144,10 +142,9 @@ def finish_step(
     skipped: Tensor | None = None,
     rule: ScaleRule | None = None,
 ) -> None:
-    """Close a step, in place: count it if it was finite, move the loss scale, clear `found_inf`.
-
-    `step` () int64 counts updates; `scale` () fp32 is the loss scale and `good_steps` () int32 the finite steps since
-    it last moved (both or none); `skipped` () int64 counts the steps that were not finite.
+    """Close a step, in place: count it if it was finite, move the loss scale, clear `found_inf`. `step` () int64 counts
+    updates; `scale` () fp32 is the loss scale and `good_steps` () int32 the finite steps since it last moved (both or
+    none); `skipped` () int64 counts the steps that were not finite.
 
     >>> step, flag = torch.tensor(4), torch.tensor(1.0)
     >>> finish_step(step, flag)

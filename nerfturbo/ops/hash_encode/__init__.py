@@ -140,7 +140,6 @@ def _scales(layout: HashLayout, device: torch.device) -> Tensor:
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None = None) -> Tensor:
     """`encoding` (n, n_levels * n_features) of `hash_encode`, each level times its weight at `footprints` (n,) >= 0.
-
     Differentiable to the encoding alone. `n_used`, a count on the device, says how many rows count: the others come out
     as zero and receive no gradient, whatever they hold.
 

@@ -49,10 +49,9 @@ def _check_values(values: Tensor, offsets: Tensor) -> None:
 
 def take_rows(values: Tensor, rows: Tensor) -> Tensor:
     """`values[rows]` for rows (n,) of int64; the gradient of a row is the sum over all that read it, in their order.
-
-    Behind `values[rows]` on a CPU each of torch's threads adds what it has as soon as it has it: the last digits
-    differ from run to run, and so does the sign of sums that cancel, which Adam takes for a direction. The backward
-    of `index_select` adds in order there; on a GPU it is indexing that does.
+    Behind `values[rows]` on a CPU each of torch's threads adds what it has as soon as it has it: the last digits differ
+    from run to run, and so does the sign of sums that cancel, which Adam takes for a direction. The backward of
+    `index_select` adds in order there; on a GPU it is indexing that does.
 
     >>> import torch
     >>> take_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1, 0])).tolist()

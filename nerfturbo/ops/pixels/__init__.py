@@ -196,7 +196,6 @@ def draw_pixels(
 
 def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
     """Origins and unit directions (height * width, 3) fp32 through the pixel centres of a pinhole camera, row-major.
-
     `camera` (16,) holds the pose (3, 4), camera to world, looking along -z with y up, then fx, fy, cx, cy in pixels.
     The rows of a picture from r on are the picture of a camera with r subtracted from cy.
 

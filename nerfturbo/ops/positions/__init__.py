@@ -19,10 +19,9 @@ _NORMS: dict[str, Norm] = {"sphere": "euclidean", "cube": "max"}
 
 
 def contract(positions: Tensor, *, norm: Norm = "euclidean") -> Tensor:
-    """(..., 3) positions into the ball of radius 2, or, with the "max" norm, into the cube [-2, 2]^3.
-
-    Differentiable and, across |x| = 1, continuous with its first derivative along x. Put the scene's centre of interest
-    into the unit ball first; divide the result by 4 and add 0.5 for encodings of [0, 1]^3.
+    """(..., 3) positions into the ball of radius 2, or, with the "max" norm, into the cube [-2, 2]^3. Differentiable
+    and, across |x| = 1, continuous with its first derivative along x. Put the scene's centre of interest into the unit
+    ball first; divide the result by 4 and add 0.5 for encodings of [0, 1]^3.
 
     >>> contract(torch.tensor([[0.5, 0.0, 0.0], [0.0, 4.0, 0.0]])).tolist()
     [[0.5, 0.0, 0.0], [0.0, 1.75, 0.0]]
@@ -107,10 +106,9 @@ def _size(positions: Tensor, norm: str) -> Tensor:
 def ray_aabb(
     origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float = 0.0, far: float = float("inf")
 ) -> tuple[Tensor, Tensor]:
-    """t_min, t_max (n_rays,): the part of each ray inside the box and between near and far.
-
-    A ray that misses gets t_min = t_max = near. A ray parallel to a face and outside it misses; one that starts
-    inside begins at near. Not differentiable.
+    """t_min, t_max (n_rays,): the part of each ray inside the box and between near and far. A ray that misses gets
+    t_min = t_max = near. A ray parallel to a face and outside it misses; one that starts inside begins at near. Not
+    differentiable.
 
     >>> import torch
     >>> origins = torch.tensor([[0.0, 0.0, -3.0], [5.0, 0.0, -3.0]])

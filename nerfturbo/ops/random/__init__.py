@@ -34,9 +34,8 @@ class Stream(IntEnum):
 def random_bits(
     n: int, *, columns: int = 1, seed: int, stream: int, step: int | Tensor, first: int = 0, device: torch.device | str
 ) -> Tensor:
-    """(n, columns) int32 words of Philox for the global indices first ... first + n - 1; columns is 1 to 4.
-
-    `step` may be a () int64 tensor on the device, so that a captured CUDA graph draws anew at each replay.
+    """(n, columns) int32 words of Philox for the global indices first ... first + n - 1; columns is 1 to 4. `step` may
+    be a () int64 tensor on the device, so that a captured CUDA graph draws anew at each replay.
 
     >>> random_bits(1, columns=4, seed=0, stream=0, step=0, device="cpu").tolist()
     [[1713891541, -513161843, -1135104948, -1694442536]]
