@@ -8,7 +8,10 @@
 | `bytes_per_sample` | memory of rendering, for planning; `few_launches` where a round is few kernels |
 | `captures_ahead` | its kernels can be compiled before the first step, with their launches left out |
 | `regularization(step)` | a prior of its own, added to the loss |
-| `refinement_due`, `new_marks`, `mark`, `refine`, `match_shapes` | parameters that change shapes (`AdaptiveField`) |
+| `refinement_due(progress, step)` | whether to change the parameters' shapes now; with it the next four |
+| `new_marks()`, `mark(marks, positions, weights)` | zeros, and noting in them the weights of samples in a pixel |
+| `refine(marks)` | change the parameters; gives the `Carry` that does the same to what belongs to them |
+| `match_shapes(state)` | take the shapes of a state of this field, not its values; whether anything changed |
 | `learning_rates` | peak learning rates of some parameters, by name |
 | `level_weights`, `read_rays` | fading of levels and vectors per photo, for `cameras.refine` and `photo.appearance` |
 | `set_footprint(radius)` | a pixel's typical radius, told before training |
@@ -72,31 +75,6 @@ class RayField(Field, Protocol):
 Carry = Callable[[str, Tensor], Tensor]
 
 
-class AdaptiveField(Field, Protocol):
-    """A field whose parameters change their shapes while it trains, as `nerfturbo.training.refine` asks it to. Its
-    shapes are part of its state: `load_state_dict` takes a state of others."""
-
-    def refinement_due(self, progress: float, step: int) -> bool:
-        """Whether to change now: after `step` steps, and a share `progress` of the run."""
-        ...
-
-    def new_marks(self) -> Tensor:
-        """Zeros, for `mark` to raise; empty where nothing depends on what is seen."""
-        ...
-
-    def mark(self, marks: Tensor, positions: Tensor, weights: Tensor) -> None:
-        """Note in `marks` that samples at world positions (n, 3) had these rendering weights (n,) in a pixel."""
-        ...
-
-    def refine(self, marks: Tensor) -> Carry:
-        """Change the parameters; the result does the same to tensors that belong to them."""
-        ...
-
-    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
-        """Take the shapes of a state of this field, not its values; whether anything changed."""
-        ...
-
-
 def offers(owner: Any, *names: str) -> bool:
     """Whether an object has these optional methods."""
     return all(callable(getattr(owner, name, None)) for name in names)
@@ -157,7 +135,5 @@ def table_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def read_halves(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Let a model that is not trained compute in this precision, as it was trained."""
-    halves: dict[Tensor, Tensor] = (
-        {} if dtype is None else {table: table.detach().to(dtype) for table in table_parameters(model)}
-    )
-    connect(model, Buffers(dtype, halves))
+    tables = [] if dtype is None else table_parameters(model)
+    connect(model, Buffers(dtype, {table: table.detach().to(dtype) for table in tables}))

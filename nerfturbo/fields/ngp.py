@@ -118,9 +118,7 @@ class InstantNGP(Connected):
         grid = self.encoding
         if self.level_weights is None and grid.sink is None and self.weight_sink is None:
             return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.read), self.weights)
-        encoding = self._encode(unit)
-        logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
-        return activated(logits)
+        return activated(ngp_field(self._encode(unit), angular, None, self.weights, sink=self.weight_sink))
 
     def _sample_positions(self, rays: Rays, samples: PackedSamples) -> Tensor:
         space = {"aabb": self.aabb, "contraction": self.contraction}
@@ -152,9 +150,8 @@ class InstantNGP(Connected):
         angular = self.ray_features(rays.directions, rays.camera_indices)
         if not angular.requires_grad:  # gradients are summed over a ray's samples: too much for half precision
             angular = angular.to(encoding.dtype)
-        return ngp_field(
-            encoding, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
-        )
+        options = {"sink": self.weight_sink, "n_used": samples.n_samples}
+        return ngp_field(encoding, angular, samples.ray_indices, self.weights, **options)
 
     def for_export(self) -> nn.Module:
         """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
@@ -251,8 +248,7 @@ class AntiAliasedNGP(InstantNGP):
         unit = unit_positions(positions, self.aabb, self.contraction)
         faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
         angular = self.ray_features(directions, camera_indices).to(faded.dtype)
-        logits = ngp_field(faded, angular, None, self.weights, sink=self.weight_sink)
-        return activated(logits)
+        return activated(ngp_field(faded, angular, None, self.weights, sink=self.weight_sink))
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = self._sample_positions(rays, samples)

@@ -15,22 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..config import VoxelConfig
-from ..ops import GradientSink
+from ..ops import GradientSink, voxels
 from ..ops._dispatch import autocast
 from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
 from ..ops.spherical_harmonics import spherical_harmonics
-from ..ops.voxels import (
-    SIDE,
-    VoxelIndex,
-    VoxelTables,
-    blocks_per_axis,
-    color_width,
-    voxel_density,
-    voxel_lookup,
-    voxel_variation,
-)
+from ..ops.voxels import SIDE, VoxelIndex, VoxelTables, blocks_per_axis, color_width
 from ..types import Aabb, PackedSamples, Rays
 from .field import Buffers, Carry, Connected, field_part
 from .parts import activated, truncated_exp
@@ -157,15 +148,12 @@ class VoxelGrid(Connected):
         half = None if half.dtype == self.color_table.dtype else half
         tables = VoxelTables(self.density_table, self.color_table)
         options = {"half": half, "sink": self.table_sink, "n_used": n_used}
-        out = voxel_lookup(unit_positions, basis, ray_indices, tables, self.index, **options)
-        return out * self._speeds(out)
-
-    def _speeds(self, like: Tensor) -> Tensor:
-        """(4,): 1 for the colours, density_speed for the density; made without a copy from the host."""
-        return (torch.arange(4, device=like.device) == 3).to(like.dtype) * (DENSITY_SPEED - 1.0) + 1.0
+        out = voxels.voxel_lookup(unit_positions, basis, ray_indices, tables, self.index, **options)
+        is_density = (torch.arange(4, device=out.device) == 3).to(out.dtype)  # made without a copy from the host
+        return out * (is_density * (DENSITY_SPEED - 1.0) + 1.0)
 
     def density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        return voxel_density(unit_positions, self.density_table, self.index, n_used=n_used) * DENSITY_SPEED
+        return voxels.voxel_density(unit_positions, self.density_table, self.index, n_used=n_used) * DENSITY_SPEED
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = self.aabb.normalize(positions)
@@ -179,8 +167,7 @@ class VoxelGrid(Connected):
         self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         rays = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
-        logits = self.logits(self.aabb.normalize(positions), self.basis(directions), rays)
-        return activated(logits)
+        return activated(self.logits(self.aabb.normalize(positions), self.basis(directions), rays))
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
@@ -198,19 +185,15 @@ class VoxelGrid(Connected):
     # --- the prior ---------------------------------------------------------------------------------------------------
 
     def regularization(self, step: int | Tensor) -> Tensor:
-        """() weighted total variation over a share of the nodes, drawn anew at each step."""
-        tables, chosen = VoxelTables(self.density_table, self.color_table), self._drawn_nodes(step)
-        options = {"n_basis": self.n_basis, "sink": self.table_sink}
-        variation = voxel_variation(tables, self.index, self.nodes, chosen, **options)
-        return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
-
-    def _drawn_nodes(self, step: int | Tensor) -> Tensor:
-        """(m,) int64 rows in runs of neighbours."""
+        """() weighted total variation over a share of the nodes, drawn anew at each step in runs of neighbours."""
         n, device = self.n_nodes, self.nodes.device
         n_runs = max(1, math.ceil(TV_SHARE * n / RUN))
         words = random_bits(n_runs, seed=self.seed, stream=Stream.VARIATION, step=step, device=device)
         first = ((words[:, 0].long() & 0xFFFFFFFF) * n) >> 32
-        return ((first[:, None] + torch.arange(RUN, device=device)) % n).reshape(-1)
+        chosen = ((first[:, None] + torch.arange(RUN, device=device)) % n).reshape(-1)
+        tables, options = VoxelTables(self.density_table, self.color_table), {"sink": self.table_sink}
+        variation = voxels.voxel_variation(tables, self.index, self.nodes, chosen, n_basis=self.n_basis, **options)
+        return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
 
     # --- pruning and subdivision -------------------------------------------------------------------------------------
 
@@ -238,11 +221,11 @@ class VoxelGrid(Connected):
         if not bool(seen.any()):
             LOG.warning("no voxel is seen: all of them stay, and none is divided")
             kept, target = torch.ones_like(kept), self.resolution
-        voxels, old = kept_voxels(self.structure, kept), self.structure
-        new = subdivided(voxels, old.resolution, target)
+        stay, old = kept_voxels(self.structure, kept), self.structure
+        new = subdivided(stay, old.resolution, target)
         while new.nodes.shape[0] > self.config.max_nodes and target > old.resolution:
             target = max(old.resolution, int(target * COARSER))
-            new = subdivided(voxels, old.resolution, target)
+            new = subdivided(stay, old.resolution, target)
         carry = _Interpolation(old, new, self.index.empty)
         density, color = carry("density_table", self.density_table), carry("color_table", self.color_table)
         before = self.n_nodes
@@ -307,7 +290,7 @@ class _Interpolation:
         out = torch.empty(places.shape[0], flat.shape[1], dtype=flat.dtype, device=flat.device)
         index = self.old.index(self.empty if name in ("density_table", "density_table.average") else 0.0)
         for column in range(flat.shape[1]):
-            out[:, column] = voxel_density(places.to(flat.dtype), flat[:, column].contiguous(), index)
+            out[:, column] = voxels.voxel_density(places.to(flat.dtype), flat[:, column].contiguous(), index)
         return out.view(-1, *values.shape[1:])
 
 

@@ -18,18 +18,10 @@ from ..data.cameras import PIXEL_CENTER, Cameras
 from ..data.lenses import picture_directions
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
+from ..ops import frame
 from ..ops._checks import refuse
 from ..ops._dispatch import compile_only
-from ..ops.frame import (
-    FinishedRays,
-    LiveRays,
-    NextSamples,
-    RoundLimits,
-    absorb_samples,
-    finish_rays,
-    next_samples,
-    start_rays,
-)
+from ..ops.frame import FinishedRays, LiveRays, NextSamples, RoundLimits
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..sampling.sampler import Sampler
 from ..types import Aabb, Rays, RenderOutput
@@ -137,7 +129,7 @@ def begin(
     own = field.evaluator(rays, half=half) if offers(field, "evaluator") else None
     evaluate, bits = Evaluator(field, rays) if own is None else own, sampler.grid.occupancy
     options = {"order": order, "channels": evaluate.channels}
-    return evaluate, start_rays(rays.origins, rays.directions, bits, sampler.rule, **options)
+    return evaluate, frame.start_rays(rays.origins, rays.directions, bits, sampler.rule, **options)
 
 
 def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable[[LiveRays], LiveRays]:
@@ -145,12 +137,11 @@ def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable
     grid, settings = sampler.grid, sampler.settings
     limits = LIMITS.get(grid.bits.device.type)
     threshold = settings.alpha_thre if settings.alpha_thre <= 0.0 else grid.mean.clamp(max=settings.alpha_thre)
-
     options = {"early_stop_eps": settings.early_stop_eps, "logits": evaluate.logits}
 
     def run(live: LiveRays) -> LiveRays:
-        samples = next_samples(live, rows=rows, limits=limits, aabb=evaluate.aabb)
-        return absorb_samples(live, samples, *evaluate(samples), alpha_thre=threshold, **options)
+        samples = frame.next_samples(live, rows=rows, limits=limits, aabb=evaluate.aabb)
+        return frame.absorb_samples(live, samples, *evaluate(samples), alpha_thre=threshold, **options)
 
     return run
 
@@ -174,7 +165,7 @@ def render_part(
     while rounds is None and int(live.n_live):
         for _ in range(unchecked):
             live = run(live)
-    return finish_rays(live, background)
+    return frame.finish_rays(live, background)
 
 
 @functools.lru_cache(maxsize=8)

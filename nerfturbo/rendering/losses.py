@@ -9,8 +9,7 @@ from ..config import LossConfig
 from ..ops._checks import refuse
 from ..ops._sink import linear
 from ..ops.composite_loss import SURE, RayLossRule
-from ..ops.packed import packed_cumsum, packed_sum
-from ..sampling.uniform import mean_over_rays
+from ..ops.packed import mean_over_rays, packed_cumsum, packed_sum
 from ..types import PackedSamples
 from .render import RgbSigmaFn
 

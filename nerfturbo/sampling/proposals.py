@@ -10,10 +10,11 @@ from ..config import MAX_PROPOSALS
 from ..errors import InputError
 from ..ops._checks import refuse
 from ..ops.intervals import Space, interval_weights
+from ..ops.packed import mean_over_rays
 from ..types import PackedSamples, Rays
 from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
 from .sampler import Draw, UnitDensity
-from .uniform import ProposedSamples, UniformEstimator, even_edges, mean_over_rays
+from .uniform import ProposedSamples, UniformEstimator, even_edges
 
 BLUR, SHARPER = 0.03, 10.0  # how far the first proposal's target is blurred; each later one so many times less
 LEARN_EVERY = 5  # after the annealing, proposals are trained at one in so many steps

@@ -116,15 +116,6 @@ def packed(edges: Tensor, distances: Tensor, stages: tuple[Histogram, ...], n_ac
     return ProposedSamples(starts, ends, rays, torch.minimum(numbers, active) * n, active, edges, stages)
 
 
-def mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
-    """() mean of values (n_rays,) over the rays that were kept."""
-    kept = samples.n_rays_kept
-    if kept is None:
-        return values.sum() / max(samples.n_rays, 1)
-    counted = torch.arange(values.shape[0], device=values.device) < kept
-    return torch.where(counted, values, torch.zeros_like(values)).sum() / kept.clamp(min=1)
-
-
 def uniform_samples(
     rays: Rays,
     aabb: Aabb,

@@ -22,10 +22,10 @@ from ..data.batches import PixelSampler
 from ..errors import BackendError
 from ..fields.field import offers
 from ..ops._dispatch import compile_only
-from ..ops.adam import COLUMNS, RayBudget, StepState
+from ..ops.adam import COLUMNS, StepState
 from ..rendering.model import NerfModel
 from .distributed import Team
-from .loss import MARCHED_PER_TRAINED, Stages, StepResult, first_rays, rays_per_step, update_grid
+from .loss import Stages, StepResult, first_rays, ray_budget, update_grid
 from .optim import EMA_EVERY, Optimizer
 from .step import StepRecord, set_rest, share_gradients, start_totals, step_gradients, step_update, totals_of
 
@@ -50,7 +50,7 @@ class DeviceStep:
     ) -> None:
         self.model, self.pixels, self.optimizer, self.capture = model, pixels, optimizer, capture
         self.stages, self.team = stages or Stages(), team or Team()
-        self.budget = self._budget()
+        self.budget = ray_budget(model)
         self.state = StepState.create(step=0, n_active=first_rays(model), length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
@@ -69,10 +69,6 @@ class DeviceStep:
         self._seen = (0, 0)  # rays and samples already reported
         self._refresh: Callable[[], None] | None = None  # of an error map
         self._checked = 0  # steps whose non-finite flags were already reported
-
-    def _budget(self) -> RayBudget:
-        samples = self.model.config.train.batch_samples
-        return RayBudget(samples, samples * MARCHED_PER_TRAINED, rays_per_step(self.model))
 
     @property
     def n_rays(self) -> int:
@@ -99,7 +95,10 @@ class DeviceStep:
             LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", error)
             self.capture = False
             self.forget()
-            _end_capture(self.model.device)
+            torch.cuda.synchronize(self.model.device)
+            # A capture that failed leaves torch's random generator as if it still went on; one that succeeds ends it.
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                torch.zeros(1, device=self.model.device)
             self._record()
 
     def _record(self) -> None:
@@ -179,7 +178,7 @@ class DeviceStep:
     def forget(self) -> None:
         """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
         self.finish()
-        self.budget = self._budget()
+        self.budget = ray_budget(self.model)
         self.state.n_active.clamp_(max=self.budget.max_rays)
         self._run_step = self._run_resting = self._refresh = None
         self._update_grid.clear()
@@ -359,13 +358,6 @@ class DeviceStep:
     def finish(self) -> None:
         """Wait for everything queued."""
         self._stream.synchronize()
-
-
-def _end_capture(device: torch.device) -> None:
-    """A capture that failed leaves torch's random generator as if it still went on; one that succeeds ends it."""
-    torch.cuda.synchronize(device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-        torch.zeros(1, device=device)
 
 
 class NotCapturedError(BackendError):

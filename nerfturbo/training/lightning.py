@@ -232,28 +232,18 @@ class NerfModule(pl.LightningModule):
         assert self.engine is not None
         return self.engine
 
-    @property
-    def lr(self) -> float:
-        """Peak learning rate, where Lightning's finder looks for it."""
-        return self.config.optim.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._change(optim=replace(self.config.optim, lr=float(value)))
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a step, where Lightning's finder looks for it."""
-        return self.config.train.batch_samples
-
-    @batch_size.setter
-    def batch_size(self, value: int) -> None:
-        self._change(train=replace(self.config.train, batch_samples=int(value)))
-
-    def _change(self, **sections: Any) -> None:
+    def _change(self, section: str, **values: Any) -> None:
+        sections = {section: replace(getattr(self.config, section), **values)}
         self.config, self._asked = replace(self.config, **sections), replace(self._asked, **sections)
         if self.engine is not None:
             self.engine.reconfigure(self.config)
+
+    # Peak learning rate and samples of a step, where Lightning's finders look for them.
+    lr = property(lambda self: self.config.optim.lr, lambda self, value: self._change("optim", lr=float(value)))
+    batch_size = property(
+        lambda self: self.config.train.batch_samples,
+        lambda self, value: self._change("train", batch_samples=int(value)),
+    )
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -565,17 +555,12 @@ def fit_with_lightning(engine: Trainer) -> TrainSummary:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer = pl.Trainer(
-                accelerator="gpu" if engine.device.type == "cuda" else "cpu",
-                max_epochs=-1,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                enable_checkpointing=False,
-                limit_val_batches=0,  # the session scores the test views; here it would render every training view
-                logger=False,
-                callbacks=[_KeepSignals()],
-                **team,
+            # No validation: the session scores the test views; here it would render every training view.
+            off = dict.fromkeys(
+                ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
             )
+            run = {"max_epochs": -1, "limit_val_batches": 0, "callbacks": [_KeepSignals()], **off, **team}
+            trainer = pl.Trainer(accelerator="gpu" if engine.device.type == "cuda" else "cpu", **run)
             module = NerfModule(engine.config, engine=engine)
             trainer.fit(module, NerfData(engine.config, (engine.scene, engine.scene)))
     finally:

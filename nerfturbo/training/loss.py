@@ -13,15 +13,15 @@ from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
 from ..fields.field import offers
 from ..fields.parts import truncated_exp
+from ..ops.adam import RayBudget
 from ..ops.composite import Thinning, composite, visible_codes
 from ..ops.composite_loss import LossRule, composite_loss, ray_losses
-from ..ops.packed import compact, packed_sum
+from ..ops.packed import compact, mean_over_rays, packed_sum
 from ..ops.random import Stream, random_bits, random_uniform
 from ..rendering.losses import color_loss, distortion_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel, half_box
 from ..rendering.render import field_functions
 from ..sampling.sampler import Draw
-from ..sampling.uniform import mean_over_rays
 from ..types import PackedSamples, Rays
 from .distributed import RayShare, RaySplit, Team, split_evenly
 
@@ -52,15 +52,16 @@ class Capacity:
     n_active: Tensor
 
 
-def rays_per_step(model: NerfModel) -> int:
-    """The most rays of a step: a sampler may know how many fill the batch."""
+def ray_budget(model: NerfModel) -> RayBudget:
+    """What a step may use; of the most rays a sampler may know how many fill the batch."""
     train, own = model.config.train, getattr(model.sampler, "max_rays", None)
-    return train.max_rays if own is None else min(train.max_rays, own(train.batch_samples))
+    most = train.max_rays if own is None else min(train.max_rays, own(train.batch_samples))
+    return RayBudget(train.batch_samples, train.batch_samples * MARCHED_PER_TRAINED, most)
 
 
 def first_rays(model: NerfModel) -> int:
     """Rays of the first step; later ones follow the samples that they needed."""
-    most = rays_per_step(model)
+    most = ray_budget(model).max_rays
     if getattr(model.sampler, "samples_per_ray", None) is not None:
         return most
     return min(most, max(FIRST_RAYS, model.config.train.batch_samples // SAMPLES_PER_FIRST_RAY))

@@ -386,15 +386,8 @@ class Trainer:
 
     def state(self, score: float | None = None) -> CheckpointState:
         """What a checkpoint holds besides tensors."""
-        return CheckpointState(
-            step=self.step,
-            train_seconds=self.train_seconds,
-            n_rays=self.stepper.n_rays,
-            config=to_dict(self.config),
-            bounds=self.model.bounds.to_dict(),
-            score=score,
-            lr_factor=self.lr_factor,
-        )
+        progress, bounds = (self.step, self.train_seconds, self.stepper.n_rays), self.model.bounds.to_dict()
+        return CheckpointState(*progress, to_dict(self.config), bounds, score=score, lr_factor=self.lr_factor)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another peak learning rate, number of steps or batch size; the rest is built already."""

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import InputError
-from .launch import cdiv
+from .launch import cdiv, for_any_count, launchable, next_power_of_2  # noqa: F401 - for the kernel files
 
 KERNEL_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: a program costs a millisecond, so take few

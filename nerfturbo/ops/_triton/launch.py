@@ -75,12 +75,9 @@ class Kernel(JITFunction):
     def _make_launcher(self, device: int) -> Callable[..., Any]:
         backend = next(part for part in self.device_caches[device] if isinstance(part, BaseBackend))
         if type(backend).get_tensor_specialization is not BaseBackend.get_tensor_specialization:
-            return self._launch_slowly
+            return lambda grid, *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
         stream_of = driver.active.get_current_stream
         return _write_launcher(self, backend, device, lambda: stream_of(device))
-
-    def _launch_slowly(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, grid=grid, warmup=False, **kwargs)
 
 
 def is_unobserved(kernel: Kernel) -> bool:

@@ -91,9 +91,8 @@ def adam_update(
     scalars = {"lr": lr, "grad_scale": grad_scale, "found_inf": found_inf, "step": state.step}
     _check_scalars(**scalars)
     check_device(params=params, **like, **scalars)
-    implementation("adam", "adam_update", params)(
-        params, grad, state, lr, rule=rule or AdamRule(), half=half, grad_scale=grad_scale, found_inf=found_inf
-    )
+    options = {"rule": rule or AdamRule(), "half": half, "grad_scale": grad_scale, "found_inf": found_inf}
+    implementation("adam", "adam_update", params)(params, grad, state, lr, **options)
 
 
 @torch.no_grad()
@@ -152,12 +151,10 @@ def finish_step(
     (4, 0.0)
     """
     refuse((scale is None) != (good_steps is None), "scale and good_steps", "both or neither", "one of them")
-    scalars = {"step": step, "found_inf": found_inf, "scale": scale, "good_steps": good_steps, "skipped": skipped}
-    _check_scalars(**scalars)
-    check_device(**scalars)
-    implementation("adam", "finish_step", found_inf)(
-        step, found_inf, scale=scale, good_steps=good_steps, skipped=skipped, rule=rule or ScaleRule()
-    )
+    scalars = {"scale": scale, "good_steps": good_steps, "skipped": skipped}
+    _check_scalars(step=step, found_inf=found_inf, **scalars)
+    check_device(step=step, found_inf=found_inf, **scalars)
+    implementation("adam", "finish_step", found_inf)(step, found_inf, **scalars, rule=rule or ScaleRule())
 
 
 _SCALARS = {"step": torch.int64, "skipped": torch.int64, "good_steps": torch.int32}
@@ -186,12 +183,9 @@ class StepState:
 
     @classmethod
     def create(cls, *, step: int, n_active: int, length: int, device: torch.device | str) -> "StepState":
-        return cls(
-            torch.tensor(step, dtype=torch.int64, device=device),
-            torch.tensor(n_active, dtype=torch.int32, device=device),
-            torch.zeros(2, dtype=torch.int64, device=device),
-            torch.zeros(length, len(COLUMNS), device=device),
-        )
+        done, active = torch.tensor(step, device=device), torch.tensor(n_active, dtype=torch.int32, device=device)
+        totals = torch.zeros(2, dtype=torch.int64, device=device)
+        return cls(done, active, totals, torch.zeros(length, len(COLUMNS), device=device))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import check_kernel_float
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, check_kernel_float, launchable
 from . import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 
 BLOCK, WARPS = 1024, 8

@@ -17,8 +17,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import INTERPRETED, TAIL_BLOCK, cdiv, check_kernel_float, launchable, next_power_of_2
 from ..random.triton import unit_float
 from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
 

@@ -150,9 +150,8 @@ def absorb_samples(
     check_tensor("density", density, ("n",))
     check_tensor("rgb", rgb, (density.shape[0], live.channels))
     check_device(density=density, rgb=rgb, state=live.state)
-    implementation("frame", "absorb_samples", live.state)(
-        live, samples, density, rgb, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, logits=logits
-    )
+    options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "logits": logits}
+    implementation("frame", "absorb_samples", live.state)(live, samples, density, rgb, **options)
     return LiveRays(**{**vars(live), "side": 1 - live.side})
 
 

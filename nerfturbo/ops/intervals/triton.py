@@ -15,8 +15,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, check_kernel_float
-from .._triton.launch import cdiv, launchable
+from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
 from . import LEAST, LEAST_REST, SPACINGS
 

@@ -95,12 +95,10 @@ def march(
     if limits is not None:
         check_shape("limits", limits, (n_rays, 2))
     refuse(capacity is not None and capacity < 1, "capacity", "at least 1", capacity)
-    check_device(
-        origins=origins, directions=directions, bits=grid.bits, jitter=jitter, limits=limits, n_active=n_active
-    )
-    return implementation("march", "march", origins)(
-        origins, directions, grid, rule, jitter=jitter, limits=limits, capacity=capacity, n_active=n_active
-    )
+    own = {"jitter": jitter, "limits": limits, "n_active": n_active}
+    check_device(origins=origins, directions=directions, bits=grid.bits, **own)
+    options = {"jitter": jitter, "limits": limits, "capacity": capacity, "n_active": n_active}
+    return implementation("march", "march", origins)(origins, directions, grid, rule, **options)
 
 
 def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:

@@ -1,16 +1,11 @@
 """Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library. See docs/ops/mlp.md.
 
 Fused: persistent programs load all weights once, then walk over blocks of BLOCK samples; hidden layers stay in
-registers. What is allocated here is feature-major, which coalesces for the encoder before and the field after. A weight
-(outputs, inputs) is loaded as the right operand [inputs, outputs]; widths are padded with zeros to powers of two from
-16 on. The backward recomputes the hidden layers, keeps weight gradients in registers over the whole walk and adds them
-once per program; where they do not all fit, several launches each take some layers.
-
-Library: where no fused kernel is the right way (`fits`). In fp32 without TF32 a weight's gradient is summed over slices
-of SLICE samples, or the library would give it to few programs.
-
-Wide: one library call per layer with bias and ReLU in its epilogue. In the backward, one kernel per layer masks the
-gradient where the ReLU was off and sums it into the bias's. Columns are padded to multiples of 8.
+registers. What is allocated here is feature-major. A weight (outputs, inputs) is loaded as the right operand [inputs,
+outputs]; widths are padded with zeros to powers of two from 16 on. The backward keeps weight gradients in registers
+over the whole walk; where they do not all fit, several launches each take some layers. Library: where no fused kernel
+is the right way (`fits`). Wide: one library call per layer, and in the backward one kernel per layer that masks the
+gradient and sums it into the bias's; columns are padded to multiples of 8.
 
 dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does. Weight
 and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
@@ -27,8 +22,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._sink import GradientSink, Node, redirect_all, zero_tail
-from .._triton import check_kernel_float, feature_major, processors, used_rows
-from .._triton.launch import cdiv, for_any_count, launchable
+from .._triton import cdiv, check_kernel_float, feature_major, for_any_count, launchable, processors, used_rows
 
 ROUND = 4096
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

@@ -47,6 +47,15 @@ def _check_values(values: Tensor, offsets: Tensor) -> None:
     check_device(values=values, offsets=offsets)
 
 
+def mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
+    """() mean of values (n_rays,) over the rays that were kept; no rays give zero."""
+    kept = samples.n_rays_kept
+    if kept is None:
+        return values.sum() / max(samples.n_rays, 1)
+    counted = torch.arange(values.shape[0], device=values.device) < kept
+    return torch.where(counted, values, torch.zeros_like(values)).sum() / kept.clamp(min=1)
+
+
 def take_rows(values: Tensor, rows: Tensor) -> Tensor:
     """`values[rows]` for rows (n,) of int64; the gradient of a row is the sum over all that read it, in their order.
     Behind `values[rows]` on a CPU each of torch's threads adds what it has as soon as it has it: the last digits differ

@@ -15,8 +15,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .. import _triton as gpu
 from .._sink import linear
-from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import INTERPRETED, TAIL_BLOCK, cdiv, check_kernel_float, launchable, next_power_of_2
 from ..composite import PER_OCTAVE
 
 GROUP = 4  # rays behind one sum
@@ -230,8 +229,10 @@ def _compact_kernel(
         write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
 
 
-def _sums(values: Tensor, offsets: Tensor) -> Tensor:
-    """Of values (n, channels), whose gradient is spread over the rows of each ray."""
+def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    check_kernel_float(values=values)
+    if values.dim() == 1:
+        return packed_sum(values[:, None], offsets).squeeze(1)
     (n_rows, n_channels), dtype, n_rays = values.shape, values.dtype, offsets.shape[0] - 1
     tile, programs = gpu.ray_grid(n_rows, n_rays, values.device)
     channels = min(CHANNELS, next_power_of_2(max(n_channels, 1)))
@@ -266,13 +267,6 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dty
             EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return out
-
-
-def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    check_kernel_float(values=values)
-    if values.dim() == 1:
-        return _sums(values[:, None], offsets).squeeze(1)
-    return _sums(values, offsets)
 
 
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import own_block
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, launchable, own_block
 from ..random import Stream
 from ..random.triton import counter_words, philox, unit_float
 

@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import signed_word
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, launchable, signed_word
 
 BLOCK = 512
 

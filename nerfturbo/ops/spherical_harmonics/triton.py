@@ -7,8 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._sink import Node
-from .._triton import check_kernel_float, empty_in_layout_of, load_point, own_block
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, check_kernel_float, empty_in_layout_of, launchable, load_point, own_block
 
 BLOCK = 128
 
