@@ -29,6 +29,8 @@ from ..ops import GradientSink
 from ..ops.composite import Thinning
 from ..types import PackedSamples, Rays
 
+MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
+
 
 @runtime_checkable
 class Field(Protocol):
@@ -119,6 +121,26 @@ class Connected(nn.Module):
         replica = super()._replicate_for_data_parallel()
         vars(replica).update(dict.fromkeys(self.taken))
         return replica
+
+
+class Staged(nn.Module):
+    """A field whose parameters change their shapes at `shares` of the run, each stage of `MIN_STEPS` steps or more."""
+
+    history: Tensor  # (stages,) int64, a number of each stage so far
+    shares: tuple[float, ...]
+    match_shapes: Callable[..., bool]
+
+    @property
+    def stage(self) -> int:
+        return self.history.shape[0] - 1
+
+    def refinement_due(self, progress: float, step: int) -> bool:
+        stage, shares = self.stage, self.shares
+        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.match_shapes(field_part(state_dict, prefix))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def connect(model: nn.Module, buffers: Buffers | None) -> None:

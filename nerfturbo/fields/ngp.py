@@ -186,14 +186,12 @@ class NgpEvaluator:
 
 
 class AntiAliasedNGP(InstantNGP):
-    """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out.
-
-    A pixel's cone is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over
-    the size of the box it is the footprint that `ops.fade_levels` takes. Images from further away, or of fewer pixels,
-    then see a smoother field instead of samples of a sharp one.
-
-    `footprint`, a buffer, is what counts where no camera looks: for the grid, for meshes, for rays without
-    `pixel_radii`. Set it to a typical one of the training rays (`set_footprint`).
+    """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out. A pixel's cone
+    is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over the size of the
+    box it is the footprint that `ops.fade_levels` takes. Images from further away, or of fewer pixels, then see a
+    smoother field instead of samples of a sharp one. `footprint`, a buffer, is what counts where no camera looks: for
+    the grid, for meshes, for rays without `pixel_radii`. Set it to a typical one of the training rays
+    (`set_footprint`).
 
     >>> field = AntiAliasedNGP(Aabb.cube(1.0), NgpConfig(log2_entries=10))
     >>> field.set_footprint(0.01)  # a pixel's radius at its typical distance, in the scene's unit

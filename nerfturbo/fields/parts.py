@@ -50,8 +50,8 @@ def truncated_exp(logits: Tensor) -> Tensor:
     return _TruncatedExp.apply(wide)  # type: ignore[no-any-return]
 
 
-def frequency_encode(values: Tensor, n_frequencies: int, *, include_input: bool = True) -> Tensor:
-    """(n, d * (2 * n_frequencies + include_input)): sin and cos of 2^k * pi * values, k = 0 ... n_frequencies - 1.
+def frequency_encode(values: Tensor, n_frequencies: int) -> Tensor:
+    """(n, d * (2 * n_frequencies + 1)): the values, and sin and cos of 2^k * pi * them, k = 0 ... n_frequencies - 1.
     Arguments stay in fp32: half precision loses the phase at high frequencies.
 
     >>> frequency_encode(torch.tensor([[0.5]]), 1).round(decimals=3).tolist()
@@ -60,8 +60,7 @@ def frequency_encode(values: Tensor, n_frequencies: int, *, include_input: bool 
     wide = values if values.dtype == torch.float64 else values.float()
     scales = torch.pow(2.0, torch.arange(n_frequencies, device=values.device, dtype=wide.dtype)) * math.pi
     angles = (wide[:, None, :] * scales[:, None]).flatten(1)
-    parts = [angles.sin(), angles.cos()]
-    return torch.cat([wide, *parts] if include_input else parts, dim=-1)
+    return torch.cat([wide, angles.sin(), angles.cos()], dim=-1)
 
 
 def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -> Tensor:

@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,9 @@ from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import SIDE, VoxelIndex, VoxelTables, blocks_per_axis, color_width
+from ..ops.voxels.reference import node_rows
 from ..types import Aabb, PackedSamples, Rays
-from .field import Buffers, Carry, Connected, field_part
+from .field import Buffers, Carry, Connected, Staged
 from .parts import activated, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
@@ -36,13 +36,12 @@ BANDS = (1.0, 0.5, 0.5, 0.5)
 INITIAL_DENSITY = 0.1  # per unit of world length
 DENSITY_SPEED = 10.0  # how much faster than optim.lr the logarithm of the density moves
 PRUNE_WEIGHT = 0.01  # a voxel stays where it, or a neighbour, gives a training ray at least this share of its colour
-MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
 # Total variation: weights of the density's logarithm over its speed and of the colours, share of the nodes per step.
 TV_DENSITY, TV_COLOR, TV_SHARE = 1e-3, 1e-3, 0.01
 STRUCTURE = ("nodes", "blocks", "rows", "ticks", "history")
 
 
-class VoxelGrid(Connected):
+class VoxelGrid(Staged, Connected):
     """Trilinear log-density and spherical-harmonic colour logits over the box; only some voxels are stored.
     `density_table` (n_nodes,) times `DENSITY_SPEED` is the log-density, `color_table` (n_nodes, width) holds the
     coefficients; the buffers say where the nodes lie. `half_table` is a half copy of the colour table and `table_sink`
@@ -65,19 +64,18 @@ class VoxelGrid(Connected):
     rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxel_lookup`
     ticks: Tensor  # (resolution + 1,): where the nodes lie along an axis of the unit cube
     scales: Tensor  # (n_basis,): what each basis function is multiplied by
-    history: Tensor  # (stages,) int64: nodes at the start of each stage so far
 
     def __init__(self, aabb: Aabb, config: VoxelConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
         self.aabb, self.config = aabb, config or VoxelConfig()
-        self.seed, self.n_basis = seed, self.config.sh_degree**2
+        self.seed, self.n_basis, self.shares = seed, self.config.sh_degree**2, self.config.subdivide_at
         scales = [
             BANDS[band] / 0.28209479177387814 for band in range(self.config.sh_degree) for _ in range(2 * band + 1)
         ]
         self.register_buffer("scales", torch.tensor(scales), persistent=False)
         start = dense_structure(self.config.resolutions[0])
         n = start.nodes.shape[0]
-        self._store(start, torch.tensor([n]))
+        self._store(start, torch.tensor([n]))  # the history is of numbers of nodes
         density = math.log(INITIAL_DENSITY) / DENSITY_SPEED
         # The colours first: an optimizer lays one table behind the other, and wide loads want rows that are aligned.
         self.color_table = nn.Parameter(torch.zeros(n, color_width(self.n_basis)))
@@ -102,10 +100,6 @@ class VoxelGrid(Connected):
     def resolution(self) -> int:
         """Voxels per axis of the box."""
         return self.ticks.shape[0] - 1
-
-    @property
-    def stage(self) -> int:
-        return self.history.shape[0] - 1
 
     @property
     def n_nodes(self) -> int:
@@ -133,8 +127,6 @@ class VoxelGrid(Connected):
         for corner in range(8):
             whole &= corner_rows(self.structure, middle, corner) >= 0
         return int(whole.sum())
-
-    # --- looking up --------------------------------------------------------------------------------------------------
 
     def basis(self, directions: Tensor) -> Tensor:
         """(n, n_basis): what the coefficients of a colour are multiplied by along unit directions (n, 3)."""
@@ -182,8 +174,6 @@ class VoxelGrid(Connected):
         """How rendering asks this field over some rays; the tables are read as they are."""
         return VoxelEvaluator(self, rays) if len(rays) else None
 
-    # --- the prior ---------------------------------------------------------------------------------------------------
-
     def regularization(self, step: int | Tensor) -> Tensor:
         """() weighted total variation over a share of the nodes, drawn anew at each step in runs of neighbours."""
         n, device = self.n_nodes, self.nodes.device
@@ -194,12 +184,6 @@ class VoxelGrid(Connected):
         tables, options = VoxelTables(self.density_table, self.color_table), {"sink": self.table_sink}
         variation = voxels.voxel_variation(tables, self.index, self.nodes, chosen, n_basis=self.n_basis, **options)
         return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
-
-    # --- pruning and subdivision -------------------------------------------------------------------------------------
-
-    def refinement_due(self, progress: float, step: int) -> bool:
-        stage, shares = self.stage, self.config.subdivide_at
-        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
 
     def new_marks(self) -> Tensor:
         """(n_nodes,) zeros: the largest weight that a sample in a voxel around the node had in a pixel."""
@@ -238,8 +222,6 @@ class VoxelGrid(Connected):
         self.half_table = self.table_sink = None  # they belong to the old tables
         self.density_table, self.color_table = nn.Parameter(density), nn.Parameter(color)
 
-    # --- saved states ------------------------------------------------------------------------------------------------
-
     def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
         own = self.state_dict()
         fits = set(own) <= set(state) and all(state[name].dim() == value.dim() for name, value in own.items())
@@ -254,10 +236,6 @@ class VoxelGrid(Connected):
             *(torch.zeros(state[n].shape, dtype=dtype, device=device) for n in ("density_table", "color_table"))
         )
         return True
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        self.match_shapes(field_part(state_dict, prefix))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class VoxelEvaluator:
@@ -383,6 +361,4 @@ def corner_rows(structure: VoxelStructure, positions: Tensor, corner: int) -> Te
     r = structure.resolution
     cell = (positions.clamp(0.0, 1.0) * r).nan_to_num().floor().clamp(max=r - 1).long()
     x, y, z = cell[:, 0] + (corner & 1), cell[:, 1] + ((corner >> 1) & 1), cell[:, 2] + (corner >> 2)
-    block = structure.blocks[x // SIDE, y // SIDE, z // SIDE].long()
-    row = structure.rows[block.clamp(min=0), ((x % SIDE) * SIDE + y % SIDE) * SIDE + z % SIDE].long()
-    return torch.where(block >= 0, row, -1)
+    return node_rows(structure.index(0.0), x, y, z)

@@ -1,12 +1,8 @@
-"""The multi-level occupancy grid: which cells hold anything, learned from the field while it trains.
-
-Each cell keeps a decaying maximum of its optical thickness (density x step size). A cell is occupied above
-min(threshold, mean): the mean keeps the grid alive while all densities are still small. Cells that no camera sees hold
--1 and never become occupied. Nothing here waits for the device.
-
-Of a dynamic scene (`GridConfig.moments`) a cell keeps the maximum over time: each update looks at it at other random
-moments, so that nothing that passes through it is skipped.
-"""
+"""The multi-level occupancy grid: which cells hold anything, learned from the field while it trains. Each cell keeps a
+decaying maximum of its optical thickness (density x step size). A cell is occupied above min(threshold, mean): the mean
+keeps the grid alive while all densities are still small. Cells that no camera sees hold -1 and never become occupied.
+Nothing here waits for the device. Of a dynamic scene (`GridConfig.moments`) a cell keeps the maximum over time: each
+update looks at it at other random moments, so that nothing that passes through it is skipped."""
 
 from __future__ import annotations
 

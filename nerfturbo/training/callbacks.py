@@ -190,9 +190,6 @@ def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
     return max(0.0, 1.0 - record.n_samples / max(uniform, 1.0))
 
 
-# --- loggers ----------------------------------------------------------------------------------------------------------
-
-
 def jsonl_logger(path: Path) -> Logger:
     """One JSON line per entry. A full disk is said once and does not end training: the entries stay in memory."""
     failed = False
@@ -267,9 +264,6 @@ def _picture(entry: dict[str, Any]) -> Any:
 
 def _missing(logger: str, package: str, error: ImportError) -> InputError:
     return InputError(f"logger {logger}", f"the package {package}", str(error), f"pip install {package}")
-
-
-# --- the GPU ----------------------------------------------------------------------------------------------------------
 
 
 class GpuMonitor:

@@ -1,12 +1,8 @@
-"""Training on a GPU: the whole step as one CUDA graph.
-
-The step that runs eagerly is recorded once and replayed. Shapes are fixed by a sample capacity; what changes from step
-to step lives in device tensors. The grid's update is a graph of its own. The host only queues replays: it reads a ring
-of results one chunk behind, so that the device never waits for it.
-
-In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step and
-the grid's update are two graphs each, and the host runs the collectives between them.
-"""
+"""Training on a GPU: the whole step as one CUDA graph. The step that runs eagerly is recorded once and replayed. Shapes
+are fixed by a sample capacity; what changes from step to step lives in device tensors. The grid's update is a graph of
+its own. The host only queues replays: it reads a ring of results one chunk behind, so that the device never waits for
+it. In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step
+and the grid's update are two graphs each, and the host runs the collectives between them."""
 
 import logging
 import os
@@ -315,10 +311,7 @@ class DeviceStep:
         return run
 
     def _grid_function(self, all_cells: bool) -> Callable[[], None]:
-        def update() -> None:
-            self.stages.update_grid(self.model, self.state.step, all_cells=all_cells, team=self.team)
-
-        return update
+        return lambda: self.stages.update_grid(self.model, self.state.step, all_cells=all_cells, team=self.team)
 
     def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
         """The function as a replay of its recording, or itself where nothing is captured."""

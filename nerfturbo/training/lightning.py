@@ -128,8 +128,6 @@ class NerfModule(pl.LightningModule):
         self.summary: TrainSummary | None = None
         self.model: NerfModel | None = None if engine is None else engine.model
 
-    # --- set-up ------------------------------------------------------------------------------------------------------
-
     def configure_callbacks(self) -> list[pl.Callback]:
         """Make Lightning's flags and the config say the same; what they cannot agree on is refused by name."""
         if self.trainer.state.fn != "fit":
@@ -244,8 +242,6 @@ class NerfModule(pl.LightningModule):
         lambda self: self.config.train.batch_samples,
         lambda self, value: self._change("train", batch_samples=int(value)),
     )
-
-    # --- training ----------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -415,8 +411,6 @@ class NerfModule(pl.LightningModule):
         if engine.step >= engine.config.train.steps or engine.is_over:
             self.trainer.should_stop = True
 
-    # --- scores ------------------------------------------------------------------------------------------------------
-
     def on_validation_start(self) -> None:
         """The running mean of the weights is scored, where one is kept, and the clock stands still."""
         if self.engine is not None:
@@ -444,8 +438,6 @@ class NerfModule(pl.LightningModule):
         """(height, width, 3): a test view, rendered over white."""
         assert self.model is not None
         return self.model.render_image(self._data.test_scene.cameras, int(batch)).rgb
-
-    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Of the weights that are trained: saving may come in the middle of a validation of their mean."""

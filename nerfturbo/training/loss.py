@@ -67,9 +67,6 @@ def first_rays(model: NerfModel) -> int:
     return min(most, max(FIRST_RAYS, model.config.train.batch_samples // SAMPLES_PER_FIRST_RAY))
 
 
-# --- which pixels -----------------------------------------------------------------------------------------------------
-
-
 def draw_batch(pixels: PixelSampler, step: int | Tensor, share: RayShare) -> PixelBatch:
     """Random pixels: rays `share` of the batch of this step."""
     return pixels.draw(step, share.count, first=share.first)
@@ -89,9 +86,6 @@ def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
         return batch.rgba
     alpha = batch.rgba[:, 3:]
     return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
-
-
-# --- where along their rays -------------------------------------------------------------------------------------------
 
 
 def update_grid(
@@ -141,9 +135,6 @@ def draw_thinning(share: float, draw: Draw, rays: Rays) -> Thinning | None:
     return Thinning(share, random_bits(len(rays), device=rays.device, **options)[:, 0])
 
 
-# --- what the field says there ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Evaluated:
     """What a field says of the samples, as exposed by their photos, gradients weighed: logits where it gives them."""
@@ -177,9 +168,6 @@ def near_gradients(model: NerfModel, samples: PackedSamples) -> Tensor | None:
     """(capacity,) how much of its gradient a sample near the cameras gets; None where nothing is scaled."""
     distance = model.config.loss.near_gradient * half_box(model.bounds.aabb)
     return near_weights(samples.t_starts, samples.t_ends, distance) if distance > 0.0 else None
-
-
-# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 def render_and_compare(
@@ -278,9 +266,6 @@ def pixel_offsets(batch: PixelBatch) -> Tensor:
     return edges.clamp(0, n)
 
 
-# --- depth ------------------------------------------------------------------------------------------------------------
-
-
 def depth_loss(
     model: NerfModel,
     *,
@@ -324,9 +309,6 @@ def depth_errors(density: Tensor, samples: PackedSamples, distances: Tensor) -> 
     away = torch.log(samples.midpoints().clamp(min=1e-6) / distances[samples.ray_indices.long()])
     out = composite(density, away.abs().clamp(max=FARTHEST)[:, None], samples)
     return out.rgb[:, 0] + (1.0 - out.opacity) * FARTHEST
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

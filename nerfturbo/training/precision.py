@@ -1,11 +1,8 @@
-"""Mixed precision that is right: what runs in half, how the loss is scaled, when a step is skipped.
-
-Half precision serves the hash table's copy and the networks' products. Positions, t values, frequency arguments,
-interpolation weights, density activation, transmittance, reductions, the loss, the masters and the grid stay fp32.
-fp16 has a loss scale that moves by itself; bf16 and fp32 need none. docs/precision.md has the measurements.
-
-`MixedPrecision` does the same for a model and an optimizer of your own, in your own loop.
-"""
+"""Mixed precision that is right: what runs in half, how the loss is scaled, when a step is skipped. Half precision
+serves the hash table's copy and the networks' products. Positions, t values, frequency arguments, interpolation
+weights, density activation, transmittance, reductions, the loss, the masters and the grid stay fp32. fp16 has a loss
+scale that moves by itself; bf16 and fp32 need none. docs/precision.md has the measurements. `MixedPrecision` does the
+same for a model and an optimizer of your own, in your own loop."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

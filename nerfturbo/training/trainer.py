@@ -114,14 +114,12 @@ def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
 
 
 class Trainer:
-    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only.
-
-    `field` is any nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
+    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only. `field` is any
+    nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
     (`nerfturbo.sampling.sampler`): they take the place of the config's, which records where they come from. `stages`
-    replaces parts of the step by functions of your own. `trainer.test_scene` has the view for `train.target_psnr`.
-    In a `team` every process makes a trainer over the same config and scene and calls `fit`; callbacks and saving are
-    for rank 0. Training that is no longer finite ends with `UnstableError`, whatever the callbacks.
-    """
+    replaces parts of the step by functions of your own. `trainer.test_scene` has the view for `train.target_psnr`. In a
+    `team` every process makes a trainer over the same config and scene and calls `fit`; callbacks and saving are for
+    rank 0. Training that is no longer finite ends with `UnstableError`, whatever the callbacks."""
 
     def __init__(
         self,

@@ -1,12 +1,9 @@
-"""Begin from a trained field instead of from random numbers: the whole of it, or some of its parts, with its grid.
-
-A source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
-an entry of the zoo that comes with the package, as zoo:NAME.
-Optimizer, schedule and step begin anew: only what the field knows is taken over.
-
-`keep` scales the features of its hash tables: scaled down, everything is thinner and paler in its place, and what is
-different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and Adams 2020).
-"""
+"""Begin from a trained field instead of from random numbers: the whole of it, or some of its parts, with its grid. A
+source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
+an entry of the zoo that comes with the package, as zoo:NAME. Optimizer, schedule and step begin anew: only what the
+field knows is taken over. `keep` scales the features of its hash tables: scaled down, everything is thinner and paler
+in its place, and what is different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and
+Adams 2020)."""
 
 import logging
 from dataclasses import dataclass

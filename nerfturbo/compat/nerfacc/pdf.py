@@ -47,12 +47,11 @@ def searchsorted(
 def importance_sampling(
     intervals: RayIntervals, cdfs: Tensor, n_intervals_per_ray: Tensor | int, stratified: bool = False
 ) -> tuple[RayIntervals, RaySamples]:
-    """New intervals and their centres, spread evenly over each ray's share of the cumulative distribution `cdfs`.
-
-    The centre of interval i is where the distribution, linear between the given edges, reaches
-    (i + b) / n of its range; b is 0.5, or, stratified, one random number per ray. Edges lie between centres. With a
-    number for `n_intervals_per_ray` the result is batched, (n_rays, n + 1) and (n_rays, n); with a tensor (n_rays,)
-    it is flattened.
+    """New intervals and their centres, spread evenly over each ray's share of the cumulative distribution `cdfs`. The
+    centre of interval i is where the distribution, linear between the given edges, reaches (i + b) / n of its range; b
+    is 0.5, or, stratified, one random number per ray. Edges lie between centres. With a number for
+    `n_intervals_per_ray` the result is batched, (n_rays, n + 1) and (n_rays, n); with a tensor (n_rays,) it is
+    flattened.
 
     >>> edges = RayIntervals(torch.tensor([[0.0, 1.0, 2.0]]))
     >>> new, centres = importance_sampling(edges, torch.tensor([[0.0, 0.5, 1.0]]), 2)

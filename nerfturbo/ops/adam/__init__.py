@@ -67,12 +67,11 @@ def adam_update(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """One update of `params` (fp32, contiguous, any shape) in place; `grad` (fp32 or half) is zeroed.
-
-    The reference takes float64 too, for checking.
-    `lr`, `grad_scale` and `found_inf` are () fp32 tensors on the device; `half`, where given, receives the rounded
-    parameters. Uses t = state.step + 1 and leaves the count to `finish_step`, so that several buffers share it.
-    In an fp16 gradient, sums that overflowed count as the largest number, and NaN, their difference, as none.
+    """One update of `params` (fp32, contiguous, any shape) in place; `grad` (fp32 or half) is zeroed. The reference
+    takes float64 too, for checking. `lr`, `grad_scale` and `found_inf` are () fp32 tensors on the device; `half`, where
+    given, receives the rounded parameters. Uses t = state.step + 1 and leaves the count to `finish_step`, so that
+    several buffers share it. In an fp16 gradient, sums that overflowed count as the largest number, and NaN, their
+    difference, as none.
 
     >>> p = torch.tensor([1.0]); g = torch.tensor([0.5]); lr = torch.tensor(0.1)
     >>> adam_update(p, g, AdamState.of(p), lr)

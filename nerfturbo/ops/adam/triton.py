@@ -1,10 +1,7 @@
-"""Adam in one pass over memory, and the step's counters in one launch of one program.
-
-One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. With
-`skip_untouched`, rows of four without gradient read and write nothing else. The non-finite flag is read before the
-first write, so a skipped step is skipped everywhere. fp32 master and arithmetic; moments, gradient and copy of any
-float type.
-"""
+"""Adam in one pass over memory, and the step's counters in one launch of one program. One program = BLOCK numbers of a
+flat buffer, in rows of four so that loads and stores are 16 bytes wide. With `skip_untouched`, rows of four without
+gradient read and write nothing else. The non-finite flag is read before the first write, so a skipped step is skipped
+everywhere. fp32 master and arithmetic; moments, gradient and copy of any float type."""
 
 import math
 

@@ -1,11 +1,9 @@
-"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_triton`.
-
-A program holds the running transmittance of its rays and walks along them; a scan inside the tile gives the product of
-(1 - alpha) before each sample. The second axis of the forward's grid takes further groups of channels, which repeat the
-scan. The backward recomputes what the forward knew (docs/ops/composite.md). A background b adds (1 - opacity) * b to a
-ray's colour, so that each colour counts as rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in
-the inputs' dtype and layout, zero in the tail. Weak samples: one lane a ray; a run is written when it ends. No atomics.
-"""
+"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_triton`. A program holds
+the running transmittance of its rays and walks along them; a scan inside the tile gives the product of (1 - alpha)
+before each sample. The second axis of the forward's grid takes further groups of channels, which repeat the scan. The
+backward recomputes what the forward knew (docs/ops/composite.md). A background b adds (1 - opacity) * b to a ray's
+colour, so that each colour counts as rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the
+inputs' dtype and layout, zero in the tail. Weak samples: one lane a ray; a run is written when it ends. No atomics."""
 
 from collections.abc import Sequence
 

@@ -1,11 +1,9 @@
 """Sums, scans and compaction of packed samples. Layouts and tiles as in `_triton`; values fp16/bf16/fp32, fp32 inside.
-
 A program sums or scans a tile of rays; the backward of a sum spreads a ray's gradient, that of a scan is the scan in
 the other direction. Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns
 FIT_BLOCK rays and adds up all sums before its own itself, which beats handing a total from program to program. Rays are
 kept whole from the first on; a program that starts past the overflow looks for the place where it happened. No atomics;
-nothing is read back when a capacity is given. Derivations: docs/ops/packed.md.
-"""
+nothing is read back when a capacity is given. Derivations: docs/ops/packed.md."""
 
 import torch
 import triton

@@ -84,13 +84,11 @@ def voxel_lookup(
     sink: GradientSink | None = None,
     n_used: Tensor | None = None,
 ) -> Tensor:
-    """(n, 4) fp32: three colour logits and the density of `positions` (n, 3), which are clamped to [0, 1].
-
-    `basis` (n_rays, n_basis) holds the view direction's basis functions, `ray_indices` (n,) int32 which of its rows a
-    position takes. Differentiable to both tables, to `positions` (no gradient past the border) and to `basis`.
-
-    `half` is a half copy of the colour table, read in its place. A `sink` with two buffers takes the tables' gradients
-    in place of autograd. Rows past the device count `n_used` come out as zero and receive no gradient.
+    """(n, 4) fp32: three colour logits and the density of `positions` (n, 3), which are clamped to [0, 1]. `basis`
+    (n_rays, n_basis) holds the view direction's basis functions, `ray_indices` (n,) int32 which of its rows a position
+    takes. Differentiable to both tables, to `positions` (no gradient past the border) and to `basis`. `half` is a half
+    copy of the colour table, read in its place. A `sink` with two buffers takes the tables' gradients in place of
+    autograd. Rows past the device count `n_used` come out as zero and receive no gradient.
 
     >>> index = VoxelIndex(torch.zeros(1, 1, 1, dtype=torch.int32), torch.zeros(1, 512, dtype=torch.int32), 1)
     >>> tables = VoxelTables(torch.tensor([2.0]), torch.tensor([[1.0, 3.0, 5.0, 0.0]]))  # all nodes share one row

@@ -1,10 +1,8 @@
-"""Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back.
-
-A position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to
-positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three
-colours, over all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of
-the few chosen nodes. fp32 inside, sums of the variation in fp64. Deterministic.
-"""
+"""Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back. A position's
+rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to positions and
+basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three colours, over
+all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of the few chosen
+nodes. fp32 inside, sums of the variation in fp64. Deterministic."""
 
 from typing import Any
 
