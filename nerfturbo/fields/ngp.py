@@ -47,9 +47,8 @@ class InstantNGP(Connected):
         config = config or NgpConfig()
         generator = torch.Generator().manual_seed(seed)
         self.aabb, self.config = aabb, config
-        layout = HashLayout(
-            config.n_levels, config.n_features, config.log2_entries, BASE_RESOLUTION, config.max_resolution
-        )
+        sizes = (config.n_levels, config.n_features, config.log2_entries)
+        layout = HashLayout(*sizes, BASE_RESOLUTION, config.max_resolution)
         self.encoding = HashGrid(layout, generator=generator)
         self.density_net, self.color_net = ngp_networks(layout.n_outputs, config.width, generator)
         if config.initial_density != 1.0:

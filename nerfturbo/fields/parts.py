@@ -71,8 +71,7 @@ def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -
 
 
 class FusedMlp(Connected):
-    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases. `sink`, where a trainer connects one,
-    takes the weights' gradients."""
+    """inputs -> width (x depth hidden layers, ReLU) -> outputs, no biases. A `sink` takes the weights' gradients."""
 
     taken = ("sink",)
     sink: GradientSink | None = None

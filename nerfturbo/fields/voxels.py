@@ -69,9 +69,8 @@ class VoxelGrid(Staged, Connected):
         super().__init__()
         self.aabb, self.config = aabb, config or VoxelConfig()
         self.seed, self.n_basis, self.shares = seed, self.config.sh_degree**2, self.config.subdivide_at
-        scales = [
-            BANDS[band] / 0.28209479177387814 for band in range(self.config.sh_degree) for _ in range(2 * band + 1)
-        ]
+        bands = range(self.config.sh_degree)
+        scales = [BANDS[band] / 0.28209479177387814 for band in bands for _ in range(2 * band + 1)]
         self.register_buffer("scales", torch.tensor(scales), persistent=False)
         start = dense_structure(self.config.resolutions[0])
         n = start.nodes.shape[0]
@@ -231,10 +230,8 @@ class VoxelGrid(Staged, Connected):
         device = self.nodes.device
         for name in STRUCTURE:
             self.register_buffer(name, torch.zeros(state[name].shape, dtype=own[name].dtype, device=device))
-        dtype = self.color_table.dtype
-        self._replace(
-            *(torch.zeros(state[n].shape, dtype=dtype, device=device) for n in ("density_table", "color_table"))
-        )
+        like = {"dtype": self.color_table.dtype, "device": device}
+        self._replace(*(torch.zeros(state[name].shape, **like) for name in ("density_table", "color_table")))
         return True
 
 

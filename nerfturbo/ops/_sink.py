@@ -13,8 +13,7 @@ from ._checks import refuse
 
 
 class Node(torch.autograd.Function):
-    """A function that is differentiable once; its backward returns the gradients of its first inputs, the others have
-    none."""
+    """Differentiable once; its backward returns the gradients of its first inputs, the others have none."""
 
     def __init_subclass__(cls) -> None:
         own: Any = cls.backward

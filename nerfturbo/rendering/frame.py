@@ -73,8 +73,7 @@ class FrameRenderer:
         return in_parts(render, self.height, self.width, self._band)
 
     def _part(self, camera: Tensor, first: int) -> FinishedRays:
-        """Rows of the picture from `first` on: the picture of a camera whose principal point lies higher. The result
-        lasts until the next part."""
+        """Rows of the picture from `first` on, by a higher principal point. The result lasts until the next part."""
         shifted = camera.clone()
         shifted[15] -= first
         self._camera.copy_(shifted)

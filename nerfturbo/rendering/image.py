@@ -124,8 +124,7 @@ class Evaluator:
 def begin(
     field: Any, rays: Rays, sampler: GridSampler, order: Tensor | None, *, half: bool = False
 ) -> tuple[Evaluator, LiveRays]:
-    """Rays at their beginning, and how to ask the field: its own fused way, tables read in their precision or in
-    `half`, or point by point."""
+    """Rays at their beginning, and how to ask the field: its own fused way, perhaps in `half`, or point by point."""
     own = field.evaluator(rays, half=half) if offers(field, "evaluator") else None
     evaluate, bits = Evaluator(field, rays) if own is None else own, sampler.grid.occupancy
     options = {"order": order, "channels": evaluate.channels}
@@ -230,12 +229,10 @@ def render_image(
     GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top)."""
     refuse(len(rays) != height * width, "rays", f"height * width = {height * width} rays", len(rays))
 
-    def rays_of(first: int, rows: int) -> Rays:
+    def part(first: int, rows: int) -> Rays:
         return rays[first * width : (first + rows) * width]
 
-    return _render_rows(
-        field, as_sampler(grid, settings), rays_of, (height, width), rays.device, background, max_memory
-    )
+    return _render_rows(field, as_sampler(grid, settings), part, (height, width), rays.device, background, max_memory)
 
 
 def _render_rows(

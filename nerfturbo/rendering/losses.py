@@ -90,8 +90,7 @@ def weights_loss(
 
 
 def weigh_gradient(values: Tensor, weights: Tensor) -> Tensor:
-    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,). A loss that is a sum over rays is
-    weighted by ray this way, whatever computes it."""
+    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,), whatever loss it comes from."""
     return linear(values, lambda values: values.view_as(values), lambda grad: grad * weights[:, None].to(grad.dtype))
 
 

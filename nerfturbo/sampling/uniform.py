@@ -19,8 +19,7 @@ NO_EDGES = torch.empty(0, 1)
 
 @dataclass(frozen=True)
 class ProposedSamples(PackedSamples):
-    """Packed samples, `n_per_ray` of each ray, with the stages that led to them. Rays from `n_rays_kept` on have none,
-    and their part of the arrays is the tail."""
+    """Packed samples, `n_per_ray` of each ray that was kept, with the stages that led to them; the rest is the tail."""
 
     edges: Tensor = NO_EDGES  # (n_rays, n_per_ray + 1) places in [0, 1]
     stages: tuple[Histogram, ...] = ()

@@ -372,8 +372,7 @@ def _first_cause(error: BaseException) -> str:
     """The first line of the error that began it, and the line of code outside torch that met it."""
     while error.__context__ is not None:  # ending a broken capture raises again
         error = error.__context__
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if f"{os.sep}torch{os.sep}" not in frame.filename
-    ]
+    torch_folder = f"{os.sep}torch{os.sep}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if torch_folder not in frame.filename]
     where = f", in {Path(frames[-1].filename).name} line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return (str(error).splitlines() or [type(error).__name__])[0] + where

@@ -313,9 +313,8 @@ def depth_errors(density: Tensor, samples: PackedSamples, distances: Tensor) -> 
 
 @dataclass(frozen=True)
 class Stages:
-    """The parts of a step. Each is a plain function: what is passed here takes the place of the one named below. On a
-    GPU the step is recorded once, so that a replacement must not read values back to the host, and `split` is asked for
-    step 0 alone."""
+    """The parts of a step: a function that is passed here takes the place of the one named below. On a GPU the step is
+    recorded once: a replacement must not read values back, and `split` is asked for step 0 alone."""
 
     split: RaySplit = split_evenly  # which rays a process takes
     draw: Callable[[PixelSampler, int | Tensor, RayShare], PixelBatch] = draw_batch  # which pixels, in which order

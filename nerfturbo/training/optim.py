@@ -267,8 +267,7 @@ class Optimizer:
 
     @torch.no_grad()
     def update_averages(self, made: Tensor) -> None:
-        """After `made` steps. The first update takes the weights as they are, and the memory grows with the updates, so
-        that the beginning is soon forgotten."""
+        """After `made` steps. The first update takes the weights as they are; the memory grows with the updates."""
         if not self.averages:
             return
         updates = made.float() / EMA_EVERY

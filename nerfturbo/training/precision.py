@@ -45,8 +45,7 @@ def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
 
 
 def carried_scale(saved: float, *, scaled: bool, rule: ScaleRule | None = None) -> float:
-    """The loss scale to go on with from one that was saved, perhaps in another precision: 1 where none is used, the
-    initial one where none was."""
+    """The loss scale to go on with from a saved one: 1 where none is used, the initial one where none was."""
     if not scaled:
         return 1.0
     return saved if saved >= (rule or ScaleRule()).lowest else INITIAL_SCALE

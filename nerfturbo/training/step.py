@@ -147,9 +147,8 @@ class RayBatches:
         share = RayShare(share.first + part * self.n_rays, share.count)
         batch = self.stages.draw(self.pixels, step, share)
         background = draw_background(self.model.config, step, len(batch.rays), self.pixels.device, share.first)
-        return compute_loss(
-            self.model, batch, background, step=step, loss_scale=scale, first=share.first, stages=self.stages
-        )
+        options = {"loss_scale": scale, "first": share.first, "stages": self.stages}
+        return compute_loss(self.model, batch, background, step=step, **options)
 
     def adapt(self, n_samples: int, n_marched: int) -> None:
         """Choose the next number of rays from what the last ones needed."""

@@ -14,7 +14,7 @@ tuple, `lanes`, which is known when the kernel is compiled; its values are not u
 
     zeros(lanes)                        lerp(a, b, f) = a + f * (b - a)         scale(v, f) = v * f
     dot(a, b), total(v): scalars        multiply_add(sum, a, b) = sum + a * b, with b a vector or a scalar
-    relu(v): NaN stays                  where_positive(v, x): v where x > 0, else 0
+    relu(v): NaN stays                  gated(v, x): v where x > 0, else 0
     multiply_add_lane(sum, a, w, k)     sum + a * w[k], k a literal
 
 Indices are never negative: they are not checked and do not wrap.
@@ -221,7 +221,7 @@ def relu(builder, vector):
 
 
 @_on_values(lambda vector, gate: vector(vector, gate))
-def where_positive(builder, vector, gate):
+def gated(builder, vector, gate):
     zero = _zeros(vector.type.count)
     return builder.select(builder.fcmp_ordered(">", gate, zero), vector, zero)
 

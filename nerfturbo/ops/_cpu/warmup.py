@@ -67,8 +67,7 @@ def warmup(report: Callable[[str], None], *, helper: "CompileHelper | None" = No
 
 
 class CompileHelper:
-    """A second process that compiles the slower part of the kernels; nothing is lost if it fails. It starts only where
-    there is a core for it."""
+    """A second process, where there is a core for it, that compiles the slower kernels; nothing is lost if it fails."""
 
     def __init__(self, names: tuple[str, ...] = _HELPED) -> None:
         self.names, self._process = names, None

@@ -72,9 +72,8 @@ def check_kernel_float(**tensors: Tensor | None) -> None:
     """The kernels accumulate in fp32: float64 belongs to the reference."""
     for name, value in tensors.items():
         if value is not None and value.dtype not in KERNEL_FLOATS:
-            raise InputError(
-                name, "float16, bfloat16 or float32 on the Triton backend", str(value.dtype), "use the reference"
-            )
+            expected = "float16, bfloat16 or float32 on the Triton backend"
+            raise InputError(name, expected, str(value.dtype), "use the reference")
 
 
 def signed_word(value: int) -> int:

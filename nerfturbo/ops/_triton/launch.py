@@ -92,8 +92,7 @@ def is_unobserved(kernel: Kernel) -> bool:
 
 
 def check_pointers(kernel: str, device: int, pointers: dict[str, Any]) -> None:
-    """Every tensor must be on the GPU that the kernel runs on: an address of elsewhere is a fault there. What is no
-    tensor is left to Triton."""
+    """Every tensor must be on the GPU that the kernel runs on; what is no tensor is left to Triton."""
     for name, value in pointers.items():
         if hasattr(value, "get_device") and value.get_device() != device:
             found = value.device

@@ -24,8 +24,7 @@ from .._dispatch import implementation
 @dataclass(frozen=True)
 class AdamRule:
     """The constants of Adam. `skip_untouched`: entries without gradient keep value and moments, as hash grids want.
-    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with a weight decay of their
-    own."""
+    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with decays of their own."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15

@@ -22,8 +22,7 @@ def _adam_kernel(
     log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay, starts, decays,
     DECAY: tl.constexpr, SKIP: tl.constexpr, ROWS_OF_4: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """DECAY: 0 none, 1 into the gradient, 2 decoupled. rest = 1 - beta, rounded once. PARTS: that many parts have a
-    decay of their own, from `starts` on."""
+    """DECAY: 0 none, 1 into the gradient, 2 decoupled; of PARTS parts, each from its `starts` on. rest = 1 - beta."""
     i_row = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     i = i_row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     at = i

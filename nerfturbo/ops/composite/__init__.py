@@ -90,9 +90,8 @@ def composite_pixels(
 def visibility(
     density: Tensor, samples: PackedSamples, *, early_stop_eps: float = 0.0, alpha_thre: float | Tensor = 0.0
 ) -> Tensor:
-    """(capacity,) bool: the samples that `composite` would give weight under the same thresholds. So compositing what
-    `compact(samples, visibility(...))` keeps equals compositing everything with the thresholds. False in the tail. Not
-    differentiable."""
+    """(capacity,) bool: the samples that `composite` would give weight under the same thresholds; compositing what
+    `compact` keeps of them gives the same. False in the tail. Not differentiable."""
     check_tensor("density", density, (samples.capacity,))
     check_device(density=density, t_starts=samples.t_starts)
     test = implementation("composite", "visibility", density)

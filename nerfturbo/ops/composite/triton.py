@@ -263,9 +263,7 @@ class _Composite(Node):
         if n_rows and (wants_density or wants_rgb):
             tile, programs = gpu.ray_grid(n_rows, n_rays, rgb.device)
             own_rgb = gpu.strides_of(grad_rgb, 2)
-            incoming = [
-                stride for grad, n in zip(grads, (2, 1, 1, 1), strict=True) for stride in gpu.strides_of(grad, n)
-            ]
+            incoming = [s for grad, n in zip(grads, (2, 1, 1, 1), strict=True) for s in gpu.strides_of(grad, n)]
             outgoing = (own_rgb[0], *gpu.strides_of(grad_density, 1))
             strides = (density.stride(0), rgb.stride(0), *incoming, *outgoing, *gpu.ray_strides(background))
             _backward_kernel[(programs + gpu.tail_programs(n_rows),)](

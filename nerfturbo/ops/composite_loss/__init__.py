@@ -81,9 +81,8 @@ def composite_loss(
     check_shape("background", background, (samples.n_rays, 3))
     if target.dim() != 2 or target.shape[0] != samples.n_rays or target.shape[1] not in (3, 4):
         raise InputError("target", f"shape ({samples.n_rays}, 3 or 4)", str(tuple(target.shape)))
-    check_device(
-        raw=raw, t_starts=samples.t_starts, background=background, target=target, gradient_scale=gradient_scale
-    )
+    pictures = {"background": background, "target": target}
+    check_device(raw=raw, t_starts=samples.t_starts, gradient_scale=gradient_scale, **pictures)
     if gradient_scale is not None:
         check_shape("gradient_scale", gradient_scale, ())
     run = implementation("composite_loss", "composite_loss", raw)

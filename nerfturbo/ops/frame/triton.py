@@ -100,8 +100,7 @@ def find_samples(
 
 @triton.jit
 def load_live_rays(p_origins, p_directions, ray, m, step, rule, box, walked, CONE: tl.constexpr):
-    """Rays in cells of the finest level from the grid's centre, as `prepare_rays` leaves them, their part inside the
-    box, and the lattice steps to begin and to end with."""
+    """Rays as `prepare_rays` leaves them, their part inside the box, and the lattice steps to begin and to end with."""
     ox, oy, oz = gpu.load_point(p_origins, ray, m, 3, 1)
     dx, dy, dz = gpu.load_point(p_directions, ray, m, 3, 1)
     t_min, t_max = box_interval(
@@ -325,8 +324,7 @@ def _finish_kernel(
 
 
 def summarize_grid(grid: OccupancyBits) -> Tensor | None:
-    """A byte per block of 4^3 cells: so many blocks around it, in all directions, are surely empty, 0 to FAR. None for
-    resolutions that words do not divide."""
+    """A byte per block of 4^3 cells: so many blocks around it, 0 to FAR, are empty. None where words do not fit."""
     resolution, side = grid.resolution, grid.resolution // 4
     columns, n_blocks = grid.levels * side**2, grid.levels * side**3
     if resolution % 32:

@@ -404,9 +404,8 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     rays, summary = torch.empty(0, COLUMNS.value, device=device), None
     found = torch.empty(n_rays, shape["FOUND"], dtype=torch.int32, device=device) if shape["FOUND"] else None
     if n_rays:
-        rays, summary = _prepare(
-            origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
-        )
+        given = {"jitter": jitter, "limits": limits, "n_active": n_active}
+        rays, summary = _prepare(origins, directions, grid, rule, **given, parts=parts)
         _count_kernel[(gpu.ray_programs(cdiv(n_rays, GROUP), device),)](
             rays, grid.bits, summary, n_active, counts, sums, found, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
         )
@@ -448,9 +447,8 @@ def _maximum_kernel(p_density_bits, p_cells, p_old, p_fresh, n, stride_fresh, BL
     old = tl.load(p_old + i, mask=m, other=-1.0)
     fresh = tl.load(p_fresh + i.to(tl.int64) * stride_fresh, mask=m, other=0.0).to(tl.float32)
     useful = (fresh > 0.0) & (fresh < float("inf"))  # false for NaN
-    tl.atomic_max(
-        p_density_bits + i_cell, fresh.to(tl.int32, bitcast=True), mask=m & useful & (old >= 0.0), sem="relaxed"
-    )
+    m = m & useful & (old >= 0.0)
+    tl.atomic_max(p_density_bits + i_cell, fresh.to(tl.int32, bitcast=True), mask=m, sem="relaxed")
 
 
 @launchable(do_not_specialize=["n_cells"])

@@ -363,9 +363,8 @@ class _NgpQuery(Node):
     def forward(ctx, positions, directions, table, half, layout, *weights) -> tuple[Tensor, Tensor]:
         source = table if half is None else half
         x = hashing.encode_forward(positions, source, layout, None)
-        values, features = forward(
-            x, directions, None, NgpWeights(*weights), None, any(ctx.needs_input_grad), activated=True
-        )
+        own, keep = NgpWeights(*weights), any(ctx.needs_input_grad)
+        values, features = forward(x, directions, None, own, None, keep, activated=True)
         read = source if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(positions, directions, read, x, features, values, *weights)
         ctx.layout, ctx.like = layout, (table.shape, table.dtype)
@@ -420,9 +419,8 @@ def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logi
         return _NgpQuery.apply(positions, directions, table.contiguous(), half, layout, *own)
     if rays is not None and n_used is not None:  # those past the used ones may hold anything
         rays = torch.where(torch.arange(positions.shape[0], device=rays.device) < n_used, rays, 0)
-    raw = ngp_field(
-        hashing.hash_encode(positions, table, layout, half=half, n_used=n_used), directions, rays, own, n_used=n_used
-    )
+    encoding = hashing.hash_encode(positions, table, layout, half=half, n_used=n_used)
+    raw = ngp_field(encoding, directions, rays, own, n_used=n_used)
     return (raw[:, :3], raw[:, 3]) if logits else activate(raw)
 
 

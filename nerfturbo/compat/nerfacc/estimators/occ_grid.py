@@ -132,8 +132,7 @@ class LearningGrid(nn.Module):
 
 
 class OccGridEstimator(LearningGrid, AbstractEstimator):
-    """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l about its centre. Buffers have the names and
-    shapes of nerfacc's checkpoints."""
+    """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l. Buffers are those of nerfacc's checkpoints."""
 
     DIM: int = 3
 
