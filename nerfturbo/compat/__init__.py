@@ -26,11 +26,9 @@ def _modules(package: ModuleType) -> dict[str, ModuleType]:
 
 
 def install(*names: str, package: str = "") -> None:
-    """Make `import nerfacc` and `import tinycudann` (or only the given names) resolve to this package.
-
-    It must run before the original is imported; a second call changes nothing. `package` is another module to stand
-    under the one name: "nerfacc_packed" for code that looks into 0.2's `packed_info`, "nerfacc_indexed" for 0.3.
-    """
+    """Make `import nerfacc` and `import tinycudann` (or only the given names) resolve to this package. It must run
+    before the original is imported; a second call changes nothing. `package` is another module to stand under the one
+    name: "nerfacc_packed" for code that looks into 0.2's `packed_info`, "nerfacc_indexed" for 0.3."""
     chosen = names or ORIGINALS
     refuse(package not in ("", "nerfacc_packed", "nerfacc_indexed"), "package", "a name of nerfturbo.compat", package)
     refuse(package != "" and len(chosen) != 1, "package", "one name to install it under", ", ".join(chosen))

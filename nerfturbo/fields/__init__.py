@@ -5,15 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..config import (
-    CustomFieldConfig,
-    DynamicNgpConfig,
-    FactorConfig,
-    FieldConfig,
-    NgpConfig,
-    VanillaConfig,
-    VoxelConfig,
-)
+from .. import config as configs
 from ..errors import InputError
 from ..ops.positions import Contraction
 from ..types import Aabb
@@ -26,38 +18,22 @@ from .ngp_time import DynamicNGP
 from .vanilla import DeformedNeRF, TimeNeRF, VanillaNeRF
 from .voxels import VoxelGrid
 
-__all__ = [
-    "AntiAliasedNGP",
-    "CustomField",
-    "DeformedNeRF",
-    "DynamicNGP",
-    "FactorField",
-    "Field",
-    "HashDensity",
-    "InstantNGP",
-    "RayField",
-    "TimeNeRF",
-    "VanillaNeRF",
-    "VoxelGrid",
-    "build_field",
-]
+__all__ = ["AntiAliasedNGP", "CustomField", "DeformedNeRF", "DynamicNGP", "FactorField", "Field", "HashDensity"]
+__all__ += ["InstantNGP", "RayField", "TimeNeRF", "VanillaNeRF", "VoxelGrid", "build_field"]
 
+MOTIONS = {"none": VanillaNeRF, "time": TimeNeRF, "deform": DeformedNeRF}
 # A new method: its file, its config, and a line here. Each takes (aabb, config, seed=...).
 BUILDERS: dict[type[Any], Callable[..., nn.Module]] = {
-    NgpConfig: lambda aabb, config, seed: (AntiAliasedNGP if config.anti_alias else InstantNGP)(
-        aabb, config, seed=seed
-    ),
-    DynamicNgpConfig: DynamicNGP,
-    VanillaConfig: lambda aabb, config, seed: {"none": VanillaNeRF, "time": TimeNeRF, "deform": DeformedNeRF}[
-        config.motion
-    ](aabb, config, seed=seed),
-    VoxelConfig: VoxelGrid,
-    FactorConfig: FactorField,
-    CustomFieldConfig: lambda aabb, config, seed: plug_in(make_object(config.source, aabb, seed=seed), aabb),
+    configs.NgpConfig: lambda aabb, own, seed: (AntiAliasedNGP if own.anti_alias else InstantNGP)(aabb, own, seed=seed),
+    configs.DynamicNgpConfig: DynamicNGP,
+    configs.VanillaConfig: lambda aabb, own, seed: MOTIONS[own.motion](aabb, own, seed=seed),
+    configs.VoxelConfig: VoxelGrid,
+    configs.FactorConfig: FactorField,
+    configs.CustomFieldConfig: lambda aabb, own, seed: plug_in(make_object(own.source, aabb, seed=seed), aabb),
 }
 
 
-def build_field(config: FieldConfig, aabb: Aabb, *, seed: int = 0, contraction: Contraction = "none") -> Any:
+def build_field(config: configs.FieldConfig, aabb: Aabb, *, seed: int = 0, contraction: Contraction = "none") -> Any:
     """The field a config describes, over a box or, with a contraction about it, all of space. A custom field is given
     world positions either way."""
     field = BUILDERS[type(config)](aabb, config, seed=seed)

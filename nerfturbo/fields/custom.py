@@ -32,11 +32,9 @@ _OPTIONAL = {
 
 
 class CustomField(nn.Module):
-    """Any module with `density` and `forward` as a field of this package.
-
-    In mixed precision it runs under torch.autocast and gives fp32, unless it has a `connect` of its own. Points that
-    are none are not asked for: not every module takes them. Its optional methods are found here too.
-    """
+    """Any module with `density` and `forward` as a field of this package. In mixed precision it runs under
+    torch.autocast and gives fp32, unless it has a `connect` of its own. Points that are none are not asked for: not
+    every module takes them. Its optional methods are found here too."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -9,7 +9,6 @@ Memory grows with the square of the resolution. docs/voxels.md says how it compa
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from ..config import FactorConfig
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb
-from .field import Buffers, Carry, field_part
+from .field import Buffers, Carry, Staged
 from .parts import FusedMlp, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
@@ -26,15 +25,13 @@ PLANES, LINES = ((0, 1), (0, 2), (1, 2)), (2, 1, 0)  # axes of each plane, and t
 GRIDS = ("density_planes", "density_lines", "color_planes", "color_lines")
 START = 0.1  # standard deviation of the components at the start
 INITIAL_DENSITY = 0.1  # per unit of world length
-MIN_STEPS = 200  # that a stage lasts at least, in the mean
 NET_LR = 2e-3  # peak learning rate of the colour network; optim.lr is that of planes and lines
 SH_DEGREE, COLOR_DEPTH = 4, 2  # of the view direction; hidden layers
 
 
-class FactorField(nn.Module):
-    """Three planes and three lines of components for the density, three and three for the colour's features.
-
-    In mixed precision the network multiplies in `compute_dtype`.
+class FactorField(Staged):
+    """Three planes and three lines of components for the density, three and three for the colour's features. In mixed
+    precision the network multiplies in `compute_dtype`.
 
     >>> field = FactorField(Aabb.cube(1.0), FactorConfig((8, 16), (0.5,)))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
@@ -43,11 +40,11 @@ class FactorField(nn.Module):
     """
 
     compute_dtype: torch.dtype | None = None
-    history: Tensor  # (stages,) int64: resolution of each stage so far
 
     def __init__(self, aabb: Aabb, config: FactorConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
         self.aabb, self.config = aabb, config or FactorConfig()
+        self.shares = self.config.refine_at
         generator, side = torch.Generator().manual_seed(seed), self.config.resolutions[0]
         for name, count in zip(("density", "color"), self.config.components, strict=True):
             for kind, width in (("planes", side), ("lines", 1)):
@@ -57,7 +54,7 @@ class FactorField(nn.Module):
         self.color_net = FusedMlp(inputs, 3, width=self.config.width, depth=COLOR_DEPTH, generator=generator)
         # The network learns slower than the components, which see few of the samples each.
         self.learning_rates = {f"color_net.weights.{i}": NET_LR for i in range(COLOR_DEPTH + 1)}
-        self.register_buffer("history", torch.tensor([side]))
+        self.register_buffer("history", torch.tensor([side]))  # resolutions
 
     def connect(self, buffers: Buffers) -> None:
         self.compute_dtype = buffers.dtype
@@ -65,10 +62,6 @@ class FactorField(nn.Module):
     @property
     def resolution(self) -> int:
         return self.get_parameter("density_planes").shape[-1]
-
-    @property
-    def stage(self) -> int:
-        return self.history.shape[0] - 1
 
     def _components(self, name: str, unit: Tensor) -> Tensor:
         """(3, components, n): products of planes and lines at unit positions (n, 3)."""
@@ -97,12 +90,6 @@ class FactorField(nn.Module):
         logits = self.color_net(inputs if self.compute_dtype is None else inputs.to(self.compute_dtype))
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return torch.sigmoid(wide), self._density(unit)
-
-    # --- finer planes on the way -------------------------------------------------------------------------------------
-
-    def refinement_due(self, progress: float, step: int) -> bool:
-        stage, shares = self.stage, self.config.refine_at
-        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
 
     def new_marks(self) -> Tensor:
         """Empty: nothing of it is pruned."""
@@ -141,7 +128,3 @@ class FactorField(nn.Module):
             setattr(self, name, nn.Parameter(torch.zeros(state[name].shape, dtype=own[name].dtype, device=device)))
         self.register_buffer("history", torch.zeros(state["history"].shape, dtype=torch.int64, device=device))
         return True
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        self.match_shapes(field_part(state_dict, prefix))
-        super()._load_from_state_dict(state_dict, prefix, *rest)

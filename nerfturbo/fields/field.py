@@ -8,7 +8,10 @@
 | `bytes_per_sample` | memory of rendering, for planning; `few_launches` where a round is few kernels |
 | `captures_ahead` | its kernels can be compiled before the first step, with their launches left out |
 | `regularization(step)` | a prior of its own, added to the loss |
-| `refinement_due`, `new_marks`, `mark`, `refine`, `match_shapes` | parameters that change shapes (`AdaptiveField`) |
+| `refinement_due(progress, step)` | whether to change the parameters' shapes now; with it the next four |
+| `new_marks()`, `mark(marks, positions, weights)` | zeros, and noting in them the weights of samples in a pixel |
+| `refine(marks)` | change the parameters; gives the `Carry` that does the same to what belongs to them |
+| `match_shapes(state)` | take the shapes of a state of this field, not its values; whether anything changed |
 | `learning_rates` | peak learning rates of some parameters, by name |
 | `level_weights`, `read_rays` | fading of levels and vectors per photo, for `cameras.refine` and `photo.appearance` |
 | `set_footprint(radius)` | a pixel's typical radius, told before training |
@@ -25,6 +28,8 @@ from torch import Tensor, nn
 from ..ops import GradientSink
 from ..ops.composite import Thinning
 from ..types import PackedSamples, Rays
+
+MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
 
 
 @runtime_checkable
@@ -44,9 +49,7 @@ class Field(Protocol):
 
 class RayField(Field, Protocol):
     """A field that takes packed samples whole, so that it can encode directions once per ray and fuse what follows.
-
-    Rendering and training use these methods where a field has them; the results are those of `Field`.
-    """
+    Rendering and training use these methods where a field has them; the results are those of `Field`."""
 
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         """(capacity,) density of every sample, without gradient."""
@@ -72,33 +75,6 @@ class RayField(Field, Protocol):
 # (name of a parameter in its field, a tensor of its old shape) -> the same in its new shape. Moments and running means
 # have `.first`, `.second` or `.average` behind the name.
 Carry = Callable[[str, Tensor], Tensor]
-
-
-class AdaptiveField(Field, Protocol):
-    """A field whose parameters change their shapes while it trains, as `nerfturbo.training.refine` asks it to.
-
-    Its shapes are part of its state: `load_state_dict` takes a state of others.
-    """
-
-    def refinement_due(self, progress: float, step: int) -> bool:
-        """Whether to change now: after `step` steps, and a share `progress` of the run."""
-        ...
-
-    def new_marks(self) -> Tensor:
-        """Zeros, for `mark` to raise; empty where nothing depends on what is seen."""
-        ...
-
-    def mark(self, marks: Tensor, positions: Tensor, weights: Tensor) -> None:
-        """Note in `marks` that samples at world positions (n, 3) had these rendering weights (n,) in a pixel."""
-        ...
-
-    def refine(self, marks: Tensor) -> Carry:
-        """Change the parameters; the result does the same to tensors that belong to them."""
-        ...
-
-    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
-        """Take the shapes of a state of this field, not its values; whether anything changed."""
-        ...
 
 
 def offers(owner: Any, *names: str) -> bool:
@@ -147,6 +123,26 @@ class Connected(nn.Module):
         return replica
 
 
+class Staged(nn.Module):
+    """A field whose parameters change their shapes at `shares` of the run, each stage of `MIN_STEPS` steps or more."""
+
+    history: Tensor  # (stages,) int64, a number of each stage so far
+    shares: tuple[float, ...]
+    match_shapes: Callable[..., bool]
+
+    @property
+    def stage(self) -> int:
+        return self.history.shape[0] - 1
+
+    def refinement_due(self, progress: float, step: int) -> bool:
+        stage, shares = self.stage, self.shares
+        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.match_shapes(field_part(state_dict, prefix))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
 def connect(model: nn.Module, buffers: Buffers | None) -> None:
     """Hand buffers to every part of a model that takes them; None takes them away again."""
     for module in model.modules():
@@ -161,7 +157,5 @@ def table_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def read_halves(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Let a model that is not trained compute in this precision, as it was trained."""
-    halves: dict[Tensor, Tensor] = (
-        {} if dtype is None else {table: table.detach().to(dtype) for table in table_parameters(model)}
-    )
-    connect(model, Buffers(dtype, halves))
+    tables = [] if dtype is None else table_parameters(model)
+    connect(model, Buffers(dtype, {table: table.detach().to(dtype) for table in tables}))

@@ -25,7 +25,6 @@ COLOR_DEPTH = 2  # hidden layers of the colour network; the density network has 
 
 class InstantNGP(Connected):
     """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
-
     Levels of the grid may be faded by `level_weights`, and the colour network may read more of each ray than its
     direction (`read_rays`): see `nerfturbo.rendering.photos`.
 
@@ -48,9 +47,8 @@ class InstantNGP(Connected):
         config = config or NgpConfig()
         generator = torch.Generator().manual_seed(seed)
         self.aabb, self.config = aabb, config
-        layout = HashLayout(
-            config.n_levels, config.n_features, config.log2_entries, BASE_RESOLUTION, config.max_resolution
-        )
+        sizes = (config.n_levels, config.n_features, config.log2_entries)
+        layout = HashLayout(*sizes, BASE_RESOLUTION, config.max_resolution)
         self.encoding = HashGrid(layout, generator=generator)
         self.density_net, self.color_net = ngp_networks(layout.n_outputs, config.width, generator)
         if config.initial_density != 1.0:
@@ -119,9 +117,7 @@ class InstantNGP(Connected):
         grid = self.encoding
         if self.level_weights is None and grid.sink is None and self.weight_sink is None:
             return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.read), self.weights)
-        encoding = self._encode(unit)
-        logits = ngp_field(encoding, angular, None, self.weights, sink=self.weight_sink)
-        return activated(logits)
+        return activated(ngp_field(self._encode(unit), angular, None, self.weights, sink=self.weight_sink))
 
     def _sample_positions(self, rays: Rays, samples: PackedSamples) -> Tensor:
         space = {"aabb": self.aabb, "contraction": self.contraction}
@@ -153,9 +149,8 @@ class InstantNGP(Connected):
         angular = self.ray_features(rays.directions, rays.camera_indices)
         if not angular.requires_grad:  # gradients are summed over a ray's samples: too much for half precision
             angular = angular.to(encoding.dtype)
-        return ngp_field(
-            encoding, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
-        )
+        options = {"sink": self.weight_sink, "n_used": samples.n_samples}
+        return ngp_field(encoding, angular, samples.ray_indices, self.weights, **options)
 
     def for_export(self) -> nn.Module:
         """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
@@ -190,14 +185,12 @@ class NgpEvaluator:
 
 
 class AntiAliasedNGP(InstantNGP):
-    """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out.
-
-    A pixel's cone is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over
-    the size of the box it is the footprint that `ops.fade_levels` takes. Images from further away, or of fewer pixels,
-    then see a smoother field instead of samples of a sharp one.
-
-    `footprint`, a buffer, is what counts where no camera looks: for the grid, for meshes, for rays without
-    `pixel_radii`. Set it to a typical one of the training rays (`set_footprint`).
+    """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out. A pixel's cone
+    is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over the size of the
+    box it is the footprint that `ops.fade_levels` takes. Images from further away, or of fewer pixels, then see a
+    smoother field instead of samples of a sharp one. `footprint`, a buffer, is what counts where no camera looks: for
+    the grid, for meshes, for rays without `pixel_radii`. Set it to a typical one of the training rays
+    (`set_footprint`).
 
     >>> field = AntiAliasedNGP(Aabb.cube(1.0), NgpConfig(log2_entries=10))
     >>> field.set_footprint(0.01)  # a pixel's radius at its typical distance, in the scene's unit
@@ -252,8 +245,7 @@ class AntiAliasedNGP(InstantNGP):
         unit = unit_positions(positions, self.aabb, self.contraction)
         faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
         angular = self.ray_features(directions, camera_indices).to(faded.dtype)
-        logits = ngp_field(faded, angular, None, self.weights, sink=self.weight_sink)
-        return activated(logits)
+        return activated(ngp_field(faded, angular, None, self.weights, sink=self.weight_sink))
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = self._sample_positions(rays, samples)

@@ -85,9 +85,8 @@ class DynamicNGP(nn.Module):
         place = unit if share >= 1.0 else unit * share
         along = torch.cat([place.t(), (times * (TIME_RESOLUTION / self.finest))[None]])  # (4, n)
         grids = zip(self.motion_grids, TRIPLES, strict=True)
-        return self.speed * _joined(
-            [grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids]
-        )
+        parts = [grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids]
+        return self.speed * _joined(parts)
 
     def _moved(self, features: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         assert self.deform_net is not None
@@ -128,8 +127,7 @@ class DynamicNGP(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         encoded = self._encode(self.aabb.normalize(positions), times_of(positions, times))
         angular = spherical_harmonics(directions, SH_DEGREE).to(encoded.dtype)
-        logits = ngp_field(encoded, angular, None, self.weights, sink=self.weight_sink)
-        return activated(logits)
+        return activated(ngp_field(encoded, angular, None, self.weights, sink=self.weight_sink))
 
     def _encode_samples(self, rays: Rays, samples: PackedSamples) -> Tensor:
         unit = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
@@ -144,9 +142,8 @@ class DynamicNGP(nn.Module):
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         encoded = self._encode_samples(rays, samples)
         angular = spherical_harmonics(rays.directions, SH_DEGREE).to(encoded.dtype)
-        return ngp_field(
-            encoded, angular, samples.ray_indices, self.weights, sink=self.weight_sink, n_used=samples.n_samples
-        )
+        options = {"sink": self.weight_sink, "n_used": samples.n_samples}
+        return ngp_field(encoded, angular, samples.ray_indices, self.weights, **options)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -50,9 +50,8 @@ def truncated_exp(logits: Tensor) -> Tensor:
     return _TruncatedExp.apply(wide)  # type: ignore[no-any-return]
 
 
-def frequency_encode(values: Tensor, n_frequencies: int, *, include_input: bool = True) -> Tensor:
-    """(n, d * (2 * n_frequencies + include_input)): sin and cos of 2^k * pi * values, k = 0 ... n_frequencies - 1.
-
+def frequency_encode(values: Tensor, n_frequencies: int) -> Tensor:
+    """(n, d * (2 * n_frequencies + 1)): the values, and sin and cos of 2^k * pi * them, k = 0 ... n_frequencies - 1.
     Arguments stay in fp32: half precision loses the phase at high frequencies.
 
     >>> frequency_encode(torch.tensor([[0.5]]), 1).round(decimals=3).tolist()
@@ -61,8 +60,7 @@ def frequency_encode(values: Tensor, n_frequencies: int, *, include_input: bool 
     wide = values if values.dtype == torch.float64 else values.float()
     scales = torch.pow(2.0, torch.arange(n_frequencies, device=values.device, dtype=wide.dtype)) * math.pi
     angles = (wide[:, None, :] * scales[:, None]).flatten(1)
-    parts = [angles.sin(), angles.cos()]
-    return torch.cat([wide, *parts] if include_input else parts, dim=-1)
+    return torch.cat([wide, angles.sin(), angles.cos()], dim=-1)
 
 
 def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -> Tensor:
@@ -73,10 +71,7 @@ def draw_uniform(*shape: int, bound: float, generator: torch.Generator | None) -
 
 
 class FusedMlp(Connected):
-    """inputs -> width (x depth hidden layers, ReLU) -> outputs, without biases.
-
-    `sink`, where a trainer connects one, takes the weights' gradients.
-    """
+    """inputs -> width (x depth hidden layers, ReLU) -> outputs, no biases. A `sink` takes the weights' gradients."""
 
     taken = ("sink",)
     sink: GradientSink | None = None
@@ -105,11 +100,9 @@ class FusedMlp(Connected):
 
 
 class HashGrid(Connected):
-    """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula.
-
-    `half` is a half copy that is read in place of the table and `sink` takes its gradient, where a trainer connects
-    them. The `kept_levels` coarsest levels hold what the field begins as: a decay of the table leaves them alone.
-    """
+    """A table of features per level; see `nerfturbo.ops.hash_encode` for the formula. `half` is a half copy that is
+    read in place of the table and `sink` takes its gradient, where a trainer connects them. The `kept_levels` coarsest
+    levels hold what the field begins as: a decay of the table leaves them alone."""
 
     taken = ("half", "sink")
     half: Tensor | None = None

@@ -25,10 +25,9 @@ DEFORM_FREQUENCIES = 4  # of position: finer sines let neighbours part, and trai
 
 
 class VanillaNeRF(nn.Module):
-    """`depth` layers of `width` with the input fed in again half-way, a density head, and one colour layer.
-
-    Positions are scaled so that the box becomes [-1, 1]^3. Density is softplus(h - 1), which starts non-empty.
-    In mixed precision the layers multiply in `compute_dtype`, and everything else stays fp32.
+    """`depth` layers of `width` with the input fed in again half-way, a density head, and one colour layer. Positions
+    are scaled so that the box becomes [-1, 1]^3. Density is softplus(h - 1), which starts non-empty. In mixed precision
+    the layers multiply in `compute_dtype`, and everything else stays fp32.
 
     >>> field = VanillaNeRF(Aabb.cube(1.0), VanillaConfig(width=16, depth=4))
     >>> rgb, density = field(torch.zeros(5, 3), torch.tensor([[0.0, 0.0, 1.0]]).repeat(5, 1))
@@ -167,9 +166,8 @@ class TimeNeRF(VanillaNeRF):
 
 
 class DeformedNeRF(VanillaNeRF):
-    """D-NeRF: a network moves each point to where it was at time 0, and the original NeRF shows what is there.
-
-    The deformation is a network as deep and wide as the scene's; at time 0 it is the identity.
+    """D-NeRF: a network moves each point to where it was at time 0, and the original NeRF shows what is there. The
+    deformation is a network as deep and wide as the scene's; at time 0 it is the identity.
 
     >>> field = DeformedNeRF(Aabb.cube(1.0), VanillaConfig(width=16, depth=4))
     >>> field.displacement(torch.rand(2, 3), torch.zeros(2)).abs().max().item()

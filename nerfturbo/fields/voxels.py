@@ -1,8 +1,6 @@
 """Sparse voxels: density and spherical-harmonic colour at the corners of voxels, pruned and subdivided while training.
-
 No network: log-density and colour logits are trilinear in space, and the activations come after the interpolation, so
-that a surface may lie anywhere inside a voxel. docs/voxels.md has the measurements.
-"""
+that a surface may lie anywhere inside a voxel. docs/voxels.md has the measurements."""
 
 from __future__ import annotations
 
@@ -11,30 +9,21 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config import VoxelConfig
-from ..ops import GradientSink
+from ..ops import GradientSink, voxels
 from ..ops._dispatch import autocast
 from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_bits
 from ..ops.spherical_harmonics import spherical_harmonics
-from ..ops.voxels import (
-    SIDE,
-    VoxelIndex,
-    VoxelTables,
-    blocks_per_axis,
-    color_width,
-    voxel_density,
-    voxel_lookup,
-    voxel_variation,
-)
+from ..ops.voxels import SIDE, VoxelIndex, VoxelTables, blocks_per_axis, color_width
+from ..ops.voxels.reference import node_rows
 from ..types import Aabb, PackedSamples, Rays
-from .field import Buffers, Carry, Connected, field_part
+from .field import Buffers, Carry, Connected, Staged
 from .parts import activated, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
@@ -47,15 +36,13 @@ BANDS = (1.0, 0.5, 0.5, 0.5)
 INITIAL_DENSITY = 0.1  # per unit of world length
 DENSITY_SPEED = 10.0  # how much faster than optim.lr the logarithm of the density moves
 PRUNE_WEIGHT = 0.01  # a voxel stays where it, or a neighbour, gives a training ray at least this share of its colour
-MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
 # Total variation: weights of the density's logarithm over its speed and of the colours, share of the nodes per step.
 TV_DENSITY, TV_COLOR, TV_SHARE = 1e-3, 1e-3, 0.01
 STRUCTURE = ("nodes", "blocks", "rows", "ticks", "history")
 
 
-class VoxelGrid(Connected):
+class VoxelGrid(Staged, Connected):
     """Trilinear log-density and spherical-harmonic colour logits over the box; only some voxels are stored.
-
     `density_table` (n_nodes,) times `DENSITY_SPEED` is the log-density, `color_table` (n_nodes, width) holds the
     coefficients; the buffers say where the nodes lie. `half_table` is a half copy of the colour table and `table_sink`
     takes the gradients of both, where a trainer connects them.
@@ -77,19 +64,17 @@ class VoxelGrid(Connected):
     rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxel_lookup`
     ticks: Tensor  # (resolution + 1,): where the nodes lie along an axis of the unit cube
     scales: Tensor  # (n_basis,): what each basis function is multiplied by
-    history: Tensor  # (stages,) int64: nodes at the start of each stage so far
 
     def __init__(self, aabb: Aabb, config: VoxelConfig | None = None, *, seed: int = 0) -> None:
         super().__init__()
         self.aabb, self.config = aabb, config or VoxelConfig()
-        self.seed, self.n_basis = seed, self.config.sh_degree**2
-        scales = [
-            BANDS[band] / 0.28209479177387814 for band in range(self.config.sh_degree) for _ in range(2 * band + 1)
-        ]
+        self.seed, self.n_basis, self.shares = seed, self.config.sh_degree**2, self.config.subdivide_at
+        bands = range(self.config.sh_degree)
+        scales = [BANDS[band] / 0.28209479177387814 for band in bands for _ in range(2 * band + 1)]
         self.register_buffer("scales", torch.tensor(scales), persistent=False)
         start = dense_structure(self.config.resolutions[0])
         n = start.nodes.shape[0]
-        self._store(start, torch.tensor([n]))
+        self._store(start, torch.tensor([n]))  # the history is of numbers of nodes
         density = math.log(INITIAL_DENSITY) / DENSITY_SPEED
         # The colours first: an optimizer lays one table behind the other, and wide loads want rows that are aligned.
         self.color_table = nn.Parameter(torch.zeros(n, color_width(self.n_basis)))
@@ -114,10 +99,6 @@ class VoxelGrid(Connected):
     def resolution(self) -> int:
         """Voxels per axis of the box."""
         return self.ticks.shape[0] - 1
-
-    @property
-    def stage(self) -> int:
-        return self.history.shape[0] - 1
 
     @property
     def n_nodes(self) -> int:
@@ -146,8 +127,6 @@ class VoxelGrid(Connected):
             whole &= corner_rows(self.structure, middle, corner) >= 0
         return int(whole.sum())
 
-    # --- looking up --------------------------------------------------------------------------------------------------
-
     def basis(self, directions: Tensor) -> Tensor:
         """(n, n_basis): what the coefficients of a colour are multiplied by along unit directions (n, 3)."""
         return spherical_harmonics(directions, self.config.sh_degree) * self.scales.to(directions.dtype)
@@ -160,15 +139,12 @@ class VoxelGrid(Connected):
         half = None if half.dtype == self.color_table.dtype else half
         tables = VoxelTables(self.density_table, self.color_table)
         options = {"half": half, "sink": self.table_sink, "n_used": n_used}
-        out = voxel_lookup(unit_positions, basis, ray_indices, tables, self.index, **options)
-        return out * self._speeds(out)
-
-    def _speeds(self, like: Tensor) -> Tensor:
-        """(4,): 1 for the colours, density_speed for the density; made without a copy from the host."""
-        return (torch.arange(4, device=like.device) == 3).to(like.dtype) * (DENSITY_SPEED - 1.0) + 1.0
+        out = voxels.voxel_lookup(unit_positions, basis, ray_indices, tables, self.index, **options)
+        is_density = (torch.arange(4, device=out.device) == 3).to(out.dtype)  # made without a copy from the host
+        return out * (is_density * (DENSITY_SPEED - 1.0) + 1.0)
 
     def density_logits(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        return voxel_density(unit_positions, self.density_table, self.index, n_used=n_used) * DENSITY_SPEED
+        return voxels.voxel_density(unit_positions, self.density_table, self.index, n_used=n_used) * DENSITY_SPEED
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         unit = self.aabb.normalize(positions)
@@ -182,8 +158,7 @@ class VoxelGrid(Connected):
         self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         rays = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
-        logits = self.logits(self.aabb.normalize(positions), self.basis(directions), rays)
-        return activated(logits)
+        return activated(self.logits(self.aabb.normalize(positions), self.basis(directions), rays))
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
@@ -198,28 +173,16 @@ class VoxelGrid(Connected):
         """How rendering asks this field over some rays; the tables are read as they are."""
         return VoxelEvaluator(self, rays) if len(rays) else None
 
-    # --- the prior ---------------------------------------------------------------------------------------------------
-
     def regularization(self, step: int | Tensor) -> Tensor:
-        """() weighted total variation over a share of the nodes, drawn anew at each step."""
-        tables, chosen = VoxelTables(self.density_table, self.color_table), self._drawn_nodes(step)
-        options = {"n_basis": self.n_basis, "sink": self.table_sink}
-        variation = voxel_variation(tables, self.index, self.nodes, chosen, **options)
-        return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
-
-    def _drawn_nodes(self, step: int | Tensor) -> Tensor:
-        """(m,) int64 rows in runs of neighbours."""
+        """() weighted total variation over a share of the nodes, drawn anew at each step in runs of neighbours."""
         n, device = self.n_nodes, self.nodes.device
         n_runs = max(1, math.ceil(TV_SHARE * n / RUN))
         words = random_bits(n_runs, seed=self.seed, stream=Stream.VARIATION, step=step, device=device)
         first = ((words[:, 0].long() & 0xFFFFFFFF) * n) >> 32
-        return ((first[:, None] + torch.arange(RUN, device=device)) % n).reshape(-1)
-
-    # --- pruning and subdivision -------------------------------------------------------------------------------------
-
-    def refinement_due(self, progress: float, step: int) -> bool:
-        stage, shares = self.stage, self.config.subdivide_at
-        return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
+        chosen = ((first[:, None] + torch.arange(RUN, device=device)) % n).reshape(-1)
+        tables, options = VoxelTables(self.density_table, self.color_table), {"sink": self.table_sink}
+        variation = voxels.voxel_variation(tables, self.index, self.nodes, chosen, n_basis=self.n_basis, **options)
+        return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
 
     def new_marks(self) -> Tensor:
         """(n_nodes,) zeros: the largest weight that a sample in a voxel around the node had in a pixel."""
@@ -241,11 +204,11 @@ class VoxelGrid(Connected):
         if not bool(seen.any()):
             LOG.warning("no voxel is seen: all of them stay, and none is divided")
             kept, target = torch.ones_like(kept), self.resolution
-        voxels, old = kept_voxels(self.structure, kept), self.structure
-        new = subdivided(voxels, old.resolution, target)
+        stay, old = kept_voxels(self.structure, kept), self.structure
+        new = subdivided(stay, old.resolution, target)
         while new.nodes.shape[0] > self.config.max_nodes and target > old.resolution:
             target = max(old.resolution, int(target * COARSER))
-            new = subdivided(voxels, old.resolution, target)
+            new = subdivided(stay, old.resolution, target)
         carry = _Interpolation(old, new, self.index.empty)
         density, color = carry("density_table", self.density_table), carry("color_table", self.color_table)
         before = self.n_nodes
@@ -258,8 +221,6 @@ class VoxelGrid(Connected):
         self.half_table = self.table_sink = None  # they belong to the old tables
         self.density_table, self.color_table = nn.Parameter(density), nn.Parameter(color)
 
-    # --- saved states ------------------------------------------------------------------------------------------------
-
     def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
         own = self.state_dict()
         fits = set(own) <= set(state) and all(state[name].dim() == value.dim() for name, value in own.items())
@@ -269,15 +230,9 @@ class VoxelGrid(Connected):
         device = self.nodes.device
         for name in STRUCTURE:
             self.register_buffer(name, torch.zeros(state[name].shape, dtype=own[name].dtype, device=device))
-        dtype = self.color_table.dtype
-        self._replace(
-            *(torch.zeros(state[n].shape, dtype=dtype, device=device) for n in ("density_table", "color_table"))
-        )
+        like = {"dtype": self.color_table.dtype, "device": device}
+        self._replace(*(torch.zeros(state[name].shape, **like) for name in ("density_table", "color_table")))
         return True
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        self.match_shapes(field_part(state_dict, prefix))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class VoxelEvaluator:
@@ -295,10 +250,8 @@ class VoxelEvaluator:
 
 
 class _Interpolation:
-    """Tensors with a row per node of the old structure, at the nodes of the new one.
-
-    Where nothing was stored, densities are empty; everything else, moments above all, is zero.
-    """
+    """Tensors with a row per node of the old structure, at the nodes of the new one. Where nothing was stored,
+    densities are empty; everything else, moments above all, is zero."""
 
     def __init__(self, old: VoxelStructure, new: VoxelStructure, empty: float) -> None:
         self.old, self.new, self.empty = old, new, empty
@@ -312,7 +265,7 @@ class _Interpolation:
         out = torch.empty(places.shape[0], flat.shape[1], dtype=flat.dtype, device=flat.device)
         index = self.old.index(self.empty if name in ("density_table", "density_table.average") else 0.0)
         for column in range(flat.shape[1]):
-            out[:, column] = voxel_density(places.to(flat.dtype), flat[:, column].contiguous(), index)
+            out[:, column] = voxels.voxel_density(places.to(flat.dtype), flat[:, column].contiguous(), index)
         return out.view(-1, *values.shape[1:])
 
 
@@ -376,10 +329,8 @@ def dense_structure(resolution: int, device: torch.device | str = "cpu") -> Voxe
 
 
 def kept_voxels(structure: VoxelStructure, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Low corners of the voxels that have at least one of the kept nodes (n_nodes,) bool among their corners.
-
-    A sample marks all corners of its voxel, so that the voxel and its 26 neighbours stay.
-    """
+    """Low corners of the voxels that have at least one of the kept nodes (n_nodes,) bool among their corners. A sample
+    marks all corners of its voxel, so that the voxel and its 26 neighbours stay."""
     x, y, z = split_nodes(structure.nodes[kept], structure.resolution)
     last, along, found = structure.resolution - 1, structure.resolution + 1, []
     for corner in range(8):
@@ -407,6 +358,4 @@ def corner_rows(structure: VoxelStructure, positions: Tensor, corner: int) -> Te
     r = structure.resolution
     cell = (positions.clamp(0.0, 1.0) * r).nan_to_num().floor().clamp(max=r - 1).long()
     x, y, z = cell[:, 0] + (corner & 1), cell[:, 1] + ((corner >> 1) & 1), cell[:, 2] + (corner >> 2)
-    block = structure.blocks[x // SIDE, y // SIDE, z // SIDE].long()
-    row = structure.rows[block.clamp(min=0), ((x % SIDE) * SIDE + y % SIDE) * SIDE + z % SIDE].long()
-    return torch.where(block >= 0, row, -1)
+    return node_rows(structure.index(0.0), x, y, z)

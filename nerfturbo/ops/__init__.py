@@ -14,25 +14,6 @@ from .positions import ray_aabb
 from .random import Stream, random_bits, random_uniform
 from .spherical_harmonics import spherical_harmonics
 
-__all__ = [
-    "GradientSink",
-    "HashLayout",
-    "OccupancyBits",
-    "StepRule",
-    "Stream",
-    "compact",
-    "composite",
-    "current_backend",
-    "fused_mlp",
-    "hash_encode",
-    "importance_sample",
-    "march",
-    "packed_cumsum",
-    "packed_sum",
-    "random_bits",
-    "random_uniform",
-    "ray_aabb",
-    "spherical_harmonics",
-    "use_backend",
-    "visibility",
-]
+__all__ = ["GradientSink", "HashLayout", "OccupancyBits", "StepRule", "Stream", "compact", "composite"]
+__all__ += ["current_backend", "fused_mlp", "hash_encode", "importance_sample", "march", "packed_cumsum", "packed_sum"]
+__all__ += ["random_bits", "random_uniform", "ray_aabb", "spherical_harmonics", "use_backend", "visibility"]

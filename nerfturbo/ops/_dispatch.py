@@ -1,9 +1,7 @@
-"""THE dispatch point: which backend runs an op. Nothing else in the package decides that.
-
-`auto` picks Triton for CUDA tensors, numba for CPU tensors, and the reference where neither is there. An explicit
-choice is obeyed or raises; it never falls back in silence. The choice is a ContextVar, so that a viewer thread may
-render with one backend while training runs with another.
-"""
+"""THE dispatch point: which backend runs an op. Nothing else in the package decides that. `auto` picks Triton for CUDA
+tensors, numba for CPU tensors, and the reference where neither is there. An explicit choice is obeyed or raises; it
+never falls back in silence. The choice is a ContextVar, so that a viewer thread may render with one backend while
+training runs with another."""
 
 import functools
 import importlib
@@ -18,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..errors import BackendError, InputError
+from ..errors import BackendError, refuse
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 # (backend, op, function) for which plain torch is as fast as a kernel would be: the reference's function runs. Nothing
@@ -37,8 +35,7 @@ _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
 
 
 def _check(name: str, origin: str) -> str:
-    if name not in get_args(Backend):
-        raise InputError(origin, "one of " + ", ".join(get_args(Backend)), repr(name))
+    refuse(name not in get_args(Backend), origin, "one of " + ", ".join(get_args(Backend)), repr(name))
     return name
 
 
@@ -132,11 +129,9 @@ def _load(backend: str, op: str, function: str) -> Callable[..., Any]:
 
 @contextmanager
 def compile_only(device: torch.device | str) -> Iterator[bool]:
-    """Inside, Triton kernels compile side by side and do not run; elsewhere it yields False and changes nothing.
-
-    For code that reads nothing back from the device: what it computes inside is meaningless, and memory that kernels
-    would have written is zero. Where this release of Triton cannot do it, kernels compile later, one by one.
-    """
+    """Inside, Triton kernels compile side by side and do not run; elsewhere it yields False and changes nothing. For
+    code that reads nothing back from the device: what it computes inside is meaningless, and memory that kernels would
+    have written is zero. Where this release of Triton cannot do it, kernels compile later, one by one."""
     if torch.device(device).type != "cuda" or resolve(torch.empty(0, device=device)) != "triton":
         yield False
         return

@@ -13,8 +13,7 @@ from ._checks import refuse
 
 
 class Node(torch.autograd.Function):
-    """A function that is differentiable once; its backward returns the gradients of its first inputs, the others have
-    none."""
+    """Differentiable once; its backward returns the gradients of its first inputs, the others have none."""
 
     def __init_subclass__(cls) -> None:
         own: Any = cls.backward
@@ -45,15 +44,12 @@ def linear(values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tens
 
 @dataclass(frozen=True)
 class GradientSink:
-    """Where a backward adds the gradients of parameters, instead of handing new tensors to autograd.
-
-    A hash table of 12 M numbers makes that worth it: no allocation, no zero fill and no addition per step. Usually the
-    buffers are the parameters' own `.grad`, allocated once and zeroed by `adam_update`; gradients add up over several
-    backwards until then, as they do in autograd. For a parameter with a buffer autograd sees no gradient at all:
-    `torch.autograd.grad` on it finds none and its hooks do not run, so data-parallel wrappers must reduce the buffers.
-
-    `found_inf`, a () or (1,) fp32 tensor, is set to 1 when a non-finite gradient comes in; nothing here clears it.
-    """
+    """Where a backward adds the gradients of parameters, instead of handing new tensors to autograd. A hash table of 12
+    M numbers makes that worth it: no allocation, no zero fill and no addition per step. Usually the buffers are the
+    parameters' own `.grad`, allocated once and zeroed by `adam_update`; gradients add up over several backwards until
+    then, as they do in autograd. For a parameter with a buffer autograd sees no gradient at all: `torch.autograd.grad`
+    on it finds none and its hooks do not run, so data-parallel wrappers must reduce the buffers. `found_inf`, a () or
+    (1,) fp32 tensor, is set to 1 when a non-finite gradient comes in; nothing here clears it."""
 
     buffers: tuple[Tensor, ...]  # one per parameter, of its shape, contiguous: fp32, or fp16 for a hash table
     found_inf: Tensor | None = None

@@ -1,9 +1,7 @@
-"""Frame after frame of one size: on a GPU a whole frame is one recorded CUDA graph, steered by sixteen numbers.
-
-The graph makes the rays of a part of the picture from the camera, runs a fixed number of rounds (`image.py`) and
-finishes the pixels; nothing is read back inside. How many rounds a frame needs is learned from the first one. The one
-number read after a replay says whether rays are left; if so, a second graph runs further rounds until none is.
-"""
+"""Frame after frame of one size: on a GPU a whole frame is one recorded CUDA graph, steered by sixteen numbers. The
+graph makes the rays of a part of the picture from the camera, runs a fixed number of rounds (`image.py`) and finishes
+the pixels; nothing is read back inside. How many rounds a frame needs is learned from the first one. The one number
+read after a replay says whether rays are left; if so, a second graph runs further rounds until none is."""
 
 import torch
 from torch import Tensor
@@ -23,12 +21,10 @@ PATIENCE = 2  # replays of the second graph in one frame after which the first i
 
 
 class FrameRenderer:
-    """Pictures of width x height pixels of one field, for cameras without distortion.
-
-    Weights, hash table and occupancy bits are read where they lie, so a frame shows the field as it is at that moment;
-    who replaces those tensors (moves the model, say) makes a new renderer. On a GPU a table without a half copy is read
-    as halves, which training on a GPU does too. Fields without a recordable evaluator, and CPUs, do without a graph.
-    """
+    """Pictures of width x height pixels of one field, for cameras without distortion. Weights, hash table and occupancy
+    bits are read where they lie, so a frame shows the field as it is at that moment; who replaces those tensors (moves
+    the model, say) makes a new renderer. On a GPU a table without a half copy is read as halves, which training on a
+    GPU does too. Fields without a recordable evaluator, and CPUs, do without a graph."""
 
     def __init__(
         self,
@@ -77,8 +73,7 @@ class FrameRenderer:
         return in_parts(render, self.height, self.width, self._band)
 
     def _part(self, camera: Tensor, first: int) -> FinishedRays:
-        """Rows of the picture from `first` on: the picture of a camera whose principal point lies higher. The result
-        lasts until the next part."""
+        """Rows of the picture from `first` on, by a higher principal point. The result lasts until the next part."""
         shifted = camera.clone()
         shifted[15] -= first
         self._camera.copy_(shifted)

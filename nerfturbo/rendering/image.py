@@ -1,9 +1,7 @@
-"""Whole images in a fixed amount of memory, whatever their size and however full the grid is.
-
-Through a grid, rays are followed front to back in rounds of a few samples: a ray leaves when it is opaque or through,
-so that nothing far behind a surface is evaluated, and one evaluation gives density and colour at once. Other samplers
-render part after part of the image, every ray to its end. Memory is set by how many rays and samples may be in flight.
-"""
+"""Whole images in a fixed amount of memory, whatever their size and however full the grid is. Through a grid, rays are
+followed front to back in rounds of a few samples: a ray leaves when it is opaque or through, so that nothing far behind
+a surface is evaluated, and one evaluation gives density and colour at once. Other samplers render part after part of
+the image, every ray to its end. Memory is set by how many rays and samples may be in flight."""
 
 import functools
 import itertools
@@ -20,18 +18,10 @@ from ..data.cameras import PIXEL_CENTER, Cameras
 from ..data.lenses import picture_directions
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
+from ..ops import frame
 from ..ops._checks import refuse
 from ..ops._dispatch import compile_only
-from ..ops.frame import (
-    FinishedRays,
-    LiveRays,
-    NextSamples,
-    RoundLimits,
-    absorb_samples,
-    finish_rays,
-    next_samples,
-    start_rays,
-)
+from ..ops.frame import FinishedRays, LiveRays, NextSamples, RoundLimits
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..sampling.sampler import Sampler
 from ..types import Aabb, Rays, RenderOutput
@@ -134,12 +124,11 @@ class Evaluator:
 def begin(
     field: Any, rays: Rays, sampler: GridSampler, order: Tensor | None, *, half: bool = False
 ) -> tuple[Evaluator, LiveRays]:
-    """Rays at their beginning, and how to ask the field: its own fused way, tables read in their precision or in
-    `half`, or point by point."""
+    """Rays at their beginning, and how to ask the field: its own fused way, perhaps in `half`, or point by point."""
     own = field.evaluator(rays, half=half) if offers(field, "evaluator") else None
     evaluate, bits = Evaluator(field, rays) if own is None else own, sampler.grid.occupancy
     options = {"order": order, "channels": evaluate.channels}
-    return evaluate, start_rays(rays.origins, rays.directions, bits, sampler.rule, **options)
+    return evaluate, frame.start_rays(rays.origins, rays.directions, bits, sampler.rule, **options)
 
 
 def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable[[LiveRays], LiveRays]:
@@ -147,12 +136,11 @@ def make_round(evaluate: Evaluator, sampler: GridSampler, rows: int) -> Callable
     grid, settings = sampler.grid, sampler.settings
     limits = LIMITS.get(grid.bits.device.type)
     threshold = settings.alpha_thre if settings.alpha_thre <= 0.0 else grid.mean.clamp(max=settings.alpha_thre)
-
     options = {"early_stop_eps": settings.early_stop_eps, "logits": evaluate.logits}
 
     def run(live: LiveRays) -> LiveRays:
-        samples = next_samples(live, rows=rows, limits=limits, aabb=evaluate.aabb)
-        return absorb_samples(live, samples, *evaluate(samples), alpha_thre=threshold, **options)
+        samples = frame.next_samples(live, rows=rows, limits=limits, aabb=evaluate.aabb)
+        return frame.absorb_samples(live, samples, *evaluate(samples), alpha_thre=threshold, **options)
 
     return run
 
@@ -176,7 +164,7 @@ def render_part(
     while rounds is None and int(live.n_live):
         for _ in range(unchecked):
             live = run(live)
-    return finish_rays(live, background)
+    return frame.finish_rays(live, background)
 
 
 @functools.lru_cache(maxsize=8)
@@ -235,20 +223,16 @@ def render_image(
     background: Tensor | None = None,
     max_memory: int | None = None,
 ) -> RenderedImage:
-    """Render all rays of an image (height * width, row-major); the pixels are those of `render_rays`.
-
-    `grid` is what places the samples: an occupancy grid or a sampler such as `ProposalEstimator`. As many rays at a
-    time as `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no
-    voxels, 1 to 4 GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top).
-    """
+    """Render all rays of an image (height * width, row-major); the pixels are those of `render_rays`. `grid` is what
+    places the samples: an occupancy grid or a sampler such as `ProposalEstimator`. As many rays at a time as
+    `max_memory` bytes allow (None: 256 MiB on a GPU, 1 GiB there for fields that are no hash grid and no voxels, 1 to 4
+    GiB without a grid, a 32nd of its memory; 64 MiB on a CPU; the image itself comes on top)."""
     refuse(len(rays) != height * width, "rays", f"height * width = {height * width} rays", len(rays))
 
-    def rays_of(first: int, rows: int) -> Rays:
+    def part(first: int, rows: int) -> Rays:
         return rays[first * width : (first + rows) * width]
 
-    return _render_rows(
-        field, as_sampler(grid, settings), rays_of, (height, width), rays.device, background, max_memory
-    )
+    return _render_rows(field, as_sampler(grid, settings), part, (height, width), rays.device, background, max_memory)
 
 
 def _render_rows(
@@ -307,9 +291,7 @@ def render_view(
     max_memory: int | None = None,
 ) -> RenderedImage:
     """View `index` of the cameras, as `render_image` renders it; rays are made part by part, on the grid's device.
-
-    `background` is (channels,).
-    """
+    `background` is (channels,)."""
     width, height = (int(side) for side in cameras.size[index])
     device = device_of(field, grid)
     local = picture_directions(cameras, index, device)

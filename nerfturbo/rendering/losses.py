@@ -9,8 +9,7 @@ from ..config import LossConfig
 from ..ops._checks import refuse
 from ..ops._sink import linear
 from ..ops.composite_loss import SURE, RayLossRule
-from ..ops.packed import packed_cumsum, packed_sum
-from ..sampling.uniform import mean_over_rays
+from ..ops.packed import mean_over_rays, packed_cumsum, packed_sum
 from ..types import PackedSamples
 from .render import RgbSigmaFn
 
@@ -25,9 +24,8 @@ def color_loss(
     n_rays_kept: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """() mean over rays and channels; rays from `n_rays_kept` on do not count, on either side of the fraction.
-
-    With `weights` (n_rays,) each ray's part of the sum is multiplied by its own; the number of rays is not.
+    """() mean over rays and channels; rays from `n_rays_kept` on do not count, on either side of the fraction. With
+    `weights` (n_rays,) each ray's part of the sum is multiplied by its own; the number of rays is not.
 
     >>> round(color_loss(torch.tensor([[0.5]]), torch.tensor([[0.3]]), kind="mse").item(), 4)
     0.04
@@ -92,18 +90,14 @@ def weights_loss(
 
 
 def weigh_gradient(values: Tensor, weights: Tensor) -> Tensor:
-    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,).
-
-    A loss that is a sum over rays is weighted by ray this way, whatever computes it.
-    """
+    """The values (n, c) as they are; their gradient is multiplied by `weights` (n,), whatever loss it comes from."""
     return linear(values, lambda values: values.view_as(values), lambda grad: grad * weights[:, None].to(grad.dtype))
 
 
 def near_weights(t_starts: Tensor, t_ends: Tensor, distance: float) -> Tensor:
-    """(n,) min(1, (t / distance)^2) at the samples' middles: what to scale gradients by before the cameras.
-
-    Space right before a camera is crowded with samples of that one camera: they get its whole gradient at every step,
-    while surfaces further away share theirs among few, so floaters grow there first. This undoes the crowding.
+    """(n,) min(1, (t / distance)^2) at the samples' middles: what to scale gradients by before the cameras. Space right
+    before a camera is crowded with samples of that one camera: they get its whole gradient at every step, while
+    surfaces further away share theirs among few, so floaters grow there first. This undoes the crowding.
 
     >>> near_weights(torch.tensor([0.0, 0.5, 3.0]), torch.tensor([0.0, 0.5, 3.0]), 1.0).tolist()
     [0.0, 0.25, 1.0]

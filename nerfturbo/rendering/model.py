@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import (
-    Config,
-    CustomFieldConfig,
-    CustomSamplerConfig,
-    GridSamplerConfig,
-    HierarchySamplerConfig,
-    ProposalSamplerConfig,
-    UniformSamplerConfig,
-)
+from .. import config as configs
+from ..config import Config, CustomFieldConfig, CustomSamplerConfig, GridSamplerConfig
 from ..data.cameras import Cameras
 from ..data.keypoints import Keypoints
 from ..data.scene import Scene
@@ -80,7 +73,7 @@ def half_box(aabb: Aabb) -> float:
 
 def _span(config: Config, bounds: SceneBounds) -> RaySpan:
     """The part of a ray that is sampled: inside the box, or with a contraction far beyond it."""
-    unit, hierarchy = half_box(bounds.aabb), isinstance(config.sampler, HierarchySamplerConfig)
+    unit, hierarchy = half_box(bounds.aabb), isinstance(config.sampler, configs.HierarchySamplerConfig)
     if config.grid.contraction != "none":
         return RaySpan(bounds.near, max(bounds.far, FAR * unit), "mixed", unit)
     spacing = "uniform" if hierarchy else "mixed"
@@ -102,18 +95,14 @@ def _grid_sampler(own: GridSamplerConfig, config: Config, bounds: SceneBounds, g
     return GridSampler(grid, settings, pruning=pruning)
 
 
-def _uniform_sampler(own: UniformSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    return UniformEstimator(own.n_samples, _span(config, bounds))
-
-
-def _hierarchy_sampler(own: HierarchySamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+def _hierarchy_sampler(own: Any, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
     space, contraction = _space(config, bounds.aabb), config.grid.contraction
     coarse = build_field(config.field, space, seed=config.train.seed + PROPOSAL_SEEDS, contraction=contraction)
     sizes = {"n_samples": own.n_samples, "coarse_samples": own.coarse_samples}
     return HierarchyEstimator(coarse, **sizes, span=_span(config, bounds))
 
 
-def _proposal_sampler(own: ProposalSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
+def _proposal_sampler(own: Any, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
     densities, seed = [], config.train.seed + PROPOSAL_SEEDS
     for index in range(len(own.coarse_samples)):
         finest = own.resolutions[min(index, len(own.resolutions) - 1)]
@@ -124,16 +113,14 @@ def _proposal_sampler(own: ProposalSamplerConfig, config: Config, bounds: SceneB
     return ProposalEstimator(densities, **sizes, span=_span(config, bounds))
 
 
-def _custom_sampler(own: CustomSamplerConfig, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
-    return make_object(own.source, bounds.aabb, seed=config.train.seed, what="sampler")
-
-
 SAMPLERS: dict[type[Any], Callable[[Any, Config, SceneBounds, OccupancyGrid], Any]] = {
     GridSamplerConfig: _grid_sampler,
-    UniformSamplerConfig: _uniform_sampler,
-    HierarchySamplerConfig: _hierarchy_sampler,
-    ProposalSamplerConfig: _proposal_sampler,
-    CustomSamplerConfig: _custom_sampler,
+    configs.UniformSamplerConfig: lambda own, config, bounds, _: UniformEstimator(own.n_samples, _span(config, bounds)),
+    configs.HierarchySamplerConfig: _hierarchy_sampler,
+    configs.ProposalSamplerConfig: _proposal_sampler,
+    CustomSamplerConfig: lambda own, config, bounds, _: make_object(
+        own.source, bounds.aabb, seed=config.train.seed, what="sampler"
+    ),
 }
 
 

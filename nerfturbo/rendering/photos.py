@@ -71,10 +71,8 @@ def rotation_matrices(vectors: Tensor) -> Tensor:
 
 
 def gauge_directions(positions: Tensor, unit: float) -> Tensor:
-    """(6 n, 7) orthonormal: corrections (omega, tau / unit) of n cameras that move all of them as one body.
-
-    Columns that such cameras do not have (the scale of cameras in one place) are zero.
-    """
+    """(6 n, 7) orthonormal: corrections (omega, tau / unit) of n cameras that move all of them as one body. Columns
+    that such cameras do not have (the scale of cameras in one place) are zero."""
     n, about = positions.shape[0], (positions - positions.mean(0)).double() / unit
     axes = torch.eye(6, dtype=torch.float64) / math.sqrt(n)
     columns = [axis.expand(n, 6) for axis in axes]
@@ -98,10 +96,8 @@ class _ShiftColours(torch.autograd.Function):
 
 
 class PhotoCorrections(nn.Module):
-    """Parameters per training photo; rows are in the order of the training pictures.
-
-    `observe` tells it the cameras before training; a checkpoint keeps what it needs of them.
-    """
+    """Parameters per training photo; rows are in the order of the training pictures. `observe` tells it the cameras
+    before training; a checkpoint keeps what it needs of them."""
 
     pose: Tensor  # (n, 6): omega and tau, as in the head of this file; tau in half sides of the box
     focal: Tensor  # (lenses, 2): phi
@@ -201,11 +197,9 @@ class PhotoCorrections(nn.Module):
 
     @torch.no_grad()
     def refined(self, cameras: Cameras) -> Cameras:
-        """The training cameras as they were learned, on their own device; any size of picture will do.
-
-        A focal factor s scales what is left of a lens after its distortion is undone. OpenCV's lens does the same with
-        k r^2 in place of k (r / s)^2: its coefficients change by powers of s, the mean of both factors.
-        """
+        """The training cameras as they were learned, on their own device; any size of picture will do. A focal factor s
+        scales what is left of a lens after its distortion is undone. OpenCV's lens does the same with k r^2 in place of
+        k (r / s)^2: its coefficients change by powers of s, the mean of both factors."""
         refuse(len(cameras) != self.n_photos, "cameras", f"the {self.n_photos} cameras of training", len(cameras))
         poses, device = cameras.camera_to_world, cameras.device
         if self.config.cameras.refine:

@@ -159,9 +159,7 @@ def render_rays(
     prune: bool = True,
 ) -> RenderOutput:
     """`ray_marching` and `volume_rendering` of a field, an object as in `nerfturbo.fields.field`. Differentiable to it.
-
-    `prune` leaves out samples that no light reaches, by a first pass over the densities alone.
-    """
+    `prune` leaves out samples that no light reaches, by a first pass over the densities alone."""
     sigma_fn, rgb_sigma_fn = field_functions(field, rays)
     samples = ray_marching(rays, grid, sigma_fn=sigma_fn if prune else None, **vars(settings or MarchSettings()))
     return volume_rendering(rgb_sigma_fn, samples, background=background)
@@ -179,12 +177,10 @@ def _sphere(device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def surface_normals(field: Field, grid: OccupancyGrid, positions: Tensor, times: Tensor | None = None) -> Tensor:
-    """(n, 3) unit vectors out of the surface at positions (n, 3); zero where nothing is around.
-
-    Minus the mean direction of what lies on a small sphere about the point, weighed by opacity rather than density: it
-    is bounded, so that a few very dense places do not drown the rest. At a sharp border, half of the sphere is opaque
-    and its mean direction is the normal; differences along three axes would know only their signs.
-    """
+    """(n, 3) unit vectors out of the surface at positions (n, 3); zero where nothing is around. Minus the mean
+    direction of what lies on a small sphere about the point, weighed by opacity rather than density: it is bounded, so
+    that a few very dense places do not drown the rest. At a sharp border, half of the sphere is opaque and its mean
+    direction is the normal; differences along three axes would know only their signs."""
     reach = REACH * grid.step_size
     directions = _sphere(positions.device)
     parts = []

@@ -8,26 +8,7 @@ from .proposals import HierarchyEstimator, ProposalEstimator
 from .sampler import DensityFn, Draw, Pruning, Sampler, SigmaFn
 from .uniform import ProposedSamples, UniformEstimator, uniform_samples
 
-__all__ = [
-    "ContractedGrid",
-    "DensityFn",
-    "Draw",
-    "GridSampler",
-    "HierarchyEstimator",
-    "Histogram",
-    "MarchSettings",
-    "OccupancyGrid",
-    "ProposalEstimator",
-    "ProposedSamples",
-    "Pruning",
-    "RaySpan",
-    "Sampler",
-    "SigmaFn",
-    "UniformEstimator",
-    "annealing",
-    "contract",
-    "interlevel_loss",
-    "march_scenes",
-    "uncontract",
-    "uniform_samples",
-]
+__all__ = ["ContractedGrid", "DensityFn", "Draw", "GridSampler", "HierarchyEstimator", "Histogram", "MarchSettings"]
+__all__ += ["OccupancyGrid", "ProposalEstimator", "ProposedSamples", "Pruning", "RaySpan", "Sampler", "SigmaFn"]
+__all__ += ["UniformEstimator", "annealing", "contract", "interlevel_loss", "march_scenes", "uncontract"]
+__all__ += ["uniform_samples"]

@@ -1,8 +1,6 @@
-"""An occupancy grid over all of space: the cells divide the contracted cube or ball evenly.
-
-Far cells are large, as far steps are: one grid of one level covers what else takes nested ones. Cells are no boxes in
-space, so rays are not walked from cell to cell: every step of a fixed lattice looks at the cell it is in.
-"""
+"""An occupancy grid over all of space: the cells divide the contracted cube or ball evenly. Far cells are large, as far
+steps are: one grid of one level covers what else takes nested ones. Cells are no boxes in space, so rays are not walked
+from cell to cell: every step of a fixed lattice looks at the cell it is in."""
 
 from dataclasses import replace
 from functools import partial

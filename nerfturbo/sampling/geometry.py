@@ -71,10 +71,8 @@ def dilate(occupied: Tensor, cells: int) -> Tensor:
 
 
 def flood_fill(surface: Tensor) -> Tensor:
-    """Closed surfaces and what they enclose: every cell that no way leads to from outside the outermost level.
-
-    Levels are done from the outermost inwards; a level's border is outside where the level around it is.
-    """
+    """Closed surfaces and what they enclose: every cell that no way leads to from outside the outermost level. Levels
+    are done from the outermost inwards; a level's border is outside where the level around it is."""
     levels, r = surface.shape[0], surface.shape[1]
     outside = torch.zeros_like(surface)
     border = torch.zeros(r, r, r, dtype=torch.bool, device=surface.device)

@@ -1,12 +1,8 @@
-"""The multi-level occupancy grid: which cells hold anything, learned from the field while it trains.
-
-Each cell keeps a decaying maximum of its optical thickness (density x step size). A cell is occupied above
-min(threshold, mean): the mean keeps the grid alive while all densities are still small. Cells that no camera sees hold
--1 and never become occupied. Nothing here waits for the device.
-
-Of a dynamic scene (`GridConfig.moments`) a cell keeps the maximum over time: each update looks at it at other random
-moments, so that nothing that passes through it is skipped.
-"""
+"""The multi-level occupancy grid: which cells hold anything, learned from the field while it trains. Each cell keeps a
+decaying maximum of its optical thickness (density x step size). A cell is occupied above min(threshold, mean): the mean
+keeps the grid alive while all densities are still small. Cells that no camera sees hold -1 and never become occupied.
+Nothing here waits for the device. Of a dynamic scene (`GridConfig.moments`) a cell keeps the maximum over time: each
+update looks at it at other random moments, so that nothing that passes through it is skipped."""
 
 from __future__ import annotations
 
@@ -69,10 +65,9 @@ class CellTeam(Protocol):
 
 
 class OccupancyGrid(nn.Module):
-    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l.
-
-    Cell (level, x, y, z) is number ((level * r + x) * r + y) * r + z. A new grid is occupied everywhere; `update`
-    learns it from a field, `set_occupied`, `from_points` and `from_mesh` from what is known already.
+    """`levels` nested grids of resolution^3 cells; level l covers the box scaled by 2^l. Cell (level, x, y, z) is
+    number ((level * r + x) * r + y) * r + z. A new grid is occupied everywhere; `update` learns it from a field,
+    `set_occupied`, `from_points` and `from_mesh` from what is known already.
 
     >>> grid = OccupancyGrid(Aabb.cube(1.0), GridConfig(resolution=4), step_size=0.1)
     >>> grid.update(0, lambda positions: 50.0 * (positions[:, 0] > 0.0))  # a field that is dense for x > 0
@@ -105,9 +100,8 @@ class OccupancyGrid(nn.Module):
         step_size: float | None = None,
         margin: int = 1,
     ) -> OccupancyGrid:
-        """Occupied where points (n, 3) lie, and `margin` cells around: a reconstruction's points, a scan.
-
-        Without a box it is the cube around the points; without a step size, a 1024th of the box's diagonal.
+        """Occupied where points (n, 3) lie, and `margin` cells around: a reconstruction's points, a scan. Without a box
+        it is the cube around the points; without a step size, a 1024th of the box's diagonal.
 
         >>> grid = OccupancyGrid.from_points(torch.zeros(1, 3), Aabb.cube(1.0), GridConfig(resolution=8))
         >>> int(grid.occupied_fraction() * grid.n_cells)  # the point's cell and its 26 neighbours
@@ -133,9 +127,7 @@ class OccupancyGrid(nn.Module):
         fill: bool = False,
     ) -> OccupancyGrid:
         """Occupied along the triangles `vertices[faces]`, and `margin` cells around; with `fill`, inside them too.
-
-        vertices (n, 3), faces (m, 3) int. The rest as in `from_points`. Filling needs a closed surface.
-        """
+        vertices (n, 3), faces (m, 3) int. The rest as in `from_points`. Filling needs a closed surface."""
         vertices = check_points("vertices", vertices)
         aabb = aabb or box_around(vertices)
         grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(vertices.device)
@@ -190,10 +182,8 @@ class OccupancyGrid(nn.Module):
         self, step: int | Tensor, density_fn: DensityFn, *, all_cells: bool | None = None, team: CellTeam | None = None
     ) -> None:
         """Refresh cells from the field: all of them while warming up (or when asked), a sampled half later.
-
         `density_fn(positions)` gives densities (n,); with `moments` in the config it is `density_fn(positions, times)`.
-        With a `team` each process evaluates its part of the cells, and all of them take over the same values.
-        """
+        With a `team` each process evaluates its part of the cells, and all of them take over the same values."""
         if all_cells is None:
             all_cells = int(step) < self.warmup_steps
         cells = self.cells_to_refresh(step, all_cells=all_cells)
@@ -252,10 +242,8 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def mark_invisible(self, frusta: Frusta, near: float) -> float:
-        """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up.
-
-        A cell counts as seen when a sphere around it touches the frustum.
-        """
+        """Give up the cells that no pinhole camera sees beyond `near`; returns the share given up. A cell counts as
+        seen when a sphere around it touches the frustum."""
         chunk = CHUNK if self.bits.device.type == "cpu" else 8 * CHUNK  # on a GPU launches take the time
         return self.mark_unseen(self._spheres, frusta, near, chunk)
 
@@ -284,10 +272,8 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def set_occupied(self, occupied: Tensor) -> None:
-        """Set the grid by hand: (levels, resolution, resolution, resolution) bool, or the same flattened.
-
-        The cells are as good as learned: `update` goes on from there.
-        """
+        """Set the grid by hand: (levels, resolution, resolution, resolution) bool, or the same flattened. The cells are
+        as good as learned: `update` goes on from there."""
         r = self.config.resolution
         if occupied.numel() != self.n_cells:
             raise InputError("occupied", f"shape {(self.config.levels, r, r, r)}", str(tuple(occupied.shape)))
@@ -296,10 +282,8 @@ class OccupancyGrid(nn.Module):
         self.bits.copy_(pack_bits(flat))
 
     def cropped(self, box: Aabb, *, what: str = "box") -> OccupancyGrid:
-        """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of this one.
-
-        A box outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones.
-        """
+        """A grid of one level over `box` alone: a cell is occupied where it touches an occupied cell of this one. A box
+        outside the scene, or without any occupied cell, is refused with the box that holds the occupied ones."""
         inside = box.intersection(self.outer_aabb)
         occupied = None if inside is None else _touched(self, inside)
         if inside is None or occupied is None or not bool(occupied.any()):
@@ -455,9 +439,7 @@ def march_scenes(
     rays: Rays, grids: Sequence[OccupancyGrid], scene_indices: Tensor, rule: StepRule, *, jitter: Tensor | None = None
 ) -> PackedSamples:
     """The samples of each ray in the occupied cells of grids[scene_indices[ray]], in ray order. Not differentiable.
-
-    `scene_indices` (n_rays,) int64. One march per scene, and the numbers of rays per scene are read back once.
-    """
+    `scene_indices` (n_rays,) int64. One march per scene, and the numbers of rays per scene are read back once."""
     if tuple(scene_indices.shape) != (len(rays),) or scene_indices.is_floating_point():
         got = f"{tuple(scene_indices.shape)} {scene_indices.dtype}"
         raise InputError("scene_indices", f"whole numbers of shape ({len(rays)},)", got)

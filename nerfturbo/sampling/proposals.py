@@ -10,10 +10,11 @@ from ..config import MAX_PROPOSALS
 from ..errors import InputError
 from ..ops._checks import refuse
 from ..ops.intervals import Space, interval_weights
+from ..ops.packed import mean_over_rays
 from ..types import PackedSamples, Rays
 from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
 from .sampler import Draw, UnitDensity
-from .uniform import ProposedSamples, UniformEstimator, even_edges, mean_over_rays
+from .uniform import ProposedSamples, UniformEstimator, even_edges
 
 LEARN_EVERY = 5  # after the annealing, proposals are trained at one in so many steps
 PROPOSAL_BYTES = 96  # per sample of a density that does not say: place, position, encoding, density, weight
@@ -22,7 +23,6 @@ HISTOGRAM_BYTES = 12  # of those, what outlives its stage
 
 class ProposalEstimator(UniformEstimator):
     """Mip-NeRF 360's proposal sampling: each density says where the next one looks, the last where the field does.
-
     `densities` are modules (or functions) of positions (n, 3) to density (n,), one per entry of `coarse_samples`;
     `nerfturbo.HashDensity` is made for it. Add `loss(samples, weights)` to your own loss to train them.
 

@@ -19,10 +19,7 @@ NO_EDGES = torch.empty(0, 1)
 
 @dataclass(frozen=True)
 class ProposedSamples(PackedSamples):
-    """Packed samples, `n_per_ray` of each ray, with the stages that led to them.
-
-    Rays from `n_rays_kept` on have none, and their part of the arrays is the tail.
-    """
+    """Packed samples, `n_per_ray` of each ray that was kept, with the stages that led to them; the rest is the tail."""
 
     edges: Tensor = NO_EDGES  # (n_rays, n_per_ray + 1) places in [0, 1]
     stages: tuple[Histogram, ...] = ()
@@ -118,15 +115,6 @@ def packed(edges: Tensor, distances: Tensor, stages: tuple[Histogram, ...], n_ac
     return ProposedSamples(starts, ends, rays, torch.minimum(numbers, active) * n, active, edges, stages)
 
 
-def mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
-    """() mean of values (n_rays,) over the rays that were kept."""
-    kept = samples.n_rays_kept
-    if kept is None:
-        return values.sum() / max(samples.n_rays, 1)
-    counted = torch.arange(values.shape[0], device=values.device) < kept
-    return torch.where(counted, values, torch.zeros_like(values)).sum() / kept.clamp(min=1)
-
-
 def uniform_samples(
     rays: Rays,
     aabb: Aabb,
@@ -137,9 +125,7 @@ def uniform_samples(
     jitter: Tensor | None = None,
 ) -> PackedSamples:
     """`n_samples` equal intervals per ray between its entry into the box and its exit; none for a ray that misses.
-
-    `jitter` (n_rays, n_samples) in [0, 1) moves each inner edge inside its stratum.
-    """
+    `jitter` (n_rays, n_samples) in [0, 1) moves each inner edge inside its stratum."""
     t_min, t_max = ray_aabb(rays.origins, rays.directions, aabb, near=near, far=far)
     steps = torch.arange(n_samples + 1, device=rays.device, dtype=t_min.dtype).expand(len(rays), -1).clone()
     if jitter is not None:

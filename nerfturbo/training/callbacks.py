@@ -184,14 +184,10 @@ def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
             return None
         return max(0.0, 1.0 - record.n_samples / max(1, record.n_rays * sampler.evaluations_per_ray))
     batch = trainer.pixels.draw(trainer.step - 1, max(1, record.n_rays))
-    t_min, t_max = ray_aabb(
-        batch.rays.origins, batch.rays.directions, model.grid.outer_aabb, near=model.bounds.near, far=model.bounds.far
-    )
+    limits = {"near": model.bounds.near, "far": model.bounds.far}
+    t_min, t_max = ray_aabb(batch.rays.origins, batch.rays.directions, model.grid.outer_aabb, **limits)
     uniform = float((t_max - t_min).sum()) / model.grid.step_size
     return max(0.0, 1.0 - record.n_samples / max(uniform, 1.0))
-
-
-# --- loggers ----------------------------------------------------------------------------------------------------------
 
 
 def jsonl_logger(path: Path) -> Logger:
@@ -270,9 +266,6 @@ def _missing(logger: str, package: str, error: ImportError) -> InputError:
     return InputError(f"logger {logger}", f"the package {package}", str(error), f"pip install {package}")
 
 
-# --- the GPU ----------------------------------------------------------------------------------------------------------
-
-
 class GpuMonitor:
     """Reads a GPU about once a second, when it is called; `hint` is said once, when the GPU starves."""
 
@@ -293,16 +286,11 @@ class GpuMonitor:
             self._recent.append(self._values["gpu_utilisation"])
             self._values["gpu_memory_bytes"] = float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
             self._values["gpu_power_watts"] = self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000.0
-        self._say_hint()
-        return dict(self._values)
-
-    def _say_hint(self) -> None:
-        if self._hinted or len(self._recent) < STARVING_SAMPLES:
-            return
-        mean = sum(self._recent) / len(self._recent)
-        if mean < STARVING_PERCENT:
+        mean = sum(self._recent) / max(len(self._recent), 1)
+        if not self._hinted and len(self._recent) == STARVING_SAMPLES and mean < STARVING_PERCENT:
             self._hinted = True
             LOG.warning(hint(mean))
+        return dict(self._values)
 
 
 def hint(utilisation: float) -> str:

@@ -1,9 +1,7 @@
-"""Checkpoints: a folder with `tensors.safetensors` and `state.json`, made whole or not at all.
-
-Nothing is ever unpickled. A checkpoint is written into a temporary folder, flushed to disk and renamed, so that a kill
-or a full disk at any moment leaves the previous one intact. The random state is the step: draws are counter-based.
-docs/checkpoints.md says what is kept, and how older versions are read.
-"""
+"""Checkpoints: a folder with `tensors.safetensors` and `state.json`, made whole or not at all. Nothing is ever
+unpickled. A checkpoint is written into a temporary folder, flushed to disk and renamed, so that a kill or a full disk
+at any moment leaves the previous one intact. The random state is the step: draws are counter-based. docs/checkpoints.md
+says what is kept, and how older versions are read."""
 
 import contextlib
 import errno
@@ -61,13 +59,6 @@ def _collect(model: nn.Module, others: dict[str, Tensor] | None) -> dict[str, Te
     return collected
 
 
-def current_name(name: str) -> str:
-    """The name that a tensor of an older checkpoint has now."""
-    for old, new in _RENAMED:
-        name = new + name.removeprefix(old) if name.startswith(old) else name
-    return name
-
-
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -97,12 +88,17 @@ def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tenso
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         needed = sum(value.numel() * value.element_size() for value in tensors.values())
-        why = f"{error.strerror or error}; it takes {needed / 1e6:.1f} MB{_free_text(folder)}"
+        why = f"{error.strerror or error}; it takes {needed / 1e6:.1f} MB"
+        with contextlib.suppress(OSError):
+            why += f", {shutil.disk_usage(folder).free / 1e6:.1f} MB are free"
         raise CheckpointError(f"{final}: could not be saved ({why}); earlier checkpoints are intact") from error
     except BaseException:  # a second Ctrl-C, say
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    remove_old(folder, keep=keep)
+    best = best_checkpoint(folder)
+    for old in list_checkpoints(folder)[: -max(1, keep)]:
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -147,21 +143,6 @@ def _is_running(process: int) -> bool:
     except OSError as error:  # another one: it is there and belongs to someone else
         return not isinstance(error, ProcessLookupError)
     return True
-
-
-def _free_text(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        return f", {shutil.disk_usage(folder).free / 1e6:.1f} MB are free"
-    return ""
-
-
-def remove_old(folder: Path, *, keep: int = KEEP) -> None:
-    """Remove all but the newest `keep` checkpoints and the one with the best score."""
-    found = list_checkpoints(folder)
-    best = best_checkpoint(folder)
-    for old in found[: -max(1, keep)]:
-        if old != best:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -215,9 +196,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        tensors = {current_name(name): value for name, value in load_file(path).items()}
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+    for old, new in _RENAMED:
+        tensors = {new + name.removeprefix(old) if name.startswith(old) else name: v for name, v in tensors.items()}
     for name in [name for name, value in tensors.items() if "photos.focal" in name and value.dim() == 1]:
         tensors[name] = tensors[name][:, None].repeat(1, 2)  # one factor for both axes, in version 0.1
     return tensors

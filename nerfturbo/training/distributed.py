@@ -1,11 +1,8 @@
-"""Several processes train one model: who takes which rays, and what they tell each other.
-
-Every rank holds the whole model, draws its own part of one global batch and sums its gradients with the others': then
-k ranks with n rays each do what one process with k n rays does: loss and number of rays are those of all ranks, grid
-cells are divided, and the non-finite flag is shared. Gradients live in a few flat buffers, hence one collective each.
-
-`Team` is one process alone and says nothing to anybody; `ProcessTeam` speaks through torch.distributed.
-"""
+"""Several processes train one model: who takes which rays, and what they tell each other. Every rank holds the whole
+model, draws its own part of one global batch and sums its gradients with the others': then k ranks with n rays each do
+what one process with k n rays does: loss and number of rays are those of all ranks, grid cells are divided, and the
+non-finite flag is shared. Gradients live in a few flat buffers, hence one collective each. `Team` is one process alone
+and says nothing to anybody; `ProcessTeam` speaks through torch.distributed."""
 
 import contextlib
 import os
@@ -16,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import DistributedError, InputError, refuse
+from ..errors import DistributedError, refuse
 
 Compression = Literal["none", "bf16", "fp16"]
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,8 +81,7 @@ class ProcessTeam(Team):
     def __init__(self, device: torch.device | str = "cpu", *, compression: Compression = "none") -> None:
         import torch.distributed as dist
 
-        if compression not in ("none", *_HALF):
-            raise InputError("compression", "none, bf16 or fp16", repr(compression))
+        refuse(compression not in ("none", *_HALF), "compression", "none, bf16 or fp16", repr(compression))
         self._dist: Any = dist
         self.device = torch.device(device)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

@@ -1,12 +1,8 @@
-"""Training on a GPU: the whole step as one CUDA graph.
-
-The step that runs eagerly is recorded once and replayed. Shapes are fixed by a sample capacity; what changes from step
-to step lives in device tensors. The grid's update is a graph of its own. The host only queues replays: it reads a ring
-of results one chunk behind, so that the device never waits for it.
-
-In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step and
-the grid's update are two graphs each, and the host runs the collectives between them.
-"""
+"""Training on a GPU: the whole step as one CUDA graph. The step that runs eagerly is recorded once and replayed. Shapes
+are fixed by a sample capacity; what changes from step to step lives in device tensors. The grid's update is a graph of
+its own. The host only queues replays: it reads a ring of results one chunk behind, so that the device never waits for
+it. In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step
+and the grid's update are two graphs each, and the host runs the collectives between them."""
 
 import logging
 import os
@@ -22,10 +18,10 @@ from ..data.batches import PixelSampler
 from ..errors import BackendError
 from ..fields.field import offers
 from ..ops._dispatch import compile_only
-from ..ops.adam import COLUMNS, RayBudget, StepState
+from ..ops.adam import COLUMNS, StepState
 from ..rendering.model import NerfModel
 from .distributed import Team
-from .loss import MARCHED_PER_TRAINED, Stages, StepResult, first_rays, rays_per_step, update_grid
+from .loss import Stages, StepResult, first_rays, ray_budget, update_grid
 from .optim import EMA_EVERY, Optimizer
 from .step import StepRecord, set_rest, share_gradients, start_totals, step_gradients, step_update, totals_of
 
@@ -50,7 +46,7 @@ class DeviceStep:
     ) -> None:
         self.model, self.pixels, self.optimizer, self.capture = model, pixels, optimizer, capture
         self.stages, self.team = stages or Stages(), team or Team()
-        self.budget = self._budget()
+        self.budget = ray_budget(model)
         self.state = StepState.create(step=0, n_active=first_rays(model), length=RING, device=model.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._run_step: Callable[[], None] | None = None
@@ -70,10 +66,6 @@ class DeviceStep:
         self._refresh: Callable[[], None] | None = None  # of an error map
         self._checked = 0  # steps whose non-finite flags were already reported
 
-    def _budget(self) -> RayBudget:
-        samples = self.model.config.train.batch_samples
-        return RayBudget(samples, samples * MARCHED_PER_TRAINED, rays_per_step(self.model))
-
     @property
     def n_rays(self) -> int:
         """Rays of the next step, of all ranks together; every rank draws the same number."""
@@ -85,11 +77,9 @@ class DeviceStep:
         self.state.n_active.fill_(max(1, min(per_rank, self.budget.max_rays)))
 
     def prepare(self) -> None:
-        """Compile every kernel and record all graphs, leaving the training state as it was.
-
-        The recorded functions first run for real. While they do, the non-finite flag is up, so that the optimizer
-        changes nothing; counters and grid are put back afterwards.
-        """
+        """Compile every kernel and record all graphs, leaving the training state as it was. The recorded functions
+        first run for real. While they do, the non-finite flag is up, so that the optimizer changes nothing; counters
+        and grid are put back afterwards."""
         if self._run_step is not None:
             return
         self.compile()
@@ -101,7 +91,10 @@ class DeviceStep:
             LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", error)
             self.capture = False
             self.forget()
-            _end_capture(self.model.device)
+            torch.cuda.synchronize(self.model.device)
+            # A capture that failed leaves torch's random generator as if it still went on; one that succeeds ends it.
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                torch.zeros(1, device=self.model.device)
             self._record()
 
     def _record(self) -> None:
@@ -181,7 +174,7 @@ class DeviceStep:
     def forget(self) -> None:
         """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
         self.finish()
-        self.budget = self._budget()
+        self.budget = ray_budget(self.model)
         self.state.n_active.clamp_(max=self.budget.max_rays)
         self._run_step = self._run_resting = self._refresh = None
         self._update_grid.clear()
@@ -318,10 +311,7 @@ class DeviceStep:
         return run
 
     def _grid_function(self, all_cells: bool) -> Callable[[], None]:
-        def update() -> None:
-            self.stages.update_grid(self.model, self.state.step, all_cells=all_cells, team=self.team)
-
-        return update
+        return lambda: self.stages.update_grid(self.model, self.state.step, all_cells=all_cells, team=self.team)
 
     def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
         """The function as a replay of its recording, or itself where nothing is captured."""
@@ -363,13 +353,6 @@ class DeviceStep:
         self._stream.synchronize()
 
 
-def _end_capture(device: torch.device) -> None:
-    """A capture that failed leaves torch's random generator as if it still went on; one that succeeds ends it."""
-    torch.cuda.synchronize(device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-        torch.zeros(1, device=device)
-
-
 class NotCapturedError(BackendError):
     """Something in the step cannot be captured, such as reading a value back to the host."""
 
@@ -389,8 +372,7 @@ def _first_cause(error: BaseException) -> str:
     """The first line of the error that began it, and the line of code outside torch that met it."""
     while error.__context__ is not None:  # ending a broken capture raises again
         error = error.__context__
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if f"{os.sep}torch{os.sep}" not in frame.filename
-    ]
+    torch_folder = f"{os.sep}torch{os.sep}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if torch_folder not in frame.filename]
     where = f", in {Path(frames[-1].filename).name} line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return (str(error).splitlines() or [type(error).__name__])[0] + where

@@ -90,12 +90,10 @@ class NerfData(pl.LightningDataModule):
 
 
 class NerfModule(pl.LightningModule):
-    """A field with its sampler over the scene of a `NerfData`: the native trainer, driven by Lightning.
-
-    `field` and `sampler` are those of `Trainer`, `start` is a checkpoint of the native trainer to go on from, `stages`
-    replaces parts of the step, `steps_per_call` is how many captured steps are queued at once where nothing looks in
-    between. `engine` hands in a native trainer that is already made.
-    """
+    """A field with its sampler over the scene of a `NerfData`: the native trainer, driven by Lightning. `field` and
+    `sampler` are those of `Trainer`, `start` is a checkpoint of the native trainer to go on from, `stages` replaces
+    parts of the step, `steps_per_call` is how many captured steps are queued at once where nothing looks in between.
+    `engine` hands in a native trainer that is already made."""
 
     last: StepRecord | None = None  # what the last step did
 
@@ -129,8 +127,6 @@ class NerfModule(pl.LightningModule):
         self._quiet = engine is not None  # whoever made it logs
         self.summary: TrainSummary | None = None
         self.model: NerfModel | None = None if engine is None else engine.model
-
-    # --- set-up ------------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Make Lightning's flags and the config say the same; what they cannot agree on is refused by name."""
@@ -234,30 +230,18 @@ class NerfModule(pl.LightningModule):
         assert self.engine is not None
         return self.engine
 
-    @property
-    def lr(self) -> float:
-        """Peak learning rate, where Lightning's finder looks for it."""
-        return self.config.optim.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._change(optim=replace(self.config.optim, lr=float(value)))
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a step, where Lightning's finder looks for it."""
-        return self.config.train.batch_samples
-
-    @batch_size.setter
-    def batch_size(self, value: int) -> None:
-        self._change(train=replace(self.config.train, batch_samples=int(value)))
-
-    def _change(self, **sections: Any) -> None:
+    def _change(self, section: str, **values: Any) -> None:
+        sections = {section: replace(getattr(self.config, section), **values)}
         self.config, self._asked = replace(self.config, **sections), replace(self._asked, **sections)
         if self.engine is not None:
             self.engine.reconfigure(self.config)
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # Peak learning rate and samples of a step, where Lightning's finders look for them.
+    lr = property(lambda self: self.config.optim.lr, lambda self, value: self._change("optim", lr=float(value)))
+    batch_size = property(
+        lambda self: self.config.train.batch_samples,
+        lambda self, value: self._change("train", batch_samples=int(value)),
+    )
 
     @property
     def step(self) -> int:
@@ -284,8 +268,7 @@ class NerfModule(pl.LightningModule):
         loop.min_epochs = 0 if loop.min_epochs == 1 else loop.min_epochs  # one is the whole run, however it ends
         epochs = (loop.min_epochs or 0) * loop.max_batches // trainer.accumulate_grad_batches
         for name, least in (("min_steps", trainer.min_steps or 0), ("min_epochs", epochs)):
-            if least > left:
-                raise InputError(f"Trainer({name}=...)", f"at most the {left} steps of the run", str(least))
+            refuse(least > left, f"Trainer({name}=...)", f"at most the {left} steps of the run", least)
             if least and (train.time_limit, train.target_psnr) != (None, None):
                 raise InputError(f"Trainer({name}=...)", "no train.time_limit or target_psnr beside it", str(least))
 
@@ -428,8 +411,6 @@ class NerfModule(pl.LightningModule):
         if engine.step >= engine.config.train.steps or engine.is_over:
             self.trainer.should_stop = True
 
-    # --- scores ------------------------------------------------------------------------------------------------------
-
     def on_validation_start(self) -> None:
         """The running mean of the weights is scored, where one is kept, and the clock stands still."""
         if self.engine is not None:
@@ -457,8 +438,6 @@ class NerfModule(pl.LightningModule):
         """(height, width, 3): a test view, rendered over white."""
         assert self.model is not None
         return self.model.render_image(self._data.test_scene.cameras, int(batch)).rgb
-
-    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Of the weights that are trained: saving may come in the middle of a validation of their mean."""
@@ -568,17 +547,12 @@ def fit_with_lightning(engine: Trainer) -> TrainSummary:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer = pl.Trainer(
-                accelerator="gpu" if engine.device.type == "cuda" else "cpu",
-                max_epochs=-1,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                enable_checkpointing=False,
-                limit_val_batches=0,  # the session scores the test views; here it would render every training view
-                logger=False,
-                callbacks=[_KeepSignals()],
-                **team,
+            # No validation: the session scores the test views; here it would render every training view.
+            off = dict.fromkeys(
+                ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
             )
+            run = {"max_epochs": -1, "limit_val_batches": 0, "callbacks": [_KeepSignals()], **off, **team}
+            trainer = pl.Trainer(accelerator="gpu" if engine.device.type == "cuda" else "cpu", **run)
             module = NerfModule(engine.config, engine=engine)
             trainer.fit(module, NerfData(engine.config, (engine.scene, engine.scene)))
     finally:

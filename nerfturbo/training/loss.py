@@ -1,8 +1,6 @@
-"""The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare.
-
-Every variant goes through it: several rays a pixel, proposals, coarse and fine, depth, exposure, near gradients,
-reweighted pixels, regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function.
-"""
+"""The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare. Every variant
+goes through it: several rays a pixel, proposals, coarse and fine, depth, exposure, near gradients, reweighted pixels,
+regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,15 +13,15 @@ from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
 from ..fields.field import offers
 from ..fields.parts import truncated_exp
+from ..ops.adam import RayBudget
 from ..ops.composite import Thinning, composite, visible_codes
 from ..ops.composite_loss import LossRule, composite_loss, ray_losses
-from ..ops.packed import compact, packed_sum
+from ..ops.packed import compact, mean_over_rays, packed_sum
 from ..ops.random import Stream, random_bits, random_uniform
 from ..rendering.losses import color_loss, distortion_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel, half_box
 from ..rendering.render import field_functions
 from ..sampling.sampler import Draw
-from ..sampling.uniform import mean_over_rays
 from ..types import PackedSamples, Rays
 from .distributed import RayShare, RaySplit, Team, split_evenly
 
@@ -54,21 +52,19 @@ class Capacity:
     n_active: Tensor
 
 
-def rays_per_step(model: NerfModel) -> int:
-    """The most rays of a step: a sampler may know how many fill the batch."""
+def ray_budget(model: NerfModel) -> RayBudget:
+    """What a step may use; of the most rays a sampler may know how many fill the batch."""
     train, own = model.config.train, getattr(model.sampler, "max_rays", None)
-    return train.max_rays if own is None else min(train.max_rays, own(train.batch_samples))
+    most = train.max_rays if own is None else min(train.max_rays, own(train.batch_samples))
+    return RayBudget(train.batch_samples, train.batch_samples * MARCHED_PER_TRAINED, most)
 
 
 def first_rays(model: NerfModel) -> int:
     """Rays of the first step; later ones follow the samples that they needed."""
-    most = rays_per_step(model)
+    most = ray_budget(model).max_rays
     if getattr(model.sampler, "samples_per_ray", None) is not None:
         return most
     return min(most, max(FIRST_RAYS, model.config.train.batch_samples // SAMPLES_PER_FIRST_RAY))
-
-
-# --- which pixels -----------------------------------------------------------------------------------------------------
 
 
 def draw_batch(pixels: PixelSampler, step: int | Tensor, share: RayShare) -> PixelBatch:
@@ -90,9 +86,6 @@ def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
         return batch.rgba
     alpha = batch.rgba[:, 3:]
     return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
-
-
-# --- where along their rays -------------------------------------------------------------------------------------------
 
 
 def update_grid(
@@ -142,9 +135,6 @@ def draw_thinning(share: float, draw: Draw, rays: Rays) -> Thinning | None:
     return Thinning(share, random_bits(len(rays), device=rays.device, **options)[:, 0])
 
 
-# --- what the field says there ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Evaluated:
     """What a field says of the samples, as exposed by their photos, gradients weighed: logits where it gives them."""
@@ -178,9 +168,6 @@ def near_gradients(model: NerfModel, samples: PackedSamples) -> Tensor | None:
     """(capacity,) how much of its gradient a sample near the cameras gets; None where nothing is scaled."""
     distance = model.config.loss.near_gradient * half_box(model.bounds.aabb)
     return near_weights(samples.t_starts, samples.t_ends, distance) if distance > 0.0 else None
-
-
-# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 def render_and_compare(
@@ -279,9 +266,6 @@ def pixel_offsets(batch: PixelBatch) -> Tensor:
     return edges.clamp(0, n)
 
 
-# --- depth ------------------------------------------------------------------------------------------------------------
-
-
 def depth_loss(
     model: NerfModel,
     *,
@@ -327,16 +311,10 @@ def depth_errors(density: Tensor, samples: PackedSamples, distances: Tensor) -> 
     return out.rgb[:, 0] + (1.0 - out.opacity) * FARTHEST
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Stages:
-    """The parts of a step. Each is a plain function: what is passed here takes the place of the one named below.
-
-    On a GPU the step is recorded once, so that a replacement must not read values back to the host, and `split` is
-    asked for step 0 alone.
-    """
+    """The parts of a step: a function that is passed here takes the place of the one named below. On a GPU the step is
+    recorded once: a replacement must not read values back, and `split` is asked for step 0 alone."""
 
     split: RaySplit = split_evenly  # which rays a process takes
     draw: Callable[[PixelSampler, int | Tensor, RayShare], PixelBatch] = draw_batch  # which pixels, in which order

@@ -1,9 +1,7 @@
-"""Adam over flat buffers with a loss scale, and the learning-rate schedule.
-
-Parameters and their gradients become views of a few flat fp32 buffers. One fused pass per buffer unscales, updates the
-master, writes the half copy that the field reads, and zeroes the gradient. Learning rate, scale and counters are device
-tensors: a captured step can hold all of it.
-"""
+"""Adam over flat buffers with a loss scale, and the learning-rate schedule. Parameters and their gradients become views
+of a few flat fp32 buffers. One fused pass per buffer unscales, updates the master, writes the half copy that the field
+reads, and zeroes the gradient. Learning rate, scale and counters are device tensors: a captured step can hold all of
+it."""
 
 import itertools
 import math
@@ -130,9 +128,7 @@ def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None
 
 class Optimizer:
     """Steps a model's parameters. With `half_dtype` the hash table is read as a half copy and the loss is scaled.
-
-    `connected` lets modules write gradients straight into the buffers, past autograd and the hooks of others.
-    """
+    `connected` lets modules write gradients straight into the buffers, past autograd and the hooks of others."""
 
     def __init__(
         self, model: nn.Module, config: OptimConfig, *, half_dtype: torch.dtype | None = None, connected: bool = True
@@ -168,11 +164,9 @@ class Optimizer:
 
     @torch.no_grad()
     def rebuild(self, model: nn.Module, carry: Carry | None = None) -> None:
-        """Gather the parameters anew after some were replaced by others of other shapes.
-
-        Counters, learning rate and loss scale stay. Moments and running means go along: as they are where the shape is
-        the same, through `carry` where it is not; without it those begin anew.
-        """
+        """Gather the parameters anew after some were replaced by others of other shapes. Counters, learning rate and
+        loss scale stay. Moments and running means go along: as they are where the shape is the same, through `carry`
+        where it is not; without it those begin anew."""
         kept = self._per_parameter()
         self.buffers, self.averages = [], []  # the old values, gradients and half copies are free before the new come
         self._gather(model)
@@ -248,10 +242,8 @@ class Optimizer:
                     parameter.grad = view if view.dtype == parameter.dtype else None
 
     def step(self, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
-        """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back.
-
-        A GradScaler gives its own scale and what it found.
-        """
+        """Update from the gradients, unless one is not finite; zero them either way. Nothing is read back. A GradScaler
+        gives its own scale and what it found."""
         self.attach_gradients()
         if grad_scale is not None:
             self.scale.copy_(grad_scale)
@@ -275,8 +267,7 @@ class Optimizer:
 
     @torch.no_grad()
     def update_averages(self, made: Tensor) -> None:
-        """After `made` steps. The first update takes the weights as they are, and the memory grows with the updates, so
-        that the beginning is soon forgotten."""
+        """After `made` steps. The first update takes the weights as they are; the memory grows with the updates."""
         if not self.averages:
             return
         updates = made.float() / EMA_EVERY
@@ -358,10 +349,8 @@ class Optimizer:
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
-    """Linear warm-up over the first steps, then held, then the schedule's way to the end.
-
-    `step` counts the steps made, without the skipped ones; `progress` in [0, 1] is the share of the run that is over,
-    by steps or by the clock.
+    """Linear warm-up over the first steps, then held, then the schedule's way to the end. `step` counts the steps made,
+    without the skipped ones; `progress` in [0, 1] is the share of the run that is over, by steps or by the clock.
 
     >>> config = OptimConfig(lr=1.0, warmup_steps=10, hold_fraction=0.5, final_lr_fraction=0.01)
     >>> [round(learning_rate(config, s, p), 3) for s, p in ((0, 0.0), (10, 0.1), (500, 0.75), (999, 1.0))]

@@ -1,11 +1,8 @@
-"""Mixed precision that is right: what runs in half, how the loss is scaled, when a step is skipped.
-
-Half precision serves the hash table's copy and the networks' products. Positions, t values, frequency arguments,
-interpolation weights, density activation, transmittance, reductions, the loss, the masters and the grid stay fp32.
-fp16 has a loss scale that moves by itself; bf16 and fp32 need none. docs/precision.md has the measurements.
-
-`MixedPrecision` does the same for a model and an optimizer of your own, in your own loop.
-"""
+"""Mixed precision that is right: what runs in half, how the loss is scaled, when a step is skipped. Half precision
+serves the hash table's copy and the networks' products. Positions, t values, frequency arguments, interpolation
+weights, density activation, transmittance, reductions, the loss, the masters and the grid stay fp32. fp16 has a loss
+scale that moves by itself; bf16 and fp32 need none. docs/precision.md has the measurements. `MixedPrecision` does the
+same for a model and an optimizer of your own, in your own loop."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,16 +23,14 @@ _DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def resolve_precision(name: str, device: torch.device | str) -> Literal["fp32", "fp16", "bf16"]:
-    """What a precision setting means on a device: `auto` is fp16 on GPUs with matrix units for it, fp32 elsewhere.
-
-    bf16 is never chosen by itself: on CPUs without bf16 units it is far slower than fp32, and on GPUs fp16 has three
-    more bits for the same time.
+    """What a precision setting means on a device: `auto` is fp16 on GPUs with matrix units for it, fp32 elsewhere. bf16
+    is never chosen by itself: on CPUs without bf16 units it is far slower than fp32, and on GPUs fp16 has three more
+    bits for the same time.
 
     >>> resolve_precision("auto", "cpu"), resolve_precision("bf16", "cpu")
     ('fp32', 'bf16')
     """
-    if name not in get_args(PrecisionName):
-        raise InputError("precision", "one of " + ", ".join(get_args(PrecisionName)), repr(name))
+    refuse(name not in get_args(PrecisionName), "precision", "one of " + ", ".join(get_args(PrecisionName)), repr(name))
     if name != "auto":
         return name  # type: ignore[return-value]
     where = torch.device(device)
@@ -50,8 +45,7 @@ def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:
 
 
 def carried_scale(saved: float, *, scaled: bool, rule: ScaleRule | None = None) -> float:
-    """The loss scale to go on with from one that was saved, perhaps in another precision: 1 where none is used, the
-    initial one where none was."""
+    """The loss scale to go on with from a saved one: 1 where none is used, the initial one where none was."""
     if not scaled:
         return 1.0
     return saved if saved >= (rule or ScaleRule()).lowest else INITIAL_SCALE
@@ -103,8 +97,7 @@ class MixedPrecision:
         _check_optimizer(optimizer, scheduler)
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         refuse(not named, "model", "parameters that require a gradient", "none")
-        if clip_norm is not None and not clip_norm > 0.0:
-            raise InputError("clip_norm", "a number > 0 or None", str(clip_norm))
+        refuse(clip_norm is not None and not clip_norm > 0.0, "clip_norm", "a number > 0 or None", clip_norm)
         self.model, self.optimizer, self.scheduler, self.clip_norm = model, optimizer, scheduler, clip_norm
         for name, parameter in (*named, *self._stepped().items()):
             if parameter.dtype != torch.float32:

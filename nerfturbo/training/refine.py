@@ -1,9 +1,7 @@
-"""What changes with what training rays see: shapes of fields that refine themselves, and cells that no image shows.
-
-A change has four parts, the same on every rank and in every trainer: rays of the training cameras say where in space
+"""What changes with what training rays see: shapes of fields that refine themselves, and cells that no image shows. A
+change has four parts, the same on every rank and in every trainer: rays of the training cameras say where in space
 anything contributes to a pixel; the field keeps that and subdivides it; the optimizer's moments are carried over by the
-same interpolation as the values; what was recorded is recorded anew. All of it counts as training time.
-"""
+same interpolation as the values; what was recorded is recorded anew. All of it counts as training time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from ..ops.random import Stream, random_uniform
 from ..rendering.model import NerfModel
 from ..rendering.render import field_functions, ray_marching
 from ..sampling.geometry import cells_with_points, dilate
+from ..types import PackedSamples, Rays
 from .distributed import Team, split_evenly
 
 RAYS_AT_ONCE = 1 << 14
@@ -59,23 +58,21 @@ def rehearse(model: NerfModel, cameras: Cameras) -> None:
             mark_rays(model, cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
 
 
-def _march(model: NerfModel) -> tuple[float, float, float]:
-    """Near plane, far plane and cone angle of marching the model's grid."""
-    return model.bounds.near, model.bounds.far, getattr(model.config.sampler, "cone_angle", 0.0)
+def _march(model: NerfModel, rays: Rays) -> PackedSamples:
+    """Along these rays, as training and rendering march the model's grid."""
+    planes, cone = model.bounds, getattr(model.config.sampler, "cone_angle", 0.0)
+    return ray_marching(rays, model.grid, near_plane=planes.near, far_plane=planes.far, cone_angle=cone)
 
 
 def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, first: int, n: int) -> None:
     """Raise the marks by the weights of samples along `n` random rays of the cameras."""
-    field, seed = model.field, model.config.train.seed
-    near, far, cone = _march(model)
-    draw = random_uniform(
-        n, columns=3, seed=seed, stream=Stream.REFINEMENT, step=step, first=first, device=model.device
-    )
-    cameras = cameras.to(model.device)
+    field, cameras = model.field, cameras.to(model.device)
+    options = {"seed": model.config.train.seed, "stream": Stream.REFINEMENT, "step": step, "first": first}
+    draw = random_uniform(n, columns=3, device=model.device, **options)
     index = (draw[:, 0] * len(cameras)).long().clamp(max=len(cameras) - 1)
     pixels = draw[:, 1:] * cameras.size[index]
     rays = cameras.rays(index, pixels[:, 0], pixels[:, 1])
-    samples = ray_marching(rays, model.grid, near_plane=near, far_plane=far, cone_angle=cone)
+    samples = _march(model, rays)
     positions = sample_positions(rays.origins, rays.directions, samples)
     density = field.density(positions)
     weights = composite(density, density.new_zeros(density.shape[0], 1), samples).weights
@@ -124,14 +121,14 @@ FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
 @torch.no_grad()
 def shown_cells(model: NerfModel, pixels: PixelSampler, *, n_rays: int, at_once: int) -> Tensor:
     """(levels, resolution, resolution, resolution) bool: cells that some of `n_rays` random training pixels show."""
-    grid, (near, far, cone) = model.grid, _march(model)
+    grid = model.grid
     limits = {"early_stop_eps": LIGHT, "alpha_thre": grid.alpha_threshold(ALPHA)}
     levels, r = grid.config.levels, grid.config.resolution
     shown = torch.zeros(levels, r, r, r, dtype=torch.bool, device=model.device)
     for draw in range(-(-n_rays // at_once)):
         rays = pixels.draw(FIRST_DRAW + draw, at_once).rays
         rays = rays if model.photos is None else model.photos.rays(rays)
-        samples = ray_marching(rays, grid, near_plane=near, far_plane=far, cone_angle=cone)
+        samples = _march(model, rays)
         sigma_fn, _ = field_functions(model.field, rays)
         density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
         keep = visibility(density, samples, **limits)[: int(samples.n_samples)]
@@ -150,9 +147,8 @@ def culls(model: NerfModel) -> bool:
 def costs_too_much(model: NerfModel, pixels: PixelSampler, n_rays: int, steps: int) -> bool:
     """Whether `n_rays` would march more samples than the `steps` trained. That is a short run on a CPU, whose grid is
     still full: with a limit of seconds it would go on for minutes to hide little."""
-    (near, far, cone), probe = _march(model), min(PROBED, n_rays)
-    rays = pixels.draw(FIRST_DRAW, probe).rays
-    samples = ray_marching(rays, model.grid, near_plane=near, far_plane=far, cone_angle=cone)
+    probe = min(PROBED, n_rays)
+    samples = _march(model, pixels.draw(FIRST_DRAW, probe).rays)
     return int(samples.n_samples) * n_rays > probe * steps * model.config.train.batch_samples
 
 

@@ -1,8 +1,6 @@
 """What to do when training is not finite: name the first bad tensor, give advice in words, act where it was asked for.
-
 A step with a non-finite gradient changes nothing, and is counted. With fp16 a few of them are how the loss scale finds
-its place; only when they keep coming is it a problem.
-"""
+its place; only when they keep coming is it a problem."""
 
 from __future__ import annotations
 
@@ -88,11 +86,9 @@ class ScaleWatch:
 
 
 class StabilityGuard:
-    """Watches every step of a trainer, names the first bad tensor, and does what `train.on_instability` says.
-
-    "warn" says it; "lower-lr" halves the learning rate, again and again down to 1/32; "stop" ends training. Where
-    nothing helps any more it raises `UnstableError`; the last checkpoint is then from before. `report` is told too.
-    """
+    """Watches every step of a trainer, names the first bad tensor, and does what `train.on_instability` says. "warn"
+    says it; "lower-lr" halves the learning rate, again and again down to 1/32; "stop" ends training. Where nothing
+    helps any more it raises `UnstableError`; the last checkpoint is then from before. `report` is told too."""
 
     report: Callable[[Trainer, str], None] | None = None
 
@@ -141,10 +137,8 @@ class StabilityGuard:
 
 
 def first_bad_tensor(trainer: Trainer) -> str:
-    """Do the last step's work again, in order, and name the first thing that is not finite.
-
-    Nothing is updated. Where steps were queued since, the parameters have moved on, and it may all be finite again.
-    """
+    """Do the last step's work again, in order, and name the first thing that is not finite. Nothing is updated. Where
+    steps were queued since, the parameters have moved on, and it may all be finite again."""
     with trainer.clock_stopped():
         model, optimizer = trainer.model, trainer.optimizer
         for name, value in (*model.named_parameters(), ("grid.thickness", model.grid.thickness)):

@@ -1,7 +1,5 @@
-"""The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update.
-
-The native trainer, Lightning and the captured graph all run these functions; what they are made of is in `loss`.
-"""
+"""The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update. The native trainer,
+Lightning and the captured graph all run these functions; what they are made of is in `loss`."""
 
 from dataclasses import dataclass
 
@@ -13,16 +11,7 @@ from ..fields.field import offers
 from ..ops.adam import RayBudget, StepState, record_step
 from ..rendering.model import NerfModel
 from .distributed import RayShare, Team, Wait
-from .loss import (
-    MARCHED_PER_TRAINED,
-    Capacity,
-    Stages,
-    StepResult,
-    compute_loss,
-    draw_background,
-    first_rays,
-    rays_per_step,
-)
+from .loss import Capacity, Stages, StepResult, compute_loss, draw_background, first_rays, ray_budget
 from .optim import Optimizer
 
 
@@ -35,10 +24,8 @@ def gradient_scale(optimizer: Optimizer, accumulate: int = 1) -> Tensor | None:
 
 
 def backward(loss: Tensor, scale: Tensor | None) -> None:
-    """Scale and differentiate; a loss without gradient (no samples at all) adds none.
-
-    A product instead of `backward(scale)`: to compare two shapes that imports all of sympy, for seconds.
-    """
+    """Scale and differentiate; a loss without gradient (no samples at all) adds none. A product instead of
+    `backward(scale)`: to compare two shapes that imports all of sympy, for seconds."""
     if loss.requires_grad:
         (loss if scale is None else loss * scale.to(loss.dtype)).backward()
 
@@ -160,17 +147,15 @@ class RayBatches:
         share = RayShare(share.first + part * self.n_rays, share.count)
         batch = self.stages.draw(self.pixels, step, share)
         background = draw_background(self.model.config, step, len(batch.rays), self.pixels.device, share.first)
-        return compute_loss(
-            self.model, batch, background, step=step, loss_scale=scale, first=share.first, stages=self.stages
-        )
+        options = {"loss_scale": scale, "first": share.first, "stages": self.stages}
+        return compute_loss(self.model, batch, background, step=step, **options)
 
     def adapt(self, n_samples: int, n_marched: int) -> None:
         """Choose the next number of rays from what the last ones needed."""
-        train, world = self.model.config.train, self.team.world
-        fill = world * train.batch_samples / max(n_samples, 1)
-        march = world * train.batch_samples * MARCHED_PER_TRAINED / max(n_marched, 1)
+        budget, world = ray_budget(self.model), self.team.world
+        fill, march = world * budget.samples / max(n_samples, 1), world * budget.marched / max(n_marched, 1)
         wanted = int(self.n_rays * min(fill, march, 2.0))
-        self.n_rays = max(64, min(wanted, rays_per_step(self.model) * world))
+        self.n_rays = max(64, min(wanted, budget.max_rays * world))
 
 
 class TrainingStep(RayBatches):
@@ -199,9 +184,6 @@ class TrainingStep(RayBatches):
     def set_pixels(self, pixels: PixelSampler) -> None:
         """Train on other images from now on."""
         self.pixels = pixels
-
-    def forget(self) -> None:
-        """Nothing was recorded."""
 
     def restart(self, n_rays: int) -> None:
         """Begin again from a checkpoint, with so many rays."""
@@ -243,10 +225,6 @@ class TrainingStep(RayBatches):
         """Loss and squared error of the last step."""
         return self._last
 
-    def differentiate(self, loss: Tensor, scale: Tensor | None) -> None:
-        """Add the gradients of one batch."""
-        backward(loss, scale)
-
     def update(self, step: int) -> tuple[Tensor, Tensor]:
         """Change the parameters by the gradients; whether that was skipped, and the loss scale that they had."""
         self.optimizer.step()
@@ -264,16 +242,16 @@ class TrainingStep(RayBatches):
         """The gradients of one step, of one batch or the mean of several; what all ranks saw."""
         parts, team = self.model.config.train.accumulate, self.team
         scale, results = gradient_scale(self.optimizer, parts), []
-        for part in range(parts - 1):
+        for part in range(parts):
             results.append(self.loss(step, part, scale))
-            self.differentiate(results[-1].loss, scale)
-        results.append(self.loss(step, parts - 1, scale))
+            if part + 1 < parts:
+                backward(results[-1].loss, scale)
         result = mean_result(results)
         if team.alone:
-            self.differentiate(results[-1].loss, scale)
+            backward(results[-1].loss, scale)
             return result
         sums, wait = start_totals(result, team)  # travels while the gradients are computed
-        self.differentiate(results[-1].loss, scale)
+        backward(results[-1].loss, scale)
         wait()
         return self.share(sums, result)
 
@@ -283,11 +261,7 @@ class TrainingStep(RayBatches):
         share_gradients(self.optimizer, weight, self.team)
         return totals
 
-    def compile(self) -> None:
-        """Nothing to do ahead: numba's kernels compile when they first run (`nerfturbo warmup` does that)."""
-
-    def prepare(self) -> None:
-        """Nothing to record: kernels compile when they first run."""
-
     def finish(self) -> None:
-        """Nothing is ever queued here."""
+        """Nothing is queued or recorded, and numba's kernels compile when they first run (`nerfturbo warmup`)."""
+
+    compile = prepare = forget = finish

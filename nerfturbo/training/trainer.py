@@ -97,10 +97,8 @@ def make_stepper(
 
 
 def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
-    """Give up the cells of the grid that no camera sees; returns their share. To be done before training.
-
-    A field that knows how wide a pixel is learns a typical one.
-    """
+    """Give up the cells of the grid that no camera sees; returns their share. To be done before training. A field that
+    knows how wide a pixel is learns a typical one."""
     if offers(model.field, "set_footprint"):
         cameras, middle = scene.cameras, torch.tensor(scene.aabb.low) * 0.5 + torch.tensor(scene.aabb.high) * 0.5
         distance = torch.linalg.vector_norm(cameras.positions.cpu() - middle, dim=-1)
@@ -116,14 +114,12 @@ def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
 
 
 class Trainer:
-    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only.
-
-    `field` is any nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
+    """Trains one model on one scene. `callbacks` run after the steps; the clock counts training only. `field` is any
+    nn.Module with `density` and `forward` (`nerfturbo.fields.field`), `sampler` any object with `sample`
     (`nerfturbo.sampling.sampler`): they take the place of the config's, which records where they come from. `stages`
-    replaces parts of the step by functions of your own. `trainer.test_scene` has the view for `train.target_psnr`.
-    In a `team` every process makes a trainer over the same config and scene and calls `fit`; callbacks and saving are
-    for rank 0. Training that is no longer finite ends with `UnstableError`, whatever the callbacks.
-    """
+    replaces parts of the step by functions of your own. `trainer.test_scene` has the view for `train.target_psnr`. In a
+    `team` every process makes a trainer over the same config and scene and calls `fit`; callbacks and saving are for
+    rank 0. Training that is no longer finite ends with `UnstableError`, whatever the callbacks."""
 
     def __init__(
         self,
@@ -190,10 +186,8 @@ class Trainer:
         time_limit: float | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> "Trainer":
-        """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset.
-
-        What the scene changes (`fitted_config`) is logged and stands in `config`; values chosen by hand stay.
-        """
+        """A trainer whose config fits the scene, as the command line chooses it; without one, the device's preset. What
+        the scene changes (`fitted_config`) is logged and stands in `config`; values chosen by hand stay."""
         auto = preset("auto", torch.device(device).type) if config is None else None
         config, notes = fitted_config(config or preset("auto", torch.device(device).type), scene, auto=auto)
         for note in notes:
@@ -390,15 +384,8 @@ class Trainer:
 
     def state(self, score: float | None = None) -> CheckpointState:
         """What a checkpoint holds besides tensors."""
-        return CheckpointState(
-            step=self.step,
-            train_seconds=self.train_seconds,
-            n_rays=self.stepper.n_rays,
-            config=to_dict(self.config),
-            bounds=self.model.bounds.to_dict(),
-            score=score,
-            lr_factor=self.lr_factor,
-        )
+        progress, bounds = (self.step, self.train_seconds, self.stepper.n_rays), self.model.bounds.to_dict()
+        return CheckpointState(*progress, to_dict(self.config), bounds, score=score, lr_factor=self.lr_factor)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another peak learning rate, number of steps or batch size; the rest is built already."""

@@ -1,16 +1,14 @@
-"""Begin from a trained field instead of from random numbers: the whole of it, or some of its parts, with its grid.
-
-A source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
-an entry of the zoo that comes with the package, as zoo:NAME.
-Optimizer, schedule and step begin anew: only what the field knows is taken over.
-
-`keep` scales the features of its hash tables: scaled down, everything is thinner and paler in its place, and what is
-different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and Adams 2020).
-"""
+"""Begin from a trained field instead of from random numbers: the whole of it, or some of its parts, with its grid. A
+source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
+an entry of the zoo that comes with the package, as zoo:NAME. Optimizer, schedule and step begin anew: only what the
+field knows is taken over. `keep` scales the features of its hash tables: scaled down, everything is thinner and paler
+in its place, and what is different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and
+Adams 2020)."""
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,10 +47,8 @@ def part_names(model: NerfModel) -> list[str]:
 
 def warm_start(model: NerfModel, source: Path | str, parts: tuple[str, ...] = (), *, keep: float = 1.0) -> WarmStart:
     """Copy parts of a trained model in place, all of them unless named; nothing is changed where one does not fit.
-
-    `keep`, in (0, 1], is what the features of hash tables are multiplied by: 1 takes them as they are.
-    Call it before an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards.
-    """
+    `keep`, in (0, 1], is what the features of hash tables are multiplied by: 1 takes them as they are. Call it before
+    an optimizer gathers the parameters, or call the optimizer's `refresh_halves` afterwards."""
     if not 0.0 < keep <= 1.0:
         raise InputError("keep", "a number above 0, at most 1", f"{keep:g}", "1 takes the features as they are")
     path, tensors = _read(_located(str(source)))
@@ -64,7 +60,10 @@ def warm_start(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
     own = {f"field.{name}": value for name, value in model.field.state_dict().items() if name.split(".")[0] in fields}
     for name, value in own.items():
         _check_fit(path, name, tensors.get(name), value, whole=not parts)
-    own |= {} if parts else _fitting_proposals(model, tensors)
+    learned = model.sampler.state_dict() if isinstance(model.sampler, torch.nn.Module) and not parts else {}
+    placing = {f"sampler.{name}": value for name, value in learned.items()}
+    if all(name in tensors and tensors[name].shape == value.shape for name, value in placing.items()):
+        own |= placing  # what places the samples, where the source has all of it; else it is learned anew
     grid = _fitting_grid(path, model.grid, tensors, demanded=GRID in parts) if GRID in chosen else None
     _say_bounds(path, model)
     with torch.no_grad():
@@ -72,8 +71,11 @@ def warm_start(model: NerfModel, source: Path | str, parts: tuple[str, ...] = ()
         tables = {f"field.{name}" for name, value in model.field.named_parameters() if value in shared}
         for name, value in own.items():
             value.copy_(tensors[name] * keep if name in tables else tensors[name])
-        if grid is not None:
-            _take_grid(model.grid, grid)
+        if grid is not None:  # cells that no camera sees here stay given up, those that none saw there start occupied
+            saved, thickness = grid.to(model.grid.thickness), model.grid.thickness
+            start = torch.where(saved < 0.0, 2.0 * model.grid.threshold, saved)
+            thickness.copy_(torch.where(thickness < 0.0, thickness, start))
+            model.grid.recall()
     n_parameters = sum(value.numel() for value in own.values())
     return WarmStart(path, tuple(fields) + ((GRID,) if grid is not None else ()), n_parameters, grid is not None)
 
@@ -83,19 +85,9 @@ def check_source(source: Path | str) -> None:
     _read(_located(str(source)))
 
 
-def _fitting_proposals(model: NerfModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of what places the samples, where the source has all of them; else they are learned anew."""
-    learned = model.sampler.state_dict() if isinstance(model.sampler, torch.nn.Module) else {}
-    own = {f"sampler.{name}": value for name, value in learned.items()}
-    fit = all(name in tensors and tensors[name].shape == value.shape for name, value in own.items())
-    return own if fit else {}
-
-
 def save_field(model: NerfModel, path: Path, *, about: dict[str, str] | None = None) -> Path:
-    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds.
-
-    `about` is kept beside the tensors: the preset under "preset", say, which is named where another one does not fit.
-    """
+    """One safetensors file with field and grid, in half precision where that is enough: what a model zoo holds. `about`
+    is kept beside the tensors: the preset under "preset", say, which is named where another one does not fit."""
     from safetensors.torch import save_file
 
     tensors = {f"field.{name}": value.half() for name, value in model.field.state_dict().items()}
@@ -108,8 +100,7 @@ def _located(source: str) -> Path:
     if not source.startswith(ZOO_PREFIX):
         return Path(source).expanduser()
     name = source.removeprefix(ZOO_PREFIX)
-    if name not in zoo_names():
-        raise InputError(source, "an entry of the zoo: " + ", ".join(zoo_names()), repr(name))
+    refuse(name not in zoo_names(), source, "an entry of the zoo: " + ", ".join(zoo_names()), repr(name))
     return ZOO / f"{name}.safetensors"
 
 
@@ -131,19 +122,15 @@ def _read(path: Path) -> tuple[Path, dict[str, Tensor]]:
 def _check_fit(path: Path, name: str, saved: Tensor | None, own: Tensor, *, whole: bool) -> None:
     if saved is not None and saved.shape == own.shape:
         return
+    from safetensors import safe_open
+
     found = "no such tensor" if saved is None else f"shape {tuple(saved.shape)}"
-    preset = _about(path).get("preset")
+    with safe_open(path, "pt") as file:
+        preset = (file.metadata() or {}).get("preset")
     hint = f"train with --preset {preset}" if preset else "train with the preset and the --field values of that run"
     if whole:
         hint += ", or take over only the parts that fit: --init-parts"
     raise CheckpointError(f"{path}: {name}: expected shape {tuple(own.shape)}, found {found}; {hint}")
-
-
-def _about(path: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        return file.metadata() or {}
 
 
 def _fitting_grid(path: Path, grid: OccupancyGrid, tensors: dict[str, Tensor], *, demanded: bool) -> Tensor | None:
@@ -160,24 +147,12 @@ def _fitting_grid(path: Path, grid: OccupancyGrid, tensors: dict[str, Tensor], *
     return None
 
 
-def _take_grid(grid: OccupancyGrid, saved: Tensor) -> None:
-    """Visibility is this scene's own: cells no camera sees here stay given up, newly seen ones start occupied."""
-    saved = saved.to(grid.thickness)
-    fresh = saved < 0.0  # no camera saw these cells there
-    start = torch.where(fresh, torch.full_like(saved, 2.0 * grid.threshold), saved)
-    grid.thickness.copy_(torch.where(grid.thickness < 0.0, grid.thickness, start))
-    grid.recall()
-
-
 def _say_bounds(path: Path, model: NerfModel) -> None:
     """A field lives in its scene's box: another box means another place and size of everything."""
     if not (path.parent / "state.json").is_file():
         return
-    bounds = read_state(path.parent).bounds
-    if {"low", "high"} <= set(bounds) and bounds != model.bounds.to_dict():
-        low, high = model.bounds.aabb.low, model.bounds.aabb.high
-        if [list(low), list(high)] != [bounds["low"], bounds["high"]]:
-            LOG.info(
-                "the field was trained in the box %s to %s and is stretched to this scene's, %s to %s",
-                *([round(x, 3) for x in side] for side in (bounds["low"], bounds["high"], low, high)),
-            )
+    there, box = read_state(path.parent).bounds, model.bounds.to_dict()
+    sides: list[Any] = [values.get(side) for values in (there, box) for side in ("low", "high")]
+    if None not in sides and sides[:2] != sides[2:]:
+        text = "the field was trained in the box %s to %s and is stretched to this scene's, %s to %s"
+        LOG.info(text, *([round(x, 3) for x in side] for side in sides))

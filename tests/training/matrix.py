@@ -18,7 +18,7 @@ import torch
 
 from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.scene import Scene
-from nerfturbo.fields import factor, voxels
+from nerfturbo.fields import field
 from nerfturbo.fields.field import is_adaptive
 from nerfturbo.presets import preset, preset_names
 from nerfturbo.sampling.grid import OccupancyGrid
@@ -81,8 +81,7 @@ def tiny_preset(name: str, *, rays: int = 1, precision: str = "fp32") -> Config:
 def small_constants() -> Iterator[None]:
     """Inside, stages may be a step long, and few rays say what is seen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(voxels, "MIN_STEPS", 1)
-        patch.setattr(factor, "MIN_STEPS", 1)
+        patch.setattr(field, "MIN_STEPS", 1)
         patch.setitem(refine.MARKED, "cpu", 256)
         patch.setattr(OccupancyGrid, "warmup_steps", 4)
         yield

@@ -293,7 +293,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quietly(run: Callable[[], Any]) -> Any:
-    shorter = {"training.optim.EMA_EVERY": 3, "fields.voxels.MIN_STEPS": 2, "fields.factor.MIN_STEPS": 2}
+    shorter = {"training.optim.EMA_EVERY": 3, "fields.field.MIN_STEPS": 2}
     with ExitStack() as stack:
         stack.callback(logging.disable, logging.root.manager.disable)  # later tests want to hear it
         logging.disable(logging.CRITICAL)

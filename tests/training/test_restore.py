@@ -25,8 +25,7 @@ WARNINGS = ["ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings
 
 @pytest.fixture(autouse=True)
 def _shorter(monkeypatch: pytest.MonkeyPatch) -> object:
-    for name in ("fields.voxels.MIN_STEPS", "fields.factor.MIN_STEPS"):
-        monkeypatch.setattr(f"nerfturbo.{name}", 2)
+    monkeypatch.setattr("nerfturbo.fields.field.MIN_STEPS", 2)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with use_backend("reference"):
         yield

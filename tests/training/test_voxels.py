@@ -13,7 +13,7 @@ import torch
 from nerfturbo.config import Config, FactorConfig, VoxelConfig
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import constant_baseline_psnr
-from nerfturbo.fields import VoxelGrid, factor, voxels
+from nerfturbo.fields import VoxelGrid, field
 from nerfturbo.ops import use_backend
 from nerfturbo.training import Trainer, load_model, refine
 from nerfturbo.training.refine import refine_field
@@ -24,8 +24,7 @@ from ..tiny import ball_scene, tiny_config
 @pytest.fixture(autouse=True, scope="module")
 def _short_stages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(voxels, "MIN_STEPS", 1)
-        patch.setattr(factor, "MIN_STEPS", 1)
+        patch.setattr(field, "MIN_STEPS", 1)
         patch.setitem(refine.MARKED, "cpu", 2048)
         yield
 

@@ -1,8 +1,6 @@
 """nerfacc's interface over nerfturbo, on CPU and CUDA tensors: the names, arguments, shapes and meaning of 0.2 to 0.5.
-
 Where versions differ, the arguments of a call say for which it was written: samples (n, 1) are 0.2's and 0.3's, samples
-(n,) are 0.4's and 0.5's, and an older order is known by what stands where. docs/migration/ lists what differs.
-"""
+(n,) are 0.4's and 0.5's, and an older order is known by what stands where. docs/migration/ lists what differs."""
 # ruff: noqa: F403 - the modules' lists of names are this package's
 
 import sys

@@ -1,8 +1,6 @@
-"""Which samples belong to which ray, in the forms that nerfacc's callers use, and for which version they call.
-
-Inside, everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What is made of a caller's tensor
-is remembered until it dies or is written to: `rendering` need not count again the rays which `sampling` returned.
-"""
+"""Which samples belong to which ray, in the forms that nerfacc's callers use, and for which version they call. Inside,
+everything is `offsets` (n_rays + 1,) int32, as in `nerfturbo.PackedSamples`. What is made of a caller's tensor is
+remembered until it dies or is written to: `rendering` need not count again the rays which `sampling` returned."""
 
 import inspect
 import weakref
@@ -190,9 +188,8 @@ def packed_info_of(offsets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def pack_info(ray_indices: Tensor, n_rays: int | None = None) -> Tensor:
-    """(n_rays, 2) int64: where each ray's samples begin and how many there are. `ray_indices` must ascend.
-
-    Without `n_rays` it is the largest index plus one, which is read back from the device.
+    """(n_rays, 2) int64: where each ray's samples begin and how many there are. `ray_indices` must ascend. Without
+    `n_rays` it is the largest index plus one, which is read back from the device.
 
     >>> pack_info(torch.tensor([0, 0, 2]), n_rays=4).tolist()
     [[0, 2], [2, 0], [2, 1], [3, 0]]

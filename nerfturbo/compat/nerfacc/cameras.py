@@ -12,11 +12,9 @@ __all__ = ["opencv_lens_undistortion", "opencv_lens_undistortion_fisheye"]
 
 @torch.no_grad()
 def opencv_lens_undistortion(uv: Tensor, params: Tensor, eps: float = 1e-6, iters: int = 10) -> Tensor:
-    """(..., 2) undistorted points on the plane at depth 1, for params (..., n) or (n,).
-
-    n is 0 (nothing to undo), 1 (k1), 2 (k1 k2), 4 (k1 k2 p1 p2) or 8 (k1 k2 p1 p2 k3 k4 k5 k6). Not differentiable.
-    `eps` and `iters` are accepted and not needed: there are always as many steps as float32 can use.
-    """
+    """(..., 2) undistorted points on the plane at depth 1, for params (..., n) or (n,). n is 0 (nothing to undo), 1
+    (k1), 2 (k1 k2), 4 (k1 k2 p1 p2) or 8 (k1 k2 p1 p2 k3 k4 k5 k6). Not differentiable. `eps` and `iters` are accepted
+    and not needed: there are always as many steps as float32 can use."""
     return _through("opencv", uv, params, (0, 1, 2, 4, 8), back=True)
 
 

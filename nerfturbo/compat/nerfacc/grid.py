@@ -38,10 +38,9 @@ def ray_aabb_intersect(
     far_plane: float = float("inf"),
     miss_value: float = float("inf"),
 ) -> Any:
-    """t_mins, t_maxs and hits, each (n_rays, m), of rays (n_rays, 3) and boxes (m, 6) of low and high corners.
-
-    A box behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far. For one box (6,) as
-    until nerfacc 0.3: t_min and t_max (n_rays,), from 0 on, and 1e10 for a miss.
+    """t_mins, t_maxs and hits, each (n_rays, m), of rays (n_rays, 3) and boxes (m, 6) of low and high corners. A box
+    behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far. For one box (6,) as until
+    nerfacc 0.3: t_min and t_max (n_rays,), from 0 on, and 1e10 for a miss.
 
     >>> origins, directions = torch.tensor([[0.0, 0.0, -3.0]]), torch.tensor([[0.0, 0.0, 1.0]])
     >>> t_min, t_max, hit = ray_aabb_intersect(origins, directions, torch.tensor([[-1.0, -1, -1, 1, 1, 1]]))
@@ -87,13 +86,11 @@ def traverse_grids(
     hits: Tensor | None = None,
 ) -> tuple[RayIntervals, RaySamples, Tensor]:
     """The intervals of each ray whose midpoint lies in an occupied cell, their centres, and where each ray stopped.
-
-    `binaries` (m, x, y, z) bool are grids over the boxes `aabbs` (m, 6); where boxes overlap the first one counts.
-    A ray's steps start at its near plane; each has length max(step_size, cone_angle * t). A step size of 0 gives the
-    stretches inside each occupied cell instead. `traverse_steps_limit` bounds the samples per ray: call again with
-    the returned planes as near planes to go on. `rays_mask` leaves rays out. Results have their exact length, so that
-    `over_allocate` and the precomputed intersections are accepted and not needed.
-    """
+    `binaries` (m, x, y, z) bool are grids over the boxes `aabbs` (m, 6); where boxes overlap the first one counts. A
+    ray's steps start at its near plane; each has length max(step_size, cone_angle * t). A step size of 0 gives the
+    stretches inside each occupied cell instead. `traverse_steps_limit` bounds the samples per ray: call again with the
+    returned planes as near planes to go on. `rays_mask` leaves rays out. Results have their exact length, so that
+    `over_allocate` and the precomputed intersections are accepted and not needed."""
     n_rays = rays_o.shape[0]
     check_shape("binaries", binaries, ("m", "x", "y", "z"))
     check_shape("aabbs", aabbs, (binaries.shape[0], 6))

@@ -20,10 +20,9 @@ Limit = float | Tensor
 def searchsorted(
     sorted_sequence: RayIntervals | RaySamples, values: RayIntervals | RaySamples
 ) -> tuple[Tensor, Tensor]:
-    """ids_left, ids_right in the shape of `values.vals`: sequence[left] <= value < sequence[right] on the same ray.
-
-    A value outside its ray's range counts as clipped to it: it gets the first or the last two neighbours. The indices
-    of batched values count along the ray, those of flattened values over the whole flattened sequence.
+    """ids_left, ids_right in the shape of `values.vals`: sequence[left] <= value < sequence[right] on the same ray. A
+    value outside its ray's range counts as clipped to it: it gets the first or the last two neighbours. The indices of
+    batched values count along the ray, those of flattened values over the whole flattened sequence.
 
     >>> key = RayIntervals(torch.tensor([0.0, 1.0, 0.0, 1.0, 2.0]), torch.tensor([[0, 2], [2, 3]]))
     >>> query = RayIntervals(torch.tensor([0.5, 1.5, 2.5]), torch.tensor([[0, 1], [1, 2]]))
@@ -48,12 +47,11 @@ def searchsorted(
 def importance_sampling(
     intervals: RayIntervals, cdfs: Tensor, n_intervals_per_ray: Tensor | int, stratified: bool = False
 ) -> tuple[RayIntervals, RaySamples]:
-    """New intervals and their centres, spread evenly over each ray's share of the cumulative distribution `cdfs`.
-
-    The centre of interval i is where the distribution, linear between the given edges, reaches
-    (i + b) / n of its range; b is 0.5, or, stratified, one random number per ray. Edges lie between centres. With a
-    number for `n_intervals_per_ray` the result is batched, (n_rays, n + 1) and (n_rays, n); with a tensor (n_rays,)
-    it is flattened.
+    """New intervals and their centres, spread evenly over each ray's share of the cumulative distribution `cdfs`. The
+    centre of interval i is where the distribution, linear between the given edges, reaches (i + b) / n of its range; b
+    is 0.5, or, stratified, one random number per ray. Edges lie between centres. With a number for
+    `n_intervals_per_ray` the result is batched, (n_rays, n + 1) and (n_rays, n); with a tensor (n_rays,) it is
+    flattened.
 
     >>> edges = RayIntervals(torch.tensor([[0.0, 1.0, 2.0]]))
     >>> new, centres = importance_sampling(edges, torch.tensor([[0.0, 0.5, 1.0]]), 2)
@@ -105,11 +103,9 @@ def _ragged(centres: Tensor, n: Tensor, low: Tensor, high: Tensor) -> tuple[RayI
 def ray_resampling(
     packed_info: Tensor, t_starts: Tensor, t_ends: Tensor, weights: Tensor, n_samples: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """packed_info (n_rays, 2), t_starts and t_ends (all, 1): `n_samples` new samples on each ray that has any.
-
-    Their edges lie where the running sum of the weights (n,) or (n, 1), linear inside each sample, reaches
-    (j + 1/2) / (n_samples + 1) of its range. A ray without weight is resampled by its length in samples.
-    """
+    """packed_info (n_rays, 2), t_starts and t_ends (all, 1): `n_samples` new samples on each ray that has any. Their
+    edges lie where the running sum of the weights (n,) or (n, 1), linear inside each sample, reaches (j + 1/2) /
+    (n_samples + 1) of its range. A ray without weight is resampled by its length in samples."""
     offsets, flat = _rays.offsets_of_packed_info(packed_info, t_starts.shape[0]), weights.reshape(-1)
     counts, rays = offsets.diff(), _rays.indices_of(offsets, flat.shape[0])
     total = packed_sum(flat.contiguous(), offsets)

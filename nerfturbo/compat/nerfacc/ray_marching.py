@@ -121,13 +121,11 @@ def ray_marching(
     stratified: bool = False,
     cone_angle: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ray_indices (n_samples,) int64, t_starts and t_ends (n_samples, 1), as nerfacc 0.3 returns them.
-
-    0.2 returned packed_info first. Functions that take it take these ray indices in its place; code that looks inside
-    packed_info needs `nerfturbo.compat.nerfacc_packed`. `t_min` and `t_max` (n_rays,) rule; without them the ray's part
-    in `scene_aabb` (6,), else all of it; always within the planes, and only where the grid, if there is one, is
-    occupied. With `sigma_fn` or `alpha_fn`, samples that no light reaches are left out. Not differentiable.
-    """
+    """ray_indices (n_samples,) int64, t_starts and t_ends (n_samples, 1), as nerfacc 0.3 returns them. 0.2 returned
+    packed_info first. Functions that take it take these ray indices in its place; code that looks inside packed_info
+    needs `nerfturbo.compat.nerfacc_packed`. `t_min` and `t_max` (n_rays,) rule; without them the ray's part in
+    `scene_aabb` (6,), else all of it; always within the planes, and only where the grid, if there is one, is occupied.
+    With `sigma_fn` or `alpha_fn`, samples that no light reaches are left out. Not differentiable."""
     near, far = torch.zeros_like(rays_o[:, 0]), torch.full_like(rays_o[:, 0], FAR)
     if t_min is not None and t_max is not None:
         near, far = t_min, t_max

@@ -133,12 +133,10 @@ def rendering(
     render_bkgd: Tensor | None = None,
 ) -> Any:
     """Colours (n_rays, channels), opacities (n_rays, 1), depths (n_rays, 1) and a dictionary of what was computed.
-
     `rgb_sigma_fn(t_starts, t_ends, ray_indices)` returns colours (..., channels) and densities (...); `rgb_alpha_fn`
     opacities in place of densities. Depth is the expected distance over the opacity. The dictionary holds weights,
     trans, alphas, rgbs and, from densities, sigmas; what the pixels did not need is computed when it is first read.
-    Differentiable to what the function returns. Columns have no dictionary, and depth is not divided by the opacity.
-    """
+    Differentiable to what the function returns. Columns have no dictionary, and depth is not divided by the opacity."""
     columns = _in_columns(t_starts, (None, ray_indices, None))
     if ray_indices is not None and not t_starts.shape == t_ends.shape == (*ray_indices.shape, *[1] * columns):
         shapes = f"{tuple(t_starts.shape)}, {tuple(t_ends.shape)} and {tuple(ray_indices.shape)}"
@@ -149,7 +147,10 @@ def rendering(
     rgbs, values = _evaluate(field, t_starts, t_ends, ray_indices, render_bkgd)
     if columns:
         t_starts, t_ends, values = t_starts[:, 0], t_ends[:, 0], values[:, 0]
-    if rgb_sigma_fn is not None and _can_fuse(t_starts, t_ends, values, flat=ray_indices is not None):
+    # The kernel gives no gradient to t; and 64-bit values, which are for checking, take the plain formulas.
+    moving = torch.is_grad_enabled() and (t_starts.requires_grad or t_ends.requires_grad)
+    fits = torch.float64 not in (t_starts.dtype, values.dtype) and t_starts.dim() == (2 if ray_indices is None else 1)
+    if rgb_sigma_fn is not None and fits and not moving:
         results = _composite_density(t_starts, t_ends, values, rgbs, (None, ray_indices, n_rays), render_bkgd)
     else:
         optical = values if rgb_sigma_fn is None else values * (t_ends - t_starts)
@@ -176,12 +177,6 @@ def _evaluate(field: ColorFn, t_starts: Tensor, t_ends: Tensor, ray_indices: Som
     check_shape("sigmas or alphas", values, tuple(t_starts.shape))
     refuse(rgbs.shape[:-1] != rays, "rgbs", f"shape {(*rays, 'channels')}", tuple(rgbs.shape))
     return rgbs, values
-
-
-def _can_fuse(t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, *, flat: bool) -> bool:
-    """The kernel gives no gradient to t; and 64-bit values, which are for checking, take the plain formulas."""
-    moving = torch.is_grad_enabled() and (t_starts.requires_grad or t_ends.requires_grad)
-    return not moving and torch.float64 not in (t_starts.dtype, sigmas.dtype) and t_starts.dim() == (1 if flat else 2)
 
 
 def _composite_density(

@@ -1,10 +1,8 @@
-"""The encodings by name. Each maps (n, inputs) to (n, outputs); all but the grids have no parameters.
-
-Grids of trainable features are hashed, dense or tiled, in one to seven dimensions. Level l has the scale
-s_l = base_resolution * per_level_scale^l - 1. Three dimensions with linear blending, hashed or dense, are computed by
-kernels; the rest is plain torch. The kernels' table has one more node per axis of a dense level than tiny-cuda-nn's,
-whose last nodes wrap around to the first ones; `from_original` copies its parameters to where they belong.
-"""
+"""The encodings by name. Each maps (n, inputs) to (n, outputs); all but the grids have no parameters. Grids of
+trainable features are hashed, dense or tiled, in one to seven dimensions. Level l has the scale s_l = base_resolution *
+per_level_scale^l - 1. Three dimensions with linear blending, hashed or dense, are computed by kernels; the rest is
+plain torch. The kernels' table has one more node per axis of a dense level than tiny-cuda-nn's, whose last nodes wrap
+around to the first ones; `from_original` copies its parameters to where they belong."""
 
 import itertools
 import math

@@ -1,8 +1,6 @@
-"""tiny-cuda-nn's three modules. Each holds one flat fp32 parameter, `params`: the network's, then the encoding's.
-
-On a GPU they compute in half precision over fp32 parameters, as tiny-cuda-nn does; on a CPU in fp32. Gradients of any
-order work, to inputs and parameters: the first by the kernels, higher ones in plain torch.
-"""
+"""tiny-cuda-nn's three modules. Each holds one flat fp32 parameter, `params`: the network's, then the encoding's. On a
+GPU they compute in half precision over fp32 parameters, as tiny-cuda-nn does; on a CPU in fp32. Gradients of any order
+work, to inputs and parameters: the first by the kernels, higher ones in plain torch."""
 
 import gc
 import itertools

@@ -33,13 +33,11 @@ CONTRACT = frozenset({"contract"})
 
 
 def jit(*, exact: bool = False, inner: bool = False, inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Compile lazily, once per argument types; division by zero gives infinity as in numpy.
-
-    Kernels are cached on disk. `inner` functions are called by kernels only: they become part of those, without an
-    entry from Python and a cache file of their own, which would double the time to compile. `inline` ones are pasted
-    in. Numbers that are written out at a call are part of an inner function's type: np.int64(0) in place of 0 keeps
-    numba from compiling it once per number.
-    """
+    """Compile lazily, once per argument types; division by zero gives infinity as in numpy. Kernels are cached on disk.
+    `inner` functions are called by kernels only: they become part of those, without an entry from Python and a cache
+    file of their own, which would double the time to compile. `inline` ones are pasted in. Numbers that are written out
+    at a call are part of an inner function's type: np.int64(0) in place of 0 keeps numba from compiling it once per
+    number."""
     inner = inner or inline
     compiler: Any = numba.njit  # its stubs do not know all options
     options: dict[str, Any] = {
@@ -166,10 +164,8 @@ _local = threading.local()
 
 
 def scratch(name: str, *shape: int) -> Tensor:
-    """Uninitialised float32 memory of this thread, valid until its next call with the same name.
-
-    For what never leaves an op: fresh memory costs a page fault every 4 KiB, a reused buffer nothing.
-    """
+    """Uninitialised float32 memory of this thread, valid until its next call with the same name. For what never leaves
+    an op: fresh memory costs a page fault every 4 KiB, a reused buffer nothing."""
     buffers: dict[str, Tensor] = _local.__dict__
     n = math.prod(shape)
     if name not in buffers or buffers[name].numel() < n:

@@ -14,7 +14,7 @@ tuple, `lanes`, which is known when the kernel is compiled; its values are not u
 
     zeros(lanes)                        lerp(a, b, f) = a + f * (b - a)         scale(v, f) = v * f
     dot(a, b), total(v): scalars        multiply_add(sum, a, b) = sum + a * b, with b a vector or a scalar
-    relu(v): NaN stays                  where_positive(v, x): v where x > 0, else 0
+    relu(v): NaN stays                  gated(v, x): v where x > 0, else 0
     multiply_add_lane(sum, a, w, k)     sum + a * w[k], k a literal
 
 Indices are never negative: they are not checked and do not wrap.
@@ -33,10 +33,8 @@ intrinsic: Any = extending.intrinsic  # a kernel calls it without the first para
 
 @intrinsic
 def atomic_max(typing_context, array, index, value):
-    """array[index] = max(array[index], value) for an int32 array, as one step.
-
-    Floats >= 0 may be viewed as int32: their bits are ordered as they are.
-    """
+    """array[index] = max(array[index], value) for an int32 array, as one step. Floats >= 0 may be viewed as int32:
+    their bits are ordered as they are."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -223,7 +221,7 @@ def relu(builder, vector):
 
 
 @_on_values(lambda vector, gate: vector(vector, gate))
-def where_positive(builder, vector, gate):
+def gated(builder, vector, gate):
     zero = _zeros(vector.type.count)
     return builder.select(builder.fcmp_ordered(">", gate, zero), vector, zero)
 

@@ -1,8 +1,6 @@
-"""Compile the kernels of a training step before it starts, saying which: a first start should not seem to hang.
-
-numba compiles a kernel at its first call and keeps it on disk: beside this file where that folder can be written, else
-in the user's cache folder, or in NUMBA_CACHE_DIR. Later starts load it in milliseconds.
-"""
+"""Compile the kernels of a training step before it starts, saying which: a first start should not seem to hang. numba
+compiles a kernel at its first call and keeps it on disk: beside this file where that folder can be written, else in the
+user's cache folder, or in NUMBA_CACHE_DIR. Later starts load it in milliseconds."""
 
 import contextlib
 import importlib
@@ -50,10 +48,8 @@ HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact", "occupancy gri
 
 def warmup(report: Callable[[str], None], *, helper: "CompileHelper | None" = None) -> None:
     """Run each op of a training step once on tiny inputs, `report`ing its name first. Compiles what is not cached.
-
     numba compiles on one core; where there are more, a second process compiles a part of the kernels into the same
-    cache: `helper`, if one was started before, as it can be while a scene is read.
-    """
+    cache: `helper`, if one was started before, as it can be while a scene is read."""
     cached = is_cached()
     with contextlib.ExitStack() as stack, use_backend("cpu"):
         steps = dict(_steps())
@@ -71,10 +67,7 @@ def warmup(report: Callable[[str], None], *, helper: "CompileHelper | None" = No
 
 
 class CompileHelper:
-    """A second process that compiles the slower part of the kernels; nothing is lost if it fails.
-
-    It starts only where there is a core for it.
-    """
+    """A second process, where there is a core for it, that compiles the slower kernels; nothing is lost if it fails."""
 
     def __init__(self, names: tuple[str, ...] = _HELPED) -> None:
         self.names, self._process = names, None

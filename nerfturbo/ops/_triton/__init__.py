@@ -1,8 +1,6 @@
-"""What the kernel files share: small jit helpers and allocation rules.
-
-Layout of a ray kernel: a tile is `RAYS` rays, walked along `STEPS` samples at a time by one warp. Programs take tiles
-in turn, about as many programs as the device holds. Programs behind those of the rays write the unused tail.
-"""
+"""What the kernel files share: small jit helpers and allocation rules. Layout of a ray kernel: a tile is `RAYS` rays,
+walked along `STEPS` samples at a time by one warp. Programs take tiles in turn, about as many programs as the device
+holds. Programs behind those of the rays write the unused tail."""
 
 import functools
 
@@ -12,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import InputError
-from .launch import cdiv
+from .launch import cdiv, for_any_count, launchable, next_power_of_2  # noqa: F401 - for the kernel files
 
 KERNEL_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: a program costs a millisecond, so take few
@@ -74,9 +72,8 @@ def check_kernel_float(**tensors: Tensor | None) -> None:
     """The kernels accumulate in fp32: float64 belongs to the reference."""
     for name, value in tensors.items():
         if value is not None and value.dtype not in KERNEL_FLOATS:
-            raise InputError(
-                name, "float16, bfloat16 or float32 on the Triton backend", str(value.dtype), "use the reference"
-            )
+            expected = "float16, bfloat16 or float32 on the Triton backend"
+            raise InputError(name, expected, str(value.dtype), "use the reference")
 
 
 def signed_word(value: int) -> int:

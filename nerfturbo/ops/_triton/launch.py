@@ -52,11 +52,9 @@ def launchable(function: Any = None, **options: Any) -> Any:
 
 
 def for_any_count(kernel: Any, *strides: str) -> Any:
-    """The same kernel for numbers of rows that change from launch to launch: one binary for all of them.
-
-    `strides` count rows where a tensor is feature-major. Triton compiles anew for those divisible by 16, which is right
-    for capacities and wrong for a user's own samples, sixteen steps out of which it would stop one to compile.
-    """
+    """The same kernel for numbers of rows that change from launch to launch: one binary for all of them. `strides`
+    count rows where a tensor is feature-major. Triton compiles anew for those divisible by 16, which is right for
+    capacities and wrong for a user's own samples, sixteen steps out of which it would stop one to compile."""
     return launchable(kernel.fn, do_not_specialize=["n"], do_not_specialize_on_alignment=list(strides))
 
 
@@ -77,12 +75,9 @@ class Kernel(JITFunction):
     def _make_launcher(self, device: int) -> Callable[..., Any]:
         backend = next(part for part in self.device_caches[device] if isinstance(part, BaseBackend))
         if type(backend).get_tensor_specialization is not BaseBackend.get_tensor_specialization:
-            return self._launch_slowly
+            return lambda grid, *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
         stream_of = driver.active.get_current_stream
         return _write_launcher(self, backend, device, lambda: stream_of(device))
-
-    def _launch_slowly(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, grid=grid, warmup=False, **kwargs)
 
 
 def is_unobserved(kernel: Kernel) -> bool:
@@ -97,8 +92,7 @@ def is_unobserved(kernel: Kernel) -> bool:
 
 
 def check_pointers(kernel: str, device: int, pointers: dict[str, Any]) -> None:
-    """Every tensor must be on the GPU that the kernel runs on: an address of elsewhere is a fault there. What is no
-    tensor is left to Triton."""
+    """Every tensor must be on the GPU that the kernel runs on; what is no tensor is left to Triton."""
     for name, value in pointers.items():
         if hasattr(value, "get_device") and value.get_device() != device:
             found = value.device
@@ -115,10 +109,8 @@ def settings() -> tuple[Any, ...]:
 
 
 def key_source(kernel: Kernel) -> str:
-    """Code that makes the key of a launch from arguments of the parameters' names.
-
-    A pointer's part also leaves its address in `at_...`; all else is asked of Triton's own function `_specialize`.
-    """
+    """Code that makes the key of a launch from arguments of the parameters' names. A pointer's part also leaves its
+    address in `at_...`; all else is asked of Triton's own function `_specialize`."""
     parts = []
     for parameter in kernel.params:
         name, aligned = parameter.name, not parameter.do_not_specialize_on_alignment

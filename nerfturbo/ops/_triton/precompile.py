@@ -1,9 +1,7 @@
-"""Compile without running: launches inside the block only hand their kernels to a pool of compiling threads.
-
-Triton compiles a kernel when it is first launched, half a minute for a training step. Since a step reads nothing back,
-its Python code can run once with every launch left out; then all kernels compile side by side. Memory that the launches
-would have written is zero meanwhile, so that whatever torch does with it, an index above all, stays in bounds.
-"""
+"""Compile without running: launches inside the block only hand their kernels to a pool of compiling threads. Triton
+compiles a kernel when it is first launched, half a minute for a training step. Since a step reads nothing back, its
+Python code can run once with every launch left out; then all kernels compile side by side. Memory that the launches
+would have written is zero meanwhile, so that whatever torch does with it, an index above all, stays in bounds."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -24,9 +24,7 @@ from .._dispatch import implementation
 @dataclass(frozen=True)
 class AdamRule:
     """The constants of Adam. `skip_untouched`: entries without gradient keep value and moments, as hash grids want.
-
-    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with a weight decay of their own.
-    """
+    `decays` (first, last, weight decay) cut a flat buffer from end to end into parts with decays of their own."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
@@ -68,12 +66,11 @@ def adam_update(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """One update of `params` (fp32, contiguous, any shape) in place; `grad` (fp32 or half) is zeroed.
-
-    The reference takes float64 too, for checking.
-    `lr`, `grad_scale` and `found_inf` are () fp32 tensors on the device; `half`, where given, receives the rounded
-    parameters. Uses t = state.step + 1 and leaves the count to `finish_step`, so that several buffers share it.
-    In an fp16 gradient, sums that overflowed count as the largest number, and NaN, their difference, as none.
+    """One update of `params` (fp32, contiguous, any shape) in place; `grad` (fp32 or half) is zeroed. The reference
+    takes float64 too, for checking. `lr`, `grad_scale` and `found_inf` are () fp32 tensors on the device; `half`, where
+    given, receives the rounded parameters. Uses t = state.step + 1 and leaves the count to `finish_step`, so that
+    several buffers share it. In an fp16 gradient, sums that overflowed count as the largest number, and NaN, their
+    difference, as none.
 
     >>> p = torch.tensor([1.0]); g = torch.tensor([0.5]); lr = torch.tensor(0.1)
     >>> adam_update(p, g, AdamState.of(p), lr)
@@ -88,20 +85,17 @@ def adam_update(
             continue
         check_shape(name, value, tuple(params.shape))
         check_dtype(name, value)
-        if not value.is_contiguous():
-            raise InputError(name, "a contiguous tensor", f"strides {value.stride()}")
+        refuse(not value.is_contiguous(), name, "a contiguous tensor", f"strides {value.stride()}")
     scalars = {"lr": lr, "grad_scale": grad_scale, "found_inf": found_inf, "step": state.step}
     _check_scalars(**scalars)
     check_device(params=params, **like, **scalars)
-    implementation("adam", "adam_update", params)(
-        params, grad, state, lr, rule=rule or AdamRule(), half=half, grad_scale=grad_scale, found_inf=found_inf
-    )
+    options = {"rule": rule or AdamRule(), "half": half, "grad_scale": grad_scale, "found_inf": found_inf}
+    implementation("adam", "adam_update", params)(params, grad, state, lr, **options)
 
 
 @torch.no_grad()
 def check_gradients(grads: Sequence[Tensor], found_inf: Tensor) -> Tensor:
     """The 2-norm of all gradients together, a () fp32 tensor; sets `found_inf` to 1 where the norm is not finite.
-
     Nothing clears `found_inf` here. The order of addition is fixed: the same gradients give the same bits. To clip,
     enlarge the scale that `adam_update` divides by: grad_scale * max(1, norm / (max_norm * grad_scale)).
 
@@ -145,10 +139,9 @@ def finish_step(
     skipped: Tensor | None = None,
     rule: ScaleRule | None = None,
 ) -> None:
-    """Close a step, in place: count it if it was finite, move the loss scale, clear `found_inf`.
-
-    `step` () int64 counts updates; `scale` () fp32 is the loss scale and `good_steps` () int32 the finite steps since
-    it last moved (both or none); `skipped` () int64 counts the steps that were not finite.
+    """Close a step, in place: count it if it was finite, move the loss scale, clear `found_inf`. `step` () int64 counts
+    updates; `scale` () fp32 is the loss scale and `good_steps` () int32 the finite steps since it last moved (both or
+    none); `skipped` () int64 counts the steps that were not finite.
 
     >>> step, flag = torch.tensor(4), torch.tensor(1.0)
     >>> finish_step(step, flag)
@@ -156,12 +149,10 @@ def finish_step(
     (4, 0.0)
     """
     refuse((scale is None) != (good_steps is None), "scale and good_steps", "both or neither", "one of them")
-    scalars = {"step": step, "found_inf": found_inf, "scale": scale, "good_steps": good_steps, "skipped": skipped}
-    _check_scalars(**scalars)
-    check_device(**scalars)
-    implementation("adam", "finish_step", found_inf)(
-        step, found_inf, scale=scale, good_steps=good_steps, skipped=skipped, rule=rule or ScaleRule()
-    )
+    scalars = {"scale": scale, "good_steps": good_steps, "skipped": skipped}
+    _check_scalars(step=step, found_inf=found_inf, **scalars)
+    check_device(step=step, found_inf=found_inf, **scalars)
+    implementation("adam", "finish_step", found_inf)(step, found_inf, **scalars, rule=rule or ScaleRule())
 
 
 _SCALARS = {"step": torch.int64, "skipped": torch.int64, "good_steps": torch.int32}
@@ -190,12 +181,9 @@ class StepState:
 
     @classmethod
     def create(cls, *, step: int, n_active: int, length: int, device: torch.device | str) -> "StepState":
-        return cls(
-            torch.tensor(step, dtype=torch.int64, device=device),
-            torch.tensor(n_active, dtype=torch.int32, device=device),
-            torch.zeros(2, dtype=torch.int64, device=device),
-            torch.zeros(length, len(COLUMNS), device=device),
-        )
+        done, active = torch.tensor(step, device=device), torch.tensor(n_active, dtype=torch.int32, device=device)
+        totals = torch.zeros(2, dtype=torch.int64, device=device)
+        return cls(done, active, totals, torch.zeros(length, len(COLUMNS), device=device))
 
 
 @dataclass(frozen=True)
@@ -209,11 +197,9 @@ class RayBudget:
 
 
 def record_step(state: StepState, values: dict[str, Tensor], budget: RayBudget) -> None:
-    """In place: log `values`, count, adapt n_active, advance the step.
-
-    `values` holds () tensors: loss, mse, found_inf and loss_scale in fp32, n_rays, n_samples and n_marched in int32.
-    The next number of rays is that of the kept ones * min(samples / n_samples, marched / n_marched, 2), between 64 and
-    max_rays. Counts are cut to their capacity, so that these ratios are never below 1: rays that found no room tell.
-    """
+    """In place: log `values`, count, adapt n_active, advance the step. `values` holds () tensors: loss, mse, found_inf
+    and loss_scale in fp32, n_rays, n_samples and n_marched in int32. The next number of rays is that of the kept ones *
+    min(samples / n_samples, marched / n_marched, 2), between 64 and max_rays. Counts are cut to their capacity, so that
+    these ratios are never below 1: rays that found no room tell."""
     check_device(step=state.step, ring=state.ring, **values)
     implementation("adam", "record_step", state.ring)(state, values, budget)

@@ -1,7 +1,5 @@
-"""Adam on a CPU: one pass over memory instead of torch's dozen, for fp32; the rest takes the reference.
-
-Decomposition: a task = a chunk of parameters. The norm of the gradients sums chunks in fp64, in order: deterministic.
-"""
+"""Adam on a CPU: one pass over memory instead of torch's dozen, for fp32; the rest takes the reference. Decomposition:
+a task = a chunk of parameters. The norm of the gradients sums chunks in fp64, in order: deterministic."""
 
 import math
 
@@ -21,10 +19,8 @@ def _update(
     first, last, params, grad, moment1, moment2, scale, rate1, rate2, lr, beta1, beta2, rest1, rest2, eps, decay,
     decoupled, skip,
 ):  # fmt: skip
-    """rate1 = 1 / (1 - beta1^t), rest1 = 1 - beta1, both rounded once to fp32; rate2 and rest2 likewise.
-
-    Every entry is computed and the untouched ones selected away: so it compiles to vectors, four times as fast.
-    """
+    """rate1 = 1 / (1 - beta1^t), rest1 = 1 - beta1, both rounded once to fp32; rate2 and rest2 likewise. Every entry is
+    computed and the untouched ones selected away: so it compiles to vectors, four times as fast."""
     l2 = ZERO if decoupled else decay
     shrink = lr * decay if decoupled else ZERO
     own, slope, mean, square = params[first:last], grad[first:last], moment1[first:last], moment2[first:last]

@@ -1,10 +1,7 @@
-"""Adam in one pass over memory, and the step's counters in one launch of one program.
-
-One program = BLOCK numbers of a flat buffer, in rows of four so that loads and stores are 16 bytes wide. With
-`skip_untouched`, rows of four without gradient read and write nothing else. The non-finite flag is read before the
-first write, so a skipped step is skipped everywhere. fp32 master and arithmetic; moments, gradient and copy of any
-float type.
-"""
+"""Adam in one pass over memory, and the step's counters in one launch of one program. One program = BLOCK numbers of a
+flat buffer, in rows of four so that loads and stores are 16 bytes wide. With `skip_untouched`, rows of four without
+gradient read and write nothing else. The non-finite flag is read before the first write, so a skipped step is skipped
+everywhere. fp32 master and arithmetic; moments, gradient and copy of any float type."""
 
 import math
 
@@ -12,8 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import check_kernel_float
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, check_kernel_float, launchable
 from . import COLUMNS, MAX_GROWTH, MIN_RAYS, RayBudget, StepState
 
 BLOCK, WARPS = 1024, 8
@@ -26,8 +22,7 @@ def _adam_kernel(
     log2_beta1, log2_beta2, beta1, beta2, rest1, rest2, eps, weight_decay, starts, decays,
     DECAY: tl.constexpr, SKIP: tl.constexpr, ROWS_OF_4: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """DECAY: 0 none, 1 into the gradient, 2 decoupled. rest = 1 - beta, rounded once. PARTS: that many parts have a
-    decay of their own, from `starts` on."""
+    """DECAY: 0 none, 1 into the gradient, 2 decoupled; of PARTS parts, each from its `starts` on. rest = 1 - beta."""
     i_row = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     i = i_row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     at = i

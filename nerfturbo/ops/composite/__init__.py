@@ -51,10 +51,9 @@ def composite(
     early_stop_eps: float = 0.0,
     alpha_thre: float | Tensor = 0.0,
 ) -> Composited:
-    """Composite `density` (capacity,) >= 0 and `rgb` (capacity, channels) of any number of channels.
-
-    Differentiable to density and rgb through all four results, not to t. Runs in fp32 whatever comes in.
-    `alpha_thre` may be a () tensor on the device.
+    """Composite `density` (capacity,) >= 0 and `rgb` (capacity, channels) of any number of channels. Differentiable to
+    density and rgb through all four results, not to t. Runs in fp32 whatever comes in. `alpha_thre` may be a () tensor
+    on the device.
 
     >>> import torch
     >>> samples = PackedSamples.from_counts(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([2.0]))
@@ -71,7 +70,6 @@ def composite_pixels(
     density: Tensor, rgb: Tensor, samples: PackedSamples, background: Tensor | None = None
 ) -> Composited:
     """`composite` as a picture shows it: rgb + (1 - opacity) * background, and the mean depth, divided by opacity.
-
     `background` is (channels,) or (n_rays, channels). Differentiable to density, rgb and background. Opacities below
     fp32's epsilon divide as that.
 
@@ -92,11 +90,8 @@ def composite_pixels(
 def visibility(
     density: Tensor, samples: PackedSamples, *, early_stop_eps: float = 0.0, alpha_thre: float | Tensor = 0.0
 ) -> Tensor:
-    """(capacity,) bool: the samples that `composite` would give weight under the same thresholds.
-
-    So compositing what `compact(samples, visibility(...))` keeps equals compositing everything with the thresholds.
-    False in the tail. Not differentiable.
-    """
+    """(capacity,) bool: the samples that `composite` would give weight under the same thresholds; compositing what
+    `compact` keeps of them gives the same. False in the tail. Not differentiable."""
     check_tensor("density", density, (samples.capacity,))
     check_device(density=density, t_starts=samples.t_starts)
     test = implementation("composite", "visibility", density)
@@ -130,9 +125,8 @@ class Thinning:
 
 
 def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
-    """(capacity,) uint8 codes of samples of this optical thickness (capacity,); 0 where that is not above 0.
-
-    Pass 0 for samples that are not to be seen, behind a surface or thinner than a threshold.
+    """(capacity,) uint8 codes of samples of this optical thickness (capacity,); 0 where that is not above 0. Pass 0 for
+    samples that are not to be seen, behind a surface or thinner than a threshold.
 
     >>> samples = PackedSamples.from_counts(torch.tensor([4]), torch.arange(4.0), torch.arange(1.0, 5.0))
     >>> few = Thinning(0.1, torch.tensor([0], dtype=torch.int32))

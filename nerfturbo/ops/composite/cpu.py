@@ -1,9 +1,7 @@
-"""Compositing along rays, forward and analytic backward, the visibility test, and runs of weak samples.
-
-A task = a chunk of rays, each walked from its first sample to its last (backward: from the last to the first;
+"""Compositing along rays, forward and analytic backward, the visibility test, and runs of weak samples. A task = a
+chunk of rays, each walked from its first sample to its last (backward: from the last to the first;
 docs/ops/composite.md). The forward keeps T_i (1 - alpha_i) for the backward, -1 where a threshold took the weight away.
-fp32 whatever comes in; gradients in the inputs' dtypes; deterministic. Rows that no ray owns are never read.
-"""
+fp32 whatever comes in; gradients in the inputs' dtypes; deterministic. Rows that no ray owns are never read."""
 
 import math
 

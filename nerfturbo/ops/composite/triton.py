@@ -1,11 +1,9 @@
-"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_triton`.
-
-A program holds the running transmittance of its rays and walks along them; a scan inside the tile gives the product of
-(1 - alpha) before each sample. The second axis of the forward's grid takes further groups of channels, which repeat the
-scan. The backward recomputes what the forward knew (docs/ops/composite.md). A background b adds (1 - opacity) * b to a
-ray's colour, so that each colour counts as rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in
-the inputs' dtype and layout, zero in the tail. Weak samples: one lane a ray; a run is written when it ends. No atomics.
-"""
+"""Compositing along rays, forward and backward, and the visibility test. Tiles of rays as in `_triton`. A program holds
+the running transmittance of its rays and walks along them; a scan inside the tile gives the product of (1 - alpha)
+before each sample. The second axis of the forward's grid takes further groups of channels, which repeat the scan. The
+backward recomputes what the forward knew (docs/ops/composite.md). A background b adds (1 - opacity) * b to a ray's
+colour, so that each colour counts as rgb - b. Inputs fp16/bf16/fp32 with any strides, fp32 inside; gradients in the
+inputs' dtype and layout, zero in the tail. Weak samples: one lane a ray; a run is written when it ends. No atomics."""
 
 from collections.abc import Sequence
 
@@ -17,8 +15,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import INTERPRETED, TAIL_BLOCK, cdiv, check_kernel_float, launchable, next_power_of_2
 from ..random.triton import unit_float
 from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
 
@@ -266,9 +263,7 @@ class _Composite(Node):
         if n_rows and (wants_density or wants_rgb):
             tile, programs = gpu.ray_grid(n_rows, n_rays, rgb.device)
             own_rgb = gpu.strides_of(grad_rgb, 2)
-            incoming = [
-                stride for grad, n in zip(grads, (2, 1, 1, 1), strict=True) for stride in gpu.strides_of(grad, n)
-            ]
+            incoming = [s for grad, n in zip(grads, (2, 1, 1, 1), strict=True) for s in gpu.strides_of(grad, n)]
             outgoing = (own_rgb[0], *gpu.strides_of(grad_density, 1))
             strides = (density.stride(0), rgb.stride(0), *incoming, *outgoing, *gpu.ray_strides(background))
             _backward_kernel[(programs + gpu.tail_programs(n_rows),)](

@@ -66,11 +66,10 @@ def composite_loss(
     rule: LossRule = HUBER,
     gradient_scale: Tensor | None = None,
 ) -> CompositedLoss:
-    """The loss of field logits `raw` (capacity, 4), three of colour and one of density, in any layout.
-
-    `background` (n_rays, 3) and `target` (n_rays, 3 or 4) get no gradient. `gradient_scale`, a () fp32 tensor on the
-    device, changes no result: it is the gradient that will arrive at the loss (a loss scale, say), so that a half
-    precision gradient of `raw` is kept at that scale from the start.
+    """The loss of field logits `raw` (capacity, 4), three of colour and one of density, in any layout. `background`
+    (n_rays, 3) and `target` (n_rays, 3 or 4) get no gradient. `gradient_scale`, a () fp32 tensor on the device, changes
+    no result: it is the gradient that will arrive at the loss (a loss scale, say), so that a half precision gradient of
+    `raw` is kept at that scale from the start.
 
     >>> import torch
     >>> samples = PackedSamples.from_counts(torch.tensor([1]), torch.tensor([0.0]), torch.tensor([1.0]))
@@ -82,9 +81,8 @@ def composite_loss(
     check_shape("background", background, (samples.n_rays, 3))
     if target.dim() != 2 or target.shape[0] != samples.n_rays or target.shape[1] not in (3, 4):
         raise InputError("target", f"shape ({samples.n_rays}, 3 or 4)", str(tuple(target.shape)))
-    check_device(
-        raw=raw, t_starts=samples.t_starts, background=background, target=target, gradient_scale=gradient_scale
-    )
+    pictures = {"background": background, "target": target}
+    check_device(raw=raw, t_starts=samples.t_starts, gradient_scale=gradient_scale, **pictures)
     if gradient_scale is not None:
         check_shape("gradient_scale", gradient_scale, ())
     run = implementation("composite_loss", "composite_loss", raw)
@@ -113,7 +111,6 @@ def ray_losses(
     raw: Tensor, samples: PackedSamples, rule: RayLossRule, *, gradient_scale: Tensor | None = None
 ) -> Tensor:
     """() the loss of field logits `raw` (capacity, 4), of which only the last column, the density's, matters.
-
     Differentiable to `raw`. Rays from `n_rays_kept` on do not count. `gradient_scale` as in `composite_loss`.
 
     >>> import torch

@@ -6,16 +6,9 @@ from torch import Tensor
 from ...types import PackedSamples
 from ..composite.reference import _optical_depth, _transmittance, composite
 from ..ngp import activate
+from ..packed import mean_over_rays
 from ..packed.reference import packed_cumsum, packed_sum, row_rays, widen
 from . import SURE, LossRule, RayLossRule
-
-
-def _mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
-    """() mean of values (n_rays,) over the trained rays; no rays give zero."""
-    if samples.n_rays_kept is None:
-        return values.sum() / max(samples.n_rays, 1)
-    kept = torch.arange(samples.n_rays, device=values.device) < samples.n_rays_kept
-    return torch.where(kept, values, torch.zeros_like(values)).sum() / samples.n_rays_kept.clamp(min=1)
 
 
 def _mean_loss(error: Tensor, rule: LossRule, samples: PackedSamples) -> Tensor:
@@ -24,7 +17,7 @@ def _mean_loss(error: Tensor, rule: LossRule, samples: PackedSamples) -> Tensor:
     if rule.kind == "huber":
         size = error.abs()
         values = torch.where(size <= rule.delta, values / (2.0 * rule.delta), size - 0.5 * rule.delta)
-    return _mean_over_rays(values.mean(-1), samples)
+    return mean_over_rays(values.mean(-1), samples)
 
 
 def _activate(raw: Tensor, samples: PackedSamples) -> tuple[Tensor, Tensor]:
@@ -64,4 +57,4 @@ def ray_losses(raw: Tensor, samples: PackedSamples, *, rule: RayLossRule, gradie
     values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * optical.square()), offsets)
     if rule.opacity:
         values = values + rule.opacity * entropy
-    return _mean_over_rays(values, samples)
+    return mean_over_rays(values, samples)

@@ -1,15 +1,8 @@
-"""Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits.
-
-Tiles of rays as in `_triton`. A program composites its rays, knows their error at once, and writes the gradient of what
-it still holds in registers; rays longer than a tile are walked along a second time for the rest. Each program leaves
-its part of the loss in memory and one last program adds the parts in order: deterministic. The backward multiplies the
-gradient by what arrives at the loss, read on the device.
-
-The regularisers walk along their rays twice: once for weights and sums, once for the gradient. Derivations:
-docs/ops/composite.md, docs/ops/ray_losses.md.
-
-Logits fp16/bf16/fp32 in any layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail.
-"""
+"""Logits to loss and back in one launch: activations, compositing, loss and the gradient to the logits, over tiles of
+rays as in `_triton`. Each program leaves its part of the loss in memory and one last program adds the parts in order:
+deterministic. The backward multiplies the gradient by what arrives at the loss, read on the device. The regularisers
+walk along their rays twice. Derivations: docs/ops/composite.md, docs/ops/ray_losses.md. Logits fp16/bf16/fp32 in any
+layout, fp32 inside; the gradient has the logits' dtype and layout, zero in the tail."""
 
 from typing import Any
 
@@ -20,8 +13,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import TAIL_BLOCK, check_kernel_float
-from .._triton.launch import cdiv, launchable
+from .._triton import TAIL_BLOCK, cdiv, check_kernel_float, launchable
 from ..composite.triton import intervals, tile_weights
 from . import SURE
 

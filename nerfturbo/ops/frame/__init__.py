@@ -30,10 +30,8 @@ WALKED = 1 << 20  # lattice steps of one ray at most: directions far from unit l
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """How many samples a ray takes in a round: a share of what it took so far, between two bounds.
-
-    Few at first, since most rays soon meet a surface; more for those that do not, so that rounds stay few.
-    """
+    """How many samples a ray takes in a round: a share of what it took so far, between two bounds. Few at first, since
+    most rays soon meet a surface; more for those that do not, so that rounds stay few."""
 
     least: int = 4
     most: int = WINDOW
@@ -127,10 +125,8 @@ def next_samples(
     live: LiveRays, *, rows: int, limits: RoundLimits | None = None, aabb: Aabb | None = None
 ) -> NextSamples:
     """The next samples of the live rays, at most `rows` in all; rays for which there is no room wait for a later round.
-
     A ray takes at least one sample if it has any left and there is room, at most what `limits` allow, none left out.
-    Positions are mapped so that `aabb` becomes [0, 1]^3, if given. Not differentiable.
-    """
+    Positions are mapped so that `aabb` becomes [0, 1]^3, if given. Not differentiable."""
     limits = limits or RoundLimits()
     least = 8 * WINDOW * limits.most
     refuse(rows < least, "rows", f"at least {least}, so that every round makes progress", rows)
@@ -148,17 +144,14 @@ def absorb_samples(
     alpha_thre: float | Tensor = 0.0,
     logits: bool = False,
 ) -> LiveRays:
-    """Composite the round's samples into their rays by the rules of `composite`, and hand out who lives on.
-
-    `density` (n,) and `rgb` (n, channels) for the first n rows, all those in use; with `logits` their logits: density =
-    exp(min(x, 15)), rgb = sigmoid(x). Not differentiable.
-    """
+    """Composite the round's samples into their rays by the rules of `composite`, and hand out who lives on. `density`
+    (n,) and `rgb` (n, channels) for the first n rows, all those in use; with `logits` their logits: density =
+    exp(min(x, 15)), rgb = sigmoid(x). Not differentiable."""
     check_tensor("density", density, ("n",))
     check_tensor("rgb", rgb, (density.shape[0], live.channels))
     check_device(density=density, rgb=rgb, state=live.state)
-    implementation("frame", "absorb_samples", live.state)(
-        live, samples, density, rgb, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre, logits=logits
-    )
+    options = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "logits": logits}
+    implementation("frame", "absorb_samples", live.state)(live, samples, density, rgb, **options)
     return LiveRays(**{**vars(live), "side": 1 - live.side})
 
 

@@ -1,8 +1,6 @@
-"""Front-to-back rounds on a CPU: rays walk from cell to cell as in `march`, and stop at what one round allows.
-
-A task = a chunk of the queue. Find, a prefix sum that gives rows to the rays that fit, write; composite; gather the
-survivors in order. fp32; deterministic.
-"""
+"""Front-to-back rounds on a CPU: rays walk from cell to cell as in `march`, and stop at what one round allows. A task =
+a chunk of the queue. Find, a prefix sum that gives rows to the rays that fit, write; composite; gather the survivors in
+order. fp32; deterministic."""
 
 import math
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ...types import Aabb, PackedSamples
+from ...types import Aabb
 from ..march import OccupancyBits
 from ..march.reference import inverse_lattice, lattice, march
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WINDOW, LiveRays, NextSamples, RoundLimits
@@ -15,32 +15,17 @@ def summarize_grid(grid: OccupancyBits) -> None:
     return None
 
 
-def _rest(live: LiveRays, rays: Tensor) -> PackedSamples:
-    """All samples of these rays from their next lattice step on."""
-    step = live.state[rays, STEP]
-    limits = torch.full((rays.shape[0], 2), float("inf"), device=step.device)
-    limits[:, 0] = (lattice(live.rule, step) + lattice(live.rule, step + 1.0)) * 0.5
-    return march(
-        live.origins[rays], live.directions[rays], live.grid, live.rule,
-        jitter=None, limits=limits, capacity=None, n_active=None,
-    )  # fmt: skip
-
-
-def _beginning(samples: PackedSamples, k: Tensor, limit: Tensor) -> Tensor:
-    """(n,) bool: the samples of one round, `limit` of each ray within a window of lattice steps k."""
-    ray = samples.ray_indices.long()
-    first = samples.offsets[:-1].long()[ray]
-    rank = torch.arange(ray.shape[0], device=ray.device) - first
-    return (rank < limit[ray]) & (k - k[first] < WINDOW)
-
-
 def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb | None) -> NextSamples:
     n_live, device = int(live.n_live), live.state.device
     rays = live.places[live.side, :n_live].long()
-    rest = _rest(live, rays)
-    k = inverse_lattice(live.rule, rest.t_starts).round()
-    keep = _beginning(rest, k, limits.of(live.state[rays, TAKEN]))
-    place = rest.ray_indices.long()
+    step, beyond = live.state[rays, STEP], torch.full((n_live, 2), float("inf"), device=device)
+    beyond[:, 0] = (lattice(live.rule, step) + lattice(live.rule, step + 1.0)) * 0.5
+    options = {"jitter": None, "limits": beyond, "capacity": None, "n_active": None}
+    rest = march(live.origins[rays], live.directions[rays], live.grid, live.rule, **options)
+    k, place = inverse_lattice(live.rule, rest.t_starts).round(), rest.ray_indices.long()
+    first = rest.offsets[:-1].long()[place]  # of a round: so many of each ray, within a window of lattice steps
+    rank = torch.arange(place.shape[0], device=device) - first
+    keep = (rank < limits.of(live.state[rays, TAKEN])[place]) & (k - k[first] < WINDOW)
     counts = torch.zeros(n_live, dtype=torch.int64, device=device).index_add_(0, place, keep.long())
     counts = torch.where(torch.cumsum(counts, 0) <= rows, counts, 0)  # who does not fit waits
     waits = (rest.packed_info[:, 1] > 0) & (counts == 0)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ...types import Aabb
 from .. import _triton as gpu
-from .._triton import INTERPRETED
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import INTERPRETED, cdiv, launchable, next_power_of_2
 from ..march import OccupancyBits
 from ..march import triton as marching
 from ..positions.triton import box_interval, unit_box
@@ -28,15 +27,6 @@ from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, Next
 SHORT = tl.constexpr(1e-3)  # cells by which a leap stops short of a face: more than rounding moves a point
 ROOM = tl.constexpr(0.2)  # cells by which a leap over blocks stops short, as march's margin does
 SAFE = tl.constexpr(0.05)  # lattice steps likewise; also what the middle of a growing step lies past its half
-
-
-@triton.jit
-def _middle(k, rule, CONE: tl.constexpr):
-    """As `test_segment` computes it."""
-    if CONE:
-        return (marching.lattice(k, rule, CONE) + marching.lattice(k + 1.0, rule, CONE)) * 0.5
-    else:
-        return tl.fma(k + 0.5, rule[2], rule[0])
 
 
 @triton.jit
@@ -65,16 +55,6 @@ def _free_time(
 
 
 @triton.jit
-def _leap(k, middle, time, rule, CONE: tl.constexpr):
-    """The first lattice step after k whose middle may lie past middle + time."""
-    if CONE:
-        after = tl.floor(marching._inverse_lattice(middle + time, rule, CONE) - (0.5 + SAFE)) + 1.0
-    else:
-        after = k + tl.floor(time / rule[2] - SAFE) + 1.0
-    return tl.where(after > k + 1.0, after, k + 1.0)  # also where time is not a number
-
-
-@triton.jit
 def find_samples(
     p_bits, p_distance, origin, direction, t_min, t_max, k, end, limit, rule,
     CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr, SKIP: tl.constexpr, WINDOW: tl.constexpr,
@@ -93,7 +73,7 @@ def find_samples(
     walking = t_max > t_min
     ended = walking == 0
     while tl.max(walking.to(tl.int32), 0) > 0:
-        middle = _middle(k, rule, CONE)
+        middle = marching.middle_of(k, rule, CONE)
         beyond = ((middle < t_max) & (k < end)) == 0
         ended = ended | (walking & beyond)
         walking = walking & (beyond == 0)
@@ -108,16 +88,19 @@ def find_samples(
         first = tl.where(word == 0, k, first)
         word |= hit << ((k - first).to(tl.int32) & (WINDOW - 1))
         count += hit
-        next_k = tl.where(empty, _leap(k, middle, time, rule, CONE), k + 1.0)
-        k = tl.where(walking, next_k, k)
+        if CONE:  # the first lattice step after k whose middle may lie past middle + time
+            after = tl.floor(marching._inverse_lattice(middle + time, rule, CONE) - (0.5 + SAFE)) + 1.0
+        else:
+            after = k + tl.floor(time / rule[2] - SAFE) + 1.0
+        after = tl.where(after > k + 1.0, after, k + 1.0)  # also where time is not a number
+        k = tl.where(walking, tl.where(empty, after, k + 1.0), k)
         walking = walking & (count < limit) & ((word == 0) | (k - first < WINDOW))
     return first, word, count, tl.where(ended, -1.0, k)
 
 
 @triton.jit
 def load_live_rays(p_origins, p_directions, ray, m, step, rule, box, walked, CONE: tl.constexpr):
-    """Rays in cells of the finest level from the grid's centre, as `prepare_rays` leaves them, their part inside the
-    box, and the lattice steps to begin and to end with."""
+    """Rays as `prepare_rays` leaves them, their part inside the box, and the lattice steps to begin and to end with."""
     ox, oy, oz = gpu.load_point(p_origins, ray, m, 3, 1)
     dx, dy, dz = gpu.load_point(p_directions, ray, m, 3, 1)
     t_min, t_max = box_interval(
@@ -247,14 +230,6 @@ def _next_kernel(
 
 
 @triton.jit
-def _sigma(x, LOGITS: tl.constexpr):
-    x = x.to(tl.float32)
-    if LOGITS:
-        x = tl.exp(tl.where(x > MAX_LOGIT, MAX_LOGIT, x))
-    return x
-
-
-@triton.jit
 def _absorb_rays(
     p_ray, p_starts, p_ends, p_density, p_rgb, p_weights, row, count, m, n_channels, strides,
     early_stop_eps, alpha_thre, LOGITS: tl.constexpr,
@@ -270,7 +245,9 @@ def _absorb_rays(
             lit = has & (j < count) & (through >= early_stop_eps)
             t0 = tl.load(p_starts + i_row, mask=lit, other=0.0)
             t1 = tl.load(p_ends + i_row, mask=lit, other=0.0)
-            sigma = _sigma(tl.load(p_density + i_row.to(tl.int64) * strides[0], mask=lit, other=0.0), LOGITS)
+            sigma = tl.load(p_density + i_row.to(tl.int64) * strides[0], mask=lit, other=0.0).to(tl.float32)
+            if LOGITS:
+                sigma = tl.exp(tl.where(sigma > MAX_LOGIT, MAX_LOGIT, sigma))
             alpha = gpu.one_minus_exp(sigma * (t1 - t0))
             lit = lit & (alpha >= alpha_thre)  # false for NaN
             weight = tl.where(lit, through * alpha, 0.0)
@@ -347,8 +324,7 @@ def _finish_kernel(
 
 
 def summarize_grid(grid: OccupancyBits) -> Tensor | None:
-    """A byte per block of 4^3 cells: so many blocks around it, in all directions, are surely empty, 0 to FAR. None for
-    resolutions that words do not divide."""
+    """A byte per block of 4^3 cells: so many blocks around it, 0 to FAR, are empty. None where words do not fit."""
     resolution, side = grid.resolution, grid.resolution // 4
     columns, n_blocks = grid.levels * side**2, grid.levels * side**3
     if resolution % 32:

@@ -20,7 +20,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...errors import InputError
 from .._checks import check_device, check_tensor, refuse
 from .._dispatch import implementation
 from .._sink import GradientSink, check_count
@@ -58,10 +57,8 @@ class HashLayout:
         refuse(self.n_features not in (1, 2, 4, 8), "n_features", "1, 2, 4 or 8", self.n_features)
         refuse(not 1 <= self.n_levels <= 32, "n_levels", "1 to 32", self.n_levels)
         refuse(not 3 <= self.log2_entries <= 28, "log2_entries", "3 to 28", self.log2_entries)
-        if not 1 <= self.base_resolution <= self.max_resolution:
-            raise InputError(
-                "max_resolution", f"at least base_resolution = {self.base_resolution}", str(self.max_resolution)
-            )
+        least, bad = self.base_resolution, not 1 <= self.base_resolution <= self.max_resolution
+        refuse(bad, "max_resolution", f"at least base_resolution = {least}", self.max_resolution)
 
     @cached_property
     def levels(self) -> tuple[HashLevel, ...]:
@@ -140,7 +137,6 @@ def _scales(layout: HashLayout, device: torch.device) -> Tensor:
 
 def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None = None) -> Tensor:
     """`encoding` (n, n_levels * n_features) of `hash_encode`, each level times its weight at `footprints` (n,) >= 0.
-
     Differentiable to the encoding alone. `n_used`, a count on the device, says how many rows count: the others come out
     as zero and receive no gradient, whatever they hold.
 

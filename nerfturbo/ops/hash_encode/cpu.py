@@ -61,10 +61,8 @@ def _hash(x, yz, mask):
 
 @jit(inner=True)
 def _find_rows(unit, start, n, levels, level, rows, fractions):
-    """Of points start ... start + n - 1: rows[c * BLOCK + k] in the level's slice, fractions[axis * BLOCK + k].
-
-    Scratch of a constant layout and a cast after every operation: only so does the compiler see vectors of 32 bits.
-    """
+    """Of points start ... start + n - 1: rows[c * BLOCK + k] in the level's slice, fractions[axis * BLOCK + k]. Scratch
+    of a constant layout and a cast after every operation: only so does the compiler see vectors of 32 bits."""
     size, nodes, mask = levels.scales[level], levels.nodes[level], np.uint32(levels.sizes[level] - 1)
     xs, ys, zs = unit[0, start : start + n], unit[1, start : start + n], unit[2, start : start + n]
     hashed, plane = levels.hashed[level], np.uint32(nodes * nodes)
@@ -118,9 +116,7 @@ def _encode(first, last, n_chunks, unit, table, levels, lanes, out):
 @jit()
 def _scatter(first, last, n_used, unit, grad, levels, lanes, clear, table_grad, checks):
     """Tasks first ... last - 1, of which task t adds the part of level n_levels - 1 - t to the table's gradient.
-
-    checks[level] becomes 0, or NaN where a gradient is not finite.
-    """
+    checks[level] becomes 0, or NaN where a gradient is not finite."""
     rows, fractions = np.empty(8 * BLOCK, np.uint32), np.empty(3 * BLOCK, np.float32)
     features, zero, one = len(lanes), np.float32(0.0), np.float32(1.0)
     for task in range(first, last):

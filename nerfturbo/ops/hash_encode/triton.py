@@ -1,19 +1,13 @@
 """Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
 
 Forward: one program = BLOCK samples of one level, level fastest in the grid. The two corners along x are neighbours in
-the table wherever `row0 ^ row1 == 1` (the first hash prime is 1), and one load of 2 F numbers fetches both; where they
-are not, a second load of F numbers is predicated on. Stored feature-major. Backward to positions: one program = BLOCK
-samples, all levels in turn, so no atomics. Fading: one pass over the encoding; its backward is itself on the gradient.
+the table wherever `row0 ^ row1 == 1`, and one load of 2 F numbers fetches both; elsewhere a second load is predicated
+on. Stored feature-major. Backward to positions: one program = BLOCK samples, all levels in turn, so no atomics. Fading:
+one pass over the encoding; its backward is itself on the gradient. Backward to the table: as the forward, by atomic
+additions, of pairs (PAIR) and of sums over runs of samples in one cell (RUNS); in deterministic mode of int64
+fixed-point numbers (a scale). docs/ops/hash_encode.md derives all three.
 
-Backward to the table: as the forward, by atomic additions, which are not deterministic:
-- PAIR: corners that are neighbours go out as one vector atomic of 2 F numbers (fp32: compute capability 9.0 and up;
-  fp16: two numbers everywhere, more from 9.0 on). Where fp32 vectors are missing, each corner goes out alone.
-- RUNS: on coarse levels consecutive samples of a ray share a cell. A segmented scan over the samples of one warp adds
-  them up first; only the last sample of a run writes.
-- A scale, in deterministic mode: sums are int64 fixed-point numbers. The scale is a power of two from the largest
-  incoming gradient, so that the sum cannot overflow and keeps ~40 bits.
-
-dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32. Derivation: docs/ops/hash_encode.md.
+dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 """
 
 import functools
@@ -28,17 +22,14 @@ from torch import Tensor
 from ...errors import InputError
 from .. import _triton as gpu
 from .._sink import GradientSink, Node, linear, zero_tail
-from .._triton import INTERPRETED, check_kernel_float
-from .._triton.launch import cdiv, launchable
+from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
 from . import HashLayout
 
 
 @functools.lru_cache(maxsize=64)
 def level_constants(layout: HashLayout, device: torch.device) -> tuple[Tensor, Tensor]:
     """(n_levels, 4) int32: first row / 8, nodes, mask of a hashed level (-1: dense), unused; (n_levels,) fp32 scales.
-
-    Rows start at multiples of 8, so the first row stays in 32 bits however large the table is.
-    """
+    Rows start at multiples of 8, so the first row stays in 32 bits however large the table is."""
     rows = [(lv.offset // 8, lv.nodes, lv.size - 1 if lv.hashed else -1, 0) for lv in layout.levels]
     constants = torch.tensor(rows, dtype=torch.int32).to(device)
     return constants, torch.tensor([lv.scale for lv in layout.levels], dtype=torch.float32).to(device)

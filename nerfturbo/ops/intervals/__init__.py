@@ -93,10 +93,8 @@ def place_intervals(
     unit: float = 1.0,
     space: Space = WORLD,
 ) -> PlacedIntervals:
-    """Distances of `places` (n_rays, n + 1) in [0, 1] along rays (n_rays, 3), and the middles between them.
-
-    `near` and `far` (n_rays, 1) are where each ray begins and ends, `unit` the length that counts as one. Not
-    differentiable.
+    """Distances of `places` (n_rays, n + 1) in [0, 1] along rays (n_rays, 3), and the middles between them. `near` and
+    `far` (n_rays, 1) are where each ray begins and ends, `unit` the length that counts as one. Not differentiable.
 
     >>> places, ray, one = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[0.0, 0.0, 1.0]]), torch.ones(1, 1)
     >>> found = place_intervals(places, torch.zeros(1, 3), ray, near=one, far=5.0 * one)

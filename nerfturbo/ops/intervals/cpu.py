@@ -156,8 +156,7 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     n_rays = edges.shape[0]
     shift = torch.full((n_rays, 1), 0.5) if jitter is None else jitter
     out = torch.empty(n_rays, n_samples + 1)
-    histogram = (array(as_float32("edges", edges)), array(as_float32("weights", weights)))
-    launch(
-        _invert, n_rays, DRAW_CHUNK, *histogram, array(as_float32("jitter", shift)), np.float32(padding), out.numpy()
-    )
+    named = {"edges": edges, "weights": weights, "jitter": shift}
+    inputs = [array(as_float32(name, value)) for name, value in named.items()]
+    launch(_invert, n_rays, DRAW_CHUNK, *inputs, np.float32(padding), out.numpy())
     return out

@@ -37,7 +37,5 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     cdf0, cdf1 = cdf.gather(1, right - 1), cdf.gather(1, right)
     edge0, edge1 = edges.gather(1, right - 1), edges.gather(1, right)
     span = cdf1 - cdf0
-    inside = torch.where(
-        span > 0.0, (target - cdf0) / span.clamp(min=torch.finfo(span.dtype).tiny), torch.zeros_like(span)
-    )
+    inside = torch.where(span > 0.0, (target - cdf0) / span.clamp(min=torch.finfo(span.dtype).tiny), 0.0)
     return torch.minimum(edge0 + inside.clamp(0.0, 1.0) * (edge1 - edge0), edge1)

@@ -1,10 +1,8 @@
-"""Step functions along rays: a launch each for distances and positions, weights, their gradient; two to draw.
-
-Placing: one program = BLOCK intervals of any rays; each computes both its ends, which costs less than to fetch one.
-Weights: a program walks along a tile of rays, STEPS intervals at a time; the gradient, as in `cpu`, walks back.
-Drawing: a program scans the bins of a tile of rays; then one program = BLOCK new edges of any rays, each found by
-halving its interval. Inputs fp16/bf16/fp32, fp32 inside. No atomics.
-"""
+"""Step functions along rays: a launch each for distances and positions, weights, their gradient; two to draw. Placing:
+one program = BLOCK intervals of any rays; each computes both its ends, which costs less than to fetch one. Weights: a
+program walks along a tile of rays, STEPS intervals at a time; the gradient, as in `cpu`, walks back. Drawing: a program
+scans the bins of a tile of rays; then one program = BLOCK new edges of any rays, each found by halving its interval.
+Inputs fp16/bf16/fp32, fp32 inside. No atomics."""
 
 from typing import Any
 
@@ -15,8 +13,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import INTERPRETED, check_kernel_float
-from .._triton.launch import cdiv, launchable
+from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
 from ..positions.triton import FOLDS, fold_unit, unit_box
 from . import LEAST, LEAST_REST, SPACINGS
 

@@ -95,20 +95,16 @@ def march(
     if limits is not None:
         check_shape("limits", limits, (n_rays, 2))
     refuse(capacity is not None and capacity < 1, "capacity", "at least 1", capacity)
-    check_device(
-        origins=origins, directions=directions, bits=grid.bits, jitter=jitter, limits=limits, n_active=n_active
-    )
-    return implementation("march", "march", origins)(
-        origins, directions, grid, rule, jitter=jitter, limits=limits, capacity=capacity, n_active=n_active
-    )
+    own = {"jitter": jitter, "limits": limits, "n_active": n_active}
+    check_device(origins=origins, directions=directions, bits=grid.bits, **own)
+    options = {"jitter": jitter, "limits": limits, "capacity": capacity, "n_active": n_active}
+    return implementation("march", "march", origins)(origins, directions, grid, rule, **options)
 
 
 def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:
-    """In place: density[c] = max(density[c] * decay, fresh) for the given cells; others keep their value.
-
-    `density` (n_cells,) fp32; `cells` (n,) int64, repeats allowed (the largest fresh value wins, one decay); `fresh`
-    (n,): non-finite values are ignored. Negative density marks cells no camera sees: they stay as they are.
-    """
+    """In place: density[c] = max(density[c] * decay, fresh) for the given cells; others keep their value. `density`
+    (n_cells,) fp32; `cells` (n,) int64, repeats allowed (the largest fresh value wins, one decay); `fresh` (n,):
+    non-finite values are ignored. Negative density marks cells no camera sees: they stay as they are."""
     check_shape("density", density, ("n_cells",))
     check_tensor("cells", cells, ("n",), torch.int64)
     check_tensor("fresh", fresh, (cells.shape[0],))
@@ -117,10 +113,8 @@ def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -
 
 
 def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
-    """Write bits[i >> 5] of the cells with density > min(threshold, mean of density over cells >= 0).
-
-    Returns that mean, a () tensor, without reading it back. `bits` (n_cells / 32,) int32 is written in place.
-    """
+    """Write bits[i >> 5] of the cells with density > min(threshold, mean of density over cells >= 0). Returns that
+    mean, a () tensor, without reading it back. `bits` (n_cells / 32,) int32 is written in place."""
     check_shape("density", density, ("n_cells",))
     check_tensor("bits", bits, (density.shape[0] // 32,), torch.int32)
     check_device(density=density, bits=bits)

@@ -133,9 +133,7 @@ def _last_before(rule, jitter, k, t):
 @jit(exact=True, inner=True)
 def _walk(o, d, ray, jitter, grid, rule, t_min, t_max, k_first, k_last, write, starts, ends, rays, target):
     """From cell to cell between two lattice indices: count the samples and, with WRITE, store them from `target` on.
-
-    Returns the count and the first and last index that was kept.
-    """
+    Returns the count and the first and last index that was kept."""
     ox, oy, oz, dx, dy, dz = o[ray, 0], o[ray, 1], o[ray, 2], d[ray, 0], d[ray, 1], d[ray, 2]
     ix = ONE / (dx if abs(dx) > TINY else TINY)
     iy = ONE / (dy if abs(dy) > TINY else TINY)

@@ -1,11 +1,7 @@
-"""Marching in four launches: prepare, count per ray, offsets, write per ray. Ray order is an invariant.
-
-Prepare: one lane per ray intersects the box and leaves twelve numbers; other programs of the same launch summarise the
-bitfield, a byte per block of 4^3 cells and its neighbourhood. Count and write: a warp takes GROUP rays in turn. Each
-lane asks the summary about one of the next 32 segments of 32 lattice steps; then the warp tests the steps of the
-segments that may hold samples, a lane a step. Counting leaves what it found, a bit a step, for writing; past its room
-both must decide alike about each lattice point, so both call the same functions, with explicit `fma` and launched with
-`enable_fp_fusion=False`. fp32, no atomics. See docs/ops/march.md.
+"""Marching in four launches: prepare, count per ray, offsets, write per ray. Ray order is an invariant. What each does,
+and why skipping misses nothing: docs/ops/march.md. Counting leaves what it found, a bit a step, for writing; past its
+room both must decide alike about each lattice point, so both call the same functions, with explicit `fma` and launched
+with `enable_fp_fusion=False`. fp32, no atomics.
 
 The occupancy grid: `decay_and_max` is three launches (keep old values, decay, maximum), since a cell may be listed
 twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered as they are.
@@ -22,8 +18,7 @@ from torch import Tensor
 
 from ...types import Aabb, PackedSamples
 from .. import _triton as gpu
-from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import INTERPRETED, TAIL_BLOCK, cdiv, check_kernel_float, launchable, next_power_of_2
 from ..packed.triton import GROUP, empty_counts, empty_samples, fit_offsets, write_tail
 from ..positions.triton import box_interval
 from . import OccupancyBits, StepRule
@@ -41,6 +36,15 @@ def lattice(u, rule, CONE: tl.constexpr):
     if CONE:
         t = tl.where(u < rule[4], t, rule[3] * tl.exp(tl.maximum(u - rule[4], 0.0) * rule[5]))
     return t
+
+
+@triton.jit
+def middle_of(u, rule, CONE: tl.constexpr):
+    """The middle of the lattice step that begins at u."""
+    if CONE:
+        return (lattice(u, rule, CONE) + lattice(u + 1.0, rule, CONE)) * 0.5
+    else:
+        return tl.fma(u + 0.5, rule[2], rule[0])
 
 
 @triton.jit
@@ -121,10 +125,7 @@ def test_segment(
     CONE: tl.constexpr, LEVELS: tl.constexpr, RESOLUTION: tl.constexpr,
 ):  # fmt: skip
     """0 or 1: whether the lattice steps that begin at u are samples."""
-    if CONE:
-        middle = (lattice(u, rule, CONE) + lattice(u + 1.0, rule, CONE)) * 0.5
-    else:
-        middle = tl.fma(u + 0.5, rule[2], rule[0])
+    middle = middle_of(u, rule, CONE)
     inside = (middle >= t_min) & (middle < t_max)
     x = tl.fma(middle, direction[0], origin[0])
     y = tl.fma(middle, direction[1], origin[1])
@@ -403,9 +404,8 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     rays, summary = torch.empty(0, COLUMNS.value, device=device), None
     found = torch.empty(n_rays, shape["FOUND"], dtype=torch.int32, device=device) if shape["FOUND"] else None
     if n_rays:
-        rays, summary = _prepare(
-            origins, directions, grid, rule, jitter=jitter, limits=limits, n_active=n_active, parts=parts
-        )
+        given = {"jitter": jitter, "limits": limits, "n_active": n_active}
+        rays, summary = _prepare(origins, directions, grid, rule, **given, parts=parts)
         _count_kernel[(gpu.ray_programs(cdiv(n_rays, GROUP), device),)](
             rays, grid.bits, summary, n_active, counts, sums, found, n_rays, numbers, GROUP=GROUP, **shape, **OPTIONS
         )
@@ -447,9 +447,8 @@ def _maximum_kernel(p_density_bits, p_cells, p_old, p_fresh, n, stride_fresh, BL
     old = tl.load(p_old + i, mask=m, other=-1.0)
     fresh = tl.load(p_fresh + i.to(tl.int64) * stride_fresh, mask=m, other=0.0).to(tl.float32)
     useful = (fresh > 0.0) & (fresh < float("inf"))  # false for NaN
-    tl.atomic_max(
-        p_density_bits + i_cell, fresh.to(tl.int32, bitcast=True), mask=m & useful & (old >= 0.0), sem="relaxed"
-    )
+    m = m & useful & (old >= 0.0)
+    tl.atomic_max(p_density_bits + i_cell, fresh.to(tl.int32, bitcast=True), mask=m, sem="relaxed")
 
 
 @launchable(do_not_specialize=["n_cells"])

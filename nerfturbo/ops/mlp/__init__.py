@@ -13,12 +13,11 @@ from .._sink import GradientSink, check_count, zero_tail
 def fused_mlp(
     inputs: Tensor, weights: Sequence[Tensor], *, sink: GradientSink | None = None, n_used: Tensor | None = None
 ) -> Tensor:
-    """(n, outputs): x -> W_k relu(... relu(W_1 x)), with each W (outputs, inputs) as in torch.nn.Linear.
-
-    ReLU after every layer but the last. Differentiable to inputs and weights. Half inputs, and fp32 ones inside
-    torch.autocast, multiply in half and accumulate in fp32, with fp32 weights as masters. A `sink` takes the weights'
-    gradients in place of autograd. `n_used`, a count on the device, says how many rows count: the others come out as
-    zero and receive no gradient.
+    """(n, outputs): x -> W_k relu(... relu(W_1 x)), with each W (outputs, inputs) as in torch.nn.Linear. ReLU after
+    every layer but the last. Differentiable to inputs and weights. Half inputs, and fp32 ones inside torch.autocast,
+    multiply in half and accumulate in fp32, with fp32 weights as masters. A `sink` takes the weights' gradients in
+    place of autograd. `n_used`, a count on the device, says how many rows count: the others come out as zero and
+    receive no gradient.
 
     >>> import torch
     >>> fused_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)]).tolist()
@@ -46,12 +45,11 @@ def wide_mlp(
     relu_last: bool = False,
     n_used: Tensor | None = None,
 ) -> Tensor:
-    """(n, outputs) in the inputs' dtype: x -> W_k relu(... relu(W_1 x + b_1)) + b_k, W (outputs, inputs).
-
-    ReLU after every layer but the last; `relu_last` adds one there. Layer `skip` (counted from 0, not the first) sees
-    [hidden, inputs], the network's inputs behind the hidden ones. Differentiable to inputs, weights and biases. Half
-    inputs, and fp32 ones inside torch.autocast, multiply in half and accumulate in fp32, with fp32 weights as masters.
-    `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no gradient.
+    """(n, outputs) in the inputs' dtype: x -> W_k relu(... relu(W_1 x + b_1)) + b_k, W (outputs, inputs). ReLU after
+    every layer but the last; `relu_last` adds one there. Layer `skip` (counted from 0, not the first) sees [hidden,
+    inputs], the network's inputs behind the hidden ones. Differentiable to inputs, weights and biases. Half inputs, and
+    fp32 ones inside torch.autocast, multiply in half and accumulate in fp32, with fp32 weights as masters. `n_used`, a
+    count on the device, says how many rows count: the others come out as zero and receive no gradient.
 
     >>> import torch
     >>> wide_mlp(torch.ones(1, 2), [torch.ones(3, 2), torch.ones(1, 3)], [torch.ones(3), torch.zeros(1)]).tolist()

@@ -18,17 +18,7 @@ import torch
 from torch import Tensor
 
 from .._cpu import array, as_float32, jit, launch
-from .._cpu.vector import (
-    load_at,
-    load_span,
-    multiply_add,
-    multiply_add_lane,
-    relu,
-    store_span,
-    total,
-    where_positive,
-    zeros,
-)
+from .._cpu.vector import gated, load_at, load_span, multiply_add, multiply_add_lane, relu, store_span, total, zeros
 from .._sink import GradientSink, Node
 from . import reference
 
@@ -95,9 +85,7 @@ def weight_gradients(flat, layers, weights, sink) -> list[Tensor | None]:
 @jit(inner=True)
 def _multiply(packed, start, n_in, first_out, n_out, acts, source, target, mode):
     """acts[target + o] = sum over i of w[o, i] acts[source + i], for a whole block and o from first_out to n_out - 1.
-
-    MASKED: zero where the target, which holds the layer's activation, is not positive.
-    """
+    MASKED: zero where the target, which holds the layer's activation, is not positive."""
     for o in range(first_out, n_out, 4):
         row = target + o
         for p in range(0, POINTS, 16):
@@ -109,10 +97,10 @@ def _multiply(packed, start, n_in, first_out, n_out, acts, source, target, mode)
             if mode == RELU:
                 a, b, c, d = relu(a), relu(b), relu(c), relu(d)
             elif mode == MASKED:
-                a = where_positive(a, load_span(acts, row, p, SIXTEEN))
-                b = where_positive(b, load_span(acts, row + 1, p, SIXTEEN))
-                c = where_positive(c, load_span(acts, row + 2, p, SIXTEEN))
-                d = where_positive(d, load_span(acts, row + 3, p, SIXTEEN))
+                a = gated(a, load_span(acts, row, p, SIXTEEN))
+                b = gated(b, load_span(acts, row + 1, p, SIXTEEN))
+                c = gated(c, load_span(acts, row + 2, p, SIXTEEN))
+                d = gated(d, load_span(acts, row + 3, p, SIXTEEN))
             store_span(acts, row, p, a)
             store_span(acts, row + 1, p, b)
             store_span(acts, row + 2, p, c)
@@ -128,11 +116,9 @@ def forward_layer(layers, layer, acts, source, target, mode):
 
 @jit(inner=True)
 def backward_layer(layers, layer, acts, source, target, first, mode):
-    """acts[target + i] = (W^T acts[source ...])_i for the inputs i >= first, a multiple of 4; ALL is 0.
-
-    MASKED: the target holds the layer's inputs, and where they are not positive the gradient is zero. The gradient
-    takes the place of the activation, which must not be needed any more.
-    """
+    """acts[target + i] = (W^T acts[source ...])_i for the inputs i >= first, a multiple of 4; ALL is 0. MASKED: the
+    target holds the layer's inputs, and where they are not positive the gradient is zero. The gradient takes the place
+    of the activation, which must not be needed any more."""
     n_in, n_out = layers.inputs[layer], layers.outputs[layer]
     _multiply(layers.backward, layers.starts[layer], n_out, first, n_in, acts, source, target, mode)
 
@@ -246,9 +232,8 @@ def _backward(first, last, n_used, layers, rows, inputs, point_major, grad, sums
             for layer in range(n_layers - 1, -1, -1):
                 weight_gradient(layers, layer, acts, rows[layer + 1], rows[layer], sums[chunk])
                 if layer > 0 or to_inputs.shape[0] > 0:
-                    backward_layer(
-                        layers, layer, acts, rows[layer + 1], rows[layer], ALL, MASKED if layer > 0 else LINEAR
-                    )
+                    mode = MASKED if layer > 0 else LINEAR
+                    backward_layer(layers, layer, acts, rows[layer + 1], rows[layer], ALL, mode)
             write_block(acts, rows[0], to_inputs.shape[0], start, n, to_inputs)
 
 

@@ -1,16 +1,11 @@
 """Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library. See docs/ops/mlp.md.
 
 Fused: persistent programs load all weights once, then walk over blocks of BLOCK samples; hidden layers stay in
-registers. What is allocated here is feature-major, which coalesces for the encoder before and the field after. A weight
-(outputs, inputs) is loaded as the right operand [inputs, outputs]; widths are padded with zeros to powers of two from
-16 on. The backward recomputes the hidden layers, keeps weight gradients in registers over the whole walk and adds them
-once per program; where they do not all fit, several launches each take some layers.
-
-Library: where no fused kernel is the right way (`fits`). In fp32 without TF32 a weight's gradient is summed over slices
-of SLICE samples, or the library would give it to few programs.
-
-Wide: one library call per layer with bias and ReLU in its epilogue. In the backward, one kernel per layer masks the
-gradient where the ReLU was off and sums it into the bias's. Columns are padded to multiples of 8.
+registers. What is allocated here is feature-major. A weight (outputs, inputs) is loaded as the right operand [inputs,
+outputs]; widths are padded with zeros to powers of two from 16 on. The backward keeps weight gradients in registers
+over the whole walk; where they do not all fit, several launches each take some layers. Library: where no fused kernel
+is the right way (`fits`). Wide: one library call per layer, and in the backward one kernel per layer that masks the
+gradient and sums it into the bias's; columns are padded to multiples of 8.
 
 dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does. Weight
 and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
@@ -27,8 +22,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .._sink import GradientSink, Node, redirect_all, zero_tail
-from .._triton import check_kernel_float, feature_major, processors, used_rows
-from .._triton.launch import cdiv, for_any_count, launchable
+from .._triton import cdiv, check_kernel_float, feature_major, for_any_count, launchable, processors, used_rows
 
 ROUND = 4096
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -48,12 +42,10 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a fused kernel is the right way to run a network with these weights on operands of this type.
-
-    It is not on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32,
-    nor where weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors
-    were read off compiled backward kernels: weights are kept once on Hopper, in two orders before it.
-    """
+    """Whether a fused kernel is the right way to run a network with these weights on operands of this type. It is not
+    on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32, nor where
+    weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors were read
+    off compiled backward kernels: weights are kept once on Hopper, in two orders before it."""
     if device.type != "cuda":
         return True
     exact = dtype == torch.float32 and fp32_precision() == "ieee"
@@ -88,9 +80,7 @@ def operands(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 def is_capacity(n: int, n_used: Tensor | None) -> bool:
     """Whether n is a size to compile for: one whose used rows are counted apart, or a round number of cells or rays.
-
-    Others are a user's samples, another number in every step: for them there is one binary, `for_any_count`.
-    """
+    Others are a user's samples, another number in every step: for them there is one binary, `for_any_count`."""
     return n_used is not None or n % ROUND == 0
 
 
@@ -170,10 +160,8 @@ def relu_backward(b_hidden, b_grad, b_weight, T: tl.constexpr, PRECISION: tl.con
 
 @triton.jit
 def zero_sum(ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Sum of a weight's gradient: [inputs, outputs] or, where there are more outputs, its transpose.
-
-    The longer side comes first, since that is where the widest tensor-core instructions ask for 64 rows.
-    """
+    """Sum of a weight's gradient: [inputs, outputs] or, where there are more outputs, its transpose. The longer side
+    comes first, since that is where the widest tensor-core instructions ask for 64 rows."""
     if COLS > ROWS:
         return tl.zeros([COLS, ROWS], tl.float32)
     else:
@@ -195,9 +183,7 @@ def add_weight(
     PARTIAL: tl.constexpr, SIZE: tl.constexpr, p_found_inf,
 ):  # fmt: skip
     """Add the sum of this program to the (OUT, IN) block at p (None: nowhere); PARTIAL: to this program's own copy.
-
-    What is not finite in a gradient ends up in these sums, so this is where it is looked for.
-    """
+    What is not finite in a gradient ends up in these sums, so this is where it is looked for."""
     if p is not None:
         if COLS > ROWS:
             k = tl.arange(0, ROWS)[None, :]

@@ -48,13 +48,12 @@ def ngp_field(
     sink: GradientSink | None = None,
     n_used: Tensor | None = None,
 ) -> Tensor:
-    """(n, 4) fp32 logits: three of colour, one of density.
-
-    `encoding` (n, encoding) of the samples' positions, fp16 or bf16 for speed; `directions` (n_rays, directions), the
-    encoded view directions, one row per ray; `ray_indices` (n,) int32 says which row is a sample's (None: every sample
-    has its own). Differentiable to encoding, directions and weights. A `sink` with five buffers takes the weights'
-    gradients in place of autograd. `n_used`, a count on the device, says how many rows count: the others come out as
-    zero and receive no gradient; their ray index must be a valid one.
+    """(n, 4) fp32 logits: three of colour, one of density. `encoding` (n, encoding) of the samples' positions, fp16 or
+    bf16 for speed; `directions` (n_rays, directions), the encoded view directions, one row per ray; `ray_indices` (n,)
+    int32 says which row is a sample's (None: every sample has its own). Differentiable to encoding, directions and
+    weights. A `sink` with five buffers takes the weights' gradients in place of autograd. `n_used`, a count on the
+    device, says how many rows count: the others come out as zero and receive no gradient; their ray index must be a
+    valid one.
 
     >>> weights = NgpWeights(*(torch.ones(s) for s in ((2, 3), (2, 2), (2, 4), (2, 2), (3, 2))))
     >>> ngp_field(torch.ones(1, 3), torch.ones(1, 2), torch.zeros(1, dtype=torch.int32), weights).tolist()
@@ -105,9 +104,7 @@ def _fit(shapes: tuple[tuple[int, ...], ...], encoding: int, directions: int) ->
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     """Whether unused rows cost `ngp_query` nothing here, so that it may be called with many more than are in use.
-
-    Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed.
-    """
+    Otherwise (fp32 on a GPU without TF32, networks too large to fuse) all rows are computed."""
     return implementation("ngp", "skips_unused", table)(table, weights)
 
 

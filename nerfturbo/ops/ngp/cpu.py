@@ -197,9 +197,7 @@ def _density(first, last, n_used, layers, encoding, point_major, out):
 
 def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers: mlp.Layers, out: Tensor) -> None:
     """out (n,) for positions (n, 3), both fp32; `layers` as `pack_layers([density_in, density_out[:1]])` packs them.
-
-    Goes through the points in slices, whose encoding stays in cache between encoder and network.
-    """
+    Goes through the points in slices, whose encoding stays in cache between encoder and network."""
     n = positions.shape[0]
     for start in range(0, n, SLICE):
         part = positions[start : start + SLICE]

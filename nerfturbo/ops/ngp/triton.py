@@ -1,18 +1,15 @@
 """Instant-NGP's networks fused: one forward kernel, two backward kernels; and density and visibility in one walk.
 
-Networks: persistent programs load the weights once and walk over blocks of BLOCK samples. Encoding, features and their
-gradients are feature-major, raw is stored (4, n). Instead of concatenating the direction's encoding, gathered per ray,
-with the density features, two products share one accumulator. The backward splits into a colour and a density kernel,
-for one of all five layers needs more registers than there are. Weight gradients are added atomically once per program
-(deterministic mode: stored per program and added in order). Encoding and network are two launches: one kernel for both
-took three times as long on an H200, with few gathers in flight.
+Networks, as in `mlp` (docs/ops/mlp.md): encoding, features and their gradients are feature-major, raw is stored (4, n);
+directions are gathered per ray. Encoding and network are two launches: one kernel for both took three times as long on
+an H200, with few gathers in flight.
 
 Visibility: one launch lists the rays that have samples, long ones first. Then persistent programs, each with SLOTS
 slots: a slot holds one ray, takes its next STEPS samples in each round, and takes another ray from the list, by an
 atomic counter, once its own has ended or is opaque: every round works on a full tile, whatever the rays' lengths. Which
 slot takes which ray depends on timing, the result does not.
 
-dtypes: products in the table's type; weights of any float type; sums, raw and its gradient fp32. See docs/ops/mlp.md.
+dtypes: products in the table's type; weights of any float type; sums, raw and its gradient fp32.
 """
 
 import functools
@@ -28,8 +25,7 @@ from torch import Tensor
 from .. import _triton as gpu
 from .._checks import refuse
 from .._sink import Node, redirect_all, zero_tail
-from .._triton import INTERPRETED, check_kernel_float
-from .._triton.launch import cdiv, for_any_count, launchable
+from .._triton import INTERPRETED, cdiv, check_kernel_float, for_any_count, launchable
 from ..composite import OPAQUE, visible_codes
 from ..composite.triton import merge_weak_samples
 from ..hash_encode import HashLayout
@@ -225,10 +221,8 @@ def forward(
 def colour_backward(
     x, directions, rays, weights, features, draw, n_used, sums, ddirections, found_inf=None, *, dlogit=None, values=None
 ) -> Tensor:
-    """Gradient of the density network's output; weight gradients added to the last three of `sums`.
-
-    `draw` is the gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities.
-    """
+    """Gradient of the density network's output; weight gradients added to the last three of `sums`. `draw` is the
+    gradient of raw; with the activated `values`, that of the colours, and `dlogit` that of the densities."""
     dlogit = draw[:, 3] if dlogit is None else dlogit
     n = features.shape[0]
     dfeatures = torch.empty_strided(features.shape, features.stride(), dtype=features.dtype, device=features.device)
@@ -251,13 +245,6 @@ def colour_backward(
         for total, part in zip(sums[2:], targets, strict=True):
             total.add_(part.sum(0))
     return dfeatures
-
-
-def _directions_gradient(directions: Tensor, rays: Tensor | None) -> Tensor:
-    rows = directions.shape[0]
-    if rays is not None and torch.are_deterministic_algorithms_enabled():
-        rows = rays.shape[0]
-    return torch.zeros(rows, directions.shape[1], dtype=torch.float32, device=directions.device)
 
 
 def zero_sums(weights: Sequence[Tensor]) -> list[Tensor]:
@@ -287,7 +274,11 @@ class _NgpField(Node):
         sums = zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
         found_inf = None if ctx.sink is None else ctx.sink.found_inf
         dx = torch.zeros_like(x) if x.shape[0] == 0 else None
-        ddirections = _directions_gradient(directions, rays) if ctx.needs_input_grad[1] else None
+        apart = rays if torch.are_deterministic_algorithms_enabled() else None  # a row per sample, summed in order
+        ddirections = None
+        if ctx.needs_input_grad[1]:
+            shape = (len(directions if apart is None else apart), directions.shape[1])
+            ddirections = torch.zeros(shape, dtype=torch.float32, device=x.device)
         if x.shape[0]:
             dfeatures = colour_backward(
                 x, directions, rays, NgpWeights(*weights), features, draw, n_used, sums, ddirections, found_inf
@@ -296,9 +287,9 @@ class _NgpField(Node):
                 x, weights[:2], dfeatures, n_used, needs_x=ctx.needs_input_grad[0], sums=sums[:2], found_inf=found_inf
             )
         if ddirections is not None:
-            if rays is not None and torch.are_deterministic_algorithms_enabled():
-                total = torch.zeros(directions.shape, dtype=torch.float32, device=directions.device)
-                ddirections = total.index_add_(0, rays.long(), ddirections)
+            if apart is not None:
+                total = torch.zeros_like(directions, dtype=torch.float32)
+                ddirections = total.index_add_(0, apart.long(), ddirections)
             ddirections = ddirections.to(directions.dtype)
         grads = [None] * 5 if ctx.sink is not None else in_types_of(weights, sums)
         return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
@@ -372,9 +363,8 @@ class _NgpQuery(Node):
     def forward(ctx, positions, directions, table, half, layout, *weights) -> tuple[Tensor, Tensor]:
         source = table if half is None else half
         x = hashing.encode_forward(positions, source, layout, None)
-        values, features = forward(
-            x, directions, None, NgpWeights(*weights), None, any(ctx.needs_input_grad), activated=True
-        )
+        own, keep = NgpWeights(*weights), any(ctx.needs_input_grad)
+        values, features = forward(x, directions, None, own, None, keep, activated=True)
         read = source if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(positions, directions, read, x, features, values, *weights)
         ctx.layout, ctx.like = layout, (table.shape, table.dtype)
@@ -429,9 +419,8 @@ def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logi
         return _NgpQuery.apply(positions, directions, table.contiguous(), half, layout, *own)
     if rays is not None and n_used is not None:  # those past the used ones may hold anything
         rays = torch.where(torch.arange(positions.shape[0], device=rays.device) < n_used, rays, 0)
-    raw = ngp_field(
-        hashing.hash_encode(positions, table, layout, half=half, n_used=n_used), directions, rays, own, n_used=n_used
-    )
+    encoding = hashing.hash_encode(positions, table, layout, half=half, n_used=n_used)
+    raw = ngp_field(encoding, directions, rays, own, n_used=n_used)
     return (raw[:, :3], raw[:, 3]) if logits else activate(raw)
 
 
@@ -497,11 +486,9 @@ def _coordinate(p_origins, p_directions, ray, middle, low, scale, AXIS: tl.const
 
 @triton.jit
 def _blend_pairs(p_level, row0, row1, fx, weight, m, F: tl.constexpr):
-    """The two corners along x times `weight`, as [ROWS, BLOCK, 2 F] whose two halves are yet to be added.
-
-    Rows are read as aligned pairs, the second one only where it is another pair than the first: both loads have one
-    layout of threads, so that the arithmetic of rows and weights is not done once for each of two.
-    """
+    """The two corners along x times `weight`, as [ROWS, BLOCK, 2 F] whose two halves are yet to be added. Rows are read
+    as aligned pairs, the second one only where it is another pair than the first: both loads have one layout of
+    threads, so that the arithmetic of rows and weights is not done once for each of two."""
     i_pair = tl.arange(0, 2 * F)[None, None, :]
     paired = (row0 >> 1) == (row1 >> 1)
     b_first = tl.load(p_level + ((row0 >> 1) * (2 * F))[:, :, None] + i_pair, mask=m, other=0.0)
@@ -605,22 +592,18 @@ def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, t
     )  # fmt: skip
     number, pointer = gpu.scalar_or_pointer(alpha_thre, device)
     levels, scales = hashing.level_constants(layout, device)
+    rows = max(16 // features, gpu.next_power_of_2(layout.n_levels))  # a tensor core multiplies 16 columns or more
     _visible_kernel[(min(cdiv(n_rays, SLOTS), VISIBILITY_PROGRAMS * gpu.processors(device)),)](
         p_origins=origins, p_directions=directions, p_starts=samples.t_starts.contiguous(),
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
         p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,
         p_keep=seen if thinning is None else None, p_optical=None if thinning is None else seen, n_rays=n_rays,
         box=(*field.aabb.low, *(1.0 / size for size in field.aabb.size)), limit=limit, alpha_thre=number,
-        MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=_rows_for(layout.n_levels, features), F=features,
-        DH=hidden, PH=mlp.padded(hidden), T=mlp.operand_type(table.dtype, device), PRECISION=mlp.fp32_precision(),
-        SLOTS=SLOTS, STEPS=STEPS, num_warps=VISIBILITY_WARPS,
+        MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=rows, F=features, DH=hidden, PH=mlp.padded(hidden),
+        T=mlp.operand_type(table.dtype, device), PRECISION=mlp.fp32_precision(), SLOTS=SLOTS, STEPS=STEPS,
+        num_warps=VISIBILITY_WARPS,
     )  # fmt: skip
     return seen.view(torch.bool) if thinning is None else merge_weak_samples(seen, samples, thinning)
-
-
-def _rows_for(levels: int, features: int) -> int:
-    """Levels of a tile: a power of two, and at least the 16 columns that a tensor core multiplies."""
-    return max(16 // features, 1 << (levels - 1).bit_length())
 
 
 def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thre, thinning) -> Tensor:

@@ -30,11 +30,9 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool = False, r
 
 
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None = None) -> PackedSamples:
-    """Only the samples where `keep` (capacity,) bool is True, in the same order. `capacity` as in `march`.
-
-    The number of rays stays; rays that lose all their samples become empty. `n_rays_kept` is the smaller of what
-    marching kept and what fits now. `keep` may also be the codes of `merge_weak_samples`, which stretch intervals.
-    """
+    """Only the samples where `keep` (capacity,) bool is True, in the same order. `capacity` as in `march`. The number
+    of rays stays; rays that lose all their samples become empty. `n_rays_kept` is the smaller of what marching kept and
+    what fits now. `keep` may also be the codes of `merge_weak_samples`, which stretch intervals."""
     check_tensor("keep", keep, (samples.capacity,), torch.uint8 if keep.dtype == torch.uint8 else torch.bool)
     check_device(keep=keep, offsets=samples.offsets)
     refuse(capacity is not None and capacity < 1, "capacity", "at least 1", capacity)
@@ -49,12 +47,20 @@ def _check_values(values: Tensor, offsets: Tensor) -> None:
     check_device(values=values, offsets=offsets)
 
 
+def mean_over_rays(values: Tensor, samples: PackedSamples) -> Tensor:
+    """() mean of values (n_rays,) over the rays that were kept; no rays give zero."""
+    kept = samples.n_rays_kept
+    if kept is None:
+        return values.sum() / max(samples.n_rays, 1)
+    counted = torch.arange(values.shape[0], device=values.device) < kept
+    return torch.where(counted, values, torch.zeros_like(values)).sum() / kept.clamp(min=1)
+
+
 def take_rows(values: Tensor, rows: Tensor) -> Tensor:
     """`values[rows]` for rows (n,) of int64; the gradient of a row is the sum over all that read it, in their order.
-
-    Behind `values[rows]` on a CPU each of torch's threads adds what it has as soon as it has it: the last digits
-    differ from run to run, and so does the sign of sums that cancel, which Adam takes for a direction. The backward
-    of `index_select` adds in order there; on a GPU it is indexing that does.
+    Behind `values[rows]` on a CPU each of torch's threads adds what it has as soon as it has it: the last digits differ
+    from run to run, and so does the sign of sums that cancel, which Adam takes for a direction. The backward of
+    `index_select` adds in order there; on a GPU it is indexing that does.
 
     >>> import torch
     >>> take_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1, 0])).tolist()

@@ -1,7 +1,5 @@
-"""Sums, scans and compaction of packed samples: a task = a chunk of rays, each walked from first to last sample.
-
-Any floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic.
-"""
+"""Sums, scans and compaction of packed samples: a task = a chunk of rays, each walked from first to last sample. Any
+floating input, fp32 sums in sample order, gradients in the input's dtype. Deterministic."""
 
 import functools
 

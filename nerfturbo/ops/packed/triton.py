@@ -1,11 +1,9 @@
 """Sums, scans and compaction of packed samples. Layouts and tiles as in `_triton`; values fp16/bf16/fp32, fp32 inside.
-
 A program sums or scans a tile of rays; the backward of a sum spreads a ray's gradient, that of a scan is the scan in
 the other direction. Offsets are one launch: who counts also leaves the sum of every GROUP rays. Program p owns
 FIT_BLOCK rays and adds up all sums before its own itself, which beats handing a total from program to program. Rays are
 kept whole from the first on; a program that starts past the overflow looks for the place where it happened. No atomics;
-nothing is read back when a capacity is given. Derivations: docs/ops/packed.md.
-"""
+nothing is read back when a capacity is given. Derivations: docs/ops/packed.md."""
 
 import torch
 import triton
@@ -15,8 +13,7 @@ from torch import Tensor
 from ...types import PackedSamples
 from .. import _triton as gpu
 from .._sink import linear
-from .._triton import INTERPRETED, TAIL_BLOCK, check_kernel_float
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import INTERPRETED, TAIL_BLOCK, cdiv, check_kernel_float, launchable, next_power_of_2
 from ..composite import PER_OCTAVE
 
 GROUP = 4  # rays behind one sum
@@ -230,8 +227,10 @@ def _compact_kernel(
         write_tail(p_new_starts, p_new_ends, p_new_rays, ray_programs, n_used, n_rows, TAIL)
 
 
-def _sums(values: Tensor, offsets: Tensor) -> Tensor:
-    """Of values (n, channels), whose gradient is spread over the rows of each ray."""
+def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    check_kernel_float(values=values)
+    if values.dim() == 1:
+        return packed_sum(values[:, None], offsets).squeeze(1)
     (n_rows, n_channels), dtype, n_rays = values.shape, values.dtype, offsets.shape[0] - 1
     tile, programs = gpu.ray_grid(n_rows, n_rays, values.device)
     channels = min(CHANNELS, next_power_of_2(max(n_channels, 1)))
@@ -266,13 +265,6 @@ def _cumsum(values: Tensor, offsets: Tensor, exclusive: bool, reverse: bool, dty
             EXCLUSIVE=exclusive, REVERSE=reverse, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
     return out
-
-
-def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    check_kernel_float(values=values)
-    if values.dim() == 1:
-        return _sums(values[:, None], offsets).squeeze(1)
-    return _sums(values, offsets)
 
 
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:

@@ -120,10 +120,8 @@ def choose_pixels(
     step: int | Tensor,
     first: int = 0,
 ) -> ChosenPixels:
-    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
-
-    Pictures as in `PixelPool`: `offsets` (n_images + 1,) int64 and `widths` (n_images,) int64.
-    """
+    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device. Pictures as in
+    `PixelPool`: `offsets` (n_images + 1,) int64 and `widths` (n_images,) int64."""
     refuse(n_rays < 0, "n_rays", "a count >= 0", n_rays)
     check_tensor("offsets", offsets, (widths.shape[0] + 1,), torch.int64)
     words, ends = None if mask is None else mask.words, None if guide is None else guide.ends
@@ -183,10 +181,8 @@ def draw_pixels(
     spread: float = 0.0,
     strata: int = 1,
 ) -> DrawnPixels:
-    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device.
-
-    `indices` (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any.
-    """
+    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device. `indices`
+    (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any."""
     refuse(n_rays < 0, "n_rays", "a count >= 0", n_rays)
     check_positive("spread", spread, zero=True)
     refuse(strata < 1, "strata", "at least 1", strata)
@@ -200,7 +196,6 @@ def draw_pixels(
 
 def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
     """Origins and unit directions (height * width, 3) fp32 through the pixel centres of a pinhole camera, row-major.
-
     `camera` (16,) holds the pose (3, 4), camera to world, looking along -z with y up, then fx, fy, cx, cy in pixels.
     The rows of a picture from r on are the picture of a camera with r subtracted from cy.
 

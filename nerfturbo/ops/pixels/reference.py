@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..random import Stream
 from ..random.reference import draw
-from . import WORD, PixelMask
+from . import WORD
 
 BITS = 24  # of a float32 uniform
 
@@ -19,7 +19,10 @@ def choose_pixels(
     if guide is not None:
         return _guided(offsets, widths, words, mask, guide)
     if mask is not None:
-        return _nth_drawable(mask, scale(words, mask.n_drawable)), None, None
+        rank = scale(words, mask.n_drawable)
+        word = torch.searchsorted(mask.before, rank, right=True) - 1
+        bits = (mask.words[word][:, None] >> torch.arange(WORD, device=rank.device)) & 1
+        return word * WORD + (bits.cumsum(-1) <= (rank - mask.before[word])[:, None]).sum(-1), None, None
     # A tensor, so that nothing waits for the device.
     return scale(words, offsets[-1]), None, None
 
@@ -29,13 +32,6 @@ def scale(words: Tensor, n: int | Tensor) -> Tensor:
     integers, so that every device rounds the same way."""
     high, low = words[:, 0], words[:, 1]
     return (high * n + ((low * n) >> BITS)) >> BITS
-
-
-def _nth_drawable(mask: PixelMask, rank: Tensor) -> Tensor:
-    word = torch.searchsorted(mask.before, rank, right=True) - 1
-    rest = rank - mask.before[word]
-    bits = (mask.words[word][:, None] >> torch.arange(WORD, device=rank.device)) & 1
-    return word * WORD + (bits.cumsum(-1) <= rest[:, None]).sum(-1)
 
 
 def _guided(offsets, widths, words, mask, guide) -> tuple[Tensor, Tensor, Tensor]:

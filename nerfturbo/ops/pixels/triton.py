@@ -1,15 +1,13 @@
 """Pixels and their rays: random bits, binary searches, camera and colour in one launch; a program = BLOCK rays.
-
-Integers decide the pixel, so that the draws equal the reference bit for bit; weights and rays to rounding. No atomics.
-"""
+Integers decide the pixel, so that the draws equal the reference bit for bit; weights and rays to rounding. No
+atomics."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import own_block
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, launchable, own_block
 from ..random import Stream
 from ..random.triton import counter_words, philox, unit_float
 

@@ -1,8 +1,6 @@
 """Where samples lie: rays and boxes, positions along rays, and unbounded space contracted into a ball of radius 2.
-
 Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Distances far away shrink as 1 / |x|^2, as
-the pixels that see them do.
-"""
+the pixels that see them do."""
 
 import functools
 from typing import Literal
@@ -21,10 +19,9 @@ _NORMS: dict[str, Norm] = {"sphere": "euclidean", "cube": "max"}
 
 
 def contract(positions: Tensor, *, norm: Norm = "euclidean") -> Tensor:
-    """(..., 3) positions into the ball of radius 2, or, with the "max" norm, into the cube [-2, 2]^3.
-
-    Differentiable and, across |x| = 1, continuous with its first derivative along x. Put the scene's centre of interest
-    into the unit ball first; divide the result by 4 and add 0.5 for encodings of [0, 1]^3.
+    """(..., 3) positions into the ball of radius 2, or, with the "max" norm, into the cube [-2, 2]^3. Differentiable
+    and, across |x| = 1, continuous with its first derivative along x. Put the scene's centre of interest into the unit
+    ball first; divide the result by 4 and add 0.5 for encodings of [0, 1]^3.
 
     >>> contract(torch.tensor([[0.5, 0.0, 0.0], [0.0, 4.0, 0.0]])).tolist()
     [[0.5, 0.0, 0.0], [0.0, 1.75, 0.0]]
@@ -76,10 +73,8 @@ def unfold(folded: Tensor, contraction: Contraction) -> Tensor:
 
 
 def unit_positions(positions: Tensor, aabb: Aabb, contraction: Contraction = "none") -> Tensor:
-    """World positions (..., 3) in [0, 1]^3: the box, or with a contraction about it all of space.
-
-    On a GPU it is one multiply-add, whose rounding may leave a point of a face just outside.
-    """
+    """World positions (..., 3) in [0, 1]^3: the box, or with a contraction about it all of space. On a GPU it is one
+    multiply-add, whose rounding may leave a point of a face just outside."""
     if contraction == "none" and positions.is_cuda and positions.dtype == torch.float32:
         shift, scale = _shift_and_scale(aabb, positions.device)
         return torch.addcmul(shift, positions, scale)
@@ -111,10 +106,9 @@ def _size(positions: Tensor, norm: str) -> Tensor:
 def ray_aabb(
     origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float = 0.0, far: float = float("inf")
 ) -> tuple[Tensor, Tensor]:
-    """t_min, t_max (n_rays,): the part of each ray inside the box and between near and far.
-
-    A ray that misses gets t_min = t_max = near. A ray parallel to a face and outside it misses; one that starts
-    inside begins at near. Not differentiable.
+    """t_min, t_max (n_rays,): the part of each ray inside the box and between near and far. A ray that misses gets
+    t_min = t_max = near. A ray parallel to a face and outside it misses; one that starts inside begins at near. Not
+    differentiable.
 
     >>> import torch
     >>> origins = torch.tensor([[0.0, 0.0, -3.0], [5.0, 0.0, -3.0]])

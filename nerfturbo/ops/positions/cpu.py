@@ -1,8 +1,6 @@
-"""Box intervals and sample positions: a task = a chunk of rays or samples. fp32.
-
-Intervals are compiled without fused multiply-add and in the reference's order of operations: marching builds on them
-and promises the reference's samples to the bit. Positions are stored (3, capacity); their backward is plain torch.
-"""
+"""Box intervals and sample positions: a task = a chunk of rays or samples. fp32. Intervals are compiled without fused
+multiply-add and in the reference's order of operations: marching builds on them and promises the reference's samples to
+the bit. Positions are stored (3, capacity); their backward is plain torch."""
 
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Box intervals and sample positions: one program = BLOCK rays or samples, fp32 inside; a sample gathers its ray.
-
-Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples.
-"""
+Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples."""
 
 from typing import Any
 
@@ -12,8 +10,7 @@ from torch import Tensor
 
 from ...types import Aabb
 from .._sink import Node
-from .._triton import check_kernel_float, load_point, own_block
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, check_kernel_float, launchable, load_point, own_block
 from ..packed.triton import packed_sum
 
 FOLDS = {"none": 0, "sphere": 1, "cube": 2}

@@ -1,8 +1,6 @@
-"""Counter-based random numbers: Philox-4x32-10 of (seed, stream, step, index).
-
-The same bits come out of every backend, device, rank and resumed run, so a checkpoint stores only seed and step.
-The counter is (index low, index high, step, stream), the key is (seed low, seed high); one counter gives four words.
-"""
+"""Counter-based random numbers: Philox-4x32-10 of (seed, stream, step, index). The same bits come out of every backend,
+device, rank and resumed run, so a checkpoint stores only seed and step. The counter is (index low, index high, step,
+stream), the key is (seed low, seed high); one counter gives four words."""
 
 from enum import IntEnum
 from typing import Any
@@ -36,16 +34,13 @@ class Stream(IntEnum):
 def random_bits(
     n: int, *, columns: int = 1, seed: int, stream: int, step: int | Tensor, first: int = 0, device: torch.device | str
 ) -> Tensor:
-    """(n, columns) int32 words of Philox for the global indices first ... first + n - 1; columns is 1 to 4.
-
-    `step` may be a () int64 tensor on the device, so that a captured CUDA graph draws anew at each replay.
+    """(n, columns) int32 words of Philox for the global indices first ... first + n - 1; columns is 1 to 4. `step` may
+    be a () int64 tensor on the device, so that a captured CUDA graph draws anew at each replay.
 
     >>> random_bits(1, columns=4, seed=0, stream=0, step=0, device="cpu").tolist()
     [[1713891541, -513161843, -1135104948, -1694442536]]
     """
-    out = _room(n, columns, torch.int32, step, device)
-    draw = implementation("random", "draw", out)
-    return draw(out, seed=seed, stream=int(stream), step=step, first=first)
+    return _draw(torch.int32, n, columns, device, seed=seed, stream=int(stream), step=step, first=first)
 
 
 def random_uniform(
@@ -56,15 +51,13 @@ def random_uniform(
     >>> random_uniform(2, seed=1, stream=Stream.USER, step=3, device="cpu").shape
     torch.Size([2, 1])
     """
-    out = _room(n, columns, torch.float32, step, device)
-    draw = implementation("random", "draw", out)
-    return draw(out, seed=seed, stream=int(stream), step=step, first=first)
+    return _draw(torch.float32, n, columns, device, seed=seed, stream=int(stream), step=step, first=first)
 
 
-def _room(n: int, columns: int, dtype: torch.dtype, step: int | Tensor, device: Any) -> Tensor:
-    """Memory for a draw, once its numbers are checked."""
+def _draw(dtype: torch.dtype, n: int, columns: int, device: Any, **counter: Any) -> Tensor:
     refuse(not 1 <= columns <= 4, "columns", "1 to 4", columns, "draw from another stream for more")
     refuse(n < 0, "n", "a count >= 0", n)
-    if isinstance(step, Tensor):
-        check_tensor("step", step, (), torch.int64)
-    return torch.empty(n, columns, dtype=dtype, device=device)
+    if isinstance(counter["step"], Tensor):
+        check_tensor("step", counter["step"], (), torch.int64)
+    out = torch.empty(n, columns, dtype=dtype, device=device)
+    return implementation("random", "draw", out)(out, **counter)

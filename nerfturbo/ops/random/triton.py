@@ -1,14 +1,11 @@
-"""Philox-4x32-10 on the GPU: one program draws BLOCK consecutive indices.
-
-The step may be a () int64 tensor, read on the device, so that a captured graph draws anew at each replay.
-"""
+"""Philox-4x32-10 on the GPU: one program draws BLOCK consecutive indices. The step may be a () int64 tensor, read on
+the device, so that a captured graph draws anew at each replay."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._triton import signed_word
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, launchable, signed_word
 
 BLOCK = 512
 

@@ -7,9 +7,8 @@ from .._dispatch import implementation
 
 
 def spherical_harmonics(directions: Tensor, degree: int = 4) -> Tensor:
-    """(n, degree^2) orthonormal basis values for unit `directions` (n, 3); degree 1 to 4.
-
-    Differentiable to `directions` as polynomials in x, y, z. fp32 at least.
+    """(n, degree^2) orthonormal basis values for unit `directions` (n, 3); degree 1 to 4. Differentiable to
+    `directions` as polynomials in x, y, z. fp32 at least.
 
     >>> import torch
     >>> [round(value, 4) for value in spherical_harmonics(torch.tensor([[0.0, 0.6, 0.8]]), degree=2)[0].tolist()]

@@ -1,7 +1,5 @@
-"""Spherical harmonics up to degree 4: one program evaluates BLOCK directions, all basis functions of each.
-
-Values (n, degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md.
-"""
+"""Spherical harmonics up to degree 4: one program evaluates BLOCK directions, all basis functions of each. Values (n,
+degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md."""
 
 import torch
 import triton
@@ -9,8 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._sink import Node
-from .._triton import check_kernel_float, empty_in_layout_of, load_point, own_block
-from .._triton.launch import cdiv, launchable
+from .._triton import cdiv, check_kernel_float, empty_in_layout_of, launchable, load_point, own_block
 
 BLOCK = 128
 

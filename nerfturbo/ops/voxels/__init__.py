@@ -84,13 +84,11 @@ def voxel_lookup(
     sink: GradientSink | None = None,
     n_used: Tensor | None = None,
 ) -> Tensor:
-    """(n, 4) fp32: three colour logits and the density of `positions` (n, 3), which are clamped to [0, 1].
-
-    `basis` (n_rays, n_basis) holds the view direction's basis functions, `ray_indices` (n,) int32 which of its rows a
-    position takes. Differentiable to both tables, to `positions` (no gradient past the border) and to `basis`.
-
-    `half` is a half copy of the colour table, read in its place. A `sink` with two buffers takes the tables' gradients
-    in place of autograd. Rows past the device count `n_used` come out as zero and receive no gradient.
+    """(n, 4) fp32: three colour logits and the density of `positions` (n, 3), which are clamped to [0, 1]. `basis`
+    (n_rays, n_basis) holds the view direction's basis functions, `ray_indices` (n,) int32 which of its rows a position
+    takes. Differentiable to both tables, to `positions` (no gradient past the border) and to `basis`. `half` is a half
+    copy of the colour table, read in its place. A `sink` with two buffers takes the tables' gradients in place of
+    autograd. Rows past the device count `n_used` come out as zero and receive no gradient.
 
     >>> index = VoxelIndex(torch.zeros(1, 1, 1, dtype=torch.int32), torch.zeros(1, 512, dtype=torch.int32), 1)
     >>> tables = VoxelTables(torch.tensor([2.0]), torch.tensor([[1.0, 3.0, 5.0, 0.0]]))  # all nodes share one row
@@ -114,9 +112,8 @@ def voxel_lookup(
 
 
 def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_used: Tensor | None = None) -> Tensor:
-    """(n,) fp32: the last column of `voxel_lookup`, from the density table (n_nodes,) alone, without gradient.
-
-    For looking ahead: which samples are visible, which cells of a grid are occupied.
+    """(n,) fp32: the last column of `voxel_lookup`, from the density table (n_nodes,) alone, without gradient. For
+    looking ahead: which samples are visible, which cells of a grid are occupied.
 
     >>> index = VoxelIndex(torch.zeros(1, 1, 1, dtype=torch.int32), torch.full((1, 512), -1, dtype=torch.int32), 1)
     >>> voxel_density(torch.zeros(1, 3), torch.zeros(1), index).tolist()  # no node is stored
@@ -148,11 +145,10 @@ def voxel_variation(
     n_basis: int,
     sink: GradientSink | None = None,
 ) -> Tensor:
-    """(2,) fp32: the variation of the density and of the colour's 3 * n_basis coefficients.
-
-    `nodes` (n_nodes,) int32 says where each row lies: (x * (r + 1) + y) * (r + 1) + z with r the resolution. `chosen`
-    (m,) int64 are the rows that count; one that is there twice counts twice. Differentiable to both tables, or into
-    the two buffers of a `sink`.
+    """(2,) fp32: the variation of the density and of the colour's 3 * n_basis coefficients. `nodes` (n_nodes,) int32
+    says where each row lies: (x * (r + 1) + y) * (r + 1) + z with r the resolution. `chosen` (m,) int64 are the rows
+    that count; one that is there twice counts twice. Differentiable to both tables, or into the two buffers of a
+    `sink`.
 
     >>> index = VoxelIndex(torch.zeros(1, 1, 1, dtype=torch.int32), torch.full((1, 512), -1, dtype=torch.int32), 1)
     >>> index.rows[0, :2] = torch.tensor([0, 1])  # two nodes, neighbours along z

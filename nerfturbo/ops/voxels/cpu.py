@@ -1,10 +1,8 @@
-"""Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back.
-
-A position's rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to
-positions and basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three
-colours, over all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of
-the few chosen nodes. fp32 inside, sums of the variation in fp64. Deterministic.
-"""
+"""Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back. A position's
+rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to positions and
+basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three colours, over
+all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of the few chosen
+nodes. fp32 inside, sums of the variation in fp64. Deterministic."""
 
 from typing import Any
 
@@ -98,9 +96,7 @@ def _density(first, last, positions, blocks, rows, resolution, density, empty, o
 @jit()
 def _scatter(first, last, n_used, found, fractions, basis, rays, grad, density_grad, color_grad, checks):
     """Tasks first ... last - 1: the gradient of channel 0, 1, 2 (colours) or 3 (density), added to the tables'.
-
-    checks[task] becomes 0, or NaN where a gradient is not finite.
-    """
+    checks[task] becomes 0, or NaN where a gradient is not finite."""
     n_basis = basis.shape[1]
     for task in range(first, last):
         check = ZERO
@@ -229,26 +225,10 @@ def _next(node, blocks, rows, resolution, out):
 
 
 @jit()
-def _measure(first, last, chosen, nodes, blocks, rows, resolution, table, n_channels, sums):
-    """sums[0] += the roots of all channels of nodes first ... last - 1; called for the whole range at once."""
-    there, total = np.empty(3, np.int32), 0.0
-    for i in range(first, last):
-        row = chosen[i]
-        _next(np.int64(nodes[row]), blocks, rows, resolution, there)
-        for j in range(n_channels):
-            squares = _SMALL * _SMALL
-            for axis in range(3):
-                if there[axis] >= 0:
-                    rise = table[there[axis], j] - table[row, j]
-                    squares += rise * rise
-            total += np.sqrt(squares) - _SMALL
-    sums[0] += total
-
-
-@jit()
-def _spread_back(first, last, chosen, nodes, blocks, rows, resolution, table, n_channels, factor, grad):
-    """grad += factor times the derivative of `_measure`."""
-    there, rises = np.empty(3, np.int32), np.empty(3, np.float32)
+def _vary(first, last, chosen, nodes, blocks, rows, resolution, table, n_channels, factor, sums, grad):
+    """sums[0] += the roots of all channels of nodes first ... last - 1; grad, unless it is empty, += factor times their
+    derivative. Called for the whole range at once."""
+    there, rises, total = np.empty(3, np.int32), np.empty(3, np.float32), 0.0
     for i in range(first, last):
         row = chosen[i]
         _next(np.int64(nodes[row]), blocks, rows, resolution, there)
@@ -257,11 +237,15 @@ def _spread_back(first, last, chosen, nodes, blocks, rows, resolution, table, n_
             for axis in range(3):
                 rises[axis] = table[there[axis], j] - table[row, j] if there[axis] >= 0 else ZERO
                 squares += rises[axis] * rises[axis]
-            scale = factor / np.sqrt(squares)
+            root = np.sqrt(squares)
+            total += root - _SMALL
+            if grad.shape[0] == 0:
+                continue
             for axis in range(3):
                 if there[axis] >= 0:
-                    grad[there[axis], j] += scale * rises[axis]
-                    grad[row, j] -= scale * rises[axis]
+                    grad[there[axis], j] += factor / root * rises[axis]
+                    grad[row, j] -= factor / root * rises[axis]
+    sums[0] += total
 
 
 class _Variation(Node):
@@ -270,10 +254,10 @@ class _Variation(Node):
         ctx.save_for_backward(density, color, nodes, chosen)
         ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
         structure, m = _structure(index, nodes, chosen), chosen.shape[0]
-        values = []
+        values, nothing = [], np.empty((0, 1), np.float32)
         for table, channels in ((density[:, None], 1), (color, 3 * n_basis)):
-            sums = np.zeros(1, np.float64)
-            launch(_measure, m, max(m, 1), *structure, array(as_float32("tables", table)), channels, sums)
+            sums, source = np.zeros(1), array(as_float32("tables", table))
+            launch(_vary, m, max(m, 1), *structure, source, channels, np.float32(0.0), sums, nothing)
             values.append(sums[0] / max(m * channels, 1))
         return torch.tensor(values, dtype=torch.float32)
 
@@ -286,9 +270,9 @@ class _Variation(Node):
             buffer = None if ctx.sink is None else ctx.sink.buffers[i]
             direct = buffer is not None and buffer.dtype == torch.float32
             target = buffer if direct and buffer is not None else torch.zeros(table.shape)
-            source, sums = array(table.float()).reshape(table.shape[0], -1), target.numpy()
+            source, into = (array(value).reshape(table.shape[0], -1) for value in (table.float(), target))
             factor = np.float32(float(grad[i]) / max(m * channels, 1))
-            launch(_spread_back, m, max(m, 1), *structure, source, channels, factor, sums.reshape(table.shape[0], -1))
+            launch(_vary, m, max(m, 1), *structure, source, channels, factor, np.zeros(1), into)
             if buffer is not None and not direct:
                 buffer.add_(target)
             results.append(None if buffer is not None else target.to(table.dtype))

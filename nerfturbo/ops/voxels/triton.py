@@ -18,8 +18,7 @@ from torch import Tensor
 
 from .. import _triton as gpu
 from .._sink import Node
-from .._triton import check_kernel_float
-from .._triton.launch import cdiv, launchable, next_power_of_2
+from .._triton import cdiv, check_kernel_float, launchable, next_power_of_2
 from . import FLOOR, VoxelIndex, blocks_per_axis, reference
 
 BLOCK, WARPS = 64, 4

@@ -81,11 +81,9 @@ class LearningGrid(nn.Module):
         warmup_steps: int = 256,
         n: int = 16,
     ) -> None:
-        """Every n-th step, refresh cells from what `occ_eval_fn` says of positions (m, 3).
-
-        All cells during warm-up; later a quarter anywhere and at most as many among the occupied ones. A cell is
-        occupied above min(occ_thre, mean of the visible cells).
-        """
+        """Every n-th step, refresh cells from what `occ_eval_fn` says of positions (m, 3). All cells during warm-up;
+        later a quarter anywhere and at most as many among the occupied ones. A cell is occupied above min(occ_thre,
+        mean of the visible cells)."""
         if not self.training:
             raise RuntimeError("the grid learns only while training: call .train() first, or _update() by hand")
         if step % n == 0:
@@ -134,10 +132,7 @@ class LearningGrid(nn.Module):
 
 
 class OccGridEstimator(LearningGrid, AbstractEstimator):
-    """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l about its centre.
-
-    Buffers have the names and shapes of nerfacc's checkpoints.
-    """
+    """`levels` nested grids; level l covers `roi_aabb` scaled by 2^l. Buffers are those of nerfacc's checkpoints."""
 
     DIM: int = 3
 
@@ -173,12 +168,10 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
         stratified: bool = False,
         cone_angle: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """ray_indices, t_starts, t_ends (n_samples,) in occupied cells, ray after ray. Not differentiable.
-
-        With `sigma_fn` or `alpha_fn`, samples that hardly any light reaches (transmittance below `early_stop_eps`) and
-        thin ones (alpha below `alpha_thre`, but at most the mean of the visible `occs`) are left out. `t_min` and
-        `t_max` (n_rays,) narrow the planes for each ray.
-        """
+        """ray_indices, t_starts, t_ends (n_samples,) in occupied cells, ray after ray. Not differentiable. With
+        `sigma_fn` or `alpha_fn`, samples that hardly any light reaches (transmittance below `early_stop_eps`) and thin
+        ones (alpha below `alpha_thre`, but at most the mean of the visible `occs`) are left out. `t_min` and `t_max`
+        (n_rays,) narrow the planes for each ray."""
         rays_o, rays_d = rays_o.detach(), rays_d.detach()
         n_rays, device = rays_o.shape[0], rays_o.device
         jitter = torch.rand(n_rays, device=device) if stratified else None

@@ -40,11 +40,9 @@ class PropNetEstimator(AbstractEstimator):
         requires_grad: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """t_starts, t_ends (n_rays, num_samples), drawn where the last of the proposal densities is.
-
         `prop_sigma_fns[i](t_starts, t_ends)` gives densities of `prop_samples[i]` samples per ray. "lindisp" spaces the
         first samples evenly in 1 / t. With `requires_grad` the densities keep their graph, and `compute_loss` or
-        `update_every_n_steps` trains the networks with them.
-        """
+        `update_every_n_steps` trains the networks with them."""
         numbers = [len(prop_sigma_fns), len(prop_samples)]
         refuse(numbers[0] != numbers[1], "prop_sigma_fns and prop_samples", "the same number", numbers)
         cdfs = torch.arange(2, dtype=torch.float32, device=self.device).expand(n_rays, 2).contiguous()
