@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
 from .cameras import similarity_scale, transform_points
@@ -43,8 +43,7 @@ class Keypoints:
     points: Tensor | None = None  # (n,) int64, which point each shows, where it is known: several may show one
 
     def __post_init__(self) -> None:
-        if len(self.rays) == 0:
-            raise InputError("keypoints", "at least one feature that shows a point", "none", HINT)
+        refuse(len(self.rays) == 0, "keypoints", "at least one feature that shows a point", "none", HINT)
         for name in ("distances", "weights", "points"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (len(self.rays),):

@@ -98,17 +98,9 @@ def builtin_scene(
     cameras = Cameras.pinhole(poses, width=resolution, height=resolution, field_of_view_x=FIELD_OF_VIEW)
     if name in MOVING:
         cameras = replace(cameras, times=view_times(split, n_views))
-    aabb = Aabb.cube(1.5)
-    return Scene(
-        name=name,
-        cameras=cameras,
-        images=ImagePool.from_images(torch.from_numpy(_pictures(name, cameras))),
-        aabb=aabb,
-        near=0.0,
-        far=farthest_distance(cameras.positions, aabb),
-        split=split,
-        source=BUILTIN_PREFIX + name,
-    )
+    images, aabb = ImagePool.from_images(torch.from_numpy(_pictures(name, cameras))), Aabb.cube(1.5)
+    far = farthest_distance(cameras.positions, aabb)
+    return Scene(name, cameras, images, aabb, near=0.0, far=far, split=split, source=BUILTIN_PREFIX + name)
 
 
 def view_poses(split: Split, n_views: int, *, seed: int = 0, all_around: bool = False) -> Tensor:
