@@ -143,8 +143,7 @@ class SparseBlocks:
 
     @classmethod
     def of_cells(cls, lattice: Lattice, cells: Tensor, importance: Tensor | None = None) -> "SparseBlocks":
-        """Of the cells (n,) with these keys, each once; blocks of greater importance, summed over their cells (n,),
-        come first."""
+        """Of cells (n,) with these keys, each once; blocks whose cells (n,) sum up to more importance come first."""
         level, cell = _split(cells, lattice.cells)
         nx, ny, nz = lattice.blocks
         found, member = torch.unique(_joined(level, cell // CELLS, lattice.blocks), return_inverse=True)
@@ -200,8 +199,7 @@ _CORNERS = tuple((dx, dy, dz) for dz in (0, 1) for dy in (0, 1) for dx in (0, 1)
 
 
 def texels_around(slot: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 8) texels, counted through all blocks, around places `local` (n, 3) in [0, 7] of the blocks `slot` (n,), and
-    their trilinear weights."""
+    """(n, 8) texels of all blocks around places `local` (n, 3) in [0, 7] of blocks `slot` (n,), and their weights."""
     local = local.clamp(0.0, float(CELLS))
     cell = local.long().clamp(max=CELLS - 1)
     part = local - cell
