@@ -499,8 +499,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
-    """The inverse of `to_dict`, of files of version 0.1 too. Unknown names and wrong values are named; missing ones
-    take their default."""
+    """The inverse of `to_dict`, for files of 0.1 too. Unknown and wrong values are named; missing ones get defaults."""
     refuse(not isinstance(values, dict), path, "an object", type(values).__name__)
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)

@@ -67,7 +67,10 @@ def main(argv: Sequence[str]) -> int:
     args, shared = parse(BatchArgs, argv[:place], "batch"), argv[place + 1 :]
     check_positive({"--workers": args.workers})
     everything = read_jobs(args.scenes, args.output, shared)
-    jobs = _shard(everything, args.shard)
+    first, _, count = args.shard.partition("/")
+    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
+        raise InputError("--shard", "I/N with I from 0 to below N", repr(args.shard))
+    jobs = everything[int(first) :: int(count)]
     from ..evaluation.run_folder import check_writable
 
     check_writable(args.output)
@@ -113,26 +116,16 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
             continue
         refuse("\0" in line, f"{path}:{number}", "a scene and flags", repr(line))
         scene, *flags = words
-        if scene.startswith("-"):
-            raise InputError(f"{path}:{number}", "a scene before its flags", repr(scene))
+        refuse(scene.startswith("-"), f"{path}:{number}", "a scene before its flags", repr(scene))
         flags = [*shared, *flags]
         for flag in ("--output", "--resume", "--overwrite"):
-            if flag in flags:
-                raise InputError(f"{path}:{number}", "flags other than " + flag, flag, "batch names the folders")
+            refuse(flag in flags, f"{path}:{number}", "flags other than " + flag, flag, "batch names the folders")
         base = Path(scene).name.removeprefix("builtin:") or "scene"
         taken = {job.name for job in jobs}
         name = next(n for n in (base, *(f"{base}-{k}" for k in range(2, 10_000))) if n not in taken)
         jobs.append(Job(name, scene, tuple(flags), output / name))
-    if not jobs:
-        raise InputError(str(path), "at least one scene", "none")
+    refuse(not jobs, str(path), "at least one scene", "none")
     return jobs
-
-
-def _shard(jobs: list[Job], text: str) -> list[Job]:
-    first, _, count = text.partition("/")
-    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
-        raise InputError("--shard", "I/N with I from 0 to below N", repr(text))
-    return jobs[int(first) :: int(count)]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int) -> bool:

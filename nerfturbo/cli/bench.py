@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table
-from ..errors import InputError
+from ..errors import InputError, refuse
 from .common import print_json
 from .flags import Device, EvalViews, Number, RunPath, SceneSource, check_positive, parse
 from .settings import ConfigArgs, parse_settings, resolve_device
@@ -116,8 +116,7 @@ class SceneArgs(TrainingArgs):
 def scene(argv: Sequence[str]) -> int:
     args, start = parse_settings(SceneArgs, argv, "bench scene")
     check_positive({"--eval-views": args.eval_views, "--marks": min(args.marks, default=0.0)})
-    if not args.seeds:
-        raise InputError("--seeds", "at least one", "none")
+    refuse(not args.seeds, "--seeds", "at least one", "none")
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
     from .progress import showing

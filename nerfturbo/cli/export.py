@@ -209,14 +209,9 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
         model.crop(chosen[0], what=chosen[1])
     started = time.perf_counter()
     moment = args.time if train.cameras.times is not None else None
-    settings = BakeSettings(
-        budget_bytes=room_for_data(args.budget_mb * 1e6),
-        bytes_per_byte=1.0 if args.split else 4.0 / 3.0,
-        tune_seconds=args.tune_seconds,
-        tune_steps=args.tune_steps,
-        time=moment,
-        seed=opened.config.train.seed,
-    )
+    tuning = {"tune_seconds": args.tune_seconds, "tune_steps": args.tune_steps, "seed": opened.config.train.seed}
+    budget, growth = room_for_data(args.budget_mb * 1e6), 1.0 if args.split else 4.0 / 3.0
+    settings = BakeSettings(budget, growth, time=moment, **tuning)
     result = bake(model, train.cameras, settings, say=display.phase, progress=display.update)
     seconds = time.perf_counter() - started
     views = args.eval_views
@@ -238,23 +233,12 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
         over = f"{size / 1e6:.1f} MB are more than --budget-mb {args.budget_mb:g}"
         display.note(f"{over}: the scene has no less to give")
     blocks, lattice = result.baked.blocks, result.baked.blocks.lattice
-    document = {
-        "bytes": size,
-        "budget_mb": args.budget_mb,
-        "data_bytes": result.data_bytes,
-        "blocks": blocks.n_blocks,
-        "vertices": blocks.n_vertices,
-        "cells": list(lattice.cells),
-        "levels": lattice.levels,
-        "features": result.baked.n_features,
-        "voxel": lattice.voxel,
-        "score": None if found is None else asdict(found),
-        "scored_size": test.cameras.size[0].tolist(),
-        "poses_aligned": aligned,
-        "tune_steps": result.tune_steps,
-        "bake_seconds": seconds,
-        "seconds_by_part": result.seconds,
-    }
+    document: dict[str, Any] = {"bytes": size, "budget_mb": args.budget_mb, "data_bytes": result.data_bytes}
+    document |= {"blocks": blocks.n_blocks, "vertices": blocks.n_vertices, "cells": list(lattice.cells)}
+    document |= {"levels": lattice.levels, "features": result.baked.n_features, "voxel": lattice.voxel}
+    document |= {"score": None if found is None else asdict(found), "scored_size": test.cameras.size[0].tolist()}
+    document |= {"poses_aligned": aligned, "tune_steps": result.tune_steps}
+    document |= {"bake_seconds": seconds, "seconds_by_part": result.seconds}
     return document, _say_page(document, split=args.split)
 
 

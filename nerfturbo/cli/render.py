@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
 from .flags import Box, Count, check_positive, check_within, parse
 
@@ -172,8 +172,7 @@ def parse_ranges(words: Sequence[str], n: int) -> list[int]:
         if not first.isdecimal() or not (last.isdecimal() or "-" not in word):
             raise InputError("--only", "numbers and ranges like 0 7 20-30", repr(word))
         low, high = int(first), int(last or first)
-        if not low <= high < n:
-            raise InputError("--only", f"frames from 0 to {n - 1}", repr(word))
+        refuse(not low <= high < n, "--only", f"frames from 0 to {n - 1}", repr(word))
         chosen |= set(range(low, high + 1))
     return sorted(chosen)
 

@@ -257,9 +257,8 @@ def check(argv: Sequence[str]) -> int:
     with showing() as display:
         display.phase(f"opening {args.scene}")
         splits = [scene for split in SPLITS if (scene := find_split(args.scene, split, options, [])) is not None]
-        found = check_poses(
-            splits, args.images, lambda text, done: display.update(done) if done else display.phase(text)
-        )
+        say = lambda text, done: display.update(done) if done else display.phase(text)  # noqa: E731
+        found = check_poses(splits, args.images, say)
     if args.output is not None:
         write_page(args.output, found, "check_page")
     found.pop("drawings")

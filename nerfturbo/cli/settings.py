@@ -50,8 +50,7 @@ class ConfigArgs:
 
 
 def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Config]:
-    """`parse` for a verb with nested flags, which `--help` leaves out and `--help-all` lists; and the config of their
-    defaults."""
+    """`parse` for a verb with nested flags, which `--help-all` alone lists; and the config of their defaults."""
     check_source(next(iter(argv), "-"))
     start = starting_config(argv)
     if "--help-all" in argv or not asks_help(argv):
@@ -75,8 +74,7 @@ def check_source(source: str) -> None:
 
 
 def starting_config(argv: Sequence[str]) -> Config:
-    """The defaults of the nested flags: of the run to --resume, else of --config, or --preset and --device; then by
-    --field and --sampler."""
+    """The defaults of nested flags: by --resume, --config, or --preset and --device; then by --field and --sampler."""
     resume = flag_value(argv, "--resume")
     if resume is not None and not asks_help(argv):
         from ..evaluation.run_folder import open_run
