@@ -97,10 +97,9 @@ def _run(plan: Plan, display: Display) -> int:
     if not writes:
         return _follow(trainer, args)
     session = Session(trainer, _begin(plan, trainer, display), display, preview, args)
-    width, height = train_scene.cameras.size[0].tolist()
-    training, test = counted(len(train_scene), "training view"), counted(len(test_scene), "test view")
-    counts = f"{training}, {test} ({test_scene.split}), {width} x {height}"
-    display.note(f"{train_scene.name}: {counts}; writing {session.run.path}")
+    views = f"{counted(len(train_scene), 'training view')}, {counted(len(test_scene), 'test view')}"
+    size = "{} x {}".format(*train_scene.cameras.size[0].tolist())
+    display.note(f"{train_scene.name}: {views} ({test_scene.split}), {size}; writing {session.run.path}")
     if team.world > 1:
         display.note(f"{team.world} processes train together")
     if args.viewer:

@@ -43,10 +43,8 @@ def turn_degrees(rotations: Tensor) -> Tensor:
 def aligned_to(
     model: NerfModel, scene: Scene, *, steps: int = 200, n_rays: int = 2048, report: Progress = lambda share: None
 ) -> Scene:
-    """The scene with the poses of all its views fitted to the model, which does not change. Call it after training.
-
-    A view keeps the best pose of those compared while fitting, the one it came with among them: it never ends worse.
-    """
+    """The scene with the poses of all its views fitted to the model, which does not change. Call it after training. A
+    view keeps the best pose of those compared while fitting, the one it came with among them: it never ends worse."""
     config = replace(model.config, cameras=CameraConfig(refine=True), photo=PhotoConfig())
     if model.photos is not None:
         scene = replace(scene, cameras=model.photos.new_views(scene.cameras))

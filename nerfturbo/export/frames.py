@@ -111,11 +111,9 @@ def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:
 
 
 class FrameSequence:
-    """PNG files of one rendering in one folder, which a broken rendering goes on with.
-
-    `frames.json` in the folder says what the frames show, as one `digest`: frames of the same digest are kept, others
-    are refused. Use it as a context: leaving it waits for the last file.
-    """
+    """PNG files of one rendering in one folder, which a broken rendering goes on with. `frames.json` in the folder says
+    what the frames show, as one `digest`: frames of the same digest are kept, others are refused. Use it as a context:
+    leaving it waits for the last file."""
 
     def __init__(self, folder: Path, key: str, *, overwrite: bool = False) -> None:
         self.folder, self._key, self._note = folder, key, folder / "frames.json"

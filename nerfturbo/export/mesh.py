@@ -255,11 +255,9 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
 
 @torch.no_grad()
 def seen_by(model: NerfModel, cameras: Cameras, points: Tensor, margin: float, *, progress: Progress = quiet) -> Tensor:
-    """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there.
-
-    What the cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and
-    made small, look.
-    """
+    """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there. What the
+    cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and made small,
+    look."""
     small = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
     small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max()))).to(model.device)
     seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)

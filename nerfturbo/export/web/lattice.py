@@ -120,11 +120,9 @@ def _split(keys: Tensor, counts: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SparseBlocks:
-    """The blocks that exist, in the order in which a page loads them, and the vertices they hold.
-
-    A vertex is stored once, by the first block that holds it, and vertices are numbered in the order of that block and
-    of their texel in it. Vertex `n_vertices` stands for all that are not kept: empty.
-    """
+    """The blocks that exist, in the order in which a page loads them, and the vertices they hold. A vertex is stored
+    once, by the first block that holds it, and vertices are numbered in the order of that block and of their texel in
+    it. Vertex `n_vertices` stands for all that are not kept: empty."""
 
     lattice: Lattice
     blocks: Tensor  # (n_blocks, 4) int64: x, y, z, level
