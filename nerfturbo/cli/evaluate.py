@@ -13,13 +13,12 @@ from ..errors import InputError, refuse
 from ..export import check_ending
 from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
 from .flags import EvalViews, Number, check_positive, check_within, parse
-from .progress import duration, quantity
+from .progress import Display, duration, quantity
 from .settings import resolve_device
 
 if TYPE_CHECKING:
     from ..evaluation.metrics import Perceptual
     from ..evaluation.run_folder import RunFolder
-    from .progress import Display
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
+from ..export import check_ending
 from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
 from .flags import Box, Count, Number, check_within, parse
+from .progress import Display, duration
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
     from ..types import Aabb
-    from .progress import Display
 
 PHONE_MB = 8.0
 ALIGN_STEPS = {"cpu": 40, "cuda": 200}
@@ -108,7 +109,6 @@ class GridArgs(ExportArgs):
 
 def grid(argv: Sequence[str]) -> int:
     args = parse(GridArgs, argv, "export grid")
-    from ..export import check_ending
     from ..export.grid import write_grid
 
     check_ending(args.out, ".npz")
@@ -151,7 +151,6 @@ class CamerasArgs(ExportArgs):
 def cameras(argv: Sequence[str]) -> int:
     args = parse(CamerasArgs, argv, "export cameras")
     from ..evaluation.align import camera_changes
-    from ..export import check_ending
     from ..export.cameras import write_cameras
 
     check_ending(args.out, ".json")
@@ -291,7 +290,6 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
     """Open the run, do the work, say what came of it and what it cost."""
     from ..evaluation.report import renew_links
     from ..evaluation.results import peak_memory
-    from .progress import duration
 
     check_new(args.out, overwrite=args.overwrite, folder=folder)
     with opened_run(args) as (opened, display):

@@ -1,6 +1,7 @@
 """The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults. The flags are
 those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are."""
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -130,15 +131,14 @@ def resolve_device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    device = None
+    with contextlib.suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError:
-        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name)) from None
+    if device is None or device.type not in ("cpu", "mps", "cuda"):
+        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             got = f"{name}, with {count} GPUs usable here"
             raise InputError("--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
-    elif device.type not in ("cpu", "mps"):
-        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
     return name

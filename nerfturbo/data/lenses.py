@@ -331,7 +331,7 @@ LENS_MODELS: dict[CameraModel, LensModel] = {
     "equirectangular": LensModel(
         _project_sphere,
         _unproject_sphere,
-        lambda points, _, limits: (points.abs() <= points.new_tensor([math.pi, 0.5 * math.pi]) * (1.0 + 1e-5)).all(-1),
+        lambda points, _, limits: torch.maximum(points[:, 0].abs(), 2.0 * points[:, 1].abs()) <= math.pi * (1.0 + 1e-5),
     ),
 }
 LENS_MODELS["mixed"] = _mixed(LENS_MODELS["opencv"], LENS_MODELS["fisheye"])

@@ -220,7 +220,11 @@ def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPat
     document = read_json(file, "a camera path in nerfstudio's format")
     kind = document.get("camera_type", "perspective")
     refuse(kind not in ("perspective", "pinhole"), f"{file}: camera_type", "perspective", shown(kind))
-    width, height = (_side(document, name, file) for name in ("render_width", "render_height"))
+    sides = {name: number(document.get(name), f"{file}: {name}") for name in ("render_width", "render_height")}
+    for name, side in sides.items():
+        wrong = not 1 <= side <= MAX_SIDE or side != int(side)
+        refuse(wrong, f"{file}: {name}", f"a whole number from 1 to {MAX_SIDE}", shown(document[name]))
+    width, height = map(int, sides.values())
     frames = document.get("camera_path")
     if not isinstance(frames, list) or not 0 < len(frames) <= MAX_FRAMES:
         raise InputError(f"{file}: camera_path", f"a list of 1 to {MAX_FRAMES} cameras", shown(frames))
@@ -265,13 +269,6 @@ def write_camera_path(
         }
     )
     write_json(file, document)
-
-
-def _side(document: dict[str, Any], name: str, file: Path) -> int:
-    value = number(document.get(name), f"{file}: {name}")
-    if not 1 <= value <= MAX_SIDE or value != int(value):
-        raise InputError(f"{file}: {name}", f"a whole number from 1 to {MAX_SIDE}", shown(document.get(name)))
-    return int(value)
 
 
 def _pose(value: object, what: str) -> Tensor:

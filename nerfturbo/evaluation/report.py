@@ -54,10 +54,13 @@ def report_data(run: RunFolder) -> dict[str, Any]:
     views = sorted(metrics.pop("per_view", []), key=lambda view: math.inf if view["psnr"] is None else view["psnr"])
     shown = sorted(_views_with_images(len(views)))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # Pillow works outside of Python's lock
-        found = threads.map(lambda place: _images(run, views[place]["index"]), shown)
-        images = dict(zip(shown, found, strict=True))
+        images = dict(zip(shown, threads.map(lambda place: _images(run, views[place]["index"]), shown), strict=True))
     files = ((kind, run.turntable_file(kind[-3:])) for kind in ("video/mp4", "image/gif"))
     small = ((kind, path) for kind, path in files if path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES)
+    # What a reader of the report may open: the run's own files, exports and videos.
+    endings = {".html", ".glb", ".ply", ".obj", ".mp4", ".gif", ".onnx", ".npz", ".json"}
+    found = [path.name for path in run.path.iterdir() if path.is_file() and path.suffix.lower() in endings]
+    pages = [f"{path.parent.name}/{path.name}" for path in run.path.glob("*/index.html")]
     return {
         "run": run.path.name,
         "metrics": metrics,
@@ -66,7 +69,7 @@ def report_data(run: RunFolder) -> dict[str, Any]:
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
         "views": [view | images.get(place, {}) for place, view in enumerate(views)],
         "turntable": next((data_uri(kind, path.read_bytes()) for kind, path in small), None),
-        "beside": _beside(run),
+        "beside": sorted({*found, *pages} - {run.report_file.name}),
     }
 
 
@@ -91,14 +94,6 @@ def _images(run: RunFolder, index: int) -> dict[str, str]:
     path = run.view_file(index)
     parts = load_comparison(path) if path.is_file() else ()
     return {name: data_uri("image/webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)}
-
-
-def _beside(run: RunFolder) -> list[str]:
-    """What lies in the run folder and a reader of the report may open: the run's own files, exports and videos."""
-    endings = {".html", ".glb", ".ply", ".obj", ".mp4", ".gif", ".onnx", ".npz", ".json"}
-    found = [path.name for path in run.path.iterdir() if path.is_file() and path.suffix.lower() in endings]
-    pages = [f"{path.parent.name}/{path.name}" for path in run.path.glob("*/index.html")]
-    return sorted({*found, *pages} - {run.report_file.name})
 
 
 def renew_links(run: RunFolder, made: Iterable[Path]) -> None:

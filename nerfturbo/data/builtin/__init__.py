@@ -27,7 +27,7 @@ from ...types import Aabb
 from ..cameras import Cameras, look_at
 from ..images import ImagePool
 from ..scene import BUILTIN_PREFIX, SPLITS, Scene, Split, farthest_distance
-from .scenes import MOVING, NAMES, Tables, check_name, pack, scene_at
+from .scenes import MOVING, Tables, check_name, pack, scene_at
 
 _MAX_BYTES = 1 << 30  # larger sets are rendered each time rather than left on the user's disk
 
@@ -70,11 +70,6 @@ _RENDERER_VERSION = 1  # part of the cache key: raise it when the renderer's pic
 _GOLDEN_ANGLE = math.pi * (3.0 - math.sqrt(5.0))
 _LOWEST, _HIGHEST = 0.08, 0.94  # sine of the cameras' elevation
 _log = logging.getLogger(__name__)
-
-
-def builtin_names() -> tuple[str, ...]:
-    """The names that `builtin_scene` and `load_scene` know, the default first."""
-    return NAMES
 
 
 def builtin_scene(

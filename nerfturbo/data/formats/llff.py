@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...errors import InputError, refuse
 from ..capture.photos import PHOTO_ENDINGS
@@ -44,18 +43,14 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
         | dict(zip(names, values, strict=True))
         for index, (path, pose, values) in enumerate(zip(paths, poses.tolist(), lens.tolist(), strict=True))
     ]
-    notes = (f"pictures in {pictures.name}", ONE_FOCAL)
-    capture = Capture({"frames": frames}, notes, _seen_points(poses, lens, rows[:, 15:]))
-    return load_capture(folder, file, capture, split, replace(options, downscale=shrink))
-
-
-def _seen_points(poses: Tensor, lens: Tensor, depths: Tensor) -> Tensor:
-    """Corners and middle of every picture at both ends of its depths: what stands in for points on surfaces."""
+    # Corners and middle of every picture at both ends of its depths stand in for points on surfaces.
     places = torch.tensor([[-0.48, -0.48], [-0.48, 0.48], [0.48, -0.48], [0.48, 0.48], [0.0, 0.0]]).double()
     across = places * (lens[:, [1, 0]] / lens[:, 2:])[:, None]  # (n, 5, 2)
     local = torch.cat([across, -torch.ones_like(across[..., :1])], -1)
-    ends = [local * depths[:, end, None, None] @ poses[:, :, :3].mT + poses[:, None, :, 3] for end in (0, 1)]
-    return torch.cat(ends).reshape(-1, 3)
+    ends = [local * rows[:, end, None, None] @ poses[:, :, :3].mT + poses[:, None, :, 3] for end in (15, 16)]
+    notes = (f"pictures in {pictures.name}", ONE_FOCAL)
+    capture = Capture({"frames": frames}, notes, torch.cat(ends).reshape(-1, 3))
+    return load_capture(folder, file, capture, split, replace(options, downscale=shrink))
 
 
 def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:

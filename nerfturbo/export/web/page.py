@@ -49,14 +49,20 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
     modules = sum(len(_source(name).encode("utf-8")) for name in MODULES)
     others = result.data_bytes + modules if split else 0
-    size = 0
+    size, page = 0, b""
     for _ in range(3):  # the page says how large it is, which makes it a few digits larger
         page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, split=split)
         size = len(page) + others
-    if split:
-        _write_folder(path, page, result.chunks)  # type: ignore[possibly-undefined]
-    else:
-        write_atomically(path, page)  # type: ignore[possibly-undefined]
+    if not split:
+        write_atomically(path, page)
+        return size
+    with replacing(path) as temporary:
+        (temporary / DATA_FOLDER).mkdir(parents=True)
+        (temporary / "index.html").write_bytes(page)
+        for name in MODULES:
+            (temporary / name).write_text(_source(name), encoding="utf-8")
+        for index, chunk in enumerate(result.chunks):
+            (temporary / DATA_FOLDER / f"chunk-{index:03d}.bin").write_bytes(chunk.content)
     return size
 
 
@@ -110,16 +116,6 @@ def check_page_path(path: Path, *, split: bool) -> None:
     if not split and path.suffix.lower() not in (".html", ".htm"):
         hint = "--split writes a folder"
         raise InputError(str(path), "a file ending in .html", repr(path.suffix), hint)
-
-
-def _write_folder(path: Path, page: bytes, chunks: Sequence[Chunk]) -> None:
-    with replacing(path) as temporary:
-        (temporary / DATA_FOLDER).mkdir(parents=True)
-        (temporary / "index.html").write_bytes(page)
-        for name in MODULES:
-            (temporary / name).write_text(_source(name), encoding="utf-8")
-        for index, chunk in enumerate(chunks):
-            (temporary / DATA_FOLDER / f"chunk-{index:03d}.bin").write_bytes(chunk.content)
 
 
 def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
