@@ -411,7 +411,12 @@ def load_images(
             threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
 
     if options.cache == "memory" or (options.cache == "auto" and fits_memory(n_bytes)):
-        pool = ImagePool(_allocate(int(offsets[-1]), channels), offsets, sizes, mask)
+        try:
+            pixels = torch.empty((int(offsets[-1]), channels), dtype=torch.uint8)
+        except (RuntimeError, MemoryError):
+            got = f"{n_bytes / 2**30:.1f} GiB of pixels"
+            raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
+        pool = ImagePool(pixels, offsets, sizes, mask)
         store_all(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
         return pool
     path = pool_path(paths, (options.downscale, channels, *(() if all(upright) else map(int, upright))))
@@ -422,14 +427,6 @@ def load_images(
             store_all(lambda index, array: write(firsts[index], array))
         file = MappedPool(path, n_bytes, channels)
     return ImagePool(file.pixels, offsets, sizes, mask, file)
-
-
-def _allocate(n_pixels: int, channels: int) -> Tensor:
-    try:
-        return torch.empty((n_pixels, channels), dtype=torch.uint8)
-    except (RuntimeError, MemoryError):
-        got = f"{n_pixels * channels / 2**30:.1f} GiB of pixels"
-        raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
 
 
 def save_image(path: Path, image: Tensor) -> None:

@@ -129,9 +129,14 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
 
 def _of_maps(scene: Scene) -> Keypoints:
     """Rays through evenly spread pixels of depth maps, which hold depths along the camera's axis; 0 is none."""
+    from .formats.posed import reading
+
     scale, parts = 1.0 if scene.to_original is None else similarity_scale(scene.to_original), []
-    for index, (file, unit) in ((index, one) for index, one in enumerate(scene.depths) if one is not None):
-        depths = read_depth(Path(file)) * (unit / scale)
+    for index, (name, unit) in ((index, one) for index, one in enumerate(scene.depths) if one is not None):
+        with reading(file := Path(name), "a depth camera"):  # a 16-bit image or an array
+            values = np.load(file, mmap_mode="r") if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
+            depths = torch.from_numpy(values.astype(np.float32)).nan_to_num(0.0, 0.0, 0.0).view(values.shape[:2])
+        depths = depths * (unit / scale)
         step = math.ceil(math.sqrt(depths.numel() * len(scene) / MOST_DEPTHS))
         y, x = torch.meshgrid(*(torch.arange(step // 2, side, step) for side in depths.shape), indexing="ij")
         pixel = scene.cameras.size[index].cpu() / torch.tensor(depths.shape[::-1])
@@ -143,15 +148,6 @@ def _of_maps(scene: Scene) -> Keypoints:
     forward = scene.cameras.forward.cpu()[index.long()]
     distances = depths / (rays.directions * forward).sum(-1).clamp(min=1e-3)
     return _kept(scene, Keypoints(rays, distances, torch.ones_like(distances)), x, y)
-
-
-def read_depth(file: Path) -> Tensor:
-    """(height, width) float32 of a 16-bit image or a numpy array; 0 where it knows none."""
-    from .formats.posed import reading
-
-    with reading(file, "a depth camera"):
-        values = np.load(file, mmap_mode="r") if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
-        return torch.from_numpy(values.astype(np.float32)).nan_to_num(0.0, 0.0, 0.0).view(values.shape[:2])
 
 
 def _model_folder(source: str) -> tuple[Path, Path]:

@@ -277,8 +277,11 @@ class _Process:
     def _matches(self, matcher: Matcher, n: int, features: str) -> dict[str, Any]:
         """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
         database, mark = self.work.folder / "matches.db", self.work.folder / "matches.of"
-        same = mark.is_file() and mark.read_text(encoding="utf-8") == features
-        kept = query(database, "SELECT COUNT(*) FROM two_view_geometries") if same and _is_whole(database) else []
+        kept = []
+        if database.is_file() and mark.is_file() and mark.read_text(encoding="utf-8") == features:
+            with contextlib.suppress(sqlite3.DatabaseError):  # damaged
+                whole = query(database, "PRAGMA quick_check")[:1] == [("ok",)]
+                kept = query(database, "SELECT COUNT(*) FROM two_view_geometries") if whole else []
         if not kept:
             mark.unlink(missing_ok=True)
             _remove_database(database)
@@ -370,15 +373,6 @@ def _key(*parts: object) -> str:
 def _remove_database(path: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _is_whole(database: Path) -> bool:
-    if not database.is_file():
-        return False
-    try:
-        return query(database, "PRAGMA quick_check")[:1] == [("ok",)]
-    except sqlite3.DatabaseError:
-        return False
 
 
 class MissingPosesError(InputError):
