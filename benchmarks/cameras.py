@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from camera_errors import camera_errors
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import CameraConfig, Config, LossConfig, PhotoConfig
 from nerfturbo.data.cameras import Cameras
@@ -27,7 +28,7 @@ from nerfturbo.data.images import save_image
 from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import MissingSplitError, Scene, hold_out, load_scene
 from nerfturbo.data.scene_defaults import fitted_config
-from nerfturbo.evaluation.align import aligned_to, camera_changes, camera_errors
+from nerfturbo.evaluation.align import aligned_to, camera_changes
 from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.fields.field import read_halves

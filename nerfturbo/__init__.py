@@ -32,38 +32,10 @@ _MOVED = dict.fromkeys(  # to nerfturbo.ops in 0.1; kept until 0.3
     "ops",
 )
 
-__all__ = [
-    "Aabb",
-    "Cameras",
-    "Config",
-    "HashDensity",
-    "InputError",
-    "InstantNGP",
-    "MixedPrecision",
-    "NerfturboError",
-    "OccupancyGrid",
-    "PackedSamples",
-    "ProposalEstimator",
-    "RaySpan",
-    "Rays",
-    "RenderOutput",
-    "Scene",
-    "Trainer",
-    "VanillaNeRF",
-    "color_loss",
-    "contract",
-    "distortion_loss",
-    "load_model",
-    "load_scene",
-    "ops",
-    "preset",
-    "ray_marching",
-    "render_image",
-    "render_rays",
-    "uncontract",
-    "use_backend",
-    "volume_rendering",
-]
+__all__ = ["Aabb", "Cameras", "Config", "HashDensity", "InputError", "InstantNGP", "MixedPrecision", "NerfturboError"]
+__all__ += ["OccupancyGrid", "PackedSamples", "ProposalEstimator", "RaySpan", "Rays", "RenderOutput", "Scene"]
+__all__ += ["Trainer", "VanillaNeRF", "color_loss", "contract", "distortion_loss", "load_model", "load_scene", "ops"]
+__all__ += ["preset", "ray_marching", "render_image", "render_rays", "uncontract", "use_backend", "volume_rendering"]
 
 if TYPE_CHECKING:
     from . import ops

@@ -499,8 +499,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
-    """The inverse of `to_dict`, of files of version 0.1 too. Unknown names and wrong values are named; missing ones
-    take their default."""
+    """The inverse of `to_dict`, for files of 0.1 too. Unknown and wrong values are named; missing ones get defaults."""
     refuse(not isinstance(values, dict), path, "an object", type(values).__name__)
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)
@@ -538,65 +537,48 @@ _FIXED = (
 )
 
 
+# Values that stood elsewhere, or had another name.
+_PLACES = {f"sampler.{name}": f"render.{name}" for name in ("cone_angle", "alpha_thre", "prune")}
+_PLACES |= {f"sampler.{name}": f"sampling.proposal_{name}" for name in ("levels", "log2_entries", "resolutions")}
+_PLACES |= {f"sampler.{name}": f"sampling.{name}" for name in ("n_samples", "coarse_samples", "anneal_steps")}
+_PLACES |= {"sampler.merge_weak_samples": "render.thin", "field.follow": "motion.follow"}
+_PLACES |= {"field.motion_log2_entries": "motion.log2_entries", "field.motion_resolution": "motion.max_resolution"}
+_PLACES |= {"grid.contraction": "sampling.contraction", "grid.cull_unseen": "grid.hide_unseen"}
+_PLACES |= {
+    "loss.kind": "train.loss",
+    "loss.near_gradient": "sampling.near_gradient",
+    "loss.depth": "photo.depth_weight",
+}
+
+
 def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
     """A config of version 0.1, where every field and sampler shared one set of values."""
-
-    def old(section: str, *names: str) -> dict[str, Any]:
-        found = values.get(section, {})
-        return {name: found[name] for name in names if name in found}
-
-    sampling, kind = values.get("sampling", {}), values.get("field", {}).get("kind", "ngp")
+    sections = {section: leaves for section, leaves in values.items() if isinstance(leaves, dict)}
+    old = {f"{section}.{leaf}": value for section, leaves in sections.items() for leaf, value in leaves.items()}
+    kind, way = old.get("field.kind", "ngp"), old.get("sampling.kind", "grid")
     for section, name, fixed, kinds in _FIXED:
-        found = values.get(section, {}).get(name, fixed)
-        if found != fixed and (kind in kinds or sampling.get("kind") in kinds):
+        found = old.get(f"{section}.{name}", fixed)
+        if found != fixed and (kind in kinds or way in kinds):
             hint = "open this run with nerfturbo 0.1"
             raise InputError(f"{path}.{section}.{name}", f"{fixed}, which is fixed now", str(found), hint)
-    hashes = ("n_levels", "n_features", "log2_entries", "max_resolution", "width")
-    field: dict[str, Any]
-    if kind == "voxels":
-        field = old("voxels", "resolutions", "subdivide_at", "max_nodes") | old("field", "sh_degree")
-    elif kind == "factor":
-        factor = values.get("factor", {})
-        parts = [factor.get("density_components", 8), factor.get("color_components", 16)]
-        field = old("factor", "resolutions", "refine_at") | old("field", "width") | {"components": parts}
-    elif kind == "ngp-time":
-        motion = values.get("motion", {})
-        names = {"log2_entries": "motion_log2_entries", "max_resolution": "motion_resolution", "follow": "follow"}
-        field = old("field", *hashes) | {new: motion[name] for name, new in names.items() if name in motion}
-    elif kind == "ngp":
-        field = old("field", *hashes, "initial_density", "anti_alias")
-    else:
-        field = old("field", "width", "depth", "checkpointing")
-        field |= {"motion": {"tnerf": "time", "dnerf": "deform"}.get(kind, "none")}
-    tag = kind if kind in KINDS["field"] else "vanilla"
-    way = sampling.get("kind", "grid")
-    sampler: dict[str, Any] = {}
-    if way == "grid":
-        sampler = old("render", "cone_angle", "alpha_thre", "prune")
-        sampler |= {"merge_weak_samples": values.get("render", {}).get("thin", 0.0)}
-    elif way == "uniform":
-        sampler = old("sampling", "n_samples")
-    elif way == "hierarchy":
-        sampler = old("sampling", "n_samples") | {"coarse_samples": sampling.get("coarse_samples", [64])[0]}
+    if kind in ("voxels", "factor"):  # which had sections of their own
+        old |= {f"field.{leaf}": value for leaf, value in sections.get(kind, {}).items()}
+    old["field.components"] = [old.get("factor.density_components", 8), old.get("factor.color_components", 16)]
+    old["field.motion"] = {"tnerf": "time", "dnerf": "deform"}.get(kind, "none")
+    if way == "hierarchy":
+        old["sampling.coarse_samples"] = old.get("sampling.coarse_samples", [64])[0]
     elif way == "proposal":
-        names = {f"proposal_{name}": name for name in ("levels", "log2_entries", "resolutions")}
-        sampler = old("sampling", "n_samples", "coarse_samples", "anneal_steps")
-        sampler |= {new: sampling[name] for name, new in names.items() if name in sampling}
-    grid = old("grid", "enabled", "resolution", "levels", "update_every", "decay", "moments")
-    grid |= {"contraction": sampling.get("contraction", "none")}
-    grid |= {"cull_unseen": values.get("grid", {}).get("hide_unseen", False)}
-    loss = old("loss", "distortion", "opacity", "sparsity") | {"kind": values.get("train", {}).get("loss", "huber")}
-    if way == "proposal":
-        loss["distortion"] = sampling.get("distortion", 0.002)
-    loss |= {"near_gradient": sampling.get("near_gradient", 0.0)}
-    loss |= {"depth": values.get("photo", {}).get("depth_weight", 0.0)}
-    rest = {name: old(name, *_hints(section)) for name, section in _SECTIONS.items() if name in values}
-    if values.get("data", {}).get("ndc"):
-        rest["data"]["bounds"] = "ndc"
-    rest |= {"field": {"kind": tag, **field}, "sampler": {"kind": way, **sampler}, "grid": grid, "loss": loss}
-    return {"preset": values.get("preset", "custom"), **rest}
+        old["loss.distortion"] = old.get("sampling.distortion", 0.002)
+    if old.get("data.ndc"):
+        old["data.bounds"] = "ndc"
+    tags, found = {"field": kind if kind in KINDS["field"] else "vanilla", "sampler": way}, {}
+    for section, hint in _hints(Config).items():
+        kept = KINDS[section].get(tags[section], Section) if section in tags else hint
+        places = {leaf: _PLACES.get(f"{section}.{leaf}", f"{section}.{leaf}") for leaf in _leaves(kept)}
+        found[section] = {leaf: old[place] for leaf, place in places.items() if place in old}
+        found[section] |= {"kind": tags[section]} if section in tags else {}
+    return found | {"preset": values.get("preset", "custom")}
 
 
-_SECTIONS: dict[str, type[Any]] = {
-    kind.section: kind for kind in (DataConfig, RenderConfig, OptimConfig, TrainConfig, CameraConfig, PhotoConfig)
-}
+def _leaves(kind: Any) -> list[str]:
+    return list(_hints(kind)) if dataclasses.is_dataclass(kind) else []

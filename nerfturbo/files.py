@@ -20,9 +20,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path`, with the same ending, for a file or a folder that takes its place when the block succeeds.
-
-    Folders above are made. When the block fails, nothing of it stays and `path` is as it was.
-    """
+    Folders above are made. When the block fails, nothing of it stays and `path` is as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}-{next(_NUMBERS)}.tmp{path.suffix}")
     try:

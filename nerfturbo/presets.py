@@ -3,132 +3,109 @@
 from dataclasses import replace
 from typing import Any
 
-from .config import (
-    Config,
-    DynamicNgpConfig,
-    FactorConfig,
-    GridConfig,
-    GridSamplerConfig,
-    HierarchySamplerConfig,
-    LossConfig,
-    NgpConfig,
-    OptimConfig,
-    ProposalSamplerConfig,
-    RenderConfig,
-    TrainConfig,
-    VanillaConfig,
-    VoxelConfig,
-)
+from . import config as c
+from .config import Config
 from .errors import refuse
 
-_CPU_GRID = GridConfig(resolution=64, decay=0.8, cull_unseen=True)
-_CPU_TRAIN = TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192)
-_CPU_SAMPLER, _CPU_RENDER = GridSamplerConfig(alpha_thre=0.01), RenderConfig(steps_per_diagonal=512)
+_CPU_GRID = c.GridConfig(resolution=64, decay=0.8, cull_unseen=True)
+_CPU_TRAIN = c.TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192)
+_CPU_SAMPLER, _CPU_RENDER = c.GridSamplerConfig(alpha_thre=0.01), c.RenderConfig(steps_per_diagonal=512)
 _CPU = Config(grid=_CPU_GRID, sampler=_CPU_SAMPLER, render=_CPU_RENDER, train=_CPU_TRAIN)
 _CPU_HASH: dict[str, Any] = {"n_levels": 8, "n_features": 4, "log2_entries": 15, "width": 32}
-_NGP = OptimConfig(hold_fraction=0.2, final_lr_fraction=0.05, table_decay=0.01, ema_decay=0.999)
-_VANILLA = OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200)
+_NGP = c.OptimConfig(hold_fraction=0.2, final_lr_fraction=0.05, table_decay=0.01, ema_decay=0.999)
+_VANILLA = c.OptimConfig(lr=2e-3, beta2=0.999, final_lr_fraction=0.1, warmup_steps=200)
 
 _PRESETS: dict[str, Config] = {
     "ngp": Config(
-        grid=GridConfig(cull_unseen=True),
-        field=NgpConfig(n_levels=8, n_features=4, max_resolution=1024),
-        sampler=GridSamplerConfig(alpha_thre=0.005),
-        render=RenderConfig(steps_per_diagonal=1536, eval_refine=2),
+        grid=c.GridConfig(cull_unseen=True),
+        field=c.NgpConfig(n_levels=8, n_features=4, max_resolution=1024),
+        sampler=c.GridSamplerConfig(alpha_thre=0.005),
+        render=c.RenderConfig(steps_per_diagonal=1536, eval_refine=2),
         optim=replace(_NGP, lr=1.5e-2),
     ),
-    "ngp-cpu": replace(
-        _CPU,
-        field=NgpConfig(**_CPU_HASH, max_resolution=512),
-        optim=OptimConfig(lr=2e-2),
-    ),
+    "ngp-cpu": replace(_CPU, field=c.NgpConfig(**_CPU_HASH, max_resolution=512), optim=c.OptimConfig(lr=2e-2)),
     "vanilla": Config(
-        grid=GridConfig(resolution=96, cull_unseen=True),
-        field=VanillaConfig(),
-        sampler=GridSamplerConfig(prune=False),
+        grid=c.GridConfig(resolution=96, cull_unseen=True),
+        field=c.VanillaConfig(),
+        sampler=c.GridSamplerConfig(prune=False),
         optim=_VANILLA,
-        train=TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14),
+        train=c.TrainConfig(steps=50_000, batch_samples=1 << 16, max_rays=1 << 14),
     ),
     "factor": Config(
-        grid=GridConfig(cull_unseen=True),
-        field=FactorConfig(),
-        optim=OptimConfig(lr=2e-2, final_lr_fraction=0.05),
-        train=TrainConfig(batch_samples=1 << 17, max_rays=1 << 15),
+        grid=c.GridConfig(cull_unseen=True),
+        field=c.FactorConfig(),
+        optim=c.OptimConfig(lr=2e-2, final_lr_fraction=0.05),
+        train=c.TrainConfig(batch_samples=1 << 17, max_rays=1 << 15),
     ),
     "factor-cpu": replace(
         _CPU,
-        field=FactorConfig(resolutions=(64, 128), refine_at=(0.2,), components=(4, 8), width=32),
-        optim=OptimConfig(lr=2e-2),
+        field=c.FactorConfig(resolutions=(64, 128), refine_at=(0.2,), components=(4, 8), width=32),
+        optim=c.OptimConfig(lr=2e-2),
         train=replace(_CPU_TRAIN, batch_samples=1 << 13),
     ),
     "voxels": Config(
-        grid=GridConfig(cull_unseen=True), field=VoxelConfig(), optim=OptimConfig(lr=2e-2, final_lr_fraction=0.05)
+        grid=c.GridConfig(cull_unseen=True), field=c.VoxelConfig(), optim=c.OptimConfig(lr=2e-2, final_lr_fraction=0.05)
     ),
     "voxels-cpu": replace(
         _CPU,
-        field=VoxelConfig(resolutions=(32, 64, 128), subdivide_at=(0.08, 0.3), max_nodes=400_000, sh_degree=2),
-        optim=OptimConfig(lr=3e-2),
+        field=c.VoxelConfig(resolutions=(32, 64, 128), subdivide_at=(0.08, 0.3), max_nodes=400_000, sh_degree=2),
+        optim=c.OptimConfig(lr=3e-2),
     ),
     "proposal": Config(
-        grid=GridConfig(resolution=64, update_every=64),
-        field=NgpConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
-        sampler=ProposalSamplerConfig(),
-        loss=LossConfig(distortion=0.01, near_gradient=1.0),
-        optim=OptimConfig(hold_fraction=0.5, final_lr_fraction=0.1, table_decay=0.1, ema_decay=0.999),
-        train=TrainConfig(batch_samples=48 * 8192, max_rays=8192),
+        grid=c.GridConfig(resolution=64, update_every=64),
+        field=c.NgpConfig(n_levels=8, n_features=4, log2_entries=20, max_resolution=4096, initial_density=0.25),
+        sampler=c.ProposalSamplerConfig(),
+        loss=c.LossConfig(distortion=0.01, near_gradient=1.0),
+        optim=c.OptimConfig(hold_fraction=0.5, final_lr_fraction=0.1, table_decay=0.1, ema_decay=0.999),
+        train=c.TrainConfig(batch_samples=48 * 8192, max_rays=8192),
     ),
     "proposal-cpu": Config(
-        grid=GridConfig(resolution=32, update_every=64, decay=0.8),
-        field=NgpConfig(**_CPU_HASH, max_resolution=1024, initial_density=0.25),
-        sampler=ProposalSamplerConfig(
+        grid=c.GridConfig(resolution=32, update_every=64, decay=0.8),
+        field=c.NgpConfig(**_CPU_HASH, max_resolution=1024, initial_density=0.25),
+        sampler=c.ProposalSamplerConfig(
             n_samples=24, coarse_samples=(48, 24), anneal_steps=200, levels=4, log2_entries=13, resolutions=(64, 128)
         ),
-        loss=LossConfig(distortion=0.002, near_gradient=0.2),
+        loss=c.LossConfig(distortion=0.002, near_gradient=0.2),
         render=_CPU_RENDER,
-        optim=OptimConfig(lr=2e-2, table_decay=0.1),
-        train=TrainConfig(steps=1500, batch_samples=24 * 512, max_rays=512),
+        optim=c.OptimConfig(lr=2e-2, table_decay=0.1),
+        train=c.TrainConfig(steps=1500, batch_samples=24 * 512, max_rays=512),
     ),
     "hierarchy": Config(
-        grid=GridConfig(resolution=64, update_every=256),
-        field=VanillaConfig(),
-        sampler=HierarchySamplerConfig(),
-        optim=OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200),
-        train=TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024),
+        grid=c.GridConfig(resolution=64, update_every=256),
+        field=c.VanillaConfig(),
+        sampler=c.HierarchySamplerConfig(),
+        optim=c.OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200),
+        train=c.TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024),
     ),
 }
 
 # Captures of many photos hold more detail than those sizes do, and enough views to do with less regularisation.
 _PRESETS["proposal-large"] = replace(
     _PRESETS["proposal"],
-    field=NgpConfig(n_levels=10, n_features=4, log2_entries=21, max_resolution=8192, initial_density=0.25),
-    sampler=ProposalSamplerConfig(
+    field=c.NgpConfig(n_levels=10, n_features=4, log2_entries=21, max_resolution=8192, initial_density=0.25),
+    sampler=c.ProposalSamplerConfig(
         n_samples=32, coarse_samples=(64, 64), levels=7, log2_entries=20, resolutions=(512, 2048)
     ),
     loss=replace(_PRESETS["proposal"].loss, kind="mse", distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
-    train=TrainConfig(batch_samples=32 * 32_768, max_rays=32_768),
+    train=c.TrainConfig(batch_samples=32 * 32_768, max_rays=32_768),
 )
 
 # Dynamic scenes. A cell is occupied if it ever is: where an update looks at one moment, the grid forgets slower.
 _PRESETS |= {
     "dynamic": replace(
         _PRESETS["ngp"],
-        grid=GridConfig(moments=2, cull_unseen=True),
-        field=DynamicNgpConfig(n_levels=8, n_features=4, max_resolution=1024),
-        sampler=GridSamplerConfig(),
+        grid=c.GridConfig(moments=2, cull_unseen=True),
+        field=c.DynamicNgpConfig(n_levels=8, n_features=4, max_resolution=1024),
+        sampler=c.GridSamplerConfig(),
         optim=_NGP,
     ),
     "dynamic-cpu": replace(
         _PRESETS["ngp-cpu"],
         grid=replace(_CPU_GRID, moments=2, decay=0.9),
-        field=DynamicNgpConfig(
-            **_CPU_HASH,
-            max_resolution=512,
-            motion_log2_entries=14,
-            motion_resolution=64,
-        ),
-        optim=OptimConfig(lr=2e-2, table_decay=0.01),
-        sampler=GridSamplerConfig(),  # what is thin at first must not be skipped for good
+        field=c.DynamicNgpConfig(**_CPU_HASH, max_resolution=512, motion_log2_entries=14, motion_resolution=64),
+        optim=c.OptimConfig(lr=2e-2, table_decay=0.01),
+        sampler=c.GridSamplerConfig(),  # what is thin at first must not be skipped for good
     ),
     **{
         name: replace(
@@ -137,23 +114,23 @@ _PRESETS |= {
             field=field,
             optim=replace(_VANILLA, lr=5e-4, beta2=0.99),
         )
-        for name, field in (("tnerf", VanillaConfig(motion="time")), ("dnerf", VanillaConfig(motion="deform")))
+        for name, field in (("tnerf", c.VanillaConfig(motion="time")), ("dnerf", c.VanillaConfig(motion="deform")))
     },
 }
 
 # What helped views that were never seen, whatever it costs in time: docs/quality.md has the measurements.
 _PRESETS["quality"] = replace(
     _PRESETS["ngp"],
-    field=NgpConfig(n_levels=12, n_features=4, max_resolution=1024),
-    sampler=GridSamplerConfig(),
+    field=c.NgpConfig(n_levels=12, n_features=4, max_resolution=1024),
+    sampler=c.GridSamplerConfig(),
     render=replace(_PRESETS["ngp"].render, eval_rays=2),
     optim=_NGP,
-    train=TrainConfig(steps=50_000),
+    train=c.TrainConfig(steps=50_000),
 )
 _PRESETS["quality-cpu"] = replace(
     _PRESETS["ngp-cpu"],
     sampler=replace(_CPU_SAMPLER, merge_weak_samples=0.05),
-    optim=OptimConfig(lr=2e-2, table_decay=0.1),
+    optim=c.OptimConfig(lr=2e-2, table_decay=0.1),
 )
 _PRESETS = {name: replace(config, preset=name) for name, config in _PRESETS.items()}
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from nerfturbo.data.builtin import CAMERA_DISTANCE, FIELD_OF_VIEW, builtin_names, render_poses
+from nerfturbo.config import BUILTIN_SCENES
+from nerfturbo.data.builtin import CAMERA_DISTANCE, FIELD_OF_VIEW, render_poses
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/images"))
     parser.add_argument("--size", type=int, default=220, help="pixels of one view")
     args = parser.parse_args()
-    rows = [torch.cat(list(views(name, args.size)), dim=1) for name in builtin_names()]
+    rows = [torch.cat(list(views(name, args.size)), dim=1) for name in BUILTIN_SCENES]
     sheet = (torch.cat(rows, dim=0) * 255.0 + 0.5).to(torch.uint8)
     args.output.mkdir(parents=True, exist_ok=True)
     path = args.output / "scenes.png"

@@ -4,9 +4,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from ..errors import refuse
@@ -14,9 +15,6 @@ from ..ops._dispatch import Backend, available, use_backend
 from .op_cases import CALLS, Inputs, OpCase, op_cases
 from .plot import make_table
 from .record import Record, machine
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 PROTOCOL = (
     "gate: values and every gradient against the reference on the same random inputs; then {warmup} warm-up calls and "
@@ -151,7 +149,7 @@ def measure_ms(call: Callable[[], Any], device: torch.device) -> tuple[float, fl
     return first.elapsed_time(last), (time.perf_counter() - begun) * 1e3
 
 
-def render_table(timings: Sequence[OpTiming]) -> "Table":
+def render_table(timings: Sequence[OpTiming]) -> Table:
     """One row per op, size and backend, with the ratio to the reference."""
     headers = ("op", "size", "backend", "forward", "", "forward + backward", "")
     table = make_table("ops: milliseconds, and how many times faster than the reference", *headers, left=3)

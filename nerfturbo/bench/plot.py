@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.table import Table
 
 COLORS = ("#2a6fbb", "#d1662a", "#3c9a5f", "#8a57b5", "#b03a48", "#6b7280")
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
@@ -114,10 +112,8 @@ def round_ticks(values: Sequence[float], most: int = 6) -> list[float]:
     return [k * step for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
-def make_table(title: str, *headers: str, left: int = 1) -> "Table":
+def make_table(title: str, *headers: str, left: int = 1) -> Table:
     """A table whose first `left` columns are words, the others numbers."""
-    from rich.table import Table
-
     table = Table(title=title)
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index < left else "right")

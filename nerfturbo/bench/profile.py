@@ -15,7 +15,6 @@ import torch
 from ..config import Config
 from ..data.scene import Scene
 from ..rendering.model import NerfModel
-from ..training.loss import Stages
 from ..training.step import TrainingStep
 from ..training.trainer import Trainer
 from .record import Record, machine
@@ -82,7 +81,11 @@ def profile_steps(
         StageCost(name, 1e3 * seconds / steps, seconds / total, clock.peaks.get(name))
         for name, seconds in clock.seconds.items()
     ]
-    return Profile(steps, 1e3 * total / steps, native, tuple(costs), _operators(profiler, device))
+    name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    events = [event for event in profiler.key_averages() if not event.key.startswith((PREFIX, "Profiler"))]
+    events.sort(key=lambda event: getattr(event, name), reverse=True)
+    operators = tuple((event.key[:80], getattr(event, name) / 1e3, int(event.count)) for event in events[:12])
+    return Profile(steps, 1e3 * total / steps, native, tuple(costs), operators)
 
 
 def _peaks_of_tensors(profiler: torch.profiler.profile) -> dict[str, int]:
@@ -100,14 +103,6 @@ def _peaks_of_tensors(profiler: torch.profiler.profile) -> dict[str, int]:
         name = event.name().removeprefix(PREFIX)
         peaks[name] = max(peaks.get(name, 0), max(totals[begun : ended + 1]) - totals[begun])
     return peaks
-
-
-def _operators(profiler: torch.profiler.profile, device: torch.device) -> tuple[tuple[str, float, int], ...]:
-    """The twelve that take most of the device's time."""
-    name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    events = [event for event in profiler.key_averages() if not event.key.startswith((PREFIX, "Profiler"))]
-    events.sort(key=lambda event: getattr(event, name), reverse=True)
-    return tuple((event.key[:80], getattr(event, name) / 1e3, int(event.count)) for event in events[:12])
 
 
 def profile_record(found: Profile, config: Config, scene: Scene, *, device: str) -> Record:
@@ -165,7 +160,14 @@ class StageClock:
 
 def step_timed(trainer: Trainer, clock: StageClock, n_steps: int) -> None:
     """Train on for so many steps, eagerly and by this clock."""
-    stages, n_rays = _timed_stages(trainer.stepper.stages, clock), max(1, trainer.stepper.n_rays)
+    own, n_rays = trainer.stepper.stages, max(1, trainer.stepper.n_rays)
+
+    def compare(*given: Any, **options: Any) -> Any:
+        clock.turn("composite")  # and so to the end of the loss: what other losses there are comes after
+        return own.compare(*given, **options)
+
+    place, update_grid = clock.stage("march")(own.place), clock.stage("grid")(own.update_grid)
+    stages = replace(own, place=place, compare=compare, update_grid=update_grid)
     stepper: Any = TrainingStep(trainer.model, trainer.pixels, trainer.optimizer, stages=stages)
     stepper.n_rays, stepper.loss = n_rays, clock.stage("rays")(stepper.loss)  # until the comparison begins
     stepper.differentiate = clock.stage("backward")(stepper.differentiate)
@@ -174,17 +176,6 @@ def step_timed(trainer: Trainer, clock: StageClock, n_steps: int) -> None:
     with _timed_parts(trainer.model, clock):
         for _ in range(n_steps):
             trainer.advance(1)
-
-
-def _timed_stages(stages: Stages, clock: StageClock) -> Stages:
-    """The same functions, each turning the clock."""
-
-    def compare(*given: Any, **options: Any) -> Any:
-        clock.turn("composite")  # and so to the end of the loss: what other losses there are comes after
-        return stages.compare(*given, **options)
-
-    place, update_grid = clock.stage("march")(stages.place), clock.stage("grid")(stages.update_grid)
-    return replace(stages, place=place, compare=compare, update_grid=update_grid)
 
 
 @contextmanager

@@ -4,9 +4,10 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from ..data.cameras import Cameras
@@ -21,9 +22,6 @@ from ..types import Rays
 from .ops import measure_ms
 from .plot import make_table
 from .record import Record, machine
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 CHUNK = 8192  # rays of a plain rendering at a time
 NEAR = 0.01  # colours closer than this are the same
@@ -218,7 +216,7 @@ def render_record(result: RenderBenchmark, model: NerfModel, scene: Scene, *, re
     return Record(what, protocol, model.config.train.seed, values, machine=machine(model.device))
 
 
-def render_table(result: RenderBenchmark) -> "Table":
+def render_table(result: RenderBenchmark) -> Table:
     """One row per size and way."""
     gate, large = result.gate, result.large
     scores = f"{gate.psnr_frames:.3f} dB, plain rendering {gate.psnr_plain:.3f} dB"

@@ -1,30 +1,25 @@
 """`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in a process of its own; the same command goes on
-after an interrupt. Scenes are trained here, on SLURM through submitit, or on a Ray cluster, where every scene is one
-task; the package and the folders must be visible under the same path wherever tasks run."""
+after an interrupt."""
 
 import contextlib
-import importlib
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import BackendError, InputError, refuse
+from ..errors import InputError, refuse
 from .common import print_json
 from .flags import Number, check_positive, parse
 
-EngineName = Literal["local", "submitit", "ray"]
 POLL_SECONDS = 0.2
-LOCAL_CLUSTERS = ("local", "debug")  # of submitit: processes on this machine
 # `train --resume` refuses these
 KEPT_BY_RUNS = ("--downscale", "--seed", "--preset", "--config", "--bounds", "--ndc")
 KEPT_BY_RUNS += ("--init-from", "--init-parts", "--init-keep")
@@ -39,9 +34,6 @@ class BatchArgs:
     output: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/batch")  # Run folders go below it, and the summary.
     workers: Number = 1  # Scenes trained at a time; GPUs are dealt out among them.
     shard: Annotated[str, arg(metavar="I/N")] = "0/1"  # Every N-th scene from the I-th on: for a task of a job array.
-    engine: EngineName = "local"  # Where scenes train: here, on SLURM (submitit; cluster=local: here too), or on Ray.
-    engine_options: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = ()
-    """Of submitit's executor (slurm_partition=gpu gpus_per_node=1 timeout_min=60) or of ray.init (address=auto)."""
     json: bool = False  # Print the summary as one JSON object on stdout.
 
 
@@ -69,29 +61,21 @@ class Job:
     def log(self) -> Path:
         return self.run.parent / f"{self.name}.log"
 
-    def start(self, gpu: str | None = None) -> subprocess.Popen[bytes] | None:
-        """Do what is left to do, in a process with a log; None where the run is finished."""
-        command = self.command()
-        if command is None:
-            return None
-        environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-
 
 def main(argv: Sequence[str]) -> int:
     place = argv.index("--") if "--" in argv else len(argv)
     args, shared = parse(BatchArgs, argv[:place], "batch"), argv[place + 1 :]
     check_positive({"--workers": args.workers})
-    options = check_engine(args.engine, args.engine_options)
     everything = read_jobs(args.scenes, args.output, shared)
-    jobs = _shard(everything, args.shard)
+    first, _, count = args.shard.partition("/")
+    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
+        raise InputError("--shard", "I/N with I from 0 to below N", repr(args.shard))
+    jobs = everything[int(first) :: int(count)]
     from ..evaluation.run_folder import check_writable
 
     check_writable(args.output)
     args.output.mkdir(parents=True, exist_ok=True)
-    stopped = run_jobs(jobs, args.engine, options, workers=args.workers, folder=args.output)
+    stopped = run_jobs(jobs, args.workers)
     outcomes = [outcome_of(job) for job in everything]
     write_summary(args.output, outcomes)
     if args.json:
@@ -132,219 +116,51 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
             continue
         refuse("\0" in line, f"{path}:{number}", "a scene and flags", repr(line))
         scene, *flags = words
-        if scene.startswith("-"):
-            raise InputError(f"{path}:{number}", "a scene before its flags", repr(scene))
+        refuse(scene.startswith("-"), f"{path}:{number}", "a scene before its flags", repr(scene))
         flags = [*shared, *flags]
         for flag in ("--output", "--resume", "--overwrite"):
-            if flag in flags:
-                raise InputError(f"{path}:{number}", "flags other than " + flag, flag, "batch names the folders")
+            refuse(flag in flags, f"{path}:{number}", "flags other than " + flag, flag, "batch names the folders")
         base = Path(scene).name.removeprefix("builtin:") or "scene"
         taken = {job.name for job in jobs}
         name = next(n for n in (base, *(f"{base}-{k}" for k in range(2, 10_000))) if n not in taken)
         jobs.append(Job(name, scene, tuple(flags), output / name))
-    if not jobs:
-        raise InputError(str(path), "at least one scene", "none")
+    refuse(not jobs, str(path), "at least one scene", "none")
     return jobs
 
 
-def _shard(jobs: list[Job], text: str) -> list[Job]:
-    first, _, count = text.partition("/")
-    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
-        raise InputError("--shard", "I/N with I from 0 to below N", repr(text))
-    return jobs[int(first) :: int(count)]
-
-
-def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words; whole numbers become int, true and false become bool.
-
-    >>> parse_options(["slurm_partition=gpu", "timeout_min=60", "include_dashboard=false"])
-    {'slurm_partition': 'gpu', 'timeout_min': 60, 'include_dashboard': False}
-    """
-    options: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals):
-            raise InputError("--engine-options", "KEY=VALUE ...", repr(word))
-        options[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
-    return options
-
-
-def check_engine(engine: EngineName, options: Sequence[str]) -> dict[str, Any]:
-    """The options of an engine that is there, before anything is written."""
-    found = parse_options(options)
-    if engine == "local" and found:
-        raise InputError("--engine-options", "--engine submitit or ray beside it", "the local engine")
-    if engine != "local":
-        try:
-            importlib.import_module(engine)
-        except ImportError as error:
-            raise InputError("--engine", f"the package {engine}", f"none ({error})", f"pip install {engine}") from None
-    return found
-
-
-def run_jobs(jobs: Sequence[Job], engine: EngineName, options: dict[str, Any], *, workers: int, folder: Path) -> bool:
-    """Run what is left of the jobs, `workers` at a time, and report each; whether it was interrupted."""
-    left = [job for job in jobs if job.command() is not None]
-    for job in jobs:
-        if job not in left:
-            _say(f"{job.name}: finished before")
-    run = {"local": _with_processes, "submitit": _with_submitit, "ray": _with_ray}[engine]
-    return bool(left) and run(left, options, workers, folder)
-
-
-def _watch(
-    jobs: Sequence[Job],
-    at_once: int,
-    send: Callable[[Job], Any],
-    ended: Callable[[Job, Any], str | None],
-    cancel: Callable[[Any], Callable[[], object] | None],
-) -> bool:
-    """Keep `at_once` tasks under way and say how each ends; an interrupt cancels those that run and begins no other."""
-    waiting: list[Job] = list(jobs)
-    running: list[tuple[Job, Any]] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                job = waiting.pop(0)
-                running.append((job, send(job)))
-            for job, task in list(running):
-                if (how := ended(job, task)) is not None:
-                    _say(f"{job.name}: {how}")
-                    running.remove((job, task))
-            if running:
-                time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
-        waits = [cancel(task) for _, task in running]
-        for wait in filter(callable, waits):  # until all have saved
-            wait()
-        return True
-    return False
-
-
-def _with_processes(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
-    """Processes of this machine; GPUs are dealt out among those that run together."""
+def run_jobs(jobs: Sequence[Job], workers: int) -> bool:
+    """Run what is left of the jobs, `workers` at a time, GPUs dealt out among them, and report each; whether it was
+    interrupted: then those that run save and end, and no other begins."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = [str(number) for number in range(64) if Path(f"/dev/nvidia{number}").exists()]
     gpus = present if given is None else [name for name in given.split(",") if name]
-    free = list(range(workers))
-
-    def send(job: Job) -> tuple[int, subprocess.Popen[bytes] | None]:
-        _say(f"{job.name}: {'goes on' if '--resume' in (job.command() or ()) else 'begins'}")
-        slot = free.pop(0)
-        return slot, job.start(gpus[slot % len(gpus)] if gpus else None)
-
-    def ended(job: Job, task: tuple[int, subprocess.Popen[bytes] | None]) -> str | None:
-        slot, process = task
-        code = 0 if process is None else process.poll()
-        if code is not None:
-            free.append(slot)
-        return None if code is None else _told(code, job)
-
-    return _watch(jobs, workers, send, ended, lambda task: _terminate(task[1]))
-
-
-def _terminate(process: subprocess.Popen[bytes] | None) -> Callable[[], object]:
-    """Tell a training to save and end; returns what waits for it."""
-    if process is None:
-        return lambda: None
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    return process.wait
-
-
-class SceneTask:
-    """Train what is left of one scene; returns the exit code. submitit calls `checkpoint` to take it away."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"job": self.job, "_process": None}  # a process does not travel
-
-    def __call__(self) -> int:
-        self._process = self.job.start()
-        if self._process is None:
-            return 0
-        before = None
-        with contextlib.suppress(ValueError):  # not the main thread: the engine has its own way to cancel
-            before = signal.signal(signal.SIGTERM, lambda *_: _terminate(self._process))
-        try:
-            return self._process.wait()
-        except BaseException:  # Ray cancels by an interrupt
-            _terminate(self._process)()
-            raise
-        finally:
-            if before is not None:
-                signal.signal(signal.SIGTERM, before)
-
-    def checkpoint(self) -> Any:
-        """Let the training save, and go on in the task that takes this one's place."""
-        _terminate(self._process)()
-        return importlib.import_module("submitit.helpers").DelayedSubmission(self)
-
-
-def _with_submitit(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
-    """A job array of SLURM with `workers` at a time, or with cluster=local processes of this machine."""
-    submitit = importlib.import_module("submitit")
-    executor = submitit.AutoExecutor(folder=folder.absolute() / "submitit", cluster=options.pop("cluster", None))
-    here = executor.cluster in LOCAL_CLUSTERS
-    named = {"name": "nerfturbo"} | ({} if here else {"slurm_array_parallelism": workers})
+    waiting = list(jobs)
+    running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}  # by slot
     try:
-        executor.update_parameters(**({"timeout_min": 24 * 60} | named | options))
-    except (NameError, TypeError, ValueError) as error:  # submitit's word for an unknown name
-        raise InputError("--engine-options", "parameters of submitit's executor", str(error).splitlines()[0]) from None
-
-    def send(job: Job) -> Any:
-        _say(f"{job.name}: sent")
-        return executor.submit(SceneTask(job))
-
-    def ended(job: Job, task: Any) -> str | None:
-        if not task.done():
-            return None
-        error = task.exception()
-        if error is not None:
-            return f"ended with {str(error).strip().splitlines()[-1]}; see {task.paths.stderr}"
-        return _told(task.result(), job)
-
-    if here:
-        return _watch(jobs, workers, send, ended, lambda task: task.cancel())
-    with executor.batch():
-        tasks = {job.name: send(job) for job in jobs}
-    return _watch(jobs, len(jobs), lambda job: tasks[job.name], ended, lambda task: task.cancel())
-
-
-def _with_ray(jobs: Sequence[Job], options: dict[str, Any], workers: int, folder: Path) -> bool:
-    """Tasks of a Ray cluster (address=auto for one that runs); a GPU each where it has any."""
-    ray = importlib.import_module("ray")
-    needs = {name: options.pop(name) for name in ("num_gpus", "num_cpus") if name in options}
-    try:
-        ray.init(**({"ignore_reinit_error": True, "log_to_driver": False} | options))
-    except Exception as error:  # it has no type of its own for what can be wrong with a cluster or an option
-        raise BackendError(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
-    needs = {"num_cpus": 1, "num_gpus": 1 if ray.cluster_resources().get("GPU", 0) else 0} | needs
-    remote = ray.remote(**needs, max_retries=3)(lambda task: task())
-
-    def send(job: Job) -> Any:
-        _say(f"{job.name}: sent")
-        return remote.remote(SceneTask(job))
-
-    def ended(job: Job, task: Any) -> str | None:
-        if not ray.wait([task], timeout=0)[0]:
-            return None
-        try:
-            return _told(ray.get(task), job)
-        except ray.exceptions.RayError as error:
-            return f"ended with {str(error).strip().splitlines()[-1]}"
-
-    try:
-        return _watch(jobs, workers, send, ended, ray.cancel)
-    finally:
-        ray.shutdown()
-
-
-def _told(code: int, job: Job) -> str:
-    return "done" if code == 0 else f"ended with {code}; see {job.log}"
+        while waiting or running:
+            for slot in range(workers):
+                while waiting and slot not in running:
+                    job = waiting.pop(0)
+                    if (command := job.command()) is None:
+                        _say(f"{job.name}: finished before")
+                        continue
+                    _say(f"{job.name}: {'goes on' if '--resume' in command else 'begins'}")
+                    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
+                    with job.log.open("ab") as log:
+                        running[slot] = job, subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            for slot, (job, process) in list(running.items()):
+                if (code := process.poll()) is not None:
+                    _say(f"{job.name}: " + ("done" if code == 0 else f"ended with {code}; see {job.log}"))
+                    del running[slot]
+            if running:
+                time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():  # until all have saved
+            process.wait()
+        return True
+    return False
 
 
 def outcome_of(job: Job) -> dict[str, Any]:

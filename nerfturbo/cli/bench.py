@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table
-from ..errors import InputError
+from ..errors import InputError, refuse
 from .common import print_json
 from .flags import Device, EvalViews, Number, RunPath, SceneSource, check_positive, parse
+from .progress import Display, showing
 from .settings import ConfigArgs, parse_settings, resolve_device
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..bench.record import Record
     from ..config import Config
     from ..data.scene import Scene
-    from .progress import Display
 
 GPU_BATCH = 1 << 20  # samples: past this a step of an H200 only takes longer
 CPU_GROWTH = 4  # times the preset's batch: its steps take as many times longer
@@ -116,11 +116,9 @@ class SceneArgs(TrainingArgs):
 def scene(argv: Sequence[str]) -> int:
     args, start = parse_settings(SceneArgs, argv, "bench scene")
     check_positive({"--eval-views": args.eval_views, "--marks": min(args.marks, default=0.0)})
-    if not args.seeds:
-        raise InputError("--seeds", "at least one", "none")
+    refuse(not args.seeds, "--seeds", "at least one", "none")
     from ..bench.record import write_json
     from ..bench.scene import Mark, median_marks, run_scene_benchmark, scene_record
-    from .progress import showing
 
     device, runs = _begin(args), []
     with showing() as display:
@@ -197,7 +195,6 @@ def profile(argv: Sequence[str]) -> int:
     import torch
 
     from ..bench.profile import MEANING, profile_record, profile_steps
-    from .progress import showing
 
     name, trace = _begin(args), args.output.with_suffix(".trace.json")
     with showing() as display:
@@ -236,7 +233,6 @@ def tune(argv: Sequence[str]) -> int:
 
     from ..bench import tune as search
     from ..evaluation.run_folder import config_document, write_json
-    from .progress import showing
 
     name = _begin(args)
     if args.max_batch is not None and args.max_batch < search.SMALLEST_BATCH:

@@ -14,6 +14,7 @@ from tyro.conf import arg
 from ..config import Config, DataConfig
 from ..errors import InputError
 from .flags import Backend, BackendName, Count, Device, RunPath, check_positive
+from .progress import Display, showing
 from .settings import resolve_device
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..rendering.model import NerfModel
     from ..training.checkpoint import CheckpointState
     from ..types import Aabb
-    from .progress import Display
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,6 @@ class OpenRun:
 @contextlib.contextmanager
 def opened_run(args: RunArgs) -> Iterator[tuple[OpenRun, Display]]:
     """The run that the flags name, on their device and backend, and a display for the time it is open."""
-    from .progress import showing
-
     with showing() as display, chosen_backend(args.backend):
         yield load_run(args.run, resolve_device(args.device), args.data), display
 

@@ -3,6 +3,7 @@ through `Probes`, which can be faked; `diagnose` is a pure function of what it f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -134,29 +135,25 @@ class Facts:
 
 
 def _run(command: list[str]) -> str | None:
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return None
 
 
 def _driver_version() -> int | None:
     """What the driver's library answers: 12040 for CUDA 12.4."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
+        with contextlib.suppress(OSError, AttributeError):
             version = ctypes.c_int(0)
             ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(version))
             return version.value or None
-        except (OSError, AttributeError):
-            continue
     return None
 
 
 def _installed(name: str) -> str | None:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -184,12 +181,17 @@ def gather(probes: Probes | None = None) -> Facts:
     driver = probes.driver_version()
     processor = read_entry("/proc/cpuinfo", "model name", "Model", "Hardware")
     flags = read_entry("/proc/cpuinfo", "flags", "Features")
+    said, package = probes.run(["colmap", "help"]), probes.installed("pycolmap")
+    colmap = said.strip().splitlines()[0].split(" -- ")[0] if said else package and f"pycolmap {package}"
+    memory = None
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system tells
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Facts(
         python=(int(major), int(minor), 0),
         system=f"{platform.system()} {platform.machine()}",
         processor=processor or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=_memory(),
+        memory_bytes=memory,
         cpu_bf16=not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint((flags or "").split()),
         torch=None if torch is None else torch.__version__,
         torch_error=torch_error,
@@ -204,7 +206,7 @@ def gather(probes: Probes | None = None) -> Facts:
         triton=probes.installed("triton"),
         numba=probes.installed("numba"),
         video=probes.installed("imageio-ffmpeg") is not None,
-        colmap=_colmap(probes),
+        colmap=colmap,
         caches=_caches(probes.environ),
     )
 
@@ -225,27 +227,9 @@ def _gpus(torch: Any) -> tuple[tuple[Gpu, ...], str | None]:
 def _foreign_libraries(probes: Probes) -> tuple[str, ...]:
     found = []
     for folder in filter(None, probes.environ.get("LD_LIBRARY_PATH", "").split(":")):
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        found += [f"{folder}/{name}" for name in names if name.startswith(CUDA_LIBRARIES)]
+        with contextlib.suppress(OSError):
+            found += [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.startswith(CUDA_LIBRARIES)]
     return tuple(found)
-
-
-def _colmap(probes: Probes) -> str | None:
-    said = probes.run(["colmap", "help"])
-    if said:
-        return said.strip().splitlines()[0].split(" -- ")[0]
-    version = probes.installed("pycolmap")
-    return None if version is None else f"pycolmap {version}"
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _caches(environ: Mapping[str, str]) -> tuple[Cache, ...]:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..export import check_ending
 from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
 from .flags import EvalViews, Number, check_positive, check_within, parse
-from .progress import duration, quantity
+from .progress import Display, duration, quantity
 from .settings import resolve_device
 
 if TYPE_CHECKING:
     from ..evaluation.metrics import Perceptual
     from ..evaluation.run_folder import RunFolder
-    from .progress import Display
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
     display.close()
     print_result(run, metrics, as_json=args.json)
     if not args.json:
-        _print_protocol(metrics)
+        facts = {name: value for name, value in metrics["protocol"].items() if name not in ("seeds", "time_includes")}
+        print("  " + "; ".join(f"{name.replace('_', ' ')}: {_words(value)}" for name, value in facts.items()))
         _print_views(run, metrics, args.table)
 
 
@@ -85,14 +85,8 @@ def _perceptual(device: str, display: Display) -> Perceptual | None:
         return None
 
 
-def _print_protocol(metrics: dict[str, Any]) -> None:
-    """How the scores were measured."""
-
-    def words(value: Any) -> str:
-        return " x ".join(map(words, value)) if isinstance(value, list) else str(value)
-
-    facts = {name: value for name, value in metrics["protocol"].items() if name not in ("seeds", "time_includes")}
-    print("  " + "; ".join(f"{name.replace('_', ' ')}: {words(value)}" for name, value in facts.items()))
+def _words(value: Any) -> str:
+    return " x ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def _print_views(run: RunFolder, metrics: dict[str, Any], most: int) -> None:
@@ -174,8 +168,7 @@ class CompareArgs:
 
 def compare(argv: Sequence[str]) -> int:
     args = parse(CompareArgs, argv, "compare")
-    if len(args.runs) < 2:
-        raise InputError("RUN", "at least two run folders", str(len(args.runs)))
+    refuse(len(args.runs) < 2, "RUN", "at least two run folders", len(args.runs))
     output = args.output or (None if args.json else Path("compare.html"))
     from ..evaluation.report import compare_runs, write_page
     from ..evaluation.run_folder import open_run

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
+from ..export import check_ending
 from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
 from .flags import Box, Count, Number, check_within, parse
+from .progress import Display, duration
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
     from ..types import Aabb
-    from .progress import Display
 
 PHONE_MB = 8.0
 ALIGN_STEPS = {"cpu": 40, "cuda": 200}
@@ -108,7 +109,6 @@ class GridArgs(ExportArgs):
 
 def grid(argv: Sequence[str]) -> int:
     args = parse(GridArgs, argv, "export grid")
-    from ..export import check_ending
     from ..export.grid import write_grid
 
     check_ending(args.out, ".npz")
@@ -151,7 +151,6 @@ class CamerasArgs(ExportArgs):
 def cameras(argv: Sequence[str]) -> int:
     args = parse(CamerasArgs, argv, "export cameras")
     from ..evaluation.align import camera_changes
-    from ..export import check_ending
     from ..export.cameras import write_cameras
 
     check_ending(args.out, ".json")
@@ -209,14 +208,9 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
         model.crop(chosen[0], what=chosen[1])
     started = time.perf_counter()
     moment = args.time if train.cameras.times is not None else None
-    settings = BakeSettings(
-        budget_bytes=room_for_data(args.budget_mb * 1e6),
-        bytes_per_byte=1.0 if args.split else 4.0 / 3.0,
-        tune_seconds=args.tune_seconds,
-        tune_steps=args.tune_steps,
-        time=moment,
-        seed=opened.config.train.seed,
-    )
+    tuning = {"tune_seconds": args.tune_seconds, "tune_steps": args.tune_steps, "seed": opened.config.train.seed}
+    budget, growth = room_for_data(args.budget_mb * 1e6), 1.0 if args.split else 4.0 / 3.0
+    settings = BakeSettings(budget, growth, time=moment, **tuning)
     result = bake(model, train.cameras, settings, say=display.phase, progress=display.update)
     seconds = time.perf_counter() - started
     views = args.eval_views
@@ -238,23 +232,12 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
         over = f"{size / 1e6:.1f} MB are more than --budget-mb {args.budget_mb:g}"
         display.note(f"{over}: the scene has no less to give")
     blocks, lattice = result.baked.blocks, result.baked.blocks.lattice
-    document = {
-        "bytes": size,
-        "budget_mb": args.budget_mb,
-        "data_bytes": result.data_bytes,
-        "blocks": blocks.n_blocks,
-        "vertices": blocks.n_vertices,
-        "cells": list(lattice.cells),
-        "levels": lattice.levels,
-        "features": result.baked.n_features,
-        "voxel": lattice.voxel,
-        "score": None if found is None else asdict(found),
-        "scored_size": test.cameras.size[0].tolist(),
-        "poses_aligned": aligned,
-        "tune_steps": result.tune_steps,
-        "bake_seconds": seconds,
-        "seconds_by_part": result.seconds,
-    }
+    document: dict[str, Any] = {"bytes": size, "budget_mb": args.budget_mb, "data_bytes": result.data_bytes}
+    document |= {"blocks": blocks.n_blocks, "vertices": blocks.n_vertices, "cells": list(lattice.cells)}
+    document |= {"levels": lattice.levels, "features": result.baked.n_features, "voxel": lattice.voxel}
+    document |= {"score": None if found is None else asdict(found), "scored_size": test.cameras.size[0].tolist()}
+    document |= {"poses_aligned": aligned, "tune_steps": result.tune_steps}
+    document |= {"bake_seconds": seconds, "seconds_by_part": result.seconds}
     return document, _say_page(document, split=args.split)
 
 
@@ -307,7 +290,6 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
     """Open the run, do the work, say what came of it and what it cost."""
     from ..evaluation.report import renew_links
     from ..evaluation.results import peak_memory
-    from .progress import duration
 
     check_new(args.out, overwrite=args.overwrite, folder=folder)
     with opened_run(args) as (opened, display):

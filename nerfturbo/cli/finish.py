@@ -52,10 +52,12 @@ def finish(session: "Session", summary: TrainSummary, test_scene: Scene, backend
         model = trainer.model.eval()
         spent = max(summary.train_seconds - session.first_seconds, 1e-9)
         scoring, video = seconds_after(spent)
-        scores = score_run(
-            *(run, model, test_scene, trainer.config), limit=args.eval_views, seconds=scoring, display=display
-        )
+        limits = {"limit": args.eval_views, "seconds": scoring}
+        scores = score_run(run, model, test_scene, trainer.config, **limits, display=display)
         shown = write_turntable(run, model, trainer.scene, args.turntable, seconds=video, display=display)
+        stages = seconds_by_stage()
+        if "training" in stages:  # what it stopped its clock for is a stage of its own
+            stages |= {"previews, checkpoints": max(0.0, stages["training"] - spent), "training": spent}
         metrics = {
             "scene": test_scene.name,
             "command": command_line(),
@@ -73,7 +75,7 @@ def finish(session: "Session", summary: TrainSummary, test_scene: Scene, backend
             "versions": versions(),
             **scores,
             "video": shown,
-            "seconds_by_stage": _stages(spent),
+            "seconds_by_stage": stages,
         }
         run.write_metrics(metrics)
         display.phase("writing the report")
@@ -86,15 +88,6 @@ def finish(session: "Session", summary: TrainSummary, test_scene: Scene, backend
 def seconds_after(training: float) -> tuple[float, float]:
     """What scoring and the video may take at most, after so many seconds of training."""
     return max(LEAST_SECONDS, SCORING_SHARE * training), max(LEAST_SECONDS, VIDEO_SHARE * training)
-
-
-def _stages(trained: float) -> dict[str, float]:
-    """Seconds of the command's stages; what training stopped its clock for is a stage of its own."""
-    found = seconds_by_stage()
-    if "training" in found:
-        found["previews, checkpoints"] = max(0.0, found["training"] - trained)
-        found["training"] = trained
-    return found
 
 
 def score_run(
@@ -214,7 +207,6 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     files = [run.turntable_file(ending) for ending in ("mp4", "gif")]
     print("\n".join(f"  {path}" for path in [run.report_file, *files, run.metrics_file] if path.is_file()))
     folder, opener = shlex.quote(str(run.path)), {"darwin": "open", "win32": "start"}.get(sys.platform, "xdg-open")
-    print(
-        f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}\n  nerfturbo render {folder}"
-    )
+    print(f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}")
+    print(f"  nerfturbo render {folder}")
     print(f"  nerfturbo export mesh {folder} {shlex.quote(str(run.path / 'mesh.glb'))}", flush=True)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from ..errors import InputError
+from ..errors import InputError, refuse
+from ..export import require_package
 from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
 from .flags import Box, Count, check_positive, check_within, parse
+from .progress import Display
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from ..rendering.model import NerfModel
     from ..viewer.page import LivePage
     from .common import OpenRun
-    from .progress import Display
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
 PATHS = ("auto", "orbit", "spiral", "interpolate", "still", "train", "test")
@@ -172,8 +173,7 @@ def parse_ranges(words: Sequence[str], n: int) -> list[int]:
         if not first.isdecimal() or not (last.isdecimal() or "-" not in word):
             raise InputError("--only", "numbers and ranges like 0 7 20-30", repr(word))
         low, high = int(first), int(last or first)
-        if not low <= high < n:
-            raise InputError("--only", f"frames from 0 to {n - 1}", repr(word))
+        refuse(not low <= high < n, "--only", f"frames from 0 to {n - 1}", repr(word))
         chosen |= set(range(low, high + 1))
     return sorted(chosen)
 
@@ -253,7 +253,6 @@ def view(argv: Sequence[str]) -> int:
 
 def check_viewer(host: str, port: int) -> None:
     """Refuse, before any work is done, a live page that could not be served."""
-    from ..export import require_package
     from ..viewer.auth_proxy import check_address
 
     require_package("viser", "viser", "the live page", "viewer")

@@ -16,14 +16,15 @@ from tyro.conf import Positional, arg
 
 from ..data.capture.process import ProcessConfig
 from ..errors import InputError, refuse
+from ..export import check_ending, require_package
 from .common import check_new, print_json
 from .flags import BoundsName, Number, UpName, check_within, parse
+from .progress import Display, showing
 from .settings import starting_config
 
 if TYPE_CHECKING:
     from ..data.capture.sfm import Verdict
     from ..data.scene import Scene, Split
-    from .progress import Display
 
 _WARNING = "warning: "
 
@@ -238,8 +239,6 @@ class CheckArgs:
 
 def check(argv: Sequence[str]) -> int:
     args = parse(CheckArgs, argv, "scene check")
-    from ..export import check_ending, require_package
-
     refuse(args.images < 2, "--images", "at least 2", args.images)
     if args.output is not None:
         check_ending(args.output, ".html", flag="--output")
@@ -250,24 +249,20 @@ def check(argv: Sequence[str]) -> int:
     from ..data.scene import SPLITS, find_split
     from ..evaluation.pose_check import SIDE, check_poses
     from ..evaluation.report import write_page
-    from .progress import showing
 
     sizes = photo_sizes(find_photos(Path(args.scene).expanduser())[:8])
     options = LoadOptions(max([1, *(max(size) // SIDE for size in sizes)]), "bounded", args.allow_outside)
     with showing() as display:
         display.phase(f"opening {args.scene}")
         splits = [scene for split in SPLITS if (scene := find_split(args.scene, split, options, [])) is not None]
-        found = check_poses(
-            splits, args.images, lambda text, done: display.update(done) if done else display.phase(text)
-        )
+        say = lambda text, done: display.update(done) if done else display.phase(text)  # noqa: E731
+        found = check_poses(splits, args.images, say)
     if args.output is not None:
         write_page(args.output, found, "check_page")
     found.pop("drawings")
-    print_json(found) if args.json else _print_check(found)
-    return 0
-
-
-def _print_check(found: dict[str, Any]) -> None:
+    if args.json:
+        print_json(found)
+        return 0
     shown, size = f"{len(found['images'])} of {found['views']} images", "{} x {}".format(*found["size"])
     print(f"{found['scene']}: {found['text']}")
     print(f"  {shown} at {size}, {found['matches']} matches in {len(found['pairs'])} of {found['tried_pairs']} pairs")
@@ -275,6 +270,7 @@ def _print_check(found: dict[str, Any]) -> None:
         print(f"  {row['left']:6.2f} px  {row['image']}, in {row['pairs']} pairs")
     if few := found["few_matches"]:
         print(f"  too few matches: {len(few)} images, {', '.join(few[:8])}{', ...' if len(few) > 8 else ''}")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -319,8 +315,6 @@ class ProcessArgs:
 
 def process(argv: Sequence[str]) -> int:
     args = parse(ProcessArgs, argv, "process")
-    from .progress import showing
-
     source, output = args.source.expanduser(), args.output.expanduser()
     with showing() as display:
         verdict = run_process(source, output, args.settings, display)

@@ -71,7 +71,9 @@ def _run(plan: Plan, display: Display) -> int:
     display.phase(f"opening {config.data.source}")
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
-        config = replace(config, data=replace(config.data, source=_absolute(train_scene.source)))
+        source = train_scene.source  # a folder's full path, so that a run finds its pictures again from anywhere
+        source = source if is_builtin(source) or not Path(source).exists() else str(Path(source).resolve())
+        config = replace(config, data=replace(config.data, source=source))
         doubt = train_scene.other is not None and plan.run is None and len(train_scene) >= 4
         if doubt and not is_launched():  # several processes would have to agree
             display.phase("trying it bounded and unbounded")
@@ -95,11 +97,9 @@ def _run(plan: Plan, display: Display) -> int:
     if not writes:
         return _follow(trainer, args)
     session = Session(trainer, _begin(plan, trainer, display), display, preview, args)
-    width, height = train_scene.cameras.size[0].tolist()
-    counts = (
-        f"{counted(len(train_scene), 'training view')}, {counted(len(test_scene), 'test view')} ({test_scene.split})"
-    )
-    display.note(f"{train_scene.name}: {counts}, {width} x {height}; writing {session.run.path}")
+    views = f"{counted(len(train_scene), 'training view')}, {counted(len(test_scene), 'test view')}"
+    size = "{} x {}".format(*train_scene.cameras.size[0].tolist())
+    display.note(f"{train_scene.name}: {views} ({test_scene.split}), {size}; writing {session.run.path}")
     if team.world > 1:
         display.note(f"{team.world} processes train together")
     if args.viewer:
@@ -185,11 +185,6 @@ def _try_field(trainer: Trainer) -> None:
     positions = torch.tensor([trainer.model.bounds.aabb.center], device=trainer.device).repeat(128, 1)
     with torch.no_grad():
         trainer.model.field(positions, torch.tensor([[0.0, 0.0, 1.0]], device=trainer.device).repeat(128, 1))
-
-
-def _absolute(source: str) -> str:
-    """A folder's full path, so that a run finds its pictures again from anywhere; names of scenes stay."""
-    return source if is_builtin(source) or not Path(source).exists() else str(Path(source).resolve())
 
 
 def choice_note(config: Config, scene: Scene) -> str:

@@ -1,6 +1,7 @@
 """The sections of a config as nested flags (`--grid.resolution 64`), with a preset's values as defaults. The flags are
 those of the chosen field and sampler alone: `--preset`, `--field` and `--sampler` decide which they are."""
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -50,8 +51,7 @@ class ConfigArgs:
 
 
 def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Config]:
-    """`parse` for a verb with nested flags, which `--help` leaves out and `--help-all` lists; and the config of their
-    defaults."""
+    """`parse` for a verb with nested flags, which `--help-all` alone lists; and the config of their defaults."""
     check_source(next(iter(argv), "-"))
     start = starting_config(argv)
     if "--help-all" in argv or not asks_help(argv):
@@ -75,8 +75,7 @@ def check_source(source: str) -> None:
 
 
 def starting_config(argv: Sequence[str]) -> Config:
-    """The defaults of the nested flags: of the run to --resume, else of --config, or --preset and --device; then by
-    --field and --sampler."""
+    """The defaults of nested flags: by --resume, --config, or --preset and --device; then by --field and --sampler."""
     resume = flag_value(argv, "--resume")
     if resume is not None and not asks_help(argv):
         from ..evaluation.run_folder import open_run
@@ -132,15 +131,14 @@ def resolve_device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    device = None
+    with contextlib.suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError:
-        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name)) from None
+    if device is None or device.type not in ("cpu", "mps", "cuda"):
+        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             got = f"{name}, with {count} GPUs usable here"
             raise InputError("--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
-    elif device.type not in ("cpu", "mps"):
-        raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
     return name

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .common import backend_on, open_data
 from .flags import Device, SceneSource, parse
+from .progress import Display, showing
 from .settings import resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ..data.scene import Scene
     from ..evaluation.evaluate import Preview
     from ..training.trainer import Trainer
-    from .progress import Display
 
 CPU_KERNELS = "nerfturbo.ops._cpu.warmup"
 POLITE_SWITCH_SECONDS = 5e-5
@@ -48,7 +48,6 @@ def warmup(argv: Sequence[str]) -> int:
     from ..data.scene_defaults import fitted_config
     from ..evaluation.evaluate import Preview
     from ..training.trainer import Trainer
-    from .progress import showing
 
     begun = time.perf_counter()
     with showing() as display:

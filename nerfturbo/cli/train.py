@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..config import NO_STEP_LIMIT, Config
-from ..errors import InputError
+from ..errors import InputError, refuse
 from .common import chosen_backend
 from .flags import Backend, BoundsName, Count, Number, UpName, asks_help, check_positive, check_within, flag_value
 from .settings import ConfigArgs, parse_settings, resolve_device
@@ -99,8 +99,7 @@ def _plan(args: TrainArgs, start: Config) -> Plan:
     check_positive(shortcuts | {"--eval-views": args.eval_views, "--keep": args.keep})
     parse_save_every(args.save_every)
     for flag, given in (("--init-parts", bool(args.init_parts)), ("--init-keep", args.init_keep is not None)):
-        if given and args.init_from is None:
-            raise InputError(flag, "--init-from beside it", "none", "name the run to begin from")
+        refuse(given and args.init_from is None, flag, "--init-from beside it", "none", "name the run to begin from")
     if args.init_keep is not None and not 0.0 < args.init_keep <= 1.0:
         raise InputError("--init-keep", "a number above 0, at most 1", f"{args.init_keep:g}", "1 takes all of it")
     if args.trainer == "lightning" and importlib.util.find_spec("lightning") is None:
@@ -164,8 +163,7 @@ def _run_to_resume(args: TrainArgs, config: Config) -> "RunFolder":
     fixed |= {"--bounds": args.bounds, "--ndc": args.ndc or None, "--up": args.up}
     fixed |= {"--preset": None if args.preset == "auto" else args.preset}
     for flag, value in fixed.items():
-        if value is not None:
-            raise InputError(flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")
+        refuse(value is not None, flag, "nothing beside --resume", repr(str(value)), "a run keeps its own")
     run = open_run(str(args.resume))
     state = read_state(latest_checkpoint(run.path))
     hint = f"train longer with a larger value, or score it again: nerfturbo eval {shlex.quote(str(args.resume))}"

@@ -231,15 +231,13 @@ class PixelBatch:
 
 class PixelSampler:
     """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never. What is drawn
-    depends on (seed, step, index of the ray) alone: ranks, resumed runs and other devices see the same pixels.
-
-    The scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and
-    where they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs.
-    With `guided`, pixels are drawn more often where the error has been large, and batches have weights; their
-    `add_errors` says how large it was. Rays pass through the pixels' centres, or with a `spread` through a random point
-    of a square that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole
-    cameras draw by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method.
-    """
+    depends on (seed, step, index of the ray) alone: ranks, resumed runs and other devices see the same pixels. The
+    scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and where
+    they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs. With
+    `guided`, pixels are drawn more often where the error has been large, and batches have weights; their `add_errors`
+    says how large it was. Rays pass through the pixels' centres, or with a `spread` through a random point of a square
+    that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole cameras draw
+    by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
 
     def __init__(
         self,

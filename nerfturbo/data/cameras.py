@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..types import Rays
 from .lenses import LENS_MODELS, PIXEL_CENTER, CameraModel, LensModel
 
@@ -215,8 +215,7 @@ class Cameras:
 
     def scaled(self, factor: float) -> Cameras:
         """Pictures `factor` times as large, rounded to whole pixels; the field of view does not change."""
-        if not 0.0 < factor < math.inf:
-            raise InputError("factor", "a finite number > 0", str(factor))
+        refuse(not 0.0 < factor < math.inf, "factor", "a finite number > 0", factor)
         return self.resized((self.size.double() * factor).round().long().clamp_min(1))
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -240,8 +239,7 @@ def opencv_to_opengl(camera_to_world: Tensor) -> Tensor:
 
 def half_tangent(angle: float, what: str) -> float:
     """Half the width of the image plane at depth 1, of a field of view in radians that errors call `what`."""
-    if not 0.0 < angle < math.pi:
-        raise InputError(what, "an angle between 0 and pi radians", str(angle))
+    refuse(not 0.0 < angle < math.pi, what, "an angle between 0 and pi radians", angle)
     return math.tan(0.5 * angle)
 
 
@@ -290,6 +288,13 @@ def rotations(quaternion: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 
+def turned(axis: int, degrees: float) -> Tensor:
+    """(3, 3) float64: the rotation about x, y or z."""
+    half = math.radians(degrees) / 2.0
+    values = [math.cos(half), *(math.sin(half) * (axis == one) for one in range(3))]
+    return rotations(torch.tensor(values, dtype=torch.float64))
+
+
 def similarity_scale(matrix: Tensor) -> float:
     """By how much a rotation with a scale and a shift (4, 4) enlarges."""
     return float(torch.linalg.det(matrix[:3, :3]).abs() ** (1.0 / 3.0))
@@ -318,12 +323,10 @@ def _check_shapes(cameras: Cameras) -> None:
     expected = {"camera_to_world": (n, 3, 4), "focal": (n, 2), "center": (n, 2), "size": (n, 2)}
     expected |= {"times": (n,), "distortion": (n, LENS_MODELS[cameras.model].n_coefficients)}
     for name, value in cameras._tensors().items():
-        if tuple(value.shape) != expected[name]:
-            raise InputError(name, f"shape {expected[name]}", str(tuple(value.shape)))
+        refuse(tuple(value.shape) != expected[name], name, f"shape {expected[name]}", tuple(value.shape))
         if value.is_floating_point() == (name == "size"):
             raise InputError(name, "integers" if name == "size" else "a floating dtype", str(value.dtype))
-        if value.device != cameras.device:
-            raise InputError(name, f"device {cameras.device}", str(value.device))
+        refuse(value.device != cameras.device, name, f"device {cameras.device}", value.device)
 
 
 def _check_values(cameras: Cameras) -> None:
@@ -344,5 +347,4 @@ def _check_values(cameras: Cameras) -> None:
     if not bool((cameras.size > 0).all()):
         raise InputError("size", "at least one pixel", str(int(cameras.size.min())))
     for name, value in cameras._tensors().items():
-        if not bool(torch.isfinite(value.detach()).all()):
-            raise InputError(name, "finite numbers", "NaN or infinity")
+        refuse(not bool(torch.isfinite(value.detach()).all()), name, "finite numbers", "NaN or infinity")

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..ops.pixels import WORD, PixelMask, unpack_words
 from .options import DEFAULTS, LoadOptions
 from .pool_file import MappedPool, fits_memory, open_pool, pool_path, writing_pool
@@ -76,13 +76,11 @@ def open_image(path: Path) -> Image.Image:
     except FileNotFoundError:
         raise InputError(str(path), "an image file", "no such file") from None
     except UnidentifiedImageError as error:
-        if kind == "HEIC":
-            hint = "the file is damaged" if heif else "pip install pillow-heif, or convert the photos to JPEG"
-            raise InputError(str(path), _READABLE, "a HEIC file", hint) from None
-        if kind == "AVIF":
-            hint = "pip install --upgrade pillow (11.3 or newer reads it), or convert the photos to JPEG"
-            raise InputError(str(path), _READABLE, "an AVIF file", hint) from None
-        raise undecodable(path, error) from None
+        if kind is None:
+            raise undecodable(path, error) from None
+        hint = "pip install pillow-heif" if kind == "HEIC" else "pip install --upgrade pillow (11.3 or newer reads it)"
+        hint = "the file is damaged" if heif and kind == "HEIC" else f"{hint}, or convert the photos to JPEG"
+        raise InputError(str(path), _READABLE, f"a{'n' * (kind == 'AVIF')} {kind} file", hint) from None
     except Exception as error:  # decoders fail in as many ways as there are damaged files
         raise undecodable(path, error) from None
     pixels = image.width * image.height
@@ -230,8 +228,7 @@ class ImagePool:
 
     @classmethod
     def from_images(cls, images: Sequence[Tensor] | Tensor) -> ImagePool:
-        """From images (H, W, C), uint8 or floats in [0, 1], with the same number of channels each; (n, H, W, C) of
-        uint8 is not copied."""
+        """From images (H, W, C), uint8 or floats in [0, 1], of equal channels; (n, H, W, C) uint8 is not copied."""
         if not isinstance(images, Tensor) or images.is_floating_point():
             images = [to_bytes(image, f"images[{index}]") for index, image in enumerate(images)]
         sizes = torch.tensor([[image.shape[1], image.shape[0]] for image in images], dtype=torch.int64).reshape(-1, 2)
@@ -312,8 +309,7 @@ def composite_over(rgba: Tensor, background: Tensor | float) -> Tensor:
     """
     if rgba.shape[-1] == 3:
         return rgba
-    if rgba.shape[-1] != 4:
-        raise InputError("rgba", "3 or 4 channels in the last dimension", str(tuple(rgba.shape)))
+    refuse(rgba.shape[-1] != 4, "rgba", "3 or 4 channels in the last dimension", tuple(rgba.shape))
     rgb, alpha = rgba[..., :3], rgba[..., 3:]
     return rgb * alpha + background * (1.0 - alpha)
 
@@ -382,8 +378,7 @@ def load_images(
 ) -> ImagePool:
     """Decode files in parallel into one pool, of four channels if any has alpha, turned upright by their EXIF tags.
     COLMAP does not turn them: where cameras say `shapes`, images whose stored rows and columns fit stay as stored."""
-    if not paths:
-        raise InputError("paths", "at least one image", "none")
+    refuse(not paths, "paths", "at least one image", "none")
     with ThreadPoolExecutor(max_workers=_THREADS) as threads:
         probes = list(threads.map(_probe, paths))
     upright = [shapes is None or not same_shape(probe.stored, shapes[i]) for i, probe in enumerate(probes)]
@@ -416,7 +411,12 @@ def load_images(
             threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
 
     if options.cache == "memory" or (options.cache == "auto" and fits_memory(n_bytes)):
-        pool = ImagePool(_allocate(int(offsets[-1]), channels), offsets, sizes, mask)
+        try:
+            pixels = torch.empty((int(offsets[-1]), channels), dtype=torch.uint8)
+        except (RuntimeError, MemoryError):
+            got = f"{n_bytes / 2**30:.1f} GiB of pixels"
+            raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
+        pool = ImagePool(pixels, offsets, sizes, mask)
         store_all(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
         return pool
     path = pool_path(paths, (options.downscale, channels, *(() if all(upright) else map(int, upright))))
@@ -427,14 +427,6 @@ def load_images(
             store_all(lambda index, array: write(firsts[index], array))
         file = MappedPool(path, n_bytes, channels)
     return ImagePool(file.pixels, offsets, sizes, mask, file)
-
-
-def _allocate(n_pixels: int, channels: int) -> Tensor:
-    try:
-        return torch.empty((n_pixels, channels), dtype=torch.uint8)
-    except (RuntimeError, MemoryError):
-        got = f"{n_pixels * channels / 2**30:.1f} GiB of pixels"
-        raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
 
 
 def save_image(path: Path, image: Tensor) -> None:
@@ -528,8 +520,7 @@ def _grey_bytes(image: Image.Image) -> Image.Image:
 def _to_array(image: Image.Image, downscale: int, alpha: bool) -> np.ndarray:
     from PIL import Image
 
-    if downscale < 1:
-        raise InputError("downscale", "an integer >= 1", str(downscale))
+    refuse(downscale < 1, "downscale", "an integer >= 1", downscale)
     mode = "RGBA" if alpha else "RGB"
     image = image if image.mode == mode else _grey_bytes(image).convert(mode)
     if downscale > 1:  # Pillow premultiplies RGBA for the mean and divides it out again

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 
 _ENDINGS = ("png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "avif", "heic", "heif", "hif")
 IMAGE_FOLDERS = ("images", "", "input", "rgb", "image", "photos", "images_2", "images_4", "images_8")
@@ -77,12 +77,10 @@ def number(value: object, what: str) -> float:
 
 
 def calibration(value: list, what: str) -> dict[str, float]:
-    """fl_x, fl_y, cx and cy of a camera matrix, 3x3 or 4x4, in rows or in one list, by rows or by columns; or of these
-    four numbers."""
+    """fl_x, fl_y, cx and cy of a camera matrix, 3x3 or 4x4, nested or flat, by rows or columns; or of these four."""
     flat = [number(one, what) for row in value for one in (row if isinstance(row, list) else [row])]
     side = {9: 3, 12: 4, 16: 4}.get(len(flat), 0)
-    if not side and len(flat) != 4:
-        raise InputError(what, "a 3x3 matrix, or fx, fy, cx and cy", f"{len(flat)} numbers")
+    refuse(not side and len(flat) != 4, what, "a 3x3 matrix, or fx, fy, cx and cy", f"{len(flat)} numbers")
     below = flat[2 * side : 2 * side + 2]  # where by columns the principal point stands
     center = flat[2:4] if not side else below if any(below) and not flat[2] else [flat[2], flat[side + 2]]
     return dict(zip(("fl_x", "fl_y", "cx", "cy"), (flat[0], flat[side + 1], *center), strict=True))
@@ -91,12 +89,6 @@ def calibration(value: list, what: str) -> dict[str, float]:
 def shown(value: object) -> str:
     """A value from a file as it may appear in a message: short, and printable whatever it holds."""
     return "nothing" if value is None else ascii(value)[:60]
-
-
-def pose(value: object, where: str) -> Tensor:
-    """(3, 4) float32 from the rows of a 4x4 matrix; a scale is divided out of the rotation."""
-    what = f"{where}: transform_matrix"
-    return rigid(three_rows(value, what, "a 4x4 matrix"), what).float()
 
 
 def three_rows(value: object, what: str, expected: str) -> Tensor:
@@ -115,8 +107,7 @@ def rigid(matrix: Tensor, what: str) -> Tensor:
     if abs(determinant - 1.0) > 1e-3:  # some exporters leave the camera object's scale in
         matrix = torch.cat([matrix[:, :3] / determinant ** (1.0 / 3.0), matrix[:, 3:]], dim=1)
     skew = float((matrix[:, :3].T @ matrix[:, :3] - torch.eye(3, dtype=torch.float64)).abs().max())
-    if not skew <= 1e-2:
-        raise InputError(what, "a rotation in the first three columns", f"axes off a right angle by {skew:.2g}")
+    refuse(not skew <= 1e-2, what, "a rotation in the first three columns", f"axes off a right angle by {skew:.2g}")
     return matrix
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..ops.random import Stream, random_uniform
 from ..types import Rays
 from .cameras import similarity_scale, transform_points
@@ -43,8 +43,7 @@ class Keypoints:
     points: Tensor | None = None  # (n,) int64, which point each shows, where it is known: several may show one
 
     def __post_init__(self) -> None:
-        if len(self.rays) == 0:
-            raise InputError("keypoints", "at least one feature that shows a point", "none", HINT)
+        refuse(len(self.rays) == 0, "keypoints", "at least one feature that shows a point", "none", HINT)
         for name in ("distances", "weights", "points"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (len(self.rays),):
@@ -130,9 +129,14 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
 
 def _of_maps(scene: Scene) -> Keypoints:
     """Rays through evenly spread pixels of depth maps, which hold depths along the camera's axis; 0 is none."""
+    from .formats.posed import reading
+
     scale, parts = 1.0 if scene.to_original is None else similarity_scale(scene.to_original), []
-    for index, (file, unit) in ((index, one) for index, one in enumerate(scene.depths) if one is not None):
-        depths = read_depth(Path(file)) * (unit / scale)
+    for index, (name, unit) in ((index, one) for index, one in enumerate(scene.depths) if one is not None):
+        with reading(file := Path(name), "a depth camera"):  # a 16-bit image or an array
+            values = np.load(file, mmap_mode="r") if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
+            depths = torch.from_numpy(values.astype(np.float32)).nan_to_num(0.0, 0.0, 0.0).view(values.shape[:2])
+        depths = depths * (unit / scale)
         step = math.ceil(math.sqrt(depths.numel() * len(scene) / MOST_DEPTHS))
         y, x = torch.meshgrid(*(torch.arange(step // 2, side, step) for side in depths.shape), indexing="ij")
         pixel = scene.cameras.size[index].cpu() / torch.tensor(depths.shape[::-1])
@@ -144,15 +148,6 @@ def _of_maps(scene: Scene) -> Keypoints:
     forward = scene.cameras.forward.cpu()[index.long()]
     distances = depths / (rays.directions * forward).sum(-1).clamp(min=1e-3)
     return _kept(scene, Keypoints(rays, distances, torch.ones_like(distances)), x, y)
-
-
-def read_depth(file: Path) -> Tensor:
-    """(height, width) float32 of a 16-bit image or a numpy array; 0 where it knows none."""
-    from .formats.posed import reading
-
-    with reading(file, "a depth camera"):
-        values = np.load(file, mmap_mode="r") if file.suffix == ".npy" else np.array(open_upright(file, turn=False))
-        return torch.from_numpy(values.astype(np.float32)).nan_to_num(0.0, 0.0, 0.0).view(values.shape[:2])
 
 
 def _model_folder(source: str) -> tuple[Path, Path]:

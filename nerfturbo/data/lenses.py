@@ -98,16 +98,9 @@ def _away_from_zero(values: Tensor, least: float) -> Tensor:
     return torch.where(values.abs() < least, torch.full_like(values, least), values)
 
 
-def _has_arrived(step: Tensor) -> bool:
-    """Whether no further Newton step would move any point: each is about the square of the one before."""
-    if step.device.type != "cpu":  # a GPU would have to be waited for
-        return False
-    return step.numel() == 0 or float(step.detach().abs().amax()) < 0.1 * torch.finfo(step.dtype).eps ** 0.5
-
-
 def _solve(formula: _Formula, points: Tensor, coefficients: Tensor, reach: float) -> Tensor:
     """The undistorted points, none of them farther than `reach` along either axis."""
-    current = points
+    current, enough = points, 0.1 * torch.finfo(points.dtype).eps ** 0.5
     for _ in range(NEWTON_STEPS):
         value, (xx, xy, yx, yy) = formula(current, coefficients)
         error_x, error_y = (value - points).unbind(-1)
@@ -115,7 +108,8 @@ def _solve(formula: _Formula, points: Tensor, coefficients: Tensor, reach: float
         determinant = _away_from_zero(xx * yy - xy * yx, 1e-4)
         step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1) / determinant[:, None]
         current = (current - step.clamp(-0.5, 0.5)).clamp(-reach, reach)
-        if _has_arrived(step):
+        # Each step is about the square of the one before. A GPU would have to be waited for.
+        if step.device.type == "cpu" and (not step.numel() or float(step.detach().abs().amax()) < enough):
             break
     return current
 
@@ -258,24 +252,11 @@ def _unproject_fov(points: Tensor, coefficients: Tensor) -> Tensor:
     return torch.cat([points * across[:, None], along[:, None]], dim=-1)
 
 
-def _is_valid_fov(points: Tensor, coefficients: Tensor, limits: None) -> Tensor:
-    return torch.linalg.vector_norm(points, dim=-1) * coefficients[..., 0] < 0.5 * math.pi - 1e-4
-
-
 def _project_division(directions: Tensor, coefficients: Tensor) -> Tensor:
     """The smaller root, which the centre of the image is on."""
     across2 = directions[:, :2].square().sum(-1)
     root = (directions[:, 2].square() - 4.0 * coefficients[..., 0] * across2).clamp_min(0.0).sqrt()
     return directions[:, :2] * (2.0 / (directions[:, 2] + root))[:, None]
-
-
-def _unproject_division(points: Tensor, coefficients: Tensor) -> Tensor:
-    along = 1.0 + coefficients[..., 0] * points.square().sum(-1)
-    return torch.cat([points, along[:, None]], dim=-1)
-
-
-def _is_valid_division(points: Tensor, coefficients: Tensor, limits: None) -> Tensor:
-    return (coefficients[..., 0] * points.square().sum(-1)).abs() < 1.0 - _SMALL
 
 
 def _project_eucm(directions: Tensor, coefficients: Tensor) -> Tensor:
@@ -293,11 +274,6 @@ def _unproject_eucm(points: Tensor, coefficients: Tensor) -> Tensor:
     return torch.cat([points, ((1.0 - alpha.square() * beta * r2) / below)[:, None]], dim=-1)
 
 
-def _is_valid_eucm(points: Tensor, coefficients: Tensor, limits: None) -> Tensor:
-    alpha, beta = coefficients[..., 0], coefficients[..., 1]
-    return (1.0 - (2.0 * alpha - 1.0) * beta * points.square().sum(-1) > _SMALL) & (beta > 0.0)
-
-
 def _project_sphere(directions: Tensor, coefficients: Tensor) -> Tensor:
     u, v, w = directions.unbind(-1)
     return torch.stack([torch.atan2(u, w), torch.atan2(v, (u * u + w * w).sqrt())], dim=-1)
@@ -307,11 +283,6 @@ def _unproject_sphere(points: Tensor, coefficients: Tensor) -> Tensor:
     azimuth, below = points.unbind(-1)
     level = torch.cos(below)
     return torch.stack([level * torch.sin(azimuth), torch.sin(below), level * torch.cos(azimuth)], dim=-1)
-
-
-def _is_valid_sphere(points: Tensor, coefficients: Tensor, limits: None) -> Tensor:
-    azimuth, below = points.unbind(-1)
-    return (azimuth.abs() <= math.pi * (1.0 + 1e-5)) & (below.abs() <= 0.5 * math.pi * (1.0 + 1e-5))
 
 
 def _mixed(plane: LensModel, angles: LensModel) -> LensModel:
@@ -340,12 +311,28 @@ LENS_MODELS: dict[CameraModel, LensModel] = {
     ),
     "opencv": _by_newton(opencv_points, _opencv_limit, angles=False),
     "fisheye": _by_newton(_fisheye, functools.partial(_angle_limit, radial=range(4))),
-    "fov": LensModel(_project_fov, _unproject_fov, _is_valid_fov),
+    "fov": LensModel(
+        _project_fov, _unproject_fov, lambda points, c, _: points.norm(dim=-1) * c[..., 0] < 0.5 * math.pi - 1e-4
+    ),
     "thin_prism": _by_newton(_thin_prism, functools.partial(_angle_limit, radial=(0, 1, 4, 5))),
     "rad_tan_prism": _by_newton(_rad_tan_prism, functools.partial(_angle_limit, radial=range(6)), n_coefficients=12),
-    "division": LensModel(_project_division, _unproject_division, _is_valid_division),
-    "eucm": LensModel(_project_eucm, _unproject_eucm, _is_valid_eucm),
-    "equirectangular": LensModel(_project_sphere, _unproject_sphere, _is_valid_sphere),
+    "division": LensModel(
+        _project_division,
+        lambda points, c: torch.cat([points, 1.0 + c[..., :1] * points.square().sum(-1, keepdim=True)], dim=-1),
+        lambda points, c, _: (c[..., 0] * points.square().sum(-1)).abs() < 1.0 - _SMALL,
+    ),
+    "eucm": LensModel(
+        _project_eucm,
+        _unproject_eucm,
+        lambda points, c, _: (
+            ((2.0 * c[..., 0] - 1.0) * c[..., 1] * points.square().sum(-1) < 1.0 - _SMALL) & (c[..., 1] > 0.0)
+        ),
+    ),
+    "equirectangular": LensModel(
+        _project_sphere,
+        _unproject_sphere,
+        lambda points, _, limits: torch.maximum(points[:, 0].abs(), 2.0 * points[:, 1].abs()) <= math.pi * (1.0 + 1e-5),
+    ),
 }
 LENS_MODELS["mixed"] = _mixed(LENS_MODELS["opencv"], LENS_MODELS["fisheye"])
 

@@ -87,8 +87,7 @@ class Scene:
     def __post_init__(self) -> None:
         if len(self.cameras) != len(self.images):
             raise InputError("images", f"{len(self.cameras)}, one per camera", str(len(self.images)))
-        if len(self.cameras) == 0:
-            raise InputError(self.source, "at least one view", "none")
+        refuse(len(self.cameras) == 0, self.source, "at least one view", "none")
         if not 0.0 <= self.near < self.far < float("inf"):
             raise InputError("near, far", "0 <= near < far, finite", f"{self.near}, {self.far}")
         if self.cameras.device.type == "cpu" and not torch.equal(self.cameras.size, self.images.sizes.cpu()):
@@ -113,8 +112,7 @@ class Scene:
         return replace(self, cameras=self.cameras.to(device), images=self.images.to(device))
 
     def used_pixels(self, index: int, device: torch.device | str | None = None) -> Tensor | None:
-        """(H, W) bool on a device (the pictures' own unless given): the pixels of a picture that its mask leaves and
-        that a ray leads to; None where all are."""
+        """(H, W) bool, on the pictures' device unless given: pixels that the mask leaves and a ray meets; None: all."""
         place = self.images.device if device is None else torch.device(device)
         used, valid = self.images.image_mask(index), valid_pixels(self.cameras, index, place)
         if used is None or valid is None:
@@ -151,8 +149,7 @@ def load_scene(
 ) -> Scene:
     """Open a folder in any of `scene_formats`, or a built-in scene by its name ("toybox" or "builtin:toybox").
     `downscale` is short for that of the options: divide width and height of the images by this."""
-    if split not in SPLITS:
-        raise InputError("split", "one of " + ", ".join(SPLITS), repr(split))
+    refuse(split not in SPLITS, "split", "one of " + ", ".join(SPLITS), repr(split))
     options = options if downscale is None else replace(options, downscale=downscale)
     text = str(source)
     if is_builtin(text):
@@ -182,14 +179,12 @@ def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Sc
     train = replace(train, notes=(*train.notes, *(note for note in said if note not in train.notes)))
     if test is not None:
         return train, test
-    if len(train) < 2:
-        raise InputError(str(source), "at least 2 views, one of them to score", str(len(train)))
+    refuse(len(train) < 2, str(source), "at least 2 views, one of them to score", len(train))
     return hold_out(train, HOLD_OUT_EVERY)
 
 
 def find_split(source: str | Path, split: Split, options: LoadOptions, said: list[str]) -> Scene | None:
-    """As `load_scene`; None where the scene has no such split, or none of its images, as opposed to one that is broken.
-    `said` hears of what is missing."""
+    """As `load_scene`; None where the scene has no such split, or none of its images; `said` hears of that."""
     try:
         scene = load_scene(source, split, options=options)
     except MissingSplitError as error:
@@ -254,8 +249,7 @@ def _check_folder(folder: Path) -> None:
 
 def downscaled(scene: Scene, divisor: int) -> Scene:
     """Width and height of every image over `divisor`, each new pixel the mean of the old ones, of what is visible."""
-    if divisor < 1:
-        raise InputError("divisor", "an integer >= 1", str(divisor))
+    refuse(divisor < 1, "divisor", "an integer >= 1", divisor)
     if divisor == 1:
         return scene
     views = range(len(scene))

@@ -36,9 +36,11 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
         if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
             name, why = LARGE_PRESETS[name], f"{why}, and {len(scene)} photos need large tables"
         config, chosen = _in_its_place(config, auto, name, why, "for nested grids")
-        if config.preset in LARGE_PRESETS.values() and (config.train.time_limit or 0.0) >= LONG_RUN:
-            config, notes = _for_a_long_run(config)
-            chosen += notes
+        large = config.preset in LARGE_PRESETS.values() and (config.train.time_limit or 0.0) >= LONG_RUN
+        if large and isinstance(config.field, NgpConfig) and config.field == preset(config.preset).field:
+            config = replace(config, field=replace(config.field, log2_entries=LONG_ENTRIES))
+            why = f"because {config.train.time_limit:g} s will fill larger tables"
+            chosen += (f"field.log2_entries {LONG_ENTRIES}, {why}",)
     if config.sampler.kind != "grid" or config.grid.contraction != "none":
         config, notes = _folded(config, levels)
     else:
@@ -74,15 +76,6 @@ def _in_its_place(
         kept = {leaf: value for leaf, value in given.items() if leaf in there and value != getattr(before, leaf)}
         made = replace(made, **{stage: replace(getattr(made, stage), **kept)})
     return made, (f"preset {name}, because {why} (--preset {auto.preset} {otherwise})",)
-
-
-def _for_a_long_run(config: Config) -> tuple[Config, tuple[str, ...]]:
-    """With larger tables, where the field is the preset's own."""
-    field = config.field
-    if not isinstance(field, NgpConfig) or field != preset(config.preset).field:
-        return config, ()
-    note = f"field.log2_entries {LONG_ENTRIES}, because {config.train.time_limit:g} s will fill larger tables"
-    return replace(config, field=replace(field, log2_entries=LONG_ENTRIES)), (note,)
 
 
 def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:

@@ -11,15 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.cameras import (
-    WORLD_UP,
-    Cameras,
-    look_at,
-    rotations,
-    similarity_scale,
-    transform_points,
-    transform_poses,
-)
+from ..data.cameras import Cameras, look_at, rotations, similarity_scale, transform_points, transform_poses, turned
 from ..data.json_checks import number, read_json, rigid, shown
 from ..errors import InputError, refuse
 from ..types import Aabb
@@ -49,7 +41,7 @@ def capture_path(cameras: Cameras, center: tuple[float, float, float], n_frames:
         poses = cameras.camera_to_world.cpu()
         n_keys = min(len(poses), max(2, n_frames // FRAMES_A_KEY))
         keys = poses[_walk_order(poses)[torch.linspace(0, len(poses) - 1, n_keys).round().long()]]
-        return _pinholes(cameras, interpolate_poses(keys, n_frames, _spread(poses))), "walk"
+        return _pinholes(cameras, interpolate_poses(keys, n_frames, spread_of(poses[..., 3]))), "walk"
     around, turn = torch.atan2(offsets[:, 1], offsets[:, 0]), torch.arange(n_frames) * (2.0 * math.pi / n_frames)
     raised = (offsets[:, 2] / distances).clamp(-STEEPEST, STEEPEST).asin()
     sides = around.sort().values
@@ -91,7 +83,7 @@ def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: i
     _check_frames(n_frames)
     target = torch.tensor(center, dtype=torch.float32)
     offsets = cameras.positions.cpu() - target  # (n, 3)
-    distance, height = float(offsets.norm(dim=-1).mean()), float((offsets @ torch.tensor(WORLD_UP)).mean())
+    distance, height = float(offsets.norm(dim=-1).mean()), float(offsets[:, 2].mean())
     height = max(-STEEPEST * distance, min(STEEPEST * distance, height))
     radius = math.sqrt(max(distance * distance - height * height, 1e-12))
     angles = torch.arange(n_frames) * (2.0 * math.pi / n_frames) + _start_angle(offsets)
@@ -120,21 +112,25 @@ def interpolated_path(cameras: Cameras, n_frames: int) -> Cameras:
     from each to its nearest neighbour. Size and field of view are those of the first camera."""
     _check_frames(n_frames)
     poses = cameras.camera_to_world.cpu()
-    if poses.shape[0] < 2:
-        raise InputError("cameras", "at least 2, to fly from one to another", str(poses.shape[0]))
-    return _pinholes(cameras, interpolate_poses(poses[_walk_order(poses)], n_frames, _spread(poses)))
+    refuse(poses.shape[0] < 2, "cameras", "at least 2, to fly from one to another", poses.shape[0])
+    return _pinholes(cameras, interpolate_poses(poses[_walk_order(poses)], n_frames, spread_of(poses[..., 3])))
 
 
-def _spread(poses: Tensor) -> float:
-    return float((poses[..., 3] - poses[..., 3].mean(0)).norm(dim=-1).mean()) or 1.0
+def spread_of(positions: Tensor) -> float:
+    """The mean distance of positions (n, 3) from their middle; 1 where all are one."""
+    return float((positions - positions.mean(0)).norm(dim=-1).mean()) or 1.0
 
 
 def _walk_order(poses: Tensor) -> Tensor:
-    """(n,) the poses' own order where that is a walk, else one by nearest neighbours."""
-    given, tour = torch.arange(poses.shape[0]), _nearest_neighbours(poses, _spread(poses))
-    ways = [poses[order] for order in (given, tour)]
-    ordered, toured = (float(pose_distances(way[:-1], way[1:], _spread(poses)).sum()) for way in ways)
-    return given if ordered < 1.5 * toured else tour
+    """(n,) the poses' own order where that is a walk, else one that goes from each to the nearest not visited yet."""
+    scale, given, tour = spread_of(poses[..., 3]), torch.arange(poses.shape[0]), [0]
+    apart = pose_distances(poses[:, None], poses[None], scale)
+    for _ in given[1:]:
+        apart[:, tour[-1]] = torch.inf
+        tour.append(int(apart[tour[-1]].argmin()))
+    ways = [poses, poses[tour]]
+    ordered, toured = (float(pose_distances(way[:-1], way[1:], scale).sum()) for way in ways)
+    return given if ordered < 1.5 * toured else torch.tensor(tour)
 
 
 def still_path(cameras: Cameras, index: int, n_frames: int) -> Cameras:
@@ -182,28 +178,20 @@ def pose_distances(poses: Tensor, others: Tensor, scale: float) -> Tensor:
     return (poses[..., 3] - others[..., 3]).norm(dim=-1) / scale + angle
 
 
-def _nearest_neighbours(poses: Tensor, scale: float) -> Tensor:
-    """(n,) an order of the poses that goes from each to the nearest not visited yet, from the first on."""
-    apart = pose_distances(poses[:, None], poses[None], scale)
-    order = [0]
-    for _ in range(poses.shape[0] - 1):
-        apart[:, order[-1]] = torch.inf
-        order.append(int(apart[order[-1]].argmin()))
-    return torch.tensor(order)
-
-
 def interpolate_poses(keys: Tensor, n_frames: int, scale: float) -> Tensor:
     """(n_frames, 3, 4) from the first key pose (n, 3, 4) to the last, at an even pace. Positions follow a Catmull-Rom
     curve, which passes through every key; rotations turn about one axis from key to key."""
-    if keys.shape[0] < 2:
-        raise InputError("keys", "at least 2 poses", str(keys.shape[0]))
+    refuse(keys.shape[0] < 2, "keys", "at least 2 poses", keys.shape[0])
     lengths = pose_distances(keys[:-1], keys[1:], scale).clamp_min(1e-6).double()
     marks = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     place = torch.linspace(0.0, 1.0, n_frames, dtype=torch.float64) * marks[-1]
     index = (torch.searchsorted(marks, place, right=True) - 1).clamp(0, keys.shape[0] - 2)
     share = ((place - marks[index]) / lengths[index]).clamp(0.0, 1.0)[:, None]
-    turned = rotations(_slerp(quaternions(keys[:, :, :3]), index, share))
-    return torch.cat([turned, _catmull_rom(keys[:, :, 3].double(), index, share)[..., None]], dim=-1).float()
+    turned, t = rotations(_slerp(quaternions(keys[:, :, :3]), index, share)), share
+    p0, p1, p2, p3 = (keys[(index + shift).clamp(0, keys.shape[0] - 1), :, 3].double() for shift in (-1, 0, 1, 2))
+    tangents = (t**3 - 2 * t**2 + t) * 0.5 * (p2 - p0) + (t**3 - t**2) * 0.5 * (p3 - p1)
+    moved = (2 * t**3 - 3 * t**2 + 1) * p1 + (3 * t**2 - 2 * t**3) * p2 + tangents
+    return torch.cat([turned, moved[..., None]], dim=-1).float()
 
 
 def _slerp(keys: Tensor, index: Tensor, share: Tensor) -> Tensor:
@@ -216,13 +204,6 @@ def _slerp(keys: Tensor, index: Tensor, share: Tensor) -> Tensor:
     mixed = ((1.0 - share) * angle).sin() * first + (share * angle).sin() * second
     mixed = torch.where(near, torch.lerp(first, second, share), mixed)
     return mixed / mixed.norm(dim=-1, keepdim=True)
-
-
-def _catmull_rom(points: Tensor, index: Tensor, t: Tensor) -> Tensor:
-    last = points.shape[0] - 1
-    p0, p1, p2, p3 = (points[(index + shift).clamp(0, last)] for shift in (-1, 0, 1, 2))
-    tangents = (t**3 - 2 * t**2 + t) * 0.5 * (p2 - p0) + (t**3 - t**2) * 0.5 * (p3 - p1)
-    return (2 * t**3 - 3 * t**2 + 1) * p1 + (3 * t**2 - 2 * t**3) * p2 + tangents
 
 
 @dataclass(frozen=True)
@@ -239,7 +220,11 @@ def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPat
     document = read_json(file, "a camera path in nerfstudio's format")
     kind = document.get("camera_type", "perspective")
     refuse(kind not in ("perspective", "pinhole"), f"{file}: camera_type", "perspective", shown(kind))
-    width, height = (_side(document, name, file) for name in ("render_width", "render_height"))
+    sides = {name: number(document.get(name), f"{file}: {name}") for name in ("render_width", "render_height")}
+    for name, side in sides.items():
+        wrong = not 1 <= side <= MAX_SIDE or side != int(side)
+        refuse(wrong, f"{file}: {name}", f"a whole number from 1 to {MAX_SIDE}", shown(document[name]))
+    width, height = map(int, sides.values())
     frames = document.get("camera_path")
     if not isinstance(frames, list) or not 0 < len(frames) <= MAX_FRAMES:
         raise InputError(f"{file}: camera_path", f"a list of 1 to {MAX_FRAMES} cameras", shown(frames))
@@ -272,26 +257,18 @@ def write_camera_path(
 ) -> None:
     """Write a path so that `read_camera_path` and nerfstudio's tools read it; whole or not at all."""
     width, height = (int(side) for side in path.cameras.size[0])
-    document: dict[str, Any] = {
-        "camera_type": "perspective",
-        "render_width": width,
-        "render_height": height,
-        "fps": path.fps,
-        "seconds": len(path.cameras) / path.fps,
-        "is_cycle": False,
-        "smoothness_value": 0.0,
-        "crop": None if path.crop is None else _crop_document(path.crop, to_original),
-        "camera_path": _camera_documents(path.cameras, to_original, "camera_to_world"),
-        "keyframes": [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix"),
-    }
+    shape = {"camera_type": "perspective", "render_width": width, "render_height": height}
+    pace = {"fps": path.fps, "seconds": len(path.cameras) / path.fps, "is_cycle": False, "smoothness_value": 0.0}
+    document = (
+        shape
+        | pace
+        | {
+            "crop": None if path.crop is None else _crop_document(path.crop, to_original),
+            "camera_path": _camera_documents(path.cameras, to_original, "camera_to_world"),
+            "keyframes": [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix"),
+        }
+    )
     write_json(file, document)
-
-
-def _side(document: dict[str, Any], name: str, file: Path) -> int:
-    value = number(document.get(name), f"{file}: {name}")
-    if not 1 <= value <= MAX_SIDE or value != int(value):
-        raise InputError(f"{file}: {name}", f"a whole number from 1 to {MAX_SIDE}", shown(document.get(name)))
-    return int(value)
 
 
 def _pose(value: object, what: str) -> Tensor:
@@ -315,18 +292,8 @@ def _camera_documents(cameras: Cameras, to_original: Tensor | None, name: str) -
     return result
 
 
-def _turn(roll: float, pitch: float, yaw: float) -> Tensor:
-    """The rotation (3, 3) about x, then y, then z."""
-    (a, b, c), (d, e, f) = ([trig(angle) for angle in (roll, pitch, yaw)] for trig in (math.cos, math.sin))
-    about_x = [[1.0, 0.0, 0.0], [0.0, a, -d], [0.0, d, a]]
-    about_y = [[b, 0.0, e], [0.0, 1.0, 0.0], [-e, 0.0, b]]
-    about_z = [[c, -f, 0.0], [f, c, 0.0], [0.0, 0.0, 1.0]]
-    x, y, z = (torch.tensor(rows, dtype=torch.float64) for rows in (about_x, about_y, about_z))
-    return z @ y @ x
-
-
 def _angles(turn: Tensor) -> list[float]:
-    """Roll, pitch and yaw of a rotation: the inverse of `_turn`."""
+    """Roll, pitch and yaw of a rotation: about x, then y, then z."""
     pitch = math.asin(max(-1.0, min(1.0, -float(turn[2, 0]))))
     if abs(math.cos(pitch)) < 1e-9:
         return [0.0, pitch, math.atan2(-float(turn[0, 1]), float(turn[1, 1]))]
@@ -355,7 +322,8 @@ def _read_crop(value: object, what: str, back: Tensor | None) -> Aabb | None:
     )
     matrix = torch.eye(4, dtype=torch.float64) if back is None else back
     scale = similarity_scale(matrix)
-    turn = (matrix[:3, :3] / scale) @ _turn(*angles)
+    x, y, z = (turned(axis, math.degrees(angle)) for axis, angle in enumerate(angles))
+    turn = (matrix[:3, :3] / scale) @ z @ y @ x
     if float((turn.abs().amax(0) - 1.0).abs().max()) > 1e-3:
         hint = "give the box by --crop in the coordinates of training instead"
         raise InputError(f"{what}.crop_rot", "a box along the axes of training", str(angles), hint)

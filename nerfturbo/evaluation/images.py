@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ..data.cameras import Cameras
@@ -102,8 +103,6 @@ def comparison(render: Tensor, truth: Tensor) -> Tensor:
 
 def save_small(path: Path, image: Tensor) -> None:
     """The image (height, width, 3) uint8 as a JPEG file at a size that screens show: an exact PNG may take 20 MB."""
-    from PIL import Image
-
     small = Image.fromarray(image.numpy())
     small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
     small.save(path, "JPEG", quality=90)
@@ -111,8 +110,6 @@ def save_small(path: Path, image: Tensor) -> None:
 
 def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:
     """The three images of a comparison as small files for a page: WebP, at most 480 pixels wide."""
-    from PIL import Image
-
     parts = []
     with Image.open(path) as image:
         width, height = image.width // 3, image.height
@@ -129,14 +126,10 @@ class Canvas:
     """A drawing in pixels as they are shown; drawn twice as large and averaged down, so that edges are smooth."""
 
     def __init__(self, width: int, height: int, color: Color | str = "white") -> None:
-        from PIL import Image
-
         self._image = Image.new("RGB", (2 * width, 2 * height), color)
         self._begin()
 
     def _begin(self) -> None:
-        from PIL import ImageDraw
-
         self._draw = ImageDraw.Draw(self._image, "RGBA")
 
     def line(self, points: np.ndarray | Sequence[tuple[float, float]], color: Color, width: int = 1) -> None:
@@ -158,16 +151,12 @@ class Canvas:
 
     def text(self, at: Sequence[float] | np.ndarray, text: str, color: Color, size: int, anchor: str = "la") -> float:
         """Write, and return the width; Pillow's `anchor` says which point of the text lies there."""
-        from PIL import ImageFont
-
         font = ImageFont.load_default(2 * size)
         self._draw.text((2 * at[0], 2 * at[1]), text, fill=color, font=font, anchor=anchor)
         return self._draw.textlength(text, font=font) / 2
 
     def dots(self, points: np.ndarray, colors: np.ndarray, size: float) -> None:
         """Squares at points (n, 2) with colours (n, 3) uint8, the last on top."""
-        from PIL import Image
-
         canvas, scaled, side = np.array(self._image), 2.0 * points, round(2 * size)
         with np.errstate(invalid="ignore"):
             inside = ((scaled >= 0.0) & (scaled < np.array(self._image.size) - side)).all(-1)
@@ -182,7 +171,5 @@ class Canvas:
         self._image.paste(other._image, (2 * at[0], 2 * at[1]))
 
     def save(self, path: Path) -> None:
-        from PIL import Image
-
         size = self._image.width // 2, self._image.height // 2
         self._image.resize(size, Image.Resampling.LANCZOS).save(path, "PNG")

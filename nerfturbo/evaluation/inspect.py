@@ -11,7 +11,6 @@ from ..errors import InputError, refuse
 from ..ops.march import StepRule, march
 from ..ops.march.reference import is_occupied
 from ..rendering.model import NerfModel
-from ..types import PackedSamples, Rays
 from .images import Canvas
 
 MAX_STEPS = 20_000
@@ -42,14 +41,19 @@ class RayReport:
 
 @torch.no_grad()
 def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row: int) -> RayReport:
-    """March one pixel's ray on the exact lattice of the renderer and ask the field at every step; where an estimator
-    places the samples, at every one of them."""
+    """Ask the field at every step of the renderer's exact lattice along one pixel's ray, or at every sample placed."""
     width, height = (int(side) for side in cameras.size[index])
     if not (0 <= column < width and 0 <= row < height):
         raise InputError("--pixel", f"0,0 to {width - 1},{height - 1}", f"{column},{row}")
     x, y = (torch.tensor([value + PIXEL_CENTER], device=cameras.device) for value in (column, row))
     rays = cameras.rays(torch.tensor([index], device=cameras.device), x, y).to(model.device)
-    samples = _all_steps(rays, model) if model.marches else model.sampler.sample(rays)
+    if model.marches:  # the lattice's steps whose middle lies in the box, marched as if every cell were occupied
+        settings, full = model.settings, replace(model.grid.occupancy, bits=torch.full_like(model.grid.bits, -1))
+        length = settings.render_step_size or model.grid.step_size
+        rule = StepRule(length, settings.near_plane, settings.far_plane, settings.cone_angle)
+        samples = march(rays.origins, rays.directions, full, rule)
+    else:
+        samples = model.sampler.sample(rays)
     t_starts, t_ends = samples.t_starts[:MAX_STEPS], samples.t_ends[:MAX_STEPS]
     middle, length = (t_starts + t_ends) * 0.5, t_ends - t_starts
     n = middle.shape[0]
@@ -78,15 +82,6 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
         depth=float((weight * middle).sum()) / max(opacity, 1e-6),
         missed_opacity=max(0.0, missed),
     )
-
-
-def _all_steps(rays: Rays, model: NerfModel) -> PackedSamples:
-    """The lattice's steps whose middle lies in the box, marched as if every cell were occupied."""
-    settings, grid = model.settings, model.grid
-    near, far = settings.near_plane, settings.far_plane
-    rule = StepRule(settings.render_step_size or grid.step_size, near, far, settings.cone_angle)
-    full = replace(grid.occupancy, bits=torch.full_like(grid.bits, -1))
-    return march(rays.origins, rays.directions, full, rule)
 
 
 def draw_report(report: RayReport, path: Path, title: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..data.cameras import PIXEL_CENTER, Cameras
@@ -60,9 +61,8 @@ class Matches:
             scale, shift = lens[self.views[:, side]].split(2, dim=-1)
             offset, rays = self.offsets[:, side], self.rays[:, side]
             by = ((offset - shift) * torch.exp(-scale) - offset) * self.focal[:, side]  # in pixels of the lens as it is
-            ends.append(
-                (rays[..., 0] + (rays[..., 1:] * by[:, None]).sum(-1), rays[..., 1:] * torch.exp(-scale)[:, None])
-            )
+            slopes = rays[..., 1:] * torch.exp(-scale)[:, None]
+            ends.append((rays[..., 0] + (rays[..., 1:] * by[:, None]).sum(-1), slopes))
         (a, slopes_a), (b, slopes_b) = ends
         normal, other = torch.linalg.cross(self.way, b), torch.linalg.cross(a, self.way)
         slopes = torch.cat([(slopes_a * normal[..., None]).sum(1), (slopes_b * other[..., None]).sum(1)], -1)
@@ -73,8 +73,7 @@ class Matches:
         return self.residuals(lens, lens).abs()
 
     def fit(self, group: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, 4) the lenses, alike in a `group` (n,), that fit best by Gauss and Newton's method, Cauchy's loss, and
-        their standard deviations."""
+        """(n, 4) the lenses, alike in a `group` (n,), that fit best (Gauss-Newton, Cauchy's loss); their deviations."""
         columns = 4 * group[:, None] + torch.arange(4)
         found = torch.zeros(int(columns.max()) + 1).double()
         for _ in range(12):
@@ -113,9 +112,8 @@ def check_poses(scenes: Sequence[Scene], most: int, report: Callable[[str, float
         if (matched := _match(cameras, pair, words)) is not None:
             kept[pair] = matched
     files = [Path(scene.files[i] if scene.files else f"{scene.split}/{i}") for scene, i in views]
-    names = [
-        file.name if len({file.name for file in files}) == len(files) else "/".join(file.parts[-2:]) for file in files
-    ]
+    depth = 1 if len({file.name for file in files}) == len(files) else 2
+    names = ["/".join(file.parts[-depth:]) for file in files]
     few = [name for k, name in enumerate(names) if not any(k in pair for pair in kept)]
     found = {"scene": scenes[0].name, "views": n_views, "images": names, "size": cameras.size[0].tolist()}
     found |= {"tried_pairs": len(tried), "matches": sum(len(pixels) for pixels, _ in kept.values()), "few_matches": few}
@@ -124,11 +122,8 @@ def check_poses(scenes: Sequence[Scene], most: int, report: Callable[[str, float
         why = shared if tried else f"no two of {len(names)} images look one way from different places"
         found |= {key: [] for key in ("pairs", "by_image", "wrong_images", "better", "drawings")}
         return found | {"verdict": "unknown", "text": f"Too little to say: {why}."}
-    widest = [
-        max(image_size(file)) if s.files else int(s.cameras.size[i].max())
-        for file, (s, i) in zip(files, views, strict=True)
-    ]
-    found |= judge(cameras, kept, names, torch.tensor(widest) / cameras.size.amax(1))
+    whole = [image_size(f) if s.files else s.cameras.size[i].tolist() for f, (s, i) in zip(files, views, strict=True)]
+    found |= judge(cameras, kept, names, torch.tensor(whole) / cameras.size)
     found["drawings"] = []
     for i, j, _, error in sorted(found["pairs"], key=lambda row: -row[3])[:4]:
         some = kept[i, j][0][:: max(1, len(kept[i, j][0]) // 10)]
@@ -204,11 +199,9 @@ def judge(
     cameras: Cameras, kept: dict[tuple[int, int], tuple[Tensor, float]], names: list[str], ratio: Tensor
 ) -> dict[str, Any]:
     """Errors of pairs and images, lenses that fit better, and the kind of the verdict. A pair has its matches (k, 2, 2)
-    and the error that is theirs; lenses are told in pixels of the files, `ratio` (n,) times those of the cameras."""
-    counts, floor = (
-        [len(pixels) for pixels, _ in kept.values()],
-        float(np.median([floor for _, floor in kept.values()])),
-    )
+    and the error that is theirs; lenses are told in pixels of the files, `ratio` (n, 2) times those of the cameras."""
+    counts, floors = [len(pixels) for pixels, _ in kept.values()], [floor for _, floor in kept.values()]
+    floor = float(np.median(floors))
     views = torch.tensor(list(kept)).repeat_interleave(torch.tensor(counts), 0)
     pixels = torch.cat([pixels for pixels, _ in kept.values()])
     images, group = distinct_lenses(cameras)
@@ -249,9 +242,8 @@ def _sentence(found: dict[str, Any]) -> str:
     if found["verdict"] == "right":
         return f"The poses are right: {missed.format(found['error'])}."
     if found["verdict"] == "poses":
-        return (
-            f"The poses are wrong: {missed.format(found['error'])}, where features alone allow {found['floor']:.2f} px."
-        )
+        allowed = f"where features alone allow {found['floor']:.2f} px"
+        return f"The poses are wrong: {missed.format(found['error'])}, {allowed}."
     if rows := found["better"]:
         most = max(rows, key=lambda row: abs(row["better"] - row["given"]) / row["deviation"])["what"]
         of = (lambda row: f" of {row['image']}") if len({row["image"] for row in rows}) > 1 else lambda row: ""
@@ -267,8 +259,6 @@ def _sentence(found: dict[str, Any]) -> str:
 
 def _drawn(view: tuple[Scene, int], cameras: Cameras, pair: tuple[int, int], pixels: Tensor) -> dict[str, Any]:
     """The second image of a pair, with matches (k, 2, 2) and the epipolar line of each."""
-    from PIL import Image
-
     (first, second), size, buffer = pair, cameras.size[pair[1]].tolist(), io.BytesIO()
     Image.fromarray(to_bytes(truth_image(*view)).numpy()).resize(size).save(buffer, "WEBP", quality=80)
     rays = cameras.rays(torch.full((len(pixels),), first), *pixels[:, 0].float().unbind(-1))

@@ -24,16 +24,11 @@ COMPARED = ("scene", "psnr", "ssim", "lpips", "steps", "train_seconds", "rays_pe
 
 def write_report(run: RunFolder) -> None:
     """Make report.html from what lies in the run folder."""
-    write_atomically(run.report_file, _page(report_data(run), "report_page"))
+    write_page(run.report_file, report_data(run), "report_page")
 
 
-def write_page(path: Path, found: dict[str, Any], name: str) -> None:
-    """The page NAME of what was found: `compare_page` by `compare_runs`, `check_page` by `check_poses`."""
-    write_atomically(path, _page(found, name))
-
-
-def _page(data: dict[str, Any], name: str) -> str:
-    """NAME.html and NAME.js in the frame, with the data, the charts and the style of all pages."""
+def write_page(path: Path, data: dict[str, Any], name: str) -> None:
+    """A page in one file: NAME.html and NAME.js in the frame, with the data, the charts and the style of all pages."""
 
     def part(*names: str) -> str:
         return "".join((files("nerfturbo.evaluation") / file).read_text(encoding="utf-8") for file in names)
@@ -50,7 +45,7 @@ def _page(data: dict[str, Any], name: str) -> str:
     for mark, text in parts.items():
         head, _, tail = page.partition(mark)
         page = head + text + tail
-    return page
+    write_atomically(path, page)
 
 
 def report_data(run: RunFolder) -> dict[str, Any]:
@@ -59,8 +54,13 @@ def report_data(run: RunFolder) -> dict[str, Any]:
     views = sorted(metrics.pop("per_view", []), key=lambda view: math.inf if view["psnr"] is None else view["psnr"])
     shown = sorted(_views_with_images(len(views)))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # Pillow works outside of Python's lock
-        found = threads.map(lambda place: _images(run, views[place]["index"]), shown)
-        images = dict(zip(shown, found, strict=True))
+        images = dict(zip(shown, threads.map(lambda place: _images(run, views[place]["index"]), shown), strict=True))
+    files = ((kind, run.turntable_file(kind[-3:])) for kind in ("video/mp4", "image/gif"))
+    small = ((kind, path) for kind, path in files if path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES)
+    # What a reader of the report may open: the run's own files, exports and videos.
+    endings = {".html", ".glb", ".ply", ".obj", ".mp4", ".gif", ".onnx", ".npz", ".json"}
+    found = [path.name for path in run.path.iterdir() if path.is_file() and path.suffix.lower() in endings]
+    pages = [f"{path.parent.name}/{path.name}" for path in run.path.glob("*/index.html")]
     return {
         "run": run.path.name,
         "metrics": metrics,
@@ -68,8 +68,8 @@ def report_data(run: RunFolder) -> dict[str, Any]:
         "curves": _curves(log),
         "previews": _thinned([record for record in log if record.get("kind") == "preview"]),
         "views": [view | images.get(place, {}) for place, view in enumerate(views)],
-        "turntable": _turntable(run),
-        "beside": _beside(run),
+        "turntable": next((data_uri(kind, path.read_bytes()) for kind, path in small), None),
+        "beside": sorted({*found, *pages} - {run.report_file.name}),
     }
 
 
@@ -94,20 +94,6 @@ def _images(run: RunFolder, index: int) -> dict[str, str]:
     path = run.view_file(index)
     parts = load_comparison(path) if path.is_file() else ()
     return {name: data_uri("image/webp", part) for name, part in zip(("truth", "render", "error"), parts, strict=False)}
-
-
-def _turntable(run: RunFolder) -> str | None:
-    files = ((kind, run.turntable_file(kind[-3:])) for kind in ("video/mp4", "image/gif"))
-    small = ((kind, path) for kind, path in files if path.is_file() and path.stat().st_size <= MAX_TURNTABLE_BYTES)
-    return next((data_uri(kind, path.read_bytes()) for kind, path in small), None)
-
-
-def _beside(run: RunFolder) -> list[str]:
-    """What lies in the run folder and a reader of the report may open: the run's own files, exports and videos."""
-    endings = {".html", ".glb", ".ply", ".obj", ".mp4", ".gif", ".onnx", ".npz", ".json"}
-    found = [path.name for path in run.path.iterdir() if path.is_file() and path.suffix.lower() in endings]
-    pages = [f"{path.parent.name}/{path.name}" for path in run.path.glob("*/index.html")]
-    return sorted({*found, *pages} - {run.report_file.name})
 
 
 def renew_links(run: RunFolder, made: Iterable[Path]) -> None:
@@ -138,17 +124,14 @@ def compare_runs(runs: list[RunFolder]) -> dict[str, Any]:
     for name, run in zip(_names(runs), runs, strict=True):
         metrics = run.read_metrics()
         machine = metrics.get("machine") or {}
-        rows.append(
-            {"name": name, "path": str(run.path)}
-            | {key: metrics.get(key) for key in COMPARED}
-            | {
-                "memory_bytes": metrics.get("peak_gpu_memory_bytes") or metrics.get("peak_memory_bytes"),
-                "machine": machine.get("gpu") or machine.get("processor"),
-                "protocol": _protocol(metrics.get("protocol")),
-                "curves": _curves(run.read_log()),
-            }
-        )
-    return {"runs": rows, "settings": _differences([_shown_config(run.read_config()) for run in runs])}
+        row = {"name": name, "path": str(run.path)} | {key: metrics.get(key) for key in COMPARED}
+        row["memory_bytes"] = metrics.get("peak_gpu_memory_bytes") or metrics.get("peak_memory_bytes")
+        row["machine"] = machine.get("gpu") or machine.get("processor")
+        rows.append(row | {"protocol": _protocol(metrics.get("protocol")), "curves": _curves(run.read_log())})
+    flat = [_flat(_shown_config(run.read_config())) for run in runs]
+    found = [{"name": name, "values": [values.get(name) for values in flat]} for name in sorted(set().union(*flat))]
+    settings = [row for row in found if any(value != row["values"][0] for value in row["values"])]
+    return {"runs": rows, "settings": settings}
 
 
 def _names(runs: list[RunFolder]) -> list[str]:
@@ -168,12 +151,6 @@ def _protocol(found: dict[str, Any] | None) -> str:
     shown = " x ".join(map(str, size)) if size and not isinstance(size[0], list) else "several sizes"
     plural = "" if found.get("n_views") == 1 else "s"
     return f"{found.get('n_views')} {found.get('split')} view{plural}, {shown}, {found.get('background')}"
-
-
-def _differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    flat = [_flat(config) for config in configs]
-    rows = [{"name": name, "values": [values.get(name) for values in flat]} for name in sorted(set().union(*flat))]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

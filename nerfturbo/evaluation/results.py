@@ -31,8 +31,7 @@ def measure_baselines(scene: Scene, views: list[int], device: torch.device | str
 
 
 def protocol(config: Config, scene: Scene, n_views: int, *, divisor: int = 1) -> dict[str, Any]:
-    """How the score was measured: all that can move it by more than the method does. `divisor` made the scene's views
-    smaller for it."""
+    """How the score was measured: all that can move it by more than the method does; `divisor` shrank the views."""
     sizes = {tuple(max(1, round(side / divisor)) for side in size) for size in scene.cameras.size.tolist()}
     low, high, divisor = min(sizes), max(sizes), divisor * config.data.downscale
     if config.data.source.startswith(BUILTIN_PREFIX):
@@ -63,11 +62,8 @@ def evaluation_metrics(
     found: Evaluation, config: Config, scene: Scene, baselines: dict[str, float], *, divisor: int = 1
 ) -> dict[str, Any]:
     """The part of metrics.json that `eval` renews."""
-    return {
-        "psnr": found.psnr,
-        "ssim": found.ssim,
-        "lpips": found.lpips,
-        "baselines": baselines,
+    scores = {"psnr": found.psnr, "ssim": found.ssim, "lpips": found.lpips, "baselines": baselines}
+    return scores | {
         "protocol": protocol(config, scene, len(found.views), divisor=divisor),
         "per_view": [asdict(view) for view in found.views],
     }

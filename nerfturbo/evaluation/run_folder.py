@@ -123,17 +123,13 @@ def open_run(path: str | Path) -> RunFolder:
     hint = "a run folder is what `nerfturbo train` writes"
     if not run.path.is_dir():
         got = "a file" if run.path.exists() else "no such folder"
-        newest = _newest_of(run.path)
+        # of a scene that is named without its time: runs/fox-20260130-101500 for runs/fox
+        runs = run.path.parent.glob(f"{glob.escape(run.path.name)}-*") if run.path.parent.is_dir() else ()
+        newest = max((one for one in runs if (one / "config.json").is_file()), default=None)
         raise InputError(str(run.path), "a run folder", got, hint if newest is None else f"the newest one is {newest}")
     refuse(not run.config_file.is_file(), str(run.path), "a run folder with config.json", "none in it", hint)
     run.read_config()
     return run
-
-
-def _newest_of(path: Path) -> Path | None:
-    """The last run of a scene that is named without its time: runs/fox-20260130-101500 for runs/fox."""
-    runs = path.parent.glob(f"{glob.escape(path.name)}-*") if path.parent.is_dir() else ()
-    return max((run for run in runs if RunFolder(run).config_file.is_file()), default=None, key=lambda run: run.name)
 
 
 def check_writable(path: Path) -> Path:

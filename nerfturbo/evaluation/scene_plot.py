@@ -118,7 +118,10 @@ def _drawn(panel: _Panel, scenes: Sequence[Scene], points: PlotPoints | None) ->
     canvas, panel = Canvas(width, height, _PANEL), replace(panel, rectangle=(0, 0, width, height))
     _draw_grid(canvas, panel, scenes[0])
     if points is not None:
-        _draw_points(canvas, panel, points)
+        every = max(1, points.positions.shape[0] // _MOST_POINTS)
+        pixels, depth = panel.project(points.positions[::every])
+        order = np.argsort(-depth)  # the nearest last, so that they cover what is behind them
+        canvas.dots(pixels[order], points.colors[::every][order], 1.5 if len(order) < 20_000 else 1.0)
     for level in range(min(2, scenes[0].grid_levels)):  # of an unbounded scene the next larger box too
         corners, color = _corners(scenes[0].aabb.scaled(2.0**level)), (*_BOX, 90 if level else 220)
         for edge in _EDGES:
@@ -153,14 +156,6 @@ def _draw_grid(canvas: Canvas, panel: _Panel, scene: Scene) -> None:
                 canvas.text((x, height - 8), f"{value:.4g}", _SOFT, 12, "ms")
             elif flat and fixed == along and 50 < y < height - 30:
                 canvas.text((8, y), f"{value:.4g}", _SOFT, 12, "lm")
-
-
-def _draw_points(canvas: Canvas, panel: _Panel, points: PlotPoints) -> None:
-    """The nearest last, so that they cover what is behind them."""
-    every = max(1, points.positions.shape[0] // _MOST_POINTS)
-    pixels, depth = panel.project(points.positions[::every])
-    order = np.argsort(-depth)
-    canvas.dots(pixels[order], points.colors[::every][order], 1.5 if len(order) < 20_000 else 1.0)
 
 
 def _draw_cameras(canvas: Canvas, panel: _Panel, scene: Scene, n_views: int) -> None:

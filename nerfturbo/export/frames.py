@@ -10,6 +10,7 @@ from types import TracebackType
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..data.cameras import Cameras
@@ -42,8 +43,7 @@ class Look:
 
 
 def recorded_size(cameras: Cameras) -> tuple[int, int] | None:
-    """Width and height of the frames, where one recorded graph can make the rays of all of them: pinhole cameras of
-    one size, in plain space."""
+    """Width and height of all frames, where one recorded graph can make them: pinholes of one size, in plain space."""
     sizes = {(width, height) for width, height in cameras.size.tolist()}
     return sizes.pop() if cameras.model == "pinhole" and cameras.ndc is None and len(sizes) == 1 else None
 
@@ -111,11 +111,9 @@ def digest(checkpoint: str, cameras: Cameras, look: Look) -> str:
 
 
 class FrameSequence:
-    """PNG files of one rendering in one folder, which a broken rendering goes on with.
-
-    `frames.json` in the folder says what the frames show, as one `digest`: frames of the same digest are kept, others
-    are refused. Use it as a context: leaving it waits for the last file.
-    """
+    """PNG files of one rendering in one folder, which a broken rendering goes on with. `frames.json` in the folder says
+    what the frames show, as one `digest`: frames of the same digest are kept, others are refused. Use it as a context:
+    leaving it waits for the last file."""
 
     def __init__(self, folder: Path, key: str, *, overwrite: bool = False) -> None:
         self.folder, self._key, self._note = folder, key, folder / "frames.json"
@@ -157,8 +155,6 @@ class FrameSequence:
         return all(self.path(channel, index).is_file() for channel in channels)
 
     def load(self, channel: Channel, index: int) -> Tensor:
-        from PIL import Image
-
         with Image.open(self.path(channel, index)) as image:
             return torch.from_numpy(np.array(image.convert("RGB")))
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..data.cameras import Cameras, transform_points, turn_between
@@ -170,7 +171,6 @@ def _texture(colors: Tensor) -> Any:
     """Colours (n, 3, 3) uint8 of triangles' corners as a texture of 2 x 2 texels each, corners in the middle of three
     of them. Every program shows a texture as it is; colours of vertices trimesh drops beside a material, Blender leaves
     unconnected, and three.js takes for linear light."""
-    from PIL import Image
     from trimesh.visual import TextureVisuals
     from trimesh.visual.material import PBRMaterial
 
@@ -223,8 +223,7 @@ def export_box(model: NerfModel, box: Aabb | None, what: str = "--box") -> Aabb:
 
 def voxel_size(model: NerfModel, resolution: int) -> float:
     """The longest side of the scene's box over the resolution: a number of voxels means one size in every export."""
-    if not 8 <= resolution <= 4096:
-        raise InputError("--resolution", "8 to 4096 voxels along the scene's box", str(resolution))
+    refuse(not 8 <= resolution <= 4096, "--resolution", "8 to 4096 voxels along the scene's box", resolution)
     return max(model.bounds.aabb.size) / resolution
 
 
@@ -256,11 +255,9 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
 
 @torch.no_grad()
 def seen_by(model: NerfModel, cameras: Cameras, points: Tensor, margin: float, *, progress: Progress = quiet) -> Tensor:
-    """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there.
-
-    What the cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and
-    made small, look.
-    """
+    """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there. What the
+    cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and made small,
+    look."""
     small = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
     small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max()))).to(model.device)
     seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)

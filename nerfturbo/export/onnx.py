@@ -42,12 +42,10 @@ def check_onnx_path(path: Path) -> None:
 
 
 def write_onnx(path: Path, model: NerfModel) -> OnnxCheck:
-    """Write the field with its weights in one file, and compare it with torch; whole and right, or not at all.
-
-    Inputs `positions` (n, 3), in the coordinates of training, and unit `directions` (n, 3); outputs `rgb` (n, 3) and
-    `density` (n,). A field, or a part of it, whose operations do not suit tracing offers `for_export()`: a module of
-    plain torch that computes the same.
-    """
+    """Write the field with its weights in one file, and compare it with torch; whole and right, or not at all. Inputs
+    `positions` (n, 3), in the coordinates of training, and unit `directions` (n, 3); outputs `rgb` (n, 3) and `density`
+    (n,). A field, or a part of it, whose operations do not suit tracing offers `for_export()`: a module of plain torch
+    that computes the same."""
     with replacing(path) as temporary:
         try:
             _export(temporary, model.field)

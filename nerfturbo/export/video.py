@@ -8,17 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..errors import InputError, refuse
 from ..files import replacing
-
-if TYPE_CHECKING:
-    from PIL import Image
-
 
 AHEAD = 8  # frames that wait for the encoder at most
 PRESET = "veryfast"  # of x264: a third of the default's time, files no larger, 0.2 dB worse at this quality
@@ -35,8 +31,7 @@ def check_video_path(path: Path) -> None:
     if path.suffix.lower() == ".mp4" and not can_write_mp4():
         raise InputError(str(path), "imageio-ffmpeg for MP4", "none", "pip install imageio-ffmpeg, or write a .gif")
     refuse(bool(path.suffix and path.is_dir()), str(path), "a file", "a folder of that name")
-    if not path.suffix and path.exists() and not path.is_dir():
-        raise InputError(str(path), "a folder", "a file of that name")
+    refuse(not path.suffix and path.exists() and not path.is_dir(), str(path), "a folder", "a file of that name")
 
 
 @contextlib.contextmanager
@@ -68,8 +63,6 @@ class _Gif:
         self._frames: list[Image.Image] = []
 
     def add(self, frame: Tensor) -> None:
-        from PIL import Image
-
         image = Image.fromarray(frame.cpu().numpy())
         dither = Image.Dither.FLOYDSTEINBERG
         self.n_frames += 1
@@ -93,7 +86,9 @@ class _Mp4:
     def add(self, frame: Tensor) -> None:
         import imageio_ffmpeg
 
-        even, self.n_frames = _even(frame), self.n_frames + 1
+        # The last row or column twice where the size is odd: the usual encoding halves the colour planes.
+        rows, columns = (torch.arange(n + n % 2).clamp(max=n - 1) for n in frame.shape[:2])
+        even, self.n_frames = frame[rows][:, columns], self.n_frames + 1
         if self._writer is None:
             self._writer = imageio_ffmpeg.write_frames(
                 str(self._path),
@@ -122,12 +117,6 @@ def _has_x264() -> bool:
 
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-encoders"]
     return " libx264 " in subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
-def _even(frame: Tensor) -> Tensor:
-    """Repeat the last row or column where the size is odd: the usual encoding halves the colour planes."""
-    rows, columns = (torch.arange(n + n % 2).clamp(max=n - 1) for n in frame.shape[:2])
-    return frame[rows][:, columns]
 
 
 class WriterPool:

@@ -25,13 +25,6 @@ def is_loopback(host: str) -> bool:
     return host in ("::1", "localhost") or host.startswith("127.")
 
 
-def is_address(name: str) -> bool:
-    """Whether it is numbers, which no other page can be served under."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(name) is not None
-    return False
-
-
 def check_address(host: str, port: int) -> None:
     """Refuse, before any work is done, an address that cannot be listened on."""
     _listen(host, port).close()
@@ -117,8 +110,10 @@ def check_request(head: bytes, token: str | None) -> int | bytes | None:
         return 400
     if not same:
         return 403
-    if token is None:  # no name but this machine's: another page's, made to lead here, has the right Origin too
-        return None if name == "localhost" or is_address(name) else 403
+    if token is None:  # an address in numbers, or this machine's name: another page's may be made to lead here
+        with contextlib.suppress(ValueError):
+            return None if name == "localhost" or ipaddress.ip_address(name) else 403
+        return 403
     given = parse_qs(parts.query).get("token", [""])[0]
     if given and hmac.compare_digest(given.encode(), token.encode()):
         cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"

@@ -13,7 +13,7 @@ from ..data.cameras import Cameras, rotations
 from ..data.images import to_bytes
 from ..data.scene import Scene
 from ..errors import InputError
-from ..evaluation.camera_path import pose_distances
+from ..evaluation.camera_path import pose_distances, spread_of
 from ..evaluation.evaluate import WHITE, truth_image
 from ..evaluation.images import CHANNELS, SOLID, Channel, channel_image, depth_range, error_colors, pixels_of, seen_in
 from ..rendering.image import RenderedImage, render_view
@@ -174,8 +174,8 @@ def nearest_photo(splits: list[Cameras], view: View) -> tuple[int, int]:
     cameras; a photo of another time is farther than one of another place."""
     best = []
     for split, cameras in enumerate(splits):
-        spread = float((cameras.positions - cameras.positions.mean(0)).norm(dim=-1).mean()) or 1.0
-        distance = pose_distances(cameras.camera_to_world.cpu(), view.camera_to_world[None], spread)
+        poses, spread = cameras.camera_to_world.cpu(), spread_of(cameras.positions)
+        distance = pose_distances(poses, view.camera_to_world[None], spread)
         if cameras.times is not None and view.time is not None:
             distance = distance + 100.0 * (cameras.times.cpu() - view.time).abs()
         best.append((float(distance.min()), split, int(distance.argmin())))

@@ -19,7 +19,7 @@ from ..data.cameras import Cameras
 from ..data.images import to_bytes
 from ..data.scene import Scene
 from ..errors import CheckpointError, InputError
-from ..evaluation.camera_path import CameraPath, interpolate_poses, quaternions, write_camera_path
+from ..evaluation.camera_path import CameraPath, interpolate_poses, quaternions, spread_of, write_camera_path
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
 from ..evaluation.run_folder import RunFolder
 from ..rendering.model import NerfModel
@@ -286,8 +286,7 @@ class PathEditor:
 
     def _poses(self, n_frames: int) -> Tensor:
         keys = torch.stack(self._keys)
-        scale = float((keys[:, :, 3] - keys[:, :, 3].mean(0)).norm(dim=-1).mean()) or 1.0
-        return interpolate_poses(keys, n_frames, scale)
+        return interpolate_poses(keys, n_frames, spread_of(keys[:, :, 3]))
 
     def _draw(self) -> None:
         count = len(self._keys)

@@ -78,37 +78,3 @@ def test_bad_flags_are_named(nerfturbo: Nerfturbo, tmp_path: Path) -> None:
         result = nerfturbo("batch", scenes, "--shard", shard)
         assert result.code == 2 and "--shard: expected I/N" in result.err
     assert nerfturbo("batch", tmp_path / "none.txt").code == 2
-
-
-def test_scenes_go_through_submitit(
-    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
-    scenes, out = tmp_path / "scenes.txt", tmp_path / "out"
-    scenes.write_text(f"{scene} --steps 3\n")
-    engine = ["--engine", "submitit", "--engine-options", "cluster=local", "timeout_min=5"]
-    result = nerfturbo("batch", scenes, "--output", out, "--workers", 2, *engine, "--json", "--", *TINY_FLAGS)
-    assert result.code == 0, result.err
-    (done,) = result.json["scenes"]
-    assert (done["status"], done["steps"]) == ("done", 3) and "ball: done" in result.err
-
-
-def test_engines_that_cannot_work_are_named(nerfturbo: Nerfturbo, tmp_path: Path) -> None:
-    scenes = tmp_path / "scenes.txt"
-    scenes.write_text("lego")
-    cases = {
-        ("--engine-options", "a=1"): "--engine-options: expected --engine submitit or ray",
-        ("--engine", "submitit", "--engine-options", "a"): "--engine-options: expected KEY=VALUE",
-        (
-            "--engine",
-            "submitit",
-            "--engine-options",
-            "cluster=local",
-            "wings=2",
-        ): "--engine-options: expected parameters",
-    }
-    for flags, says in cases.items():
-        result = nerfturbo("batch", scenes, "--output", tmp_path / "out", *flags)
-        assert (result.code, says in result.err) == (2, True), result.err

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nerfturbo.config import BUILTIN_SCENES
 from nerfturbo.data.builtin import (
     DEFAULT_RESOLUTION,
     DEFAULT_SCENE,
     DEFAULT_VIEWS,
-    builtin_names,
     builtin_scene,
     render_poses,
     view_poses,
@@ -41,11 +41,11 @@ def scenes() -> Callable[[str], Scene]:
 
 
 def test_there_are_three_and_a_default() -> None:
-    assert len(builtin_names()) >= 3 and builtin_names()[0] == DEFAULT_SCENE
+    assert len(BUILTIN_SCENES) >= 3 and BUILTIN_SCENES[0] == DEFAULT_SCENE
     assert DEFAULT_RESOLUTION == 200 and DEFAULT_VIEWS["train"] == 60 and DEFAULT_VIEWS["test"] == 20
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", BUILTIN_SCENES)
 def test_pictures_are_worth_learning(name: str, scenes: Callable[[str], Scene]) -> None:
     scene = scenes(name)
     assert scene.has_alpha and scene.images.channels == 4
@@ -62,7 +62,7 @@ def test_the_hard_scene_is_harder(scenes: Callable[[str], Scene]) -> None:
     assert blur_baseline_psnr(scenes("armillary")) < blur_baseline_psnr(scenes(DEFAULT_SCENE)) - 2.0
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", BUILTIN_SCENES)
 def test_everything_is_inside_the_box(name: str) -> None:
     """No surface outside [-1.4, 1.4]^3, and the pictures show nothing outside of the box's outline."""
     points = torch.rand(200_000, 3) * 3.6 - 1.8
@@ -72,7 +72,7 @@ def test_everything_is_inside_the_box(name: str) -> None:
     assert (signed_distance(name, points[~outside]) < 0).any()
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", BUILTIN_SCENES)
 def test_pictures_agree_with_the_distance(name: str, scenes: Callable[[str], Scene]) -> None:
     """Trace rays through the signed distance in float64: covered pixels hit, empty ones miss."""
     scene = scenes(name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nerfturbo.data.builtin import builtin_names
+from nerfturbo.config import BUILTIN_SCENES
 from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", BUILTIN_SCENES)
 def test_it_is_exact_outside_and_changes_sign_at_the_surface(name: str) -> None:
     points = (torch.rand(20_000, 3, dtype=torch.float64) * 2.8 - 1.4).requires_grad_()
     distance = signed_distance(name, points)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.data.builtin import builtin_names
+from nerfturbo.config import BUILTIN_SCENES
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import ImagePool
 from nerfturbo.data.scene import Scene, farthest_distance, hold_out, load_scene
@@ -69,7 +69,7 @@ def test_scenes_that_do_not_fit_together(change: dict, words: str) -> None:
 def test_missing_folder_names_the_built_in_scenes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder") as caught:
         load_scene(tmp_path / "nowhere")
-    assert all(name in str(caught.value) for name in builtin_names())
+    assert all(name in str(caught.value) for name in BUILTIN_SCENES)
 
 
 def test_empty_folder_file_and_unknown_format(tmp_path: Path) -> None:

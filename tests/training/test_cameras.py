@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from camera_errors import CameraErrors, camera_errors
 from nerfturbo.config import (
     CameraConfig,
     Config,
@@ -25,7 +26,6 @@ from nerfturbo.config import (
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.scene import Scene
-from nerfturbo.evaluation.align import CameraErrors, camera_errors
 from nerfturbo.evaluation.camera_path import transform_poses
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops import use_backend

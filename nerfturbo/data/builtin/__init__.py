@@ -27,7 +27,7 @@ from ...types import Aabb
 from ..cameras import Cameras, look_at
 from ..images import ImagePool
 from ..scene import BUILTIN_PREFIX, SPLITS, Scene, Split, farthest_distance
-from .scenes import MOVING, NAMES, Tables, check_name, pack, scene_at
+from .scenes import MOVING, Tables, check_name, pack, scene_at
 
 _MAX_BYTES = 1 << 30  # larger sets are rendered each time rather than left on the user's disk
 
@@ -72,11 +72,6 @@ _LOWEST, _HIGHEST = 0.08, 0.94  # sine of the cameras' elevation
 _log = logging.getLogger(__name__)
 
 
-def builtin_names() -> tuple[str, ...]:
-    """The names that `builtin_scene` and `load_scene` know, the default first."""
-    return NAMES
-
-
 def builtin_scene(
     name: str = DEFAULT_SCENE,
     split: Split = "train",
@@ -98,17 +93,9 @@ def builtin_scene(
     cameras = Cameras.pinhole(poses, width=resolution, height=resolution, field_of_view_x=FIELD_OF_VIEW)
     if name in MOVING:
         cameras = replace(cameras, times=view_times(split, n_views))
-    aabb = Aabb.cube(1.5)
-    return Scene(
-        name=name,
-        cameras=cameras,
-        images=ImagePool.from_images(torch.from_numpy(_pictures(name, cameras))),
-        aabb=aabb,
-        near=0.0,
-        far=farthest_distance(cameras.positions, aabb),
-        split=split,
-        source=BUILTIN_PREFIX + name,
-    )
+    images, aabb = ImagePool.from_images(torch.from_numpy(_pictures(name, cameras))), Aabb.cube(1.5)
+    far = farthest_distance(cameras.positions, aabb)
+    return Scene(name, cameras, images, aabb, near=0.0, far=far, split=split, source=BUILTIN_PREFIX + name)
 
 
 def view_poses(split: Split, n_views: int, *, seed: int = 0, all_around: bool = False) -> Tensor:

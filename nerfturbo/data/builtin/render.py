@@ -513,12 +513,10 @@ def _sample(world, scratch, active, eye, stamp):
 
 @cached_jit
 def _render(world, scratch, active, changes, values, owners, out):
-    """Pixels (n,) of one picture into out (n, 4), by their `changes`: 0 leaves them as they are.
-
-    1 takes one sample in the middle and keeps it, with its light, in values (n, 5) and owners (n,). 2 takes twelve,
-    which share the light of the middle on the same solid; the first four are in the corners, and if these agree with
-    the middle, the others need not be asked. 3 takes twelve with fresh light for each four.
-    """
+    """Pixels (n,) of one picture into out (n, 4), by their `changes`: 0 leaves them as they are. 1 takes one sample in
+    the middle and keeps it, with its light, in values (n, 5) and owners (n,). 2 takes twelve, which share the light of
+    the middle on the same solid; the first four are in the corners, and if these agree with the middle, the others need
+    not be asked. 3 takes twelve with fresh light for each four."""
     camera = world[3]
     stamps, kept = scratch[0], scratch[1]
     width = int(2.0 * camera[13])

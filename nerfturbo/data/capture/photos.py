@@ -4,8 +4,6 @@ COLMAP's program does not turn pictures by their EXIF tag and does not read ever
 is written again; all other files are linked as they are, and keep the focal length that their camera wrote.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -13,14 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ..images import CONVERT_RAW, HEIF_ENDINGS, RAW_ENDINGS, decode_image, image_size, open_image
 from ..json_checks import natural
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", *HEIF_ENDINGS)
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts", ".m2ts")
@@ -73,8 +67,7 @@ def find_raw(folder: Path) -> list[str]:
 
 def require_photos(folder: Path) -> list[Path]:
     """As `find_photos`, but a folder without any is an error that says what it holds instead."""
-    if not folder.exists():
-        raise InputError(str(folder), "a folder of photos or a video file", "no such file or folder")
+    refuse(not folder.exists(), str(folder), "a folder of photos or a video file", "no such file or folder")
     if not folder.is_dir():
         expected = "a folder of photos, or a video ending in " + ", ".join(VIDEO_ENDINGS)
         raise InputError(str(folder), expected, f"a file ending in {folder.suffix or 'nothing'!r}")
@@ -126,10 +119,12 @@ def _copy_or_refuse(path: Path, folder: Path) -> Photo | str:
     try:
         with open_image(path) as image:
             image.load()  # the whole file: a damaged one must not be found out after hours of matching
-            camera, exif = _camera_name(image), image.getexif()
+            exif = image.getexif()
+            inner = exif.get_ifd(_EXIF)
+            named = (exif.get(_MAKE), exif.get(_MODEL), inner.get(_FOCAL), inner.get(_FOCAL_35))
             is_jpeg = image.format in _LOSSY_FORMATS and image.mode in _KEPT_FORMATS["JPEG"]
             kept = exif.get(_ORIENTATION, 1) in (0, 1) and image.mode in _KEPT_FORMATS.get(image.format or "", ())
-            size = image.size
+            camera, size = " ".join(str(value).strip() for value in named if value), image.size
         turned = None if kept else Image.fromarray(decode_image(path).numpy())
     except InputError as error:
         return f"{error.got}; {error.hint}" if error.hint else error.got
@@ -137,28 +132,14 @@ def _copy_or_refuse(path: Path, folder: Path) -> Photo | str:
         return " ".join(str(error).split())[:120] or type(error).__name__
     name = path.name.encode(errors="surrogateescape").decode(errors="backslashreplace").replace("\\", "_")
     if turned is None:
-        _link(path, folder / name)
+        try:  # a second name for the same file where the file system allows it
+            os.link(path.resolve(), folder / name)
+        except OSError:
+            shutil.copyfile(path, folder / name)
         return Photo(name, size, camera)
     if not is_jpeg or path.suffix.lower() not in (".jpg", ".jpeg"):
         name += ".jpg" if is_jpeg else ".png"
     exif.pop(_ORIENTATION, None)  # done already; the rest goes along, for the focal length in it
-    if is_jpeg:
-        turned.save(folder / name, "JPEG", quality=97, subsampling=0, exif=exif)
-    else:
-        turned.save(folder / name, "PNG", compress_level=3, exif=exif)
+    options = {"quality": 97, "subsampling": 0} if is_jpeg else {"compress_level": 3}
+    turned.save(folder / name, "JPEG" if is_jpeg else "PNG", exif=exif, **options)
     return Photo(name, turned.size, camera)
-
-
-def _camera_name(image: Image.Image) -> str:
-    exif = image.getexif()
-    inner = exif.get_ifd(_EXIF)
-    values = [exif.get(_MAKE), exif.get(_MODEL), inner.get(_FOCAL), inner.get(_FOCAL_35)]
-    return " ".join(str(value).strip() for value in values if value)
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name for the same file where the file system allows it, else a copy."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ...files import cache_folder, remove, write_atomically
 from ..formats.colmap import load_colmap
 from ..images import image_size
@@ -91,8 +91,7 @@ def process(source: Path, output: Path, settings: ProcessConfig | None = None, *
     settings = settings or ProcessConfig()
     for name, smallest in {"frames": 2, "max_size": 100, "max_features": 100}.items():
         value = getattr(settings, name)
-        if value is not None and value < smallest:
-            raise InputError("--" + name.replace("_", "-"), f"at least {smallest}", str(value))
+        refuse(value is not None and value < smallest, "--" + name.replace("_", "-"), f"at least {smallest}", value)
     inputs = _inputs(source)
     work = _Work(output, source)
     tool = open_tool(settings.tool)
@@ -100,7 +99,8 @@ def process(source: Path, output: Path, settings: ProcessConfig | None = None, *
         try:
             return _Process(source, inputs, settings, tool, work, report).run()
         except InputError:
-            work.take_back()
+            if work.is_new and not work.state["stages"]:  # nothing in the folder was there before, or is finished
+                shutil.rmtree(output, ignore_errors=True)  # its lock is open: not every system lets go of that
             raise
 
 
@@ -151,11 +151,6 @@ class _Work:
                     hint = "wait for it, or end it"
                     raise InputError(str(self.output), "a folder of our own", "another process at it", hint) from None
             yield
-
-    def take_back(self) -> None:
-        """The folder goes again, if it was not there before and nothing in it was finished."""
-        if self.is_new and not self.state["stages"]:
-            shutil.rmtree(self.output, ignore_errors=True)  # its lock is open: not every system lets go of that
 
     def is_done(self, stage: str, key: str) -> bool:
         results = {"pictures": self.images, "poses": self.sparse / "0"}
@@ -282,8 +277,11 @@ class _Process:
     def _matches(self, matcher: Matcher, n: int, features: str) -> dict[str, Any]:
         """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
         database, mark = self.work.folder / "matches.db", self.work.folder / "matches.of"
-        same = mark.is_file() and mark.read_text(encoding="utf-8") == features
-        kept = query(database, "SELECT COUNT(*) FROM two_view_geometries") if same and _is_whole(database) else []
+        kept = []
+        if database.is_file() and mark.is_file() and mark.read_text(encoding="utf-8") == features:
+            with contextlib.suppress(sqlite3.DatabaseError):  # damaged
+                whole = query(database, "PRAGMA quick_check")[:1] == [("ok",)]
+                kept = query(database, "SELECT COUNT(*) FROM two_view_geometries") if whole else []
         if not kept:
             mark.unlink(missing_ok=True)
             _remove_database(database)
@@ -375,15 +373,6 @@ def _key(*parts: object) -> str:
 def _remove_database(path: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _is_whole(database: Path) -> bool:
-    if not database.is_file():
-        return False
-    try:
-        return query(database, "PRAGMA quick_check")[:1] == [("ok",)]
-    except sqlite3.DatabaseError:
-        return False
 
 
 class MissingPosesError(InputError):

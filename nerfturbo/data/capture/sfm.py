@@ -186,7 +186,12 @@ def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 
                     process.kill()
                     process.wait()
     if code != 0 and not (forgive and forgive in text):
-        _fail(command, code, text, log)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        said = ascii(" | ".join(lines[-2:]))[1:-1][-240:] if lines else "nothing"
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        hint = "; perhaps memory ran out: try a smaller --max-size or --max-features" if code == -signal.SIGKILL else ""
+        verb = next((word for word in command[1:] if not word.startswith("-") and "/" not in word), "")
+        raise SfmError(f"{Path(command[0]).name} {verb}: it ended with {how} and said: {said}; see {log}{hint}")
     advance(1.0)
 
 
@@ -201,15 +206,6 @@ def _share(text: str, n_images: int) -> float | None:
     if n_images and (found := _REGISTERED.findall(text)):
         return min(1.0, int(found[-1]) / n_images)
     return None
-
-
-def _fail(command: Sequence[str], code: int, text: str, log: Path) -> None:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = ascii(" | ".join(lines[-2:]))[1:-1][-240:] if lines else "nothing"
-    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-    memory = "; perhaps memory ran out: try a smaller --max-size or --max-features" if code == -signal.SIGKILL else ""
-    verb = next((word for word in command[1:] if not word.startswith("-") and "/" not in word), "")
-    raise SfmError(f"{Path(command[0]).name} {verb}: it ended with {how} and said: {last}; see {log}{memory}")
 
 
 @functools.cache

@@ -30,9 +30,8 @@ def extract(pycolmap: Any, *words: str) -> None:
     reader = pycolmap.ImageReaderOptions()
     reader.camera_model = camera
     common = {"camera_mode": mode, "reader_options": reader, "device": pycolmap.Device.cpu}
-    pycolmap.extract_features(
-        database, images, **{"extraction_options" if later else "sift_options": options}, **common
-    )
+    common["extraction_options" if later else "sift_options"] = options
+    pycolmap.extract_features(database, images, **common)
 
 
 def match(pycolmap: Any, *words: str) -> None:

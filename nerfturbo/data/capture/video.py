@@ -184,10 +184,7 @@ class OpenCvDecoder:
         return VideoFacts(round(frames) or None, size, rate or None, frames / rate if known else None)
 
     def duration(self, video: Path) -> float:
-        capture = self._open(video)
-        frames, rate = capture.get(_cv2().CAP_PROP_FRAME_COUNT), capture.get(_cv2().CAP_PROP_FPS)
-        capture.release()
-        return max(0.0, frames / rate) if rate > 0.0 else 0.0
+        return self.facts(video).seconds or 0.0
 
     def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]:
         cv2, capture = _cv2(), self._open(video)

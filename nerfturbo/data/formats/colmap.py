@@ -6,6 +6,7 @@ World-to-camera poses with OpenCV axes become camera-to-world ones with OpenGL a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -19,7 +20,7 @@ import torch
 from numpy.lib.recfunctions import structured_to_unstructured
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ..cameras import CameraModel, opencv_to_opengl, rotations, world_to_camera
 from ..json_checks import IMAGE_FOLDERS, find_image, leads_out, missing, natural, shown
 from ..lenses import LENS_MODELS
@@ -113,8 +114,7 @@ def read_cloud(file: Path) -> ColmapPoints:
 
 
 def read_features(file: Path) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Of each image in images.bin or images.txt: its number, the pixels (n, 2) float64 that show points, and the
-    numbers of these points (n,) int64."""
+    """Of each image: its number, the pixels (n, 2) float64 that show points, and the points' numbers (n,) int64."""
     for image, features in _images(file):
         rows = features()
         kept = torch.from_numpy(rows[(rows[:, 2] >= 0.0) & np.isfinite(rows).all(-1)])
@@ -301,15 +301,12 @@ def find_models(folder: Path) -> dict[Path, int]:
     places += sorted(place for parent in parents for place in (folder / parent).glob("[0-9]*"))
     found = [place for place in dict.fromkeys(places) if any(_are_there(place, ending) for ending in _ENDINGS)]
     beside = [place for place in found if place.name.isdecimal() and place.parent == found[0].parent] or found[:1]
-    counts = {place: _count_images(model_files(place)[1]) if len(beside) > 1 else 0 for place in beside}
+    counts = dict.fromkeys(beside, 0)
+    for place in beside if len(beside) > 1 else ():
+        file = model_files(place)[1]
+        with contextlib.suppress(InputError):
+            counts[place] = _Bytes(file).take(_COUNT)[0] if file.suffix == ".bin" else len(read_images(file))
     return dict(sorted(counts.items(), key=lambda one: -one[1]))
-
-
-def _count_images(file: Path) -> int:
-    try:
-        return _Bytes(file).take(_COUNT)[0] if file.suffix == ".bin" else len(read_images(file))
-    except InputError:
-        return 0
 
 
 def _are_there(place: Path, ending: str) -> bool:
@@ -332,17 +329,13 @@ def check_whole(folder: Path) -> None:
     for name, ending in itertools.product(_FOLDERS, _ENDINGS):
         files = [folder / name / f"{file}{ending}" for file in ("cameras", "images")]
         there = [file for file in files if file.is_file()]
-        if len(there) == 1 and (name or _is_colmap_file(there[0])):
+        known: object = name  # among photos themselves a file of such a name may be anyone's list
+        with contextlib.suppress(InputError):
+            if len(there) == 1 and not name:
+                known = read_cameras(there[0]) if there[0].stem == "cameras" else read_images(there[0])
+        if len(there) == 1 and known:
             (missing,) = set(files) - set(there)
             raise InputError(str(missing), f"a file beside {there[0].name}, which needs it", "no such file", hint)
-
-
-def _is_colmap_file(file: Path) -> bool:
-    """Among photos themselves a file of such a name may be anyone's list."""
-    try:
-        return bool(read_cameras(file) if file.stem == "cameras" else read_images(file))
-    except InputError:
-        return False
 
 
 def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
@@ -352,16 +345,11 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
     as_before = options.up == "mean"  # how runs of version 1 were opened
-    model = (
-        next(place for place in (folder / name for name in _FOLDERS) if place in models)
-        if as_before
-        else next(iter(models))
-    )
+    model = next(place for place in ([folder / name for name in _FOLDERS] if as_before else models) if place in models)
     cameras_file, images_file = model_files(model)
     cameras = read_cameras(cameras_file)
     images = sorted(read_images(images_file), key=lambda image: image.name if as_before else natural(image.name))
-    if not images:
-        raise InputError(str(images_file), "at least one registered image", "none", "reconstruct the scene again")
+    refuse(not images, str(images_file), "at least one registered image", "none", "reconstruct the scene again")
     lenses = {number: lens_of(camera, f"{cameras_file}: camera {number}") for number, camera in cameras.items()}
     place, paths = _find_images(folder, images, images_file, options.allow_outside)
     views = []

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, refuse
-from ..cameras import opencv_to_opengl, rotations, transform_poses, world_to_camera
+from ..cameras import opencv_to_opengl, rotations, transform_poses, turned, world_to_camera
 from ..capture.photos import PHOTO_ENDINGS
 from ..json_checks import IMAGE_FOLDERS, read_json, read_json_value
 from ..scene import SPLITS
@@ -39,20 +38,13 @@ from .colmap import text_lines
 from .posed import ONE_FOCAL, reading
 from .transforms import Capture, first_file, pose_format
 
-_OPENSFM = {"fisheye": "OPENCV_FISHEYE", "fisheye_opencv": "OPENCV_FISHEYE", "spherical": "EQUIRECTANGULAR"}
-_OPENSFM |= {"equirectangular": "EQUIRECTANGULAR"} | dict.fromkeys(
-    ("perspective", "simple_radial", "radial", "brown"), "OPENCV"
-)
+_OPENSFM = dict.fromkeys(("perspective", "simple_radial", "radial", "brown"), "OPENCV")
+_OPENSFM |= {"fisheye": "OPENCV_FISHEYE", "fisheye_opencv": "OPENCV_FISHEYE"}
+_OPENSFM |= {"spherical": "EQUIRECTANGULAR", "equirectangular": "EQUIRECTANGULAR"}
 _OPENSFM_NAMES = {"focal": "fl_x", "focal_x": "fl_x", "focal_y": "fl_y", "c_x": "cx", "c_y": "cy"}
 _AGISOFT = {"frame": "OPENCV", "fisheye": "THIN_PRISM_FISHEYE", "equidistant_fisheye": "THIN_PRISM_FISHEYE"}
 _AGISOFT |= {"spherical": "EQUIRECTANGULAR"}
-_RC_NAMES = dict(
-    zip(
-        ["f", "px", "py", "k1", "k2", "k3", "k4", "t1", "t2"],
-        ["fl_x", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2"],
-        strict=True,
-    )
-)
+_RC_NAMES = {"f": "fl_x", "px": "cx", "py": "cy"} | {k: k for k in ("k1", "k2", "k3", "k4")} | {"t1": "p1", "t2": "p2"}
 _XMP = {"PrincipalPointU": "0", "PrincipalPointV": "0", "DistortionCoeficients": "0 " * 6, "AspectRatio": "1"}
 _SIDES = {"per_side": True, "from_middle": True}
 _MOST_BYTES = 64 << 20  # of the matrices of a scene: 100,000 images have 25 MB
@@ -143,16 +135,10 @@ def _rc_csv(file: Path) -> Capture:
     header, frames = [re.sub("^#|_35mm$|_norm$", "", name.lower()) for name in rows[first]], []
     for name, *words in rows[first + 1 :]:
         values = dict(zip(header[1:], map(float, words), strict=True))
-        turn = _turn(2, -values["heading"]) @ _turn(0, values["pitch"]) @ _turn(1, values["roll"])
+        turn = turned(2, -values["heading"]) @ turned(0, values["pitch"]) @ turned(1, values["roll"])
         pose = torch.cat([turn, _tensor([[values["x"]], [values["y"]], [values["alt"]]])], 1)
         frames.append(_frame(name, pose, _rc_lens(values)))
     return Capture({"frames": frames}, (ONE_FOCAL,))
-
-
-def _turn(axis: int, degrees: float) -> Tensor:
-    """(3, 3): about x, y or z."""
-    half = math.radians(degrees) / 2.0
-    return rotations(_tensor([math.cos(half), *(math.sin(half) * (axis == one) for one in range(3))]))
 
 
 def _rc_xmp(first: Path) -> Capture:
@@ -181,10 +167,9 @@ def _bundler(file: Path) -> Capture:
     listed = first_file(*names)(file.parent) or first_file(*names)(file.parent.parent) or file.with_name("list.txt")
     images = [line.split()[0] for _, line in text_lines(listed)]
     rows, first, frames = [line for _, line in text_lines(file)], 1 + 5 * len(images), []
-    whole = list(map(int, rows[0].split())) == [len(images), (len(rows) - first) / 3]
-    refuse(
-        not whole, str(file), f"{len(images)} cameras, as in {listed.name}, and points", f"{rows[0]}, {len(rows)} lines"
-    )
+    damaged = list(map(int, rows[0].split())) != [len(images), (len(rows) - first) / 3]
+    expected, got = f"{len(images)} cameras, as in {listed.name}, and points", f"{rows[0]}, {len(rows)} lines"
+    refuse(damaged, str(file), expected, got)
     for index, name in enumerate(images):
         (focal, k1, k2), *turn, shift = (_tensor(row, 3) for row in rows[1 + 5 * index : 6 + 5 * index])
         pose = world_to_camera(torch.cat([torch.stack(turn), shift[:, None]], 1))

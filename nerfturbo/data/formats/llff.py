@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ..capture.photos import PHOTO_ENDINGS
 from ..json_checks import shown
 from ..options import DEFAULTS, LoadOptions
@@ -34,8 +33,7 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
         raise InputError(str(file), "an (n, 17) array of finite numbers", f"{tuple(rows.shape)}, or others")
     pictures, shrink = _picture_folder(folder, options.downscale)
     paths = sorted(path for path in pictures.iterdir() if path.suffix.lower() in PHOTO_ENDINGS)  # as LLFF's rows are
-    if len(paths) != rows.shape[0]:
-        raise InputError(str(pictures), f"{rows.shape[0]} pictures, one per row of {FILE}", str(len(paths)))
+    refuse(len(paths) != rows.shape[0], str(pictures), f"{rows.shape[0]} pictures, one per row of {FILE}", len(paths))
     if not bool(((rows[:, 15] > 0.0) & (rows[:, 15] < rows[:, 16])).all()):
         raise InputError(f"{file}: bounds", "0 < near < far in every row", "others")
     down, right, backward, position, lens = rows[:, :15].view(-1, 3, 5).unbind(-1)
@@ -45,19 +43,14 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
         | dict(zip(names, values, strict=True))
         for index, (path, pose, values) in enumerate(zip(paths, poses.tolist(), lens.tolist(), strict=True))
     ]
-    capture = Capture(
-        {"frames": frames}, (f"pictures in {pictures.name}", ONE_FOCAL), _seen_points(poses, lens, rows[:, 15:])
-    )
-    return load_capture(folder, file, capture, split, replace(options, downscale=shrink))
-
-
-def _seen_points(poses: Tensor, lens: Tensor, depths: Tensor) -> Tensor:
-    """Corners and middle of every picture at both ends of its depths: what stands in for points on surfaces."""
+    # Corners and middle of every picture at both ends of its depths stand in for points on surfaces.
     places = torch.tensor([[-0.48, -0.48], [-0.48, 0.48], [0.48, -0.48], [0.48, 0.48], [0.0, 0.0]]).double()
     across = places * (lens[:, [1, 0]] / lens[:, 2:])[:, None]  # (n, 5, 2)
     local = torch.cat([across, -torch.ones_like(across[..., :1])], -1)
-    ends = [local * depths[:, end, None, None] @ poses[:, :, :3].mT + poses[:, None, :, 3] for end in (0, 1)]
-    return torch.cat(ends).reshape(-1, 3)
+    ends = [local * rows[:, end, None, None] @ poses[:, :, :3].mT + poses[:, None, :, 3] for end in (15, 16)]
+    notes = (f"pictures in {pictures.name}", ONE_FOCAL)
+    capture = Capture({"frames": frames}, notes, torch.cat(ends).reshape(-1, 3))
+    return load_capture(folder, file, capture, split, replace(options, downscale=shrink))
 
 
 def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:
@@ -65,10 +58,8 @@ def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:
     exact = folder / f"images_{downscale}"
     if downscale > 1 and exact.is_dir():
         return exact, 1
-    if (
-        plain := next((folder / name for name in ("images", "input", "rgb") if (folder / name).is_dir()), None)
-    ) is not None:
-        return plain, downscale
+    if plain := [folder / name for name in ("images", "input", "rgb") if (folder / name).is_dir()]:
+        return plain[0], downscale
     found = [path for path in folder.glob("images_*") if path.name[7:].isdecimal() and path.is_dir()]
     if not found:
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8])

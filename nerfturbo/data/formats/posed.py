@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ..cameras import CameraModel, Cameras
 from ..capture.photos import PHOTO_ENDINGS
 from ..images import Backdrop, find_mask, load_images, mask_notes, same_shape, stored_turns
@@ -72,8 +72,7 @@ class Lens:
         if not all(_SMALLEST_FOCAL < focal < _LARGEST for focal in self.focal):
             raise InputError(what, "focal lengths > 0", f"{self.focal[0]:.6g}, {self.focal[1]:.6g}")
         for value in (*self.center, *self.distortion):
-            if not abs(value) < _LARGEST:
-                raise InputError(what, "a principal point and distortion that are finite", f"{value:.6g}")
+            refuse(not abs(value) < _LARGEST, what, "a principal point and distortion that are finite", f"{value:.6g}")
         if self.model == "eucm" and not (0.0 <= self.distortion[0] <= 1.0 and self.distortion[1] > 0.0):
             got = f"{self.distortion[0]:.6g}, {self.distortion[1]:.6g}"
             raise InputError(what, "alpha from 0 to 1 and beta > 0", got)
@@ -165,17 +164,16 @@ def posed_scene(
     if not chosen:
         found = ", ".join(sorted({view.split for view in views})) or "none"
         raise MissingSplitError(str(folder), f"views of the {split} split", "none", f"it has {found}")
-    times, moments = _times_of(views, folder)
+    given = [view.time for view in views if view.time is not None]
+    got = f"{len(given)} of {len(views)}"
+    refuse(len(given) not in (0, len(views)), str(folder), "a time in every frame or in none", got)
+    times, moments = unit_times(given, given) if given else (None, ())
     cameras = cameras_of(views, folder, times)
     poses = torch.stack([view.pose for view in views])
     all_masks = [find_mask(folder, view.image, view.mask) for view in views]
-    masks = [all_masks[index] for index in chosen]
-    images = load_images(
-        [views[index].image for index in chosen],
-        options,
-        masks=masks,
-        shapes=[(views[index].lens.width, views[index].lens.height) for index in chosen],
-    )
+    own, masks = [views[index] for index in chosen], [all_masks[index] for index in chosen]
+    shapes = [(view.lens.width, view.lens.height) for view in own]
+    images = load_images([view.image for view in own], options, masks=masks, shapes=shapes)
     if options.bounds == "ndc":
         placement = place_in_ndc(cameras, poses, points, options)
     elif placing is not None:
@@ -184,8 +182,8 @@ def posed_scene(
         backdrop = Backdrop.of([view.image for view in views], all_masks)
         placement = place(cameras, poses, points, options=options, backdrop=backdrop, shown=_as_shown(views))
     moved = replace(cameras, camera_to_world=placed_poses(poses, placement), ndc=placement.ndc)[torch.tensor(chosen)]
-    for index, size, expected in zip(chosen, images.sizes.tolist(), moved.size.tolist(), strict=True):
-        _check_shape(views[index].image, size, expected)
+    for view, size, expected in zip(own, images.sizes.tolist(), moved.size.tolist(), strict=True):
+        _check_shape(view.image, size, expected)
     notes += placement.notes + moments + jump_notes(poses, [view.image for view in views])
     return Scene(
         name=folder.resolve().name,
@@ -197,8 +195,8 @@ def posed_scene(
         source=str(folder),
         to_original=placement.to_original,
         notes=notes + mask_notes(images, masks),
-        files=tuple(str(views[index].image) for index in chosen),
-        depths=tuple(views[index].depth for index in chosen) if any(view.depth for view in views) else (),
+        files=tuple(str(view.image) for view in own),
+        depths=tuple(view.depth for view in own) if any(view.depth for view in views) else (),
     )
 
 
@@ -241,15 +239,6 @@ def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None)
         model=model,
         distortion=None if model == "pinhole" else torch.tensor(distortion),
     )
-
-
-def _times_of(views: Sequence[View], folder: Path) -> tuple[Tensor | None, tuple[str, ...]]:
-    times = [view.time for view in views if view.time is not None]
-    if not times:
-        return None, ()
-    if len(times) != len(views):
-        raise InputError(str(folder), "a time in every frame or in none", f"{len(times)} of {len(views)}")
-    return unit_times(times, times)
 
 
 def _check_shape(image: Path, size: list[int], expected: list[int]) -> None:

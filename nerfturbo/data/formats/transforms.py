@@ -28,26 +28,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ...files import replacing
 from ...types import Aabb
+from .. import json_checks as checks
 from ..cameras import CameraModel, half_tangent, similarity_scale
 from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
-from ..json_checks import (
-    IMAGE_FOLDERS,
-    calibration,
-    find_image,
-    image_path,
-    leads_out,
-    missing,
-    natural,
-    number,
-    read_frames,
-    read_json,
-    rigid,
-    shown,
-    three_rows,
-)
+from ..json_checks import IMAGE_FOLDERS, find_image, image_path, leads_out, number, read_json, shown
 from ..options import DEFAULTS, Bounds, LoadOptions
 from ..placement import MAX_LEVELS, Placement, given_place
 from ..scene import SPLITS, Extent, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
@@ -210,7 +197,7 @@ def has_lenses(document: dict[str, Any]) -> bool:
 
 def _by_name(views: Iterable[View], options: LoadOptions) -> list[View]:
     """Runs of version 1 ("mean") took names as text."""
-    return sorted(views, key=lambda view: view.image.as_posix() if options.up == "mean" else natural(view.image))
+    return sorted(views, key=lambda view: view.image.as_posix() if options.up == "mean" else checks.natural(view.image))
 
 
 def _key(name: object) -> str:
@@ -236,7 +223,7 @@ class _File:
 
     def frames(self) -> tuple[list[_Frame], tuple[str, ...]]:
         """The frames whose images are there: files often list some that were sorted out later."""
-        listed, outside = read_frames(self.document, self.file), self.options.allow_outside
+        listed, outside = checks.read_frames(self.document, self.file), self.options.allow_outside
         frames, found, lost = [], {}, []
         names = [(values.get("file_path"), f"{where}: file_path") for values, where in listed]
         others = (*IMAGE_FOLDERS, self.file.parent.relative_to(self.folder).as_posix())
@@ -256,7 +243,7 @@ class _File:
             name, what = (refused or lost)[0]
             if not refused:
                 raise IncompleteSplitError(what, "the path of an image", f"no such file {shown(name)}")
-            raise missing(name, what, outside)
+            raise checks.missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
         stems = {path: (self.folder / _key(name)).with_suffix("") for path, name in found.items() if "/" in _key(name)}
         if moved := [path for path, stem in stems.items() if path.with_suffix("") != stem]:
@@ -269,32 +256,30 @@ class _File:
         if named:
             n_depths = sum(self._depth_file(frame) is not None for frame in named)
             warns = "" if n_depths == len(named) else "warning: "
-            notes += (
-                f"{warns}depth maps of {n_depths} of {len(frames)} frames are there: --loss.depth trains on them",
-            )
+            there = f"{warns}depth maps of {n_depths} of {len(frames)} frames are there"
+            notes += (f"{there}: --loss.depth trains on them",)
         return frames, notes
 
     def view(self, frame: _Frame, split: Split = "train") -> View:
         values, where = frame.values, frame.where
         what = f"{where}: transform_matrix"
-        camera = rigid(three_rows(values.get("transform_matrix"), what, "a 4x4 matrix"), what)
+        camera = checks.rigid(checks.three_rows(values.get("transform_matrix"), what, "a 4x4 matrix"), what)
 
         def beside(name: str) -> Path | None:  # not there is an error: what a mask hides would be trained on
             given, outside = values.get(name), self.options.allow_outside
             return None if given is None else image_path(self.folder, given, f"{where}: {name}", allow_outside=outside)
 
         time = number(values["time"], f"{where}: time") if "time" in values else None
-        depth = None if (map_file := self._depth_file(frame)) is None else (str(map_file), self._depth_unit())
+        depth = None
+        if (file := self._depth_file(frame)) is not None:
+            name, back = "depth_unit_scale_factor", _before_export(self.document, self.file)
+            unit = number(self.document.get(name, DEPTH_UNIT), f"{self.file}: {name}")
+            depth = (str(file), unit if back is None else unit * similarity_scale(back))
         return View(frame.image, camera, self._lens(frame), split, beside("mask_path"), time, depth)
 
     def _depth_file(self, frame: _Frame) -> Path | None:
         name, what = frame.values.get("depth_file_path"), f"{frame.where}: depth_file_path"
         return None if name is None else find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
-
-    def _depth_unit(self) -> float:
-        name, back = "depth_unit_scale_factor", _before_export(self.document, self.file)
-        unit = number(self.document.get(name, DEPTH_UNIT), f"{self.file}: {name}")
-        return unit if back is None else unit * similarity_scale(back)
 
     def scene(self, views: list[View], split: Split, notes: tuple[str, ...]) -> Scene:
         """The views at the place that the file asks for, or that their cameras give."""
@@ -358,14 +343,9 @@ class _File:
         known = self.document | frame.values
         side, middle = (max(width, height) if known.get("per_side") else 1.0), bool(known.get("from_middle"))
         cx, cy = (None if c is None else c * side + middle * 0.5 * end for c, end in ((cx, width), (cy, height)))
-        return Lens(
-            width=round(width),
-            height=round(height),
-            focal=(fx * side, fy * side),
-            center=(0.5 * width if cx is None else cx, 0.5 * height if cy is None else cy),
-            model=model,
-            distortion=tuple(coefficients + [0.0] * (8 - len(coefficients))),
-        ).checked(where)
+        center = (0.5 * width if cx is None else cx, 0.5 * height if cy is None else cy)
+        distortion = tuple(coefficients + [0.0] * (8 - len(coefficients)))
+        return Lens(round(width), round(height), (fx * side, fy * side), center, model, distortion).checked(where)
 
     def _model(self, frame: _Frame) -> CameraModel:
         values = self.document | frame.values
@@ -415,7 +395,8 @@ def _plain_names(values: dict[str, Any], where: str) -> dict[str, Any]:
             known[name] = values[other]
     for name in _MATRICES:
         if isinstance(values.get(name), list) and (known.get("fl_x") is None or known.get("cx") is None):
-            known = calibration(values[name], f"{where}: {name}") | {k: v for k, v in known.items() if v is not None}
+            given = {key: value for key, value in known.items() if value is not None}
+            known = checks.calibration(values[name], f"{where}: {name}") | given
     return known
 
 
@@ -423,11 +404,9 @@ def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
     """(4, 4) float64 from the unit cube about the origin to the file's coordinates, and grid levels, by its rules. Its
     unit matters: in the file's, three times as small, the fog of a new field would hide what the cameras look at."""
     reach = number(document["aabb_scale"], f"{file}: aabb_scale")
-    if not 1.0 <= reach <= 128.0:
-        raise InputError(f"{file}: aabb_scale", "a power of two from 1 to 128", f"{reach:g}")
+    refuse(not 1.0 <= reach <= 128.0, f"{file}: aabb_scale", "a power of two from 1 to 128", f"{reach:g}")
     scale = number(document.get("scale", NGP_SCALE), f"{file}: scale")
-    if not 1e-6 < scale < 1e6:
-        raise InputError(f"{file}: scale", "a number > 0", f"{scale:g}")
+    refuse(not 1e-6 < scale < 1e6, f"{file}: scale", "a number > 0", f"{scale:g}")
     offset = document.get("offset", [NGP_OFFSET] * 3)
     if not isinstance(offset, list) or len(offset) != 3:
         raise InputError(f"{file}: offset", "three numbers", shown(offset))
@@ -443,16 +422,12 @@ def _before_export(document: dict[str, Any], file: Path) -> Tensor | None:
         return None
     rows, what = document.get("applied_transform", torch.eye(4).tolist()), f"{file}: applied_transform"
     matrix = torch.eye(4, dtype=torch.float64)
-    matrix[:3] = three_rows(rows, what, "a 3x4 or 4x4 matrix")
+    matrix[:3] = checks.three_rows(rows, what, "a 3x4 or 4x4 matrix")
     matrix[:3] *= number(document.get("applied_scale", 1.0), f"{file}: applied_scale")
-    if not abs(float(torch.linalg.det(matrix))) > 1e-12:
-        raise InputError(what, "a transform that can be undone", "one that cannot")
+    refuse(not abs(float(torch.linalg.det(matrix))) > 1e-12, what, "a transform that can be undone", "one that cannot")
     return torch.linalg.inv(matrix)
 
 
-def _has_split_file(folder: Path) -> bool:
-    return any((folder / f"transforms_{split}.json").is_file() for split in SPLITS)
-
-
-BLENDER = SceneFormat("Blender", "transforms_train.json", _has_split_file, load_blender)
+_find_split = first_file(*(f"transforms_{split}.json" for split in SPLITS))
+BLENDER = SceneFormat("Blender", "transforms_train.json", lambda folder: _find_split(folder) is not None, load_blender)
 FORMAT = pose_format("instant-ngp / nerfstudio", FILE, first_file(FILE), lambda file: Capture(read_json(file)))

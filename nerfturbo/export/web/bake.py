@@ -125,8 +125,7 @@ def bake(
     seconds: dict[str, float] = {}
 
     def lap(name: str) -> None:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
+        _wait(model.device)
         seconds[name] = clock.perf_counter() - start - sum(seconds.values())
 
     start = clock.perf_counter()
@@ -135,7 +134,8 @@ def bake(
     options = {"time": settings.time, "seed": settings.seed, "max_samples": pace.look_samples}
     pool, cells = ask_field(model, cameras, plan.finest, plan.n_rays, **options, progress=progress)
     say("choosing the size of the cells")
-    plan, cells = _as_covered(plan, cells)
+    finest, cells = teacher.as_covered(cells, plan.finest)
+    plan = replace(plan, finest=finest)
     lap("look")
     say("asking the field")
     blocks, values, first_bytes = _within_budget(model, cameras, settings, plan, cells)
@@ -172,7 +172,9 @@ def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pac
     low, high = box.tensor(device)
     solid = (out.opacity > 0.5) & ((points >= low) & (points <= high)).all(-1)
     where = points[solid] if bool(solid.any()) else torch.tensor([box.center], device=device)
-    voxel = PIXELS_PER_CELL * teacher.pixel_size(moved, where)
+    where = where[:: max(1, where.shape[0] // 4096)]
+    away = (where[:, None, :] - moved.positions[None]).norm(dim=-1)
+    voxel = PIXELS_PER_CELL * float((away / moved.focal.mean(-1)).median())  # the median width of a pixel there
     longest = max(box.size)
     most = MAX_CELLS if levels == 1 else MAX_CELLS // 2
     finest = Lattice.around(box, min(max(voxel, longest / most), longest / LEAST_CELLS), levels)
@@ -194,11 +196,6 @@ def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pac
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _as_covered(plan: _Plan, cells: VisibleCells) -> tuple[_Plan, VisibleCells]:
-    finest, cells = teacher.as_covered(cells, plan.finest)
-    return replace(plan, finest=finest), cells
 
 
 def _levels(model: NerfModel) -> int:

@@ -84,12 +84,6 @@ def encode_density(density: Tensor, voxel: float | Tensor) -> Tensor:
     return ((torch.log(density * voxel + _NOTHING) - LOW) / (HIGH - LOW)).clamp(0.0, 1.0)
 
 
-def direction_basis(directions: Tensor) -> Tensor:
-    """(n, 8): the spherical harmonics of degree 1 and 2 but for their constants, of unit directions (n, 3)."""
-    x, y, z = directions.unbind(-1)
-    return torch.stack([x, y, z, 2.0 * x * y, 2.0 * y * z, 2.0 * x * z, x * x - y * y, 1.5 * z * z - 0.5], dim=-1)
-
-
 class DeferredNetwork(nn.Module):
     """Sixteen inputs, two hidden layers with ReLU, three outputs; no biases, for one input is always 1."""
 
@@ -110,11 +104,12 @@ class DeferredNetwork(nn.Module):
 
 
 def shade(summed: Tensor, opacity: Tensor, directions: Tensor, network: DeferredNetwork | None) -> Tensor:
-    """(n, 3) colours before the background, of what rays summed up: (n, 3) base colour or (n, 7) with features in
-    their meant range."""
+    """(n, 3) colours before the background, of summed base colours (n, 3), or (n, 7) with features as meant."""
     if network is None:
         return summed[:, :3]
-    inputs = torch.cat([summed, direction_basis(directions), torch.ones_like(opacity)[:, None]], dim=-1)
+    x, y, z = directions.unbind(-1)  # and the spherical harmonics of degree 1 and 2 but for their constants
+    basis = torch.stack([x, y, z, 2.0 * x * y, 2.0 * y * z, 2.0 * x * z, x * x - y * y, 1.5 * z * z - 0.5], dim=-1)
+    inputs = torch.cat([summed, basis, torch.ones_like(opacity)[:, None]], dim=-1)
     return summed[:, :3] + opacity[:, None] * network(inputs)
 
 
@@ -164,24 +159,11 @@ def header(baked: Baked) -> dict[str, Any]:
     lattice = baked.blocks.lattice
     layers = () if baked.network is None else baked.network.weights
     network = [[round(value, 6) for value in layer.detach().float().flatten().tolist()] for layer in layers]
-    return {
-        "version": VERSION,
-        "center": list(lattice.center),
-        "voxel": lattice.voxel,
-        "blocks": list(lattice.blocks),
-        "levels": lattice.levels,
-        "nBlocks": baked.blocks.n_blocks,
-        "nVertices": baked.blocks.n_vertices,
-        "nFeatures": baked.n_features,
-        "featureScale": FEATURE_SCALE,
-        "density": [LOW, HIGH],
-        "step": STEP,
-        "nudge": NUDGE,
-        "maxSteps": MAX_STEPS,
-        "lastLight": LAST_LIGHT,
-        "near": baked.near,
-        "network": network or None,
-    }
+    place = {"center": list(lattice.center), "voxel": lattice.voxel, "blocks": list(lattice.blocks)}
+    place |= {"levels": lattice.levels, "nBlocks": baked.blocks.n_blocks, "nVertices": baked.blocks.n_vertices}
+    values = {"nFeatures": baked.n_features, "featureScale": FEATURE_SCALE, "density": [LOW, HIGH]}
+    walk = {"step": STEP, "nudge": NUDGE, "maxSteps": MAX_STEPS, "lastLight": LAST_LIGHT, "near": baked.near}
+    return {"version": VERSION, **place, **values, **walk, "network": network or None}
 
 
 def _residuals(blocks: SparseBlocks, values: Tensor) -> np.ndarray:

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from ...ops._cpu import array, jit, launch
-from .lattice import BLOCK, CELLS, TEXELS, SparseBlocks
+from .lattice import BLOCK, CELLS, SparseBlocks
 
 GRAIN = 4096
-_CELLS, _BLOCK, _TEXELS = CELLS, BLOCK, TEXELS
+_CELLS, _BLOCK = CELLS, BLOCK
 
 
 @jit(exact=True)

@@ -120,11 +120,9 @@ def _split(keys: Tensor, counts: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SparseBlocks:
-    """The blocks that exist, in the order in which a page loads them, and the vertices they hold.
-
-    A vertex is stored once, by the first block that holds it, and vertices are numbered in the order of that block and
-    of their texel in it. Vertex `n_vertices` stands for all that are not kept: empty.
-    """
+    """The blocks that exist, in the order in which a page loads them, and the vertices they hold. A vertex is stored
+    once, by the first block that holds it, and vertices are numbered in the order of that block and of their texel in
+    it. Vertex `n_vertices` stands for all that are not kept: empty."""
 
     lattice: Lattice
     blocks: Tensor  # (n_blocks, 4) int64: x, y, z, level
@@ -143,8 +141,7 @@ class SparseBlocks:
 
     @classmethod
     def of_cells(cls, lattice: Lattice, cells: Tensor, importance: Tensor | None = None) -> "SparseBlocks":
-        """Of the cells (n,) with these keys, each once; blocks of greater importance, summed over their cells (n,),
-        come first."""
+        """Of cells (n,) with these keys, each once; blocks whose cells (n,) sum up to more importance come first."""
         level, cell = _split(cells, lattice.cells)
         nx, ny, nz = lattice.blocks
         found, member = torch.unique(_joined(level, cell // CELLS, lattice.blocks), return_inverse=True)
@@ -200,8 +197,7 @@ _CORNERS = tuple((dx, dy, dz) for dz in (0, 1) for dy in (0, 1) for dx in (0, 1)
 
 
 def texels_around(slot: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 8) texels, counted through all blocks, around places `local` (n, 3) in [0, 7] of the blocks `slot` (n,), and
-    their trilinear weights."""
+    """(n, 8) texels of all blocks around places `local` (n, 3) in [0, 7] of blocks `slot` (n,), and their weights."""
     local = local.clamp(0.0, float(CELLS))
     cell = local.long().clamp(max=CELLS - 1)
     part = local - cell

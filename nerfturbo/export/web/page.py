@@ -25,9 +25,7 @@ from .baked import Chunk, header
 # Each after those it imports:
 MODULES = ("camera.js", "controls.js", "loader.js", "shader.glsl.js", "renderer.js", "pace.js", "ui.js", "main.js")
 DATA_FOLDER = "data"
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {script}; connect-src {connect}"
-)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {}; connect-src {}"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) )(\w+)", re.MULTILINE)
 
@@ -51,14 +49,20 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
     modules = sum(len(_source(name).encode("utf-8")) for name in MODULES)
     others = result.data_bytes + modules if split else 0
-    size = 0
+    size, page = 0, b""
     for _ in range(3):  # the page says how large it is, which makes it a few digits larger
         page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, split=split)
         size = len(page) + others
-    if split:
-        _write_folder(path, page, result.chunks)  # type: ignore[possibly-undefined]
-    else:
-        write_atomically(path, page)  # type: ignore[possibly-undefined]
+    if not split:
+        write_atomically(path, page)
+        return size
+    with replacing(path) as temporary:
+        (temporary / DATA_FOLDER).mkdir(parents=True)
+        (temporary / "index.html").write_bytes(page)
+        for name in MODULES:
+            (temporary / name).write_text(_source(name), encoding="utf-8")
+        for index, chunk in enumerate(result.chunks):
+            (temporary / DATA_FOLDER / f"chunk-{index:03d}.bin").write_bytes(chunk.content)
     return size
 
 
@@ -68,9 +72,13 @@ def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], *, split: bool =
     blob = json.dumps(finite(scene), allow_nan=False).replace("<", "\\u003c")
     script, connect = ("'self' 'unsafe-inline'", "'self'") if split else ("'unsafe-inline'", "'none'")
     scripts = '<script type="module" src="main.js"></script>' if split else f"<script>\n{bundle()}</script>"
-    inline = [] if split else [_element(index, chunk) for index, chunk in enumerate(chunks)]
+    encoded = [] if split else [base64.b64encode(chunk.content).decode("ascii") for chunk in chunks]
+    inline = [
+        f'<script type="application/octet-stream" id="chunk-{k}">{text}</script><i id="chunk-{k}-end" hidden></i>'
+        for k, text in enumerate(encoded)
+    ]
     parts = {
-        "/*POLICY*/": _POLICY.format(script=script, connect=connect),
+        "/*POLICY*/": _POLICY.format(script, connect),
         "/*TITLE*/": html.escape(scene["facts"]["name"]),
         "/*STYLE*/": _source("style.css"),
         "/*SCENE*/": blob,
@@ -108,22 +116,6 @@ def check_page_path(path: Path, *, split: bool) -> None:
     if not split and path.suffix.lower() not in (".html", ".htm"):
         hint = "--split writes a folder"
         raise InputError(str(path), "a file ending in .html", repr(path.suffix), hint)
-
-
-def _element(index: int, chunk: Chunk) -> str:
-    text = base64.b64encode(chunk.content).decode("ascii")
-    mark = f'<i id="chunk-{index}-end" hidden></i>'
-    return f'<script type="application/octet-stream" id="chunk-{index}">{text}</script>{mark}'
-
-
-def _write_folder(path: Path, page: bytes, chunks: Sequence[Chunk]) -> None:
-    with replacing(path) as temporary:
-        (temporary / DATA_FOLDER).mkdir(parents=True)
-        (temporary / "index.html").write_bytes(page)
-        for name in MODULES:
-            (temporary / name).write_text(_source(name), encoding="utf-8")
-        for index, chunk in enumerate(chunks):
-            (temporary / DATA_FOLDER / f"chunk-{index:03d}.bin").write_bytes(chunk.content)
 
 
 def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:

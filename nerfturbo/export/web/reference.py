@@ -53,7 +53,7 @@ def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor)
     t, end = box_span(origins, safe, lattice, 2.0 ** (lattice.levels - 1))
     t = t.clamp_min(baked.near)
     live = (t < end).nonzero()[:, 0]
-    state = _Blocks(n, device)
+    state, atlas = _Blocks(n, device), baked.atlas.view(-1, baked.atlas.shape[-1])
     for _ in range(MAX_STEPS):
         if live.shape[0] == 0:
             break
@@ -66,7 +66,11 @@ def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor)
         scale = torch.pow(2.0, state.level[rays].float())
         position = origins[rays] + directions[rays] * t[rays][:, None]
         place = lattice.coordinates(position, state.level[rays])
-        found = _filtered(baked, state.slot[rays], place - state.block[rays] * CELLS)
+        index, weights = texels_around(state.slot[rays], place - state.block[rays] * CELLS)
+        found = torch.zeros(rays.shape[0], atlas.shape[1], device=device)
+        for k in range(8):  # texels, filtered trilinearly
+            found += weights[:, k : k + 1] * atlas[index[:, k]]
+        found /= 255.0
         thickness = decode_density(found[:, DENSITY], 1.0) * STEP
         weight = light[rays] * (1.0 - torch.exp(-thickness))
         carried = torch.cat([found[:, :3], meant_features(found[:, N_BASE:])], dim=1)
@@ -118,13 +122,3 @@ class _Blocks:
         self.slot[rays], self.level[rays], self.block[rays] = slot, level, block
         self.end[rays] = torch.where(full, end, -1.0)
         return torch.where(full, -1.0, end + NUDGE * lattice.voxel * scale)
-
-
-def _filtered(baked: Baked, slot: Tensor, local: Tensor) -> Tensor:
-    """(n, channels) in [0, 1]: texels of blocks, filtered trilinearly at local (n, 3) in [0, 7]."""
-    index, weights = texels_around(slot, local)
-    atlas = baked.atlas.view(-1, baked.atlas.shape[-1])
-    found = torch.zeros(slot.shape[0], atlas.shape[1], device=atlas.device)
-    for k in range(8):
-        found += weights[:, k : k + 1] * atlas[index[:, k]]
-    return found / 255.0

@@ -214,13 +214,6 @@ def _holes(keys: Tensor, lattice: Lattice) -> Tensor:
     return torch.cat(found)
 
 
-def pixel_size(cameras: Cameras, positions: Tensor) -> float:
-    """The median width of a pixel of the cameras at the distance of positions (n, 3)."""
-    some = positions[:: max(1, positions.shape[0] // 4096)]
-    distance = (some[:, None, :] - cameras.positions.to(some.device)[None]).norm(dim=-1)
-    return float((distance / cameras.focal.to(some.device).mean(-1)).median())
-
-
 @torch.no_grad()
 def first_values(
     field: Field,

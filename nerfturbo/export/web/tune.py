@@ -53,14 +53,6 @@ def gather(blocks: SparseBlocks, positions: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.gather(positions) if kernels is None else kernels.gather(blocks, positions)
 
 
-def density_codes(values: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """(n,) filtered codes, not rounded, without gradient."""
-    kernels = _kernels(values)
-    if kernels is not None:
-        return kernels.column(values, DENSITY, ids, weights)
-    return (values[:, DENSITY].detach()[ids] * weights).sum(1)
-
-
 class Trilinear(torch.autograd.Function):
     """sum_k weights[i, k] * byte(values[ids[i, k]]) for i of many: (n, channels). The gradient, that of values which
     are not rounded, is added to `sink`, a tensor like the values."""
@@ -165,7 +157,9 @@ class _Learner:
         positions = samples.positions(rays)
         ids, weights = gather(self.blocks, positions)
         size = self.blocks.lattice.cell_size(positions)
-        code = density_codes(self.values, ids, weights)
+        kernels = _kernels(positions)  # codes are filtered, not rounded, without gradient
+        code = None if kernels is None else kernels.column(self.values, DENSITY, ids, weights)
+        code = (self.values[:, DENSITY].detach()[ids] * weights).sum(1) if code is None else code
         seen = visibility(decode_density(code, size), samples, early_stop_eps=LAST_LIGHT, alpha_thre=1e-4)
         samples, ids, weights = compact(samples, seen), ids[seen], weights[seen]
         values = self.values.detach().requires_grad_(True)
