@@ -123,7 +123,9 @@ def check_poses(scenes: Sequence[Scene], most: int, report: Callable[[str, float
         found |= {key: [] for key in ("pairs", "by_image", "wrong_images", "better", "drawings")}
         return found | {"verdict": "unknown", "text": f"Too little to say: {why}."}
     whole = [image_size(f) if s.files else s.cameras.size[i].tolist() for f, (s, i) in zip(files, views, strict=True)]
-    found |= judge(cameras, kept, names, torch.tensor(whole) / cameras.size)
+    whole, wide = torch.tensor(whole), cameras.size[:, :1] > cameras.size[:, 1:]
+    whole = torch.where((whole[:, :1] > whole[:, 1:]) == wide, whole, whole.flip(1))  # stored sideways
+    found |= judge(cameras, kept, names, whole / cameras.size)
     found["drawings"] = []
     for i, j, _, error in sorted(found["pairs"], key=lambda row: -row[3])[:4]:
         some = kept[i, j][0][:: max(1, len(kept[i, j][0]) // 10)]

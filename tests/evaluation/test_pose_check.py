@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from nerfturbo.cli.main import main
+from nerfturbo.evaluation import pose_check
 
 from ..conftest import IN_CI
 
@@ -28,6 +29,7 @@ else:
 
 WIDTH, HEIGHT, VIEWS = 320, 240, 14
 FX, FY, CX, CY = 300.0, 290.0, 164.0, 117.0
+SIDE = 306  # pixels: 229.5 rows, which are rounded
 K1 = -0.08
 BOXES = [
     ((-4, -4, -1), (4, 4, 3)),
@@ -165,6 +167,14 @@ def test_a_wrong_focal_length_is_named_with_the_right_one(room: Path, check: Che
     assert row["given"] == pytest.approx(1.02 * FX) and row["better"] == pytest.approx(FX, rel=0.005)
     assert found["gain"][1] < 0.8 * found["gain"][0]
     assert f"fx {1.02 * FX:.5g} fits better as {row['better']:.5g}" in found["text"]
+
+
+def test_lenses_are_told_in_pixels_of_the_files(room: Path, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pose_check, "SIDE", SIDE)
+    found = check(write(room, poses(), fl_y=1.02 * FY))
+    (row,) = found["better"]
+    assert found["size"] == [SIDE, round(HEIGHT * SIDE / WIDTH)] and found["size"][1] / HEIGHT != SIDE / WIDTH
+    assert row["what"] == "fy" and row["given"] == pytest.approx(1.02 * FY)
 
 
 def test_a_wrong_principal_point_is_named(room: Path, check: Check) -> None:
