@@ -97,7 +97,7 @@ def test_3_a_field_of_ones_own_is_trained_rendered_and_exported(tmp_path: Path, 
     train, *others = example.COMMANDS  # the same with less to do
     small = "--train.batch-samples 8192 --grid.resolution 32 --turntable 0"
     example.COMMANDS = (f"{train} {small} --eval-views 4", *others)
-    example.main("seesaw", 80, 8, run)
+    example.main("seesaw", 60, 8, run)
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["psnr"] > metrics["baselines"]["constant_psnr"], metrics
     with Image.open(run / "orbit.gif") as video:
