@@ -74,7 +74,7 @@ _PRESETS: dict[str, Config] = {
         grid=c.GridConfig(resolution=64, update_every=256),
         field=c.VanillaConfig(),
         sampler=c.HierarchySamplerConfig(),
-        optim=c.OptimConfig(lr=5e-4, final_lr_fraction=0.1, warmup_steps=200),
+        optim=_VANILLA,
         train=c.TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024),
     ),
 }
@@ -86,7 +86,7 @@ _PRESETS["proposal-large"] = replace(
     sampler=c.ProposalSamplerConfig(
         n_samples=32, coarse_samples=(64, 64), levels=7, log2_entries=20, resolutions=(512, 2048)
     ),
-    loss=replace(_PRESETS["proposal"].loss, kind="mse", distortion=0.003),
+    loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
     train=c.TrainConfig(batch_samples=32 * 32_768, max_rays=32_768),
 )

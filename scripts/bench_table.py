@@ -212,6 +212,7 @@ def gpu_figures() -> str:
     seconds = " / ".join(f"{mark['seconds']:.0f}" for mark in lego["median_psnr"])
     rows = [
         (f"PSNR after {seconds} s of training, median of 3 seeds", marks("h200/lego_scene"), "lego_scene"),
+        ("the same after a run of 5 s", marks("h200/lego_5s"), "lego_5s"),
         ("samples skipped", f"{lego['runs'][0]['samples_skipped_fraction']:.1%}", "lego_scene"),
         ("preset `quality`, 60 s", f"{quality['psnr']['as configured']:.1f} dB", "quality_lego"),
         (
@@ -556,6 +557,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels-capture": lambda: kernels("h200/capture_profile"),
     "choices-ngp": lambda: choices("h200/ngp_choice"),
     "choices-captures": lambda: choices("h200/captures_choice"),
+    "choices-hierarchy": lambda: choices("h200/hierarchy_rate"),
     "choices-schedule": lambda: choices("h200/captures_schedule"),
     "bicycle-scene": lambda: scored("h200/bicycle_scene"),
     "frames": frames,

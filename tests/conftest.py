@@ -5,21 +5,47 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Where Python may keep no byte code, each of the hundred programs that tests start would compile all of torch, for
+# seconds. A folder that git ignores holds it instead; this stands before the first large import.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(REPOSITORY / "__pycache__"))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+import torch  # noqa: E402
 
 HAS_CUDA = torch.cuda.is_available()
 IN_CI = os.environ.get("CI") == "true"
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Triton decides when a kernel is decorated whether to interpret it, so this must stand before the first import of a
 # kernel. For the whole process that is safe: on a CPU `auto` never picks Triton, and an explicit "triton" could not
 # run at all. A test of that very error deletes the variable first (`monkeypatch.delenv("TRITON_INTERPRET")`).
 if not HAS_CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# What takes longest begins first, so that no process is left with minutes of work when the others have none.
+LONGEST = (
+    "training/test_law.py",
+    "test_examples.py",
+    "training/test_matrix.py",
+    "training/test_distributed.py",
+    "data/test_decisions.py",
+    "cli/test_documented_commands.py",
+    "cli/test_torchrun.py",
+    "viewer/test_browser.py",
+    "training/test_old_runs.py",
+    "cli/test_real_formats.py",
+)
 
 
 def _usable_cores() -> int:
@@ -29,7 +55,10 @@ def _usable_cores() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     # The tensors of tests are small: more threads only wait, and each of several processes has its own.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, min(4, _usable_cores() // workers)))
+    n_threads = max(1, min(4, _usable_cores() // workers))
+    torch.set_num_threads(n_threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(n_threads))  # of the programs that tests start
+    config.option.loadscopereorder = False  # the number of tests in a file says little: see LONGEST
     # A shell starts what runs in its background deaf to Ctrl-C, and so would be all programs that tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nerfturbo")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes, which take files in this order
+        counts = Counter(item.path for item in items)
+        ranks = {REPOSITORY / "tests" / name: rank for rank, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -counts[item.path]))
     if HAS_CUDA:
         return
     skip = pytest.mark.skip(reason="needs a CUDA device, and torch sees none")

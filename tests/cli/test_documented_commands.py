@@ -138,7 +138,10 @@ def smaller(text: str) -> list[str]:
         case "export" | "compare":
             words += ["--overwrite"]
             words += ["--tune-steps", "1", "--eval-views", "1"] if words[1] == "web" else []
-        case "tune" | "profile":
+            words += ["--resolution", "16"] if words[1] == "mesh" and "--resolution" not in words else []
+        case "tune":
+            words += [*SMALL, "--steps", "2", "--max-batch", "1024"]
+        case "profile":
             words += SMALL
     return words
 
