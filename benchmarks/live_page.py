@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -26,9 +27,9 @@ from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.presets import preset
 from nerfturbo.training.callbacks import MetricsLog
 from nerfturbo.training.trainer import Trainer
-from nerfturbo.viewer.page import LivePage, ViewedTraining, _Client
+from nerfturbo.viewer.page import LivePage, ViewedTraining
 from nerfturbo.viewer.painter import Painter, View
-from nerfturbo.viewer.panel import SceneFacts
+from nerfturbo.viewer.panel import Client, SceneFacts
 
 PHASES = ("alone", "idle", "moving")
 
@@ -54,6 +55,16 @@ class _Handle:
         self.scene = _Scene()
 
 
+class _Looker(Client):
+    """One that looks, without controls."""
+
+    def __init__(self) -> None:
+        self.handle, self.painter, self.view = _Handle(), Painter(), None  # type: ignore[assignment]
+        self.moved, self.moving, self.fresh, self.lock = 0.0, False, False, threading.Lock()
+        self.quality, self.cells_on = (SimpleNamespace(value=value) for value in (1280, False))  # type: ignore
+        self.note = SimpleNamespace(content="")  # type: ignore[assignment]
+
+
 class Rehearsal:
     """A training with a page and one client, run for some seconds in one phase or another."""
 
@@ -65,7 +76,7 @@ class Rehearsal:
         self.name, self.poses = train.name, test.cameras.camera_to_world.cpu()
         self.trainer = Trainer(self.config, train, device=device)
         self.page = LivePage(SceneFacts(train.name, train, test, train.aabb, Path("."), True))
-        self.client = _Client(_Handle(), Painter())  # type: ignore[arg-type]
+        self.client = _Looker()
         self.phase, self.ends, self.over = "warm-up", 0.0, threading.Event()
         log = MetricsLog(None, every_steps=20)
         self.trainer.callbacks += [log, ViewedTraining(self.page, log, Path(".")), self._until]

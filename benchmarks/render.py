@@ -24,6 +24,7 @@ from nerfturbo.bench.ops import measure_ms
 from nerfturbo.bench.record import write_json
 from nerfturbo.bench.render import RenderBenchmark, frames_of, render_record, run_render_benchmark
 from nerfturbo.data.cameras import Cameras
+from nerfturbo.ops import frame
 from nerfturbo.ops.frame import RoundLimits
 from nerfturbo.ops.ngp import triton as kernels
 from nerfturbo.rendering import image as rounds
@@ -49,18 +50,18 @@ def camera_of(cameras: Cameras, view: int, width: int = SIZE[0], height: int = S
 def show_rounds(model: NerfModel, camera: Cameras) -> None:
     """Live rays and evaluated samples of each round, rendered without a graph."""
     counts: list[list[int]] = []
-    original = rounds.next_samples
+    original = frame.next_samples
 
     def spy(*args, **kwargs):
         samples = original(*args, **kwargs)
         counts.append([int(args[0].n_live), int(samples.n_used)])
         return samples
 
-    rounds.next_samples = spy
+    frame.next_samples = spy
     try:
         model.render_image(camera, 0)
     finally:
-        rounds.next_samples = original
+        frame.next_samples = original
     used = [pair for pair in counts if pair[0]]
     print("rounds (live rays / samples):", ", ".join(f"{live}/{samples}" for live, samples in used))
     print(f"  {sum(samples for _, samples in used)} samples evaluated, {len(used)} rounds")

@@ -22,7 +22,7 @@ SIGNATURES = {
     "density": "density(positions, times=None)",
     "forward": "forward(positions, directions, times=None, camera_indices=None)",
 }
-CHECKED = 5  # points that a new field is tried with
+CHECKED = 1024  # points that a new field is tried with: where a density is negative, some of them are
 # Optional methods that the trainer and renderer look for; see `nerfturbo.fields.field`.
 _OPTIONAL = {
     *("sample_logits", "sample_density", "sample_visibility", "evaluator", "bytes_per_sample", "few_launches"),
@@ -100,8 +100,11 @@ def _module_of(where: str, name: str, what: str) -> ModuleType:
             return importlib.import_module(where)
         path = path.resolve()
         if not path.is_file():
-            hint = f"put the file with the class {name} back, or name its new place"
+            hint = f"put the file with the class {name} back, or hand the field over: load_model(run, field=...)"
             raise InputError(what, f"the file {path}", "no such file", hint)
+        program = sys.modules["__main__"]
+        if path == Path(getattr(program, "__file__", None) or "").resolve() and hasattr(program, name):
+            return program  # the script that runs: not once more
         key = f"nerfturbo_custom_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
         stamp = path.stat().st_mtime_ns
         if key in sys.modules and getattr(sys.modules[key], "__stamp__", None) == stamp:
@@ -166,7 +169,12 @@ def make_object(source: str, aabb: Aabb, *, seed: int = 0, what: str = "field") 
     options = {"aabb": aabb} if any(one.name == "aabb" for one in parameters) else {}
     with torch.random.fork_rng(devices=[]):  # the same start for the same seed, and nobody else's numbers are touched
         torch.manual_seed(seed)
-        return made(**options)
+        try:
+            return made(**options)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{what} {source}", "a class that can be made", _told(error)) from error
 
 
 def plug_in(module: object, aabb: Aabb, device: torch.device | str = "cpu") -> CustomField:
@@ -205,7 +213,7 @@ def check_field(field: CustomField, aabb: Aabb, device: torch.device) -> None:
     """Ask both methods for a few points in the box; what is wrong is named by method, expected and found."""
     kind = type(field.module).__name__
     low, high = aabb.tensor(device)
-    share = torch.linspace(0.1, 0.9, CHECKED, device=device)[:, None]
+    share = torch.rand(CHECKED, 3, generator=torch.Generator().manual_seed(0)).to(device)
     positions, directions = low + share * (high - low), torch.zeros(CHECKED, 3, device=device)
     directions[:, 2] = 1.0
     times, cameras = torch.zeros(CHECKED, device=device), torch.zeros(CHECKED, dtype=torch.int64, device=device)
@@ -228,10 +236,15 @@ def _asked(field: CustomField, method: str, *points: Tensor) -> Any:
         raise InputError(f"{kind}.{method}", SIGNATURES[method], got) from error
     try:
         return function(*points)  # type: ignore[operator]
-    except RuntimeError as error:
+    except Exception as error:
         where = f"points on {points[0].device}"
         hint = "register tensors as parameters or buffers, so that they move along" if "device" in str(error) else ""
-        raise InputError(f"{kind}.{method}", f"to take {where}", str(error).splitlines()[0], hint) from error
+        raise InputError(f"{kind}.{method}", f"to take {where}", _told(error), hint) from error
+
+
+def _told(error: Exception) -> str:
+    """The first line of an error in somebody's own code."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _check_values(

@@ -3,7 +3,7 @@
 | optional | what it is for |
 |---|---|
 | `sample_logits`, `sample_density`, `sample_visibility` | fused evaluation of packed samples (`RayField`) |
-| `evaluator(rays, half=False)` | fused evaluation in rendering; see `nerfturbo.rendering.rounds` |
+| `evaluator(rays, half=False)` | fused evaluation in rendering; see `nerfturbo.rendering.image` |
 | `connect(buffers)` | half copies and gradient buffers (`Buffers`); without it torch.autocast is used |
 | `bytes_per_sample` | memory of rendering, for planning; `few_launches` where a round is few kernels |
 | `captures_ahead` | its kernels can be compiled before the first step, with their launches left out |

@@ -61,7 +61,7 @@ class VoxelGrid(Staged, Connected):
     table_sink: GradientSink | None = None
     nodes: Tensor  # (n_nodes,) int32: where each row lies
     blocks: Tensor  # (g, g, g) int32 and
-    rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxel_lookup`
+    rows: Tensor  # (n_blocks, 512) int32: the way back; see `nerfturbo.ops.voxels`
     ticks: Tensor  # (resolution + 1,): where the nodes lie along an axis of the unit cube
     scales: Tensor  # (n_basis,): what each basis function is multiplied by
 

@@ -89,9 +89,10 @@ def check_sampler(sampler: Any, aabb: Aabb, device: torch.device) -> None:
     rays = Rays((low - (high - low)).repeat(4, 1), toward.repeat(4, 1))
     try:
         samples = sampler.sample(rays, draw=Draw(stratified=True, step=0))
-    except TypeError as error:
+    except Exception as error:
         wanted = "sample(rays, *, draw=None, n_active=None, capacity=None)"
-        raise InputError("sampler.sample", wanted, str(error)) from error
+        got = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+        raise InputError("sampler.sample", wanted, got) from error
     if not isinstance(samples, PackedSamples):
         raise InputError("sampler.sample", "PackedSamples", type(samples).__name__)
     refuse(samples.n_rays != len(rays), "sampler.sample", f"samples of {len(rays)} rays", samples.n_rays)

@@ -238,6 +238,10 @@ class TrainingStep(RayBatches):
         if self.optimizer.averages_due(step + 1):
             self.optimizer.update_averages(self.optimizer.step_count)
 
+    def differentiate(self, loss: Tensor, scale: Tensor | None) -> None:
+        """Add the gradients of one batch; a profile puts its clock around it."""
+        backward(loss, scale)
+
     def _accumulate(self, step: int) -> StepResult:
         """The gradients of one step, of one batch or the mean of several; what all ranks saw."""
         parts, team = self.model.config.train.accumulate, self.team
@@ -245,13 +249,13 @@ class TrainingStep(RayBatches):
         for part in range(parts):
             results.append(self.loss(step, part, scale))
             if part + 1 < parts:
-                backward(results[-1].loss, scale)
+                self.differentiate(results[-1].loss, scale)
         result = mean_result(results)
         if team.alone:
-            backward(results[-1].loss, scale)
+            self.differentiate(results[-1].loss, scale)
             return result
         sums, wait = start_totals(result, team)  # travels while the gradients are computed
-        backward(results[-1].loss, scale)
+        self.differentiate(results[-1].loss, scale)
         wait()
         return self.share(sums, result)
 

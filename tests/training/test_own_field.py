@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from torch import nn
 
 from nerfturbo.config import CustomFieldConfig, HierarchySamplerConfig, ProposalSamplerConfig
 from nerfturbo.errors import InputError
-from nerfturbo.fields.custom import source_of
+from nerfturbo.fields.custom import make_object, source_of
 from nerfturbo.training.distributed import Team
 from nerfturbo.training.trainer import Trainer, load_model
 from nerfturbo.types import Aabb
@@ -184,11 +186,19 @@ CASES = {
     ),
     "one column too many": (
         lambda: wrong(density=lambda self, p, t=None: OwnField.density(self, p)[:, None]),
-        r"Wrong.density: expected shape \(5,\).*got \(5, 1\); squeeze",
+        r"Wrong.density: expected shape \(1024,\).*got \(1024, 1\); squeeze",
     ),
     "negative density": (
         lambda: wrong(density=lambda self, p, t=None: OwnField.density(self, p) - 9.0),
         r"Wrong.density: expected numbers >= 0, got -",
+    ),
+    "negative in one part of the box": (
+        lambda: wrong(density=lambda self, p, t=None: torch.where((p > 0.6).all(-1), -1.0, 1.0)),
+        r"Wrong.density: expected numbers >= 0, got -1 to 1",
+    ),
+    "a mistake in its code": (
+        lambda: wrong(density=lambda self, p, t=None: self.nonsense(p)),
+        r"Wrong.density: expected to take points on cpu, got AttributeError: .*nonsense",
     ),
     "NaN": (
         lambda: wrong(density=lambda self, p, t=None: OwnField.density(self, p) * torch.nan),
@@ -227,6 +237,31 @@ def test_a_wrong_sampler_is_named() -> None:
     bad = type("S", (), {"sample": lambda self, rays, draw=None: 3})()
     with pytest.raises(InputError, match=r"sampler.sample: expected PackedSamples, got int"):
         Trainer(tiny_config(1), ball_scene(), sampler=bad)
+    bad = type("S", (), {"sample": lambda self, rays, draw=None: rays.nonsense})()
+    with pytest.raises(InputError, match=r"sampler.sample: expected sample\(.*got AttributeError: .*nonsense"):
+        Trainer(tiny_config(1), ball_scene(), sampler=bad)
+
+
+def test_a_field_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("class Mine:\n    def __init__(self):\n        raise KeyError('planes')\n")
+    with pytest.raises(InputError, match=r"field .*mine.py:Mine: expected a class that can be made, got KeyError: 'pl"):
+        make_object(f"{file}:Mine", Aabb.cube(1.0))
+
+
+def test_a_script_that_opens_its_own_field_is_not_run_again(tmp_path: Path) -> None:
+    script = """
+from nerfturbo.fields.custom import make_object, source_of
+from nerfturbo.types import Aabb
+
+class Mine:
+    pass
+
+print("once", type(make_object(source_of(Mine()), Aabb.cube(1.0))) is Mine)
+"""
+    (tmp_path / "program.py").write_text(script)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["once", "True"]
 
 
 def test_optional_methods_are_found_through_the_plug() -> None:

@@ -29,7 +29,7 @@ try:
 except ImportError:  # a release of Triton that is built otherwise
     native_specialize_impl = BaseBackend = CompiledKernel = None
 
-_RUN = JITFunction.run  # whoever replaces it, as `_precompile` does, wants to see launches
+_RUN = JITFunction.run  # whoever replaces it, as `precompile` does, wants to see launches
 
 
 def cdiv(a: int, b: int) -> int:
