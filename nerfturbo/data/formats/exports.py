@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -163,9 +164,11 @@ def _rc_xmp(first: Path) -> Capture:
 
 
 def _bundler(file: Path) -> Capture:
-    names = ("list.txt", f"{file.name}.list.txt", f"{file.name.removesuffix('.out').removesuffix('.bundle')}.list.txt")
+    stem = file.name.removesuffix(".out")
+    names = (f"list{stem.removeprefix('bundle')}.txt", "list.txt", f"{file.name}.list.txt")  # bundle.rd: list.rd
+    names += (f"{stem.removesuffix('.bundle')}.list.txt",)
     listed = first_file(*names)(file.parent) or first_file(*names)(file.parent.parent) or file.with_name("list.txt")
-    images = [line.split()[0] for _, line in text_lines(listed)]
+    images = [re.sub(r"\s+\d+\s+[\d.eE+-]+$", "", line) for _, line in text_lines(listed)]  # without 0 and focal length
     rows, first, frames = [line for _, line in text_lines(file)], 1 + 5 * len(images), []
     damaged = list(map(int, rows[0].split())) != [len(images), (len(rows) - first) / 3]
     expected, got = f"{len(images)} cameras, as in {listed.name}, and points", f"{rows[0]}, {len(rows)} lines"
@@ -300,27 +303,47 @@ def _head(file: Path) -> bytes:
 _POSE_WORDS = (
     rb"(?i)transform_?matrix|camera_?to_?world|world_?to_?camera|cam2world|\bc2w\b|\bw2c\b|t_00\b|NVM_V3|extrinsics?\s+-?\d"
     rb"|\"(poses?|rotation|translation)\"\s*:\s*\[|<(camera|transform|rotation|photogroup)\b|xcr:Position"
-    rb"|heading,pitch,roll|\bq_?w\b|\btx,? ?ty"
+    rb"|heading\W+pitch\W+roll|omega\W+phi\W+kappa|\bq_?w\b|\btx,? ?ty|camera_?(pose|transform)|sfm_data_version"
+    rb"|\"(orientation|transform)\"\s*:\s*\[|OrientationConique|# Bundle file"
 )
 _POSE_NAMES = r"(cameras?|(cam_?)?poses?|traj(ectory)?|extrinsics?)(_\w+)?\.(npz|npy|pkl|mat|nvm|sfm|xml|txt|csv)"
-_POSE_ENDINGS = (".json", ".xml", ".csv", ".txt", ".xmp", ".sfm", ".yaml", ".yml", ".nvm", ".out", ".log")
-_PROSE = (".txt", ".csv")  # these are poses by their names only with a row of numbers
+_POSE_ENDINGS = (".json", ".geojson", ".xml", ".csv", ".txt", ".xmp", ".sfm", ".yaml", ".yml", ".nvm", ".out", ".log")
+_PROJECTS = (".camera", ".abc", ".psx", ".psz", ".p4d", ".theia")  # of other programs, whatever they hold
+_PROSE = (".txt", ".csv", ".log")  # these are poses by their names only with a row of numbers
 _ROW = rb"(?m)^(\S+[ ,;\t]+)?(-?\d[\d.eE+-]*[ ,;\t]+){6}-?\d"
 
 
 def check_known(folder: Path) -> None:
     """Refuse photos beside a file of poses that no format knows: other poses would be found for them."""
     for place in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []:
-        found = [path for path in place.glob("*.*") if place == folder and re.fullmatch(_POSE_NAMES, path.name.lower())]
+        files = sorted(place.glob("*.*"))
+        found = [path for path in files if place == folder and re.fullmatch(_POSE_NAMES, path.name.lower())]
         found = [path for path in found if path.suffix.lower() not in _PROSE or re.search(_ROW, _head(path))]
-        texts = sorted(path for path in place.glob("*.*") if path.suffix.lower() in _POSE_ENDINGS)[:16]
-        found += [path for path in texts if re.search(_POSE_WORDS, _head(path)) and path.stem != "README"]
+        texts = [path for path in files if path.suffix.lower() in _POSE_ENDINGS and path.stem != "README"][:16]
+        found += [path for path in texts if re.search(_POSE_WORDS, _head(path)) or _has_poses(path)]
+        found += [path for path in files if path.suffix.lower() in _PROJECTS]
         if found:
             hint = "export them in another format; to find new ones from the images: nerfturbo process FOLDER OUTPUT"
             raise InputError(str(found[0]), "poses in a known format", "what looks like poses in another", hint)
 
 
+def _has_poses(file: Path) -> bool:
+    """Whether a table has a matrix that ends by 0 0 0 1, or three rows of 12 or 16 numbers or with a quaternion."""
+    rows: list[list[float]] = []
+    for line in _head(file).decode("latin-1").splitlines() if file.suffix.lower() in _PROSE else ():
+        rows.append([])
+        with contextlib.suppress(ValueError):
+            for word in reversed(re.split(r"[\s,;]+", line.strip())):  # up to a name
+                rows[-1].insert(0, float(word))
+    fours = lambda row: [row[i : i + 4] for i in range(len(row) - 3)] if len(row) >= 7 else []  # noqa: E731
+    turned = lambda q: abs(math.hypot(*q) - 1.0) < 1e-3 and max(map(abs, q)) < 0.9999  # noqa: E731
+    posed = sum(len(row) in (12, 16) or any(map(turned, fours(row))) for row in rows)
+    blocks = (rows[i - 3 : i] for i, row in enumerate(rows) if i >= 3 and row == [0.0, 0.0, 0.0, 1.0])
+    return posed >= 3 or any(all(len(row) == 4 for row in block) for block in blocks)
+
+
 _BUNDLES = ("bundle.out", "bundle/bundle.out", "bundler/bundle.out", "scene.bundle.out")
+_find_bundle = lambda folder: first_file(*_BUNDLES)(folder) or _holding(".out", b"^# Bundle file")(folder)  # noqa: E731
 _OPENSFM_FILES = ("reconstruction.json", "opensfm/reconstruction.json")
 _SPHERES = ("cameras_sphere.npz", "cameras.npz", "cameras_large.npz")
 FORMATS = (
@@ -332,5 +355,5 @@ FORMATS = (
     pose_format("Metashape", "cameras.xml", _holding(".xml", b"<chunk"), _metashape),
     pose_format("RealityCapture", "a CSV of its camera parameters", _holding(".csv", b"name,.*heading,.*,px"), _rc_csv),
     pose_format("RealityCapture", "XMP files beside the images", _holding(".xmp", b"xcr:(Rotation|Position)"), _rc_xmp),
-    pose_format("Bundler", "bundle.out and list.txt", first_file(*_BUNDLES), _bundler),
+    pose_format("Bundler", "bundle.out and list.txt", _find_bundle, _bundler),
 )
