@@ -153,7 +153,7 @@ def test_splits_notes_and_masks_of_formats(tmp_path: Path) -> None:
     nsvf = write_nsvf(tmp_path / "nsvf")
     assert [len(load_scene(nsvf, split)) for split in ("train", "val", "test")] == [10, 4, 4]
     scene = load_scene(nsvf)
-    assert scene.grid_levels == 1 and any("bbox.txt (--bounds" in note for note in scene.notes)
+    assert scene.grid_levels == 1 and any("the box of bbox.txt" in note for note in scene.notes)
     back = scene.to_original
     corners = (
         torch.tensor([[-1.0, -1.1, -0.9, 1.0], [1.0, 0.9, 1.2, 1.0]], dtype=torch.float64) @ torch.linalg.inv(back).T

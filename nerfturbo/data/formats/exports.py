@@ -81,7 +81,8 @@ def _opensfm(file: Path) -> Capture:
     points = _tensor([point["coordinates"] for point in best.get("points", {}).values()], -1, 3)
     notes = (f"the largest of {len(parts)} reconstructions",) if len(parts) > 1 else ()
     notes += (ONE_FOCAL,) if any("focal" in camera for camera in best["cameras"].values()) else ()
-    return Capture({"frames": frames}, notes, points)
+    up = "its altitude, by GPS" if any(best.get("reference_lla", {}).values()) else ""
+    return Capture({"frames": frames}, notes, points, up=up)
 
 
 def _metashape(file: Path) -> Capture:
@@ -139,7 +140,7 @@ def _rc_csv(file: Path) -> Capture:
         turn = turned(2, -values["heading"]) @ turned(0, values["pitch"]) @ turned(1, values["roll"])
         pose = torch.cat([turn, _tensor([[values["x"]], [values["y"]], [values["alt"]]])], 1)
         frames.append(_frame(name, pose, _rc_lens(values)))
-    return Capture({"frames": frames}, (ONE_FOCAL,))
+    return Capture({"frames": frames}, (ONE_FOCAL,), up="the file's altitude")
 
 
 def _rc_xmp(first: Path) -> Capture:
@@ -255,7 +256,7 @@ def _nsvf(file: Path) -> Capture:
     with reading(box, "NSVF"):
         low, high = _tensor(_words(box)[:6], 2, 3)
         corners = low + (high - low) * torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4).double()] * 3)
-    return Capture(document, (*notes, "bounded by bbox.txt (--bounds unbounded looks beyond)"), corners, "bounded")
+    return Capture(document, notes, corners, "the box of bbox.txt")
 
 
 def _neus(file: Path) -> Capture:
@@ -283,8 +284,7 @@ def _neus(file: Path) -> Capture:
         return Capture({"frames": frames}, ("no masks: what lies around the unit sphere is trained too",))
     around = torch.nn.functional.normalize(torch.cartesian_prod(*[torch.linspace(-1.0, 1.0, 4).double()] * 3), dim=1)
     ends = around @ sphere[:3, :3].T + sphere[:3, 3]
-    notes = ("bounded by the unit sphere (--bounds unbounded looks beyond)",)
-    return Capture({"frames": frames}, notes, ends, "bounded")
+    return Capture({"frames": frames}, (), ends, "the unit sphere of scale_mat_0")
 
 
 def _holding(ending: str, words: bytes) -> Callable[[Path], Path | None]:

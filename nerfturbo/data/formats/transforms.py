@@ -35,9 +35,9 @@ from .. import json_checks as checks
 from ..cameras import CameraModel, half_tangent, similarity_scale
 from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
 from ..json_checks import IMAGE_FOLDERS, find_image, image_path, leads_out, number, read_json, shown
-from ..options import DEFAULTS, Bounds, LoadOptions
+from ..options import DEFAULTS, LoadOptions
 from ..placement import MAX_LEVELS, Placement, given_place
-from ..scene import SPLITS, Extent, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
+from ..scene import SPLITS, Decision, Extent, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
 from .colmap import MODELS
 from .posed import Lens, View, held_out, posed_scene, read_ply, reading, unposed_note
 
@@ -149,7 +149,8 @@ class Capture(NamedTuple):
     document: dict[str, Any]
     notes: tuple[str, ...] = ()
     points: Tensor | None = None
-    bounds: Bounds = "auto"  # what auto stands for here
+    box: str = ""  # what is bounded by the points, in words
+    up: str = ""  # why the file's z is up
 
 
 def pose_format(
@@ -198,6 +199,12 @@ def has_lenses(document: dict[str, Any]) -> bool:
 def _by_name(views: Iterable[View], options: LoadOptions) -> list[View]:
     """Runs of version 1 ("mean") took names as text."""
     return sorted(views, key=lambda view: view.image.as_posix() if options.up == "mean" else checks.natural(view.image))
+
+
+def _told(note: str, reasons: dict[str, str]) -> str:
+    """A decision for the reason that is known here."""
+    why = reasons.get(note.what) if isinstance(note, Decision) else None
+    return Decision.of(note.what, note.choice, why, note.flag) if isinstance(note, Decision) and why else note
 
 
 def _key(name: object) -> str:
@@ -283,16 +290,21 @@ class _File:
 
     def scene(self, views: list[View], split: Split, notes: tuple[str, ...]) -> Scene:
         """The views at the place that the file asks for, or that their cameras give."""
-        document, back = self.document, _before_export(self.document, self.file)
+        document, back, capture = self.document, _before_export(self.document, self.file), self.capture
         placing: Callable[[Tensor], Placement] | None = None
-        auto = self.options.bounds == "auto"
-        opened = replace(self.options, bounds=self.capture.bounds) if auto else self.options
-        if "aabb_scale" in document:
-            to_original, levels = _ngp_box(document, self.file)
+        auto, told = self.options.bounds == "auto", {}
+        opened = replace(self.options, bounds="bounded") if auto and capture.box else self.options
+        if capture.up and opened.up == "auto":
+            opened, told = replace(opened, up="z"), {"up": capture.up}
+        to_original, levels = _ngp_box(document, self.file) if "aabb_scale" in document else (None, 1)
+        if auto and levels > 1 and self.options.up != "mean":  # an object on nothing ends, whatever the file says
+            masks = [find_mask(self.folder, view.image, view.mask) for view in views]
+            to_original = None if Backdrop.of([view.image for view in views], masks).transparent else to_original
+        if to_original is not None:
             why = f"aabb_scale {document['aabb_scale']}, instant-ngp's unit cube about the origin"
             options = {"options": opened, "half": 0.5, "levels": levels, "near": NGP_NEAR, "why": why}
             placing = functools.partial(given_place, to_original=to_original, **options)
-        points, name, what = self.capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
+        points, name, what = capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
         if name is not None and self.options.up != "mean":
             file = find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
             points = None if file is None else read_ply(file)
@@ -300,10 +312,12 @@ class _File:
         if points is not None:
             points = points[(points.abs() < 1e12).all(-1)] if len(points) else None
         scene = posed_scene(self.folder, views, split, opened, points=points, placing=placing, notes=notes)
-        if opened.bounds == "bounded" and auto and self.capture.points is not None and scene.to_original is not None:
-            inverse = torch.linalg.inv(scene.to_original)  # a box that the file gives
-            half = float((self.capture.points @ inverse[:3, :3].T + inverse[:3, 3]).abs().max())
+        if auto and capture.box and capture.points is not None and scene.to_original is not None:
+            inverse = torch.linalg.inv(scene.to_original)
+            half = float((capture.points @ inverse[:3, :3].T + inverse[:3, 3]).abs().max())
             scene = scene.within(Extent(Aabb.cube(half), 0.0, 1.0 + half * 3.0**0.5, 1))
+            told["bounds"] = f"{capture.box}; one box of {2.0 * half:.3g}"
+        scene = replace(scene, notes=tuple(_told(note, told) for note in scene.notes))
         if back is None:
             return scene
         assert scene.to_original is not None
