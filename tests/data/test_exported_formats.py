@@ -308,7 +308,7 @@ def test_points_of_ply_files_place_the_scene(tmp_path: Path, kind: str) -> None:
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], content.replace(b"vertex 200", b"vertex 99999999999"), b"ply\n", b""):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"sparse_pc\.ply: expected what a PLY exporter writes"):
+        with pytest.raises(InputError, match=r"sparse_pc\.ply: expected (what a PLY exporter writes|a PLY file)"):
             load_scene(folder)
 
 
@@ -436,7 +436,7 @@ DAMAGE: dict[str, tuple[str, str, str, str]] = {  # of a format: file, what is r
         "reconstruction.json",
         '"rotation"',
         '"rotatoin"',
-        r"reconstruction\.json: expected what OpenSfM writes, got KeyError: 'rotation'",
+        r"reconstruction\.json: expected what OpenSfM writes, got no 'rotation'",
     ),
     "opensfm fisheye": ("reconstruction.json", '"fisheye"', '"dual"', r"camera_model: expected one of .* got 'dual'"),
     "metashape": ("cameras.xml", 'sensor_id="3"', 'sensor_id="4"', r"cameras\.xml: expected what Metashape writes"),
@@ -454,12 +454,12 @@ DAMAGE: dict[str, tuple[str, str, str, str]] = {  # of a format: file, what is r
         r"frame3\.xmp: expected one of the brown models, got division",
     ),
     "bundler": ("bundle.out", "19 200", "19 201", r"bundle\.out: expected 19 cameras, as in list\.txt, and points"),
-    "nsvf": ("pose/0_2.txt", "e", "x", r"0_2\.txt: expected what NSVF writes, got ValueError"),
+    "nsvf": ("pose/0_2.txt", "e", "x", r"0_2\.txt: expected what NSVF writes, got could not convert"),
     "polycam": (
         "keyframes/corrected_cameras/8000017.json",
         "t_12",
         "t_99",
-        r"8000017\.json: expected what Polycam writes, got KeyError: 't_12'",
+        r"8000017\.json: expected what Polycam writes, got no 't_12'",
     ),
     "record3d": (
         "metadata.json",

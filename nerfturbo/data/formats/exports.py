@@ -58,8 +58,6 @@ def _tensor(values: Any, *shape: int) -> Tensor:
 
 
 def _frame(name: str, pose: Tensor, lens: dict[str, Any], where: object = None) -> dict[str, Any]:
-    if lens.get("camera_model") == "OPENCV" and (k4 := lens.pop("k4", 0.0)):  # OpenCV's is another
-        raise InputError(f"{where or name}: k4", "0: no lens here has it", f"{k4}", "export undistorted images")
     named = {} if where is None else {"where": str(where)}
     return {"file_path": name, "transform_matrix": pose.tolist()} | lens | named
 
@@ -71,13 +69,14 @@ def _from_world(rotation: Tensor, translation: Tensor) -> Tensor:
 
 def _opensfm(file: Path) -> Capture:
     parts = found if isinstance(found := read_json_value(file), list) else [found]
+    refuse(not parts, str(file), "at least one reconstruction", "none")
     best, frames = max(parts, key=lambda one: len(one["shots"])), []
     for name, shot in best["shots"].items():
         camera, (x, y, z) = best["cameras"][shot["camera"]], shot["rotation"]
         turn = torch.linalg.matrix_exp(_tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]]))
         lens = {str(_OPENSFM_NAMES.get(key, key)): value for key, value in camera.items()} | _SIDES
         lens["camera_model"] = _OPENSFM.get(camera["projection_type"], camera["projection_type"])
-        frames.append(_frame(name, _from_world(turn, _tensor(shot["translation"], 3)), lens))
+        frames.append(_frame(name, _from_world(turn, _tensor(shot["translation"], 3)), lens, f"{file}: {name}"))
     points = _tensor([point["coordinates"] for point in best.get("points", {}).values()], -1, 3)
     notes = (f"the largest of {len(parts)} reconstructions",) if len(parts) > 1 else ()
     notes += (ONE_FOCAL,) if any("focal" in camera for camera in best["cameras"].values()) else ()
@@ -86,8 +85,10 @@ def _opensfm(file: Path) -> Capture:
 
 
 def _metashape(file: Path) -> Capture:
-    chunk = next(ElementTree.fromstring(file.read_bytes()).iter("chunk"))
-    placed = {one.get("id", ""): _similarity(one) for one in (*chunk.iter("component"), chunk)}
+    chunks = list(ElementTree.fromstring(file.read_bytes()).iter("chunk"))
+    chunk = max(chunks, key=lambda one: len(one.findall("cameras//camera/transform")))
+    moved = [one for one in chunk.iter("component") if one.find("transform") is not None]
+    whole, placed = _similarity(chunk), {one.get("id"): _similarity(one) for one in moved}
     lenses = {one.attrib["id"]: _metashape_lens(one) for one in chunk.iter("sensor")}
     frames, left = [], {"that Metashape did not align": 0, "that are disabled": 0}
     for camera in chunk.iterfind("cameras//camera"):
@@ -95,10 +96,11 @@ def _metashape(file: Path) -> Capture:
         if text is None or disabled:
             left["that are disabled" if disabled else "that Metashape did not align"] += 1
             continue
-        outer = placed.get(camera.get("component_id", ""), placed[chunk.get("id", "")])
+        outer, label = placed.get(camera.get("component_id"), whole), camera.attrib["label"]
         pose = opencv_to_opengl(transform_poses(_tensor(text, 1, 4, 4)[:, :3], outer)[0])
-        frames.append(_frame(camera.attrib["label"], pose, lenses[camera.attrib["sensor_id"]].copy()))
+        frames.append(_frame(label, pose, lenses[camera.attrib["sensor_id"]], f"{file}: {label}"))
     notes = tuple(f"left out {count} cameras {which}" for which, count in left.items() if count)
+    notes += (f"the largest of {len(chunks)} chunks",) if len(chunks) > 1 else ()
     skew = max([0.0, *(abs(lens["b2"] / lens["fl_y"]) * lens.get("h", 0.0) / 2 for lens in lenses.values() if lens)])
     return Capture({"frames": frames}, notes + ((f"warning: skew left out: {skew:.1f} pixels",) if skew > 0.25 else ()))
 
@@ -136,16 +138,17 @@ def _rc_csv(file: Path) -> Capture:
     first = [row[0].lstrip("#").lower() for row in rows].index("name")  # a line before may say how many cameras
     header, frames = [re.sub("^#|_35mm$|_norm$", "", name.lower()) for name in rows[first]], []
     for name, *words in rows[first + 1 :]:
+        refuse(len(words) != len(header) - 1, f"{file}: {name}", f"{len(header)} columns", len(words) + 1)
         values = dict(zip(header[1:], map(float, words), strict=True))
         turn = turned(2, -values["heading"]) @ turned(0, values["pitch"]) @ turned(1, values["roll"])
         pose = torch.cat([turn, _tensor([[values["x"]], [values["y"]], [values["alt"]]])], 1)
-        frames.append(_frame(name, pose, _rc_lens(values)))
+        frames.append(_frame(name, pose, _rc_lens(values), f"{file}: {name}"))
     return Capture({"frames": frames}, (ONE_FOCAL,), up="the file's altitude")
 
 
 def _rc_xmp(first: Path) -> Capture:
     frames, unposed = [], 0
-    for file in sorted(first.parent.glob("*.xmp")):
+    for file in sorted(first.parent.glob(f"*{first.suffix}")):
         with reading(file, "RealityCapture"):
             values = dict(_XMP)
             for element in ElementTree.fromstring(file.read_bytes()).iter():
@@ -241,6 +244,7 @@ def _words(file: Path) -> list[str]:
 
 def _nsvf(file: Path) -> Capture:
     words, lists = _words(file), {f"{split}_filenames": [] for split in SPLITS}
+    refuse(len(words) < 3, str(file), "a focal length and principal point, or a matrix", " ".join(words) or "nothing")
     document, notes = dict(zip(("fl_x", "cx", "cy"), map(float, words[:3]), strict=True)), (ONE_FOCAL,)
     if float(words[1]) == 0.0:  # the skew of a matrix
         document, notes = {"K": list(map(float, words[: 16 if len(words) >= 16 else 9]))}, ()
@@ -267,17 +271,18 @@ def _neus(file: Path) -> Capture:
     frames, photos = [], _numbered(_photos(file.parent, "image", "images", "rgb"))
     place = next((file.parent / name for name in ("mask", "masks") if (file.parent / name).is_dir()), None)
     masks = {} if place is None else _numbered(_photos(file.parent, place.name))
-    given = sum(name.startswith("world_mat_") and name[10:].isdecimal() for name in matrices)
+    given = sorted(int(name[10:]) for name in matrices if re.fullmatch(r"world_mat_\d+", name))
     by_place = list(photos) == list(range(len(photos)))
-    refuse(by_place and given != len(photos), str(file), f"world_mat of {len(photos)} images", str(given))
-    for index, name in photos.items():
+    refuse(by_place and len(given) != len(photos), str(file), f"world_mat of {len(photos)} images", len(given))
+    indices = given if len(given) == len(photos) else sorted(photos)  # by place where there are as many
+    for index, (own, name) in zip(indices, sorted(photos.items()), strict=True):
         matrix = matrices[f"world_mat_{index}"][:3, :4]
         left = matrix[:, :3] * torch.linalg.det(matrix[:, :3]).sign()
         turned, upper = torch.linalg.qr(left.flip(0).T)  # left = camera matrix, an upper triangle, times rotation
         inner, rotation = upper.T.flip(0, 1), turned.T.flip(0)
         inner, rotation = inner * inner.diagonal().sign(), rotation * inner.diagonal().sign()[:, None]
         pose = _from_world(rotation, rotation @ torch.linalg.solve(matrix[:, :3], matrix[:, 3]))
-        mask = {"mask_path": masks[index]} if index in masks else {}
+        mask = {"mask_path": masks[own]} if own in masks else {}
         frames.append(_frame(name, pose, {"K": (inner / inner[2, 2]).tolist()} | mask, f"{file}: world_mat_{index}"))
     sphere, masked = matrices.get("scale_mat_0"), masks.keys() >= photos.keys()
     if not masked or sphere is None:
@@ -290,8 +295,9 @@ def _neus(file: Path) -> Capture:
 def _holding(ending: str, words: bytes) -> Callable[[Path], Path | None]:
     """Finds the first file of an ending that holds these words, in a folder or its folders of images."""
     places = ("", *IMAGE_FOLDERS)
-    files = lambda folder: (path for place in places for path in sorted((folder / place).glob(f"*{ending}")))  # noqa: E731
-    return lambda folder: next((path for path in files(folder) if re.search(words, _head(path))), None)
+    files = lambda folder: (path for place in places for path in sorted((folder / place).glob("*.*")))  # noqa: E731
+    fits = lambda path: path.suffix.lower() == ending and re.search(words, _head(path))  # noqa: E731
+    return lambda folder: next(filter(fits, files(folder)), None)
 
 
 def _head(file: Path) -> bytes:

@@ -19,6 +19,7 @@ import math
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from ...files import replacing
 from ...types import Aabb
 from .. import json_checks as checks
 from ..cameras import CameraModel, half_tangent, similarity_scale
+from ..capture.photos import PHOTO_ENDINGS
 from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
 from ..json_checks import IMAGE_FOLDERS, find_image, image_path, leads_out, number, read_json, shown
 from ..options import DEFAULTS, LoadOptions
@@ -201,12 +203,6 @@ def _by_name(views: Iterable[View], options: LoadOptions) -> list[View]:
     return sorted(views, key=lambda view: view.image.as_posix() if options.up == "mean" else checks.natural(view.image))
 
 
-def _told(note: str, reasons: dict[str, str]) -> str:
-    """A decision for the reason that is known here."""
-    why = reasons.get(note.what) if isinstance(note, Decision) else None
-    return Decision.of(note.what, note.choice, why, note.flag) if isinstance(note, Decision) and why else note
-
-
 def _key(name: object) -> str:
     return posixpath.normpath(str(name).replace("\\", "/"))
 
@@ -238,6 +234,11 @@ class _File:
         for places in ((), others):  # in other folders only where none is where the file says: others were sorted out
             if not any(paths):
                 paths = [find_image(self.folder, *one, allow_outside=outside, places=places) for one in names]
+        if not any(paths) and not any("/" in _key(name) for name, _ in names):  # labels of images anywhere below
+            below = [path for path in self.folder.rglob("*.*") if path.suffix.lower() in PHOTO_ENDINGS]
+            counts = Counter(path.stem for path in below)
+            alone = {name: path for path in below for name in (path.name, path.stem) if counts[path.stem] == 1}
+            paths = [alone.get(str(name)) for name, _ in names]
         for (values, where), (name, what), path in zip(listed, names, paths, strict=True):
             if path is None:
                 lost.append((name, what))
@@ -252,13 +253,17 @@ class _File:
                 raise IncompleteSplitError(what, "the path of an image", f"no such file {shown(name)}")
             raise checks.missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
-        stems = {path: (self.folder / _key(name)).with_suffix("") for path, name in found.items() if "/" in _key(name)}
-        if moved := [path for path, stem in stems.items() if path.with_suffix("") != stem]:
+        keys = {path: _key(name) for path, name in found.items()}
+        if moved := [path for path, key in keys.items() if "/" in key and path.parent != (self.folder / key).parent]:
             first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
             notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
         if len(frames) < len(listed):
             lost_note = f"{len(listed) - len(frames)} frames left out, because their pictures are not there"
             notes += (f"warning: {self.file.name}: {lost_note}",)
+        poses: dict[Path, object] = {}
+        given = [(frame.image, frame.values.get("transform_matrix")) for frame in frames]
+        if twice := [image.name for image, pose in given if poses.setdefault(image, pose) != pose]:
+            notes += (f"warning: {self.file.name}: {len(twice)} images have two poses, as {twice[0]}",)
         named = [frame for frame in frames if frame.values.get("depth_file_path") is not None]
         if named:
             n_depths = sum(self._depth_file(frame) is not None for frame in named)
@@ -317,7 +322,9 @@ class _File:
             half = float((capture.points @ inverse[:3, :3].T + inverse[:3, 3]).abs().max())
             scene = scene.within(Extent(Aabb.cube(half), 0.0, 1.0 + half * 3.0**0.5, 1))
             told["bounds"] = f"{capture.box}; one box of {2.0 * half:.3g}"
-        scene = replace(scene, notes=tuple(_told(note, told) for note in scene.notes))
+        chosen = [note for note in scene.notes if isinstance(note, Decision) and note.what in told]
+        said = {str(note): Decision.of(note.what, note.choice, told[note.what], note.flag) for note in chosen}
+        scene = replace(scene, notes=tuple(said.get(note, note) for note in scene.notes))
         if back is None:
             return scene
         assert scene.to_original is not None
@@ -355,6 +362,10 @@ class _File:
         cx, cy = value("cx"), value("cy")
         coefficients = [value(name) or 0.0 for name in COEFFICIENTS[model]]
         known = self.document | frame.values
+        plain = model == "opencv" and str(known.get("camera_model")).upper() != "FULL_OPENCV"
+        if plain and value("k4") and value("k5") is None and value("k6") is None:  # OpenCV's is another
+            place, got = where if frame.values.get("k4") is not None else self.file, f"{value('k4'):g}"
+            raise InputError(f"{place}: k4", "0: no lens here has it", got, "export undistorted images")
         side, middle = (max(width, height) if known.get("per_side") else 1.0), bool(known.get("from_middle"))
         cx, cy = (None if c is None else c * side + middle * 0.5 * end for c, end in ((cx, width), (cy, height)))
         center = (0.5 * width if cx is None else cx, 0.5 * height if cy is None else cy)
