@@ -167,7 +167,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     source = _unposed(given)
     if source is None:
         return None
-    from ..data.capture.photos import find_photos, is_video
+    from ..data.capture.photos import find_photos, is_video, photo_sizes
     from ..data.capture.process import poses_folder
     from ..data.capture.video import frame_count, open_decoder
     from ..data.images import image_size
@@ -186,7 +186,10 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     name |= {"preset": None, "presets": presets, "next": command}
     if not is_video(source):
         photos = find_photos(source)
-        return {**name, "pictures": len(photos), "sizes": sorted({image_size(path) for path in photos})}
+        refuse(len(photos) < 2, str(source), "at least 2 photos, to find their poses", "one")
+        sizes = photo_sizes(photos) or [image_size(photos[0])]  # raises, in its words
+        damaged = len(photos) - len(sizes)
+        return {**name, "pictures": len(photos), "damaged": damaged, "sizes": sorted(set(sizes))}
     try:
         decoder = open_decoder()
     except InputError as error:  # nothing here reads videos
@@ -212,7 +215,8 @@ def _print_unposed(found: dict[str, Any]) -> None:
 def _what(found: dict[str, Any]) -> str:
     sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
     if "video" not in found:
-        return f"{found['pictures']} photos, {sizes}" + (", ..." if len(found["sizes"]) > 4 else "")
+        damaged = f" ({found['damaged']} damaged)" if found["damaged"] else ""
+        return f"{found['pictures']} photos{damaged}, {sizes}" + (", ..." if len(found["sizes"]) > 4 else "")
     facts = found["video"]
     if facts is None:
         return "a video"

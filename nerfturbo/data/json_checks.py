@@ -7,6 +7,7 @@ import json
 import math
 import posixpath
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def _alike(path: Path) -> Path | None:
     """The image in the same folder whose name has other capitals, another extension, or one at all."""
     if not path.parent.is_dir():
         return None
-    names, name = _listed(str(path.parent), path.parent.stat().st_mtime_ns), path.name.lower()
+    names, name = _listed(str(path.parent), path.parent.stat().st_mtime_ns), _plain(path.name)
     stem, _, ending = name.rpartition(".")
     same = names.get(name) or names.get(f"{name}.") or (names.get(f"{stem}.") if ending in _ENDINGS else None)
     return path.parent / same if same is not None and (path.parent / same).is_file() else None
@@ -169,4 +170,8 @@ def _listed(folder: str, changed: int) -> dict[str, str]:
     """The images of a folder by name and by stem with a dot, without capitals; `changed`: when it was."""
     kept = [path.name for path in Path(folder).iterdir() if path.suffix.lower()[1:] in _ENDINGS]
     kept.sort(key=lambda name: (-_ENDINGS.index(name.lower().rpartition(".")[2]), name))  # PNG last: it is kept
-    return {f"{name.lower().rpartition('.')[0]}.": name for name in kept} | {name.lower(): name for name in kept}
+    return {f"{_plain(name).rpartition('.')[0]}.": name for name in kept} | {_plain(name): name for name in kept}
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).lower()  # macOS takes letters apart

@@ -107,6 +107,7 @@ _ONE_SIDE = 0.5  # mean of the cameras' horizontal directions from the centre: 0
 _MOSTLY, _PARTLY = 0.75, 0.5  # shares of the images' borders that are flat: rather an object, perhaps one
 _PAST = 0.1  # share of the rays along the borders that the ground does not stop between the cameras
 _LEVEL, _STEEP = 0.17, 0.35  # right axes off the horizontal (root mean square), up axes along up at least
+_ONE_WAY = 0.9  # mean of the cameras' viewing directions
 _PITCH = 0.02  # over the cameras: how much they count as looking level, which decides where they do not turn
 _TURNS, _MORE = 0.05, 8.0  # up axes that turn this much, and so much more than the right ones, lie on their side
 UP_FLAG = "--up x|y|z|-x|-y|-z"
@@ -287,7 +288,9 @@ def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
     """Up (3,) by what is level: the images' right axes or, of images that lie on their side, their up axes; else the
     plane that the cameras stand in. Where cameras hardly turn, that they look level decides between what is left."""
     right, upward, backward, positions = poses.double().unbind(-1)
-    count, found = poses.shape[0], []
+    count, found, above = poses.shape[0], [], backward.mean(0)
+    if float(above.norm()) > _ONE_WAY and float(upward.mean(0).norm()) < 0.5:
+        return above / above.norm(), "the cameras look one way, their images turned all ways: down"
     for level, steep in ((right, upward), (upward, right)):
         moments = (level.T @ level + _PITCH / count * backward.T @ backward) / count
         values, vectors = torch.linalg.eigh(moments)
@@ -296,7 +299,7 @@ def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
         fits = off < _LEVEL and abs(float(steep.mean(0) @ up)) > _STEEP
         found.append((fits, float(values[1]), up, math.degrees(math.asin(min(1.0, off)))))
     (upright, turns, up, off), (sideways, turns_of_up, other, off_of_up) = found
-    looks_down = -backward.mean(0)
+    looks_down = -above
     if sideways and (not upright or (turns_of_up > _TURNS and turns_of_up > _MORE * turns)):
         down = float(looks_down @ other)
         sign = -down if abs(down) > 0.05 else -float(right.mean(0) @ other)  # else as phones are held
@@ -306,7 +309,7 @@ def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
     if not upright:
         _, sizes, axes = torch.linalg.svd(positions - positions.mean(0), full_matrices=False)
         ring = count > 3 and float(sizes[2]) < 0.15 * float(sizes[1]) and float(sizes[1]) > 0.3 * float(sizes[0])
-        if not ring or float(looks_down.norm()) > 0.9:
+        if not ring or float(above.norm()) > _ONE_WAY:
             return None, ""
         up, why = axes[2], "the cameras stand in a plane"
     sign = float(upward.mean(0) @ up)

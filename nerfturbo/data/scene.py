@@ -16,7 +16,7 @@ from ..errors import InputError, did_you_mean, refuse
 from ..ops.pixels import PixelMask
 from ..types import Aabb
 from .cameras import Cameras
-from .images import CONVERT_RAW, ImagePool, pack_flags
+from .images import ImagePool, pack_flags
 from .lenses import valid_pixels
 from .options import DEFAULTS, LoadOptions
 
@@ -163,12 +163,12 @@ def load_scene(
     found = recognise(folder)
     if found is not None:
         return found.load(folder, split, options)
-    from .capture.photos import find_raw
+    from .capture.photos import what_else
 
-    if raw := find_raw(folder):
-        raise InputError(str(folder), "a scene in a known format", f"{', '.join(raw)} files", CONVERT_RAW)
+    got, hint = what_else(folder)
     looked_for = "; ".join(f"{entry.name}: {entry.looked_for}" for entry in scene_formats())
-    raise InputError(str(folder), "a scene in a known format", "none of them", f"looked for {looked_for}")
+    got, hint = (got, hint) if hint else ("none of them", f"looked for {looked_for}")
+    raise InputError(str(folder), "a scene in a known format", got, hint)
 
 
 def open_scenes(source: str | Path, options: LoadOptions = DEFAULTS) -> tuple[Scene, Scene]:
@@ -205,6 +205,10 @@ def recognise(folder: Path) -> SceneFormat | None:
     found = next((scene_format for scene_format in scene_formats() if scene_format.recognise(folder)), None)
     if found is None or found.name == UNPOSED:
         check_whole(folder)
+        for place in sorted(folder.glob("*/")) if found is None else ():
+            if any(one.recognise(place) for one in scene_formats()[:-1]):
+                got, hint = f"one in {place.name}", f"name that folder: {place}"
+                raise InputError(str(folder), "a scene in a known format", got, hint)
         check_known(folder)
     return found
 
@@ -242,7 +246,8 @@ def _check_folder(folder: Path) -> None:
         if folder.is_dir():
             raise InputError(str(folder), "a folder that can be read", error.strerror or str(error)) from None
         got = "a file" if folder.exists() else "no such folder"
-    hint = did_you_mean(str(folder), BUILTIN_SCENES)
+    around = folder.is_file() and any(one.recognise(folder.parent) for one in scene_formats())
+    hint = f"name its folder: {folder.parent}" if around else did_you_mean(str(folder), BUILTIN_SCENES)
     hint = hint or f"give a scene folder, photos, a video, or a built-in scene: {', '.join(BUILTIN_SCENES)}"
     raise InputError(str(folder), "a folder with a scene", got, hint)
 

@@ -153,7 +153,7 @@ def test_splits_notes_and_masks_of_formats(tmp_path: Path) -> None:
     nsvf = write_nsvf(tmp_path / "nsvf")
     assert [len(load_scene(nsvf, split)) for split in ("train", "val", "test")] == [10, 4, 4]
     scene = load_scene(nsvf)
-    assert scene.grid_levels == 1 and any("bbox.txt (--bounds" in note for note in scene.notes)
+    assert scene.grid_levels == 1 and any("the box of bbox.txt" in note for note in scene.notes)
     back = scene.to_original
     corners = (
         torch.tensor([[-1.0, -1.1, -0.9, 1.0], [1.0, 0.9, 1.2, 1.0]], dtype=torch.float64) @ torch.linalg.inv(back).T
@@ -308,7 +308,7 @@ def test_points_of_ply_files_place_the_scene(tmp_path: Path, kind: str) -> None:
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], content.replace(b"vertex 200", b"vertex 99999999999"), b"ply\n", b""):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"sparse_pc\.ply: expected what a PLY exporter writes"):
+        with pytest.raises(InputError, match=r"sparse_pc\.ply: expected (what a PLY exporter writes|a PLY file)"):
             load_scene(folder)
 
 
@@ -385,6 +385,7 @@ def test_masks_in_folders_of_other_names(tmp_path: Path, place: str) -> None:
     assert any("masks for 14 of 14 pictures" in note for note in load_scene(folder).notes)
 
 
+MATRIX = "1 0 0 5\n0 1 0 6\n0 0 1 7\n0.0e+00 0 0 1.0\n"
 FOREIGN = {
     "sfm_data.json": '{"sfm_data_version": "0.3", "extrinsics": [{"key": 0, "value": {"rotation": [[1, 0, 0]]}}]}',
     "cameras.sfm": '{"views": [], "poses": [{"poseId": "1", "pose": {}}]}',
@@ -395,6 +396,20 @@ FOREIGN = {
     "cams/00000000_cam.txt": "extrinsic\n1 0 0 0\n",
     "odometry.csv": "timestamp, frame, x, y, z, qx, qy, qz, qw\n",
     "cameras.xml": "<document><ch",
+    "frame_00001.json": '{"intrinsics": [1, 0], "cameraPoseARFrame": [1, 0, 0, 0]}',
+    "arkit.json": '{"frames": [{"cameraTransform": [[1, 0, 0, 0]]}]}',
+    "frames.json": '[{"name": "frame1.png", "transform": [1, 0, 0, 0]}]',
+    "images/frame-000000.pose.txt": MATRIX,
+    "Barn.log": f"0 0 0\n{MATRIX}",
+    "KeyFrameTrajectory.txt": "".join(f"{n}.5 1 2 3 0.6 0.0 0.8 0.0\n" for n in range(3)),
+    "pmatrix.txt": "".join(f"a b {n}.jpg {' 1.5' * 12}\n" for n in range(3)),
+    "external.txt": "imageName X Y Z Omega Phi Kappa\na.jpg 1 2 3 4 5 6\n",
+    "semicolon.csv": "#name;x;y;alt;heading;pitch;roll;f;px;py\n",
+    "Ori-Abs/Orientation-a.xml": "<ExportAPERO><OrientationConique><Externe/></OrientationConique></ExportAPERO>",
+    "odm_report/shots.geojson": '{"features": [{"properties": {"translation": [1, 2, 3]}}]}',
+    "openmvg.json": '{"sfm_data_version": "0.3", "views": []}',
+    "camera/000001.json": '{"orientation": [[1, 0, 0]]}',
+    **{f"images/project{ending}": "anything" for ending in (".camera", ".abc", ".psx", ".psz", ".p4d", ".theia")},
 }
 
 
@@ -421,7 +436,7 @@ DAMAGE: dict[str, tuple[str, str, str, str]] = {  # of a format: file, what is r
         "reconstruction.json",
         '"rotation"',
         '"rotatoin"',
-        r"reconstruction\.json: expected what OpenSfM writes, got KeyError: 'rotation'",
+        r"reconstruction\.json: expected what OpenSfM writes, got no 'rotation'",
     ),
     "opensfm fisheye": ("reconstruction.json", '"fisheye"', '"dual"', r"camera_model: expected one of .* got 'dual'"),
     "metashape": ("cameras.xml", 'sensor_id="3"', 'sensor_id="4"', r"cameras\.xml: expected what Metashape writes"),
@@ -439,12 +454,12 @@ DAMAGE: dict[str, tuple[str, str, str, str]] = {  # of a format: file, what is r
         r"frame3\.xmp: expected one of the brown models, got division",
     ),
     "bundler": ("bundle.out", "19 200", "19 201", r"bundle\.out: expected 19 cameras, as in list\.txt, and points"),
-    "nsvf": ("pose/0_2.txt", "e", "x", r"0_2\.txt: expected what NSVF writes, got ValueError"),
+    "nsvf": ("pose/0_2.txt", "e", "x", r"0_2\.txt: expected what NSVF writes, got could not convert"),
     "polycam": (
         "keyframes/corrected_cameras/8000017.json",
         "t_12",
         "t_99",
-        r"8000017\.json: expected what Polycam writes, got KeyError: 't_12'",
+        r"8000017\.json: expected what Polycam writes, got no 't_12'",
     ),
     "record3d": (
         "metadata.json",
@@ -549,7 +564,9 @@ def test_what_is_optional_may_be_missing_and_what_was_removed_stays_away(tmp_pat
 @pytest.mark.parametrize(
     ("name", "text"),
     [("camera_settings.txt", "ISO 100 f/8"), ("camera.csv", "Canon,R5"), ("notes/todo.txt", "extrinsic")]
-    + [("gps.csv", "time,heading,pitch\n1,2,3\n"), ("metadata.json", '{"author": "me"}')],
+    + [("gps.csv", "time,heading,pitch\n1,2,3\n"), ("metadata.json", '{"author": "me"}')]
+    + [("exif.csv", "a.jpg,4000,3000,1,0,0,0,100,8\n" * 4), ("track.log", "1.5,48.1,11.5,520,3.2,90,1.1,9\n" * 4)]
+    + [("labels/a.txt", "0 0.1 0.2 0.3 0.4\n" * 4), ("notes.log", "Looking for poses: 0 0 0 1\n0 0 0 1\n")],
 )
 def test_ordinary_files_beside_photos_are_no_poses(tmp_path: Path, name: str, text: str) -> None:
     write_images(tmp_path / "rgb", ["a", "b", "c"])
@@ -557,3 +574,17 @@ def test_ordinary_files_beside_photos_are_no_poses(tmp_path: Path, name: str, te
     (tmp_path / name).write_text(text)
     found = recognise(tmp_path)
     assert found is not None and found.name == "photos or video"
+
+
+@pytest.mark.parametrize(("bundle", "listed"), [("bundle.rd.out", "list.rd.txt"), ("scene.out", "list.txt")])
+def test_bundles_of_other_names_are_read(tmp_path: Path, bundle: str, listed: str) -> None:
+    folder = write_bundler(tmp_path / "scene")
+    (folder / "bundle.out").rename(folder / bundle)
+    (folder / "list.txt").rename(folder / listed)
+    for file in (folder / "images").iterdir():
+        file.rename(file.with_name(f"my {file.name}"))  # a space in the name
+    (folder / listed).write_text((folder / listed).read_text().replace("images/", "images/my "))
+    if listed != "list.txt":
+        (folder / "list.txt").write_text("of others.jpg\n")
+    found = recognise(folder)
+    assert found is not None and found.name == "Bundler" and len(all_views(folder)) == N

@@ -82,6 +82,10 @@ def test_one_camera_and_cameras_without_a_common_up() -> None:
     eyes = torch.tensor([[0.1 * index, 0.0, 0.0] for index in range(4)], dtype=torch.float64)
     poses = look_at(eyes, eyes + torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
     poses[::2, :, :2] *= -1.0
+    assert "turned all ways: down" in place(cameras_at(poses), poses).notes[0]  # as a drone in lanes
+    aside = torch.tensor([[0.7, 1.0, 0.0], [0.7, 1.0, 0.0], [-0.7, 1.0, 0.0], [-0.7, 1.0, 0.0]], dtype=torch.float64)
+    poses = look_at(eyes, eyes + aside)
+    poses[::2, :, :2] *= -1.0
     assert "no common up" in place(cameras_at(poses), poses).notes[0]
 
 

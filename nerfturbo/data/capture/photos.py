@@ -73,7 +73,7 @@ def require_photos(folder: Path) -> list[Path]:
         raise InputError(str(folder), expected, f"a file ending in {folder.suffix or 'nothing'!r}")
     photos = find_photos(folder)
     if not photos:
-        raise InputError(str(folder), "photos ending in " + ", ".join(PHOTO_ENDINGS), *_what_else(folder))
+        raise InputError(str(folder), "photos ending in " + ", ".join(PHOTO_ENDINGS), *what_else(folder))
     return photos
 
 
@@ -97,7 +97,7 @@ def copy_photos(
     return taken
 
 
-def _what_else(folder: Path) -> tuple[str, str]:
+def what_else(folder: Path) -> tuple[str, str]:
     """(what was found, hint) of a folder without photos."""
     endings = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file()} - {""})
     raw = find_raw(folder)

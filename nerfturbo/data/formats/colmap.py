@@ -58,9 +58,11 @@ _TRACK = np.dtype([("image", "<i4"), ("feature", "<i4")])
 _Features = Callable[[], np.ndarray]  # rows of x, y, point; the point is -1 where a feature belongs to none
 _MAX_NAME = 4096
 _ENDINGS = (".bin", ".txt")
-_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap_sparse/0", "colmap_sparse", "dense/0/sparse", "")
-_UNDISTORTED = "dense/0"  # of COLMAP's workspaces: images and a model of their own
-_IMAGE_FOLDERS = (*IMAGE_FOLDERS, "dense/0/images", "dense/images", "colmap/images")
+_UNDISTORTED = ("dense/0/sparse", "dense/sparse")  # of COLMAP's workspaces, with images of their own
+_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap_sparse/0", "colmap_sparse", *_UNDISTORTED)
+_FOLDERS += ("distorted/sparse/0", "colmap/0", "colmap_text", "")
+_PARENTS = ("sparse", "colmap/sparse", "colmap_sparse", "distorted/sparse", "colmap")  # of models by numbers
+_IMAGE_FOLDERS = (*IMAGE_FOLDERS, "colmap/images")
 
 
 @dataclass(frozen=True)
@@ -293,20 +295,24 @@ def find_model(folder: Path) -> Path | None:
 
 
 def find_models(folder: Path) -> dict[Path, int]:
-    """The reconstructions that lie side by side, as sparse/0, sparse/1, ..., with their numbers of images, the largest
-    first; where the only images are those that COLMAP undistorted, the model beside them."""
-    undistorted = (folder / _UNDISTORTED / "images").is_dir() and not (folder / "images").is_dir()
-    places = [folder / name for name in ((f"{_UNDISTORTED}/sparse", *_FOLDERS) if undistorted else _FOLDERS)]
-    parents = ("sparse", "colmap/sparse", "colmap_sparse")
-    places += sorted(place for parent in parents for place in (folder / parent).glob("[0-9]*"))
-    found = [place for place in dict.fromkeys(places) if any(_are_there(place, ending) for ending in _ENDINGS)]
-    beside = [place for place in found if place.name.isdecimal() and place.parent == found[0].parent] or found[:1]
+    """The reconstructions that lie side by side, as sparse/0, sparse/1, ..., or above, with their numbers of images,
+    the largest first; where the only images are those that COLMAP undistorted, the model beside them."""
+    own = [] if (folder / "images").is_dir() else [place for name in _UNDISTORTED if (place := folder / name).is_dir()]
+    places = [place for place in own if place.with_name("images").is_dir()] + [folder / name for name in _FOLDERS]
+    places += sorted(place for parent in _PARENTS for place in (folder / parent).glob("[0-9]*"))
+    found = [place for place in dict.fromkeys(places) if _is_model(place)]
+    top = found[0].parent if found and found[0].name.isdecimal() else next(iter(found), folder)
+    beside = [place for place in found if place == top or (place.name.isdecimal() and place.parent == top)]
     counts = dict.fromkeys(beside, 0)
     for place in beside if len(beside) > 1 else ():
         file = model_files(place)[1]
         with contextlib.suppress(InputError):
             counts[place] = _Bytes(file).take(_COUNT)[0] if file.suffix == ".bin" else len(read_images(file))
     return dict(sorted(counts.items(), key=lambda one: -one[1]))
+
+
+def _is_model(place: Path) -> bool:
+    return any(_are_there(place, ending) for ending in _ENDINGS)
 
 
 def _are_there(place: Path, ending: str) -> bool:
@@ -324,7 +330,8 @@ def points_file(model: Path) -> Path | None:
 
 
 def check_whole(folder: Path) -> None:
-    """Refuse a reconstruction of which one of the two files is missing: its pictures would pass for mere photos."""
+    """Refuse a reconstruction of which one of the two files is missing, or that lies where none is looked for: its
+    pictures would pass for mere photos."""
     hint = "copy it from where the scene was reconstructed, or remove the other to have the photos' poses found"
     for name, ending in itertools.product(_FOLDERS, _ENDINGS):
         files = [folder / name / f"{file}{ending}" for file in ("cameras", "images")]
@@ -336,6 +343,11 @@ def check_whole(folder: Path) -> None:
         if len(there) == 1 and known:
             (missing,) = set(files) - set(there)
             raise InputError(str(missing), f"a file beside {there[0].name}, which needs it", "no such file", hint)
+    for file in sorted(file for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}/images.*")):
+        made = any((place / "process.json").is_file() for place in file.parents)  # by `nerfturbo process`
+        if _is_model(file.parent) and not made:
+            hint = "move it there; to find new poses from the images: nerfturbo process FOLDER OUTPUT"
+            raise InputError(str(file.parent), f"COLMAP's model in {folder / 'sparse/0'}", "one elsewhere", hint)
 
 
 def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
@@ -418,10 +430,14 @@ def pose_of(image: ColmapImage, what: str) -> Tensor:
 def _find_images(
     folder: Path, images: list[ColmapImage], file: Path, allow_outside: bool
 ) -> tuple[Path, list[Path | None]]:
-    """Where the images are, and the file of each: all of them, or more than anywhere else."""
+    """Where the images are, and the file of each: all of them, or more than anywhere else. Undistorted ones are those
+    of the model beside them alone, and 3D Gaussian Splatting's input/ those of its distorted/."""
     best: Path = folder
     most: list[Path | None] = [None] * len(images)
-    for place in (folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()):
+    model, own = file.parent.relative_to(folder).as_posix(), {name: f"{name[:-6]}images" for name in _UNDISTORTED}
+    first = own.get(model, "input" if model.startswith("distorted") else "images")
+    others = (place for name, place in own.items() if not _is_model(folder / name))
+    for place in (folder / name for name in (first, *_IMAGE_FOLDERS, *others) if (folder / name).is_dir()):
         paths = [
             find_image(place, image.name, f"{file}: image {image.number}", allow_outside=allow_outside, places=None)
             for image in images

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -57,8 +58,6 @@ def _tensor(values: Any, *shape: int) -> Tensor:
 
 
 def _frame(name: str, pose: Tensor, lens: dict[str, Any], where: object = None) -> dict[str, Any]:
-    if lens.get("camera_model") == "OPENCV" and (k4 := lens.pop("k4", 0.0)):  # OpenCV's is another
-        raise InputError(f"{where or name}: k4", "0: no lens here has it", f"{k4}", "export undistorted images")
     named = {} if where is None else {"where": str(where)}
     return {"file_path": name, "transform_matrix": pose.tolist()} | lens | named
 
@@ -70,22 +69,26 @@ def _from_world(rotation: Tensor, translation: Tensor) -> Tensor:
 
 def _opensfm(file: Path) -> Capture:
     parts = found if isinstance(found := read_json_value(file), list) else [found]
+    refuse(not parts, str(file), "at least one reconstruction", "none")
     best, frames = max(parts, key=lambda one: len(one["shots"])), []
     for name, shot in best["shots"].items():
         camera, (x, y, z) = best["cameras"][shot["camera"]], shot["rotation"]
         turn = torch.linalg.matrix_exp(_tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]]))
         lens = {str(_OPENSFM_NAMES.get(key, key)): value for key, value in camera.items()} | _SIDES
         lens["camera_model"] = _OPENSFM.get(camera["projection_type"], camera["projection_type"])
-        frames.append(_frame(name, _from_world(turn, _tensor(shot["translation"], 3)), lens))
+        frames.append(_frame(name, _from_world(turn, _tensor(shot["translation"], 3)), lens, f"{file}: {name}"))
     points = _tensor([point["coordinates"] for point in best.get("points", {}).values()], -1, 3)
     notes = (f"the largest of {len(parts)} reconstructions",) if len(parts) > 1 else ()
     notes += (ONE_FOCAL,) if any("focal" in camera for camera in best["cameras"].values()) else ()
-    return Capture({"frames": frames}, notes, points)
+    up = "its altitude, by GPS" if any(best.get("reference_lla", {}).values()) else ""
+    return Capture({"frames": frames}, notes, points, up=up)
 
 
 def _metashape(file: Path) -> Capture:
-    chunk = next(ElementTree.fromstring(file.read_bytes()).iter("chunk"))
-    placed = {one.get("id", ""): _similarity(one) for one in (*chunk.iter("component"), chunk)}
+    chunks = list(ElementTree.fromstring(file.read_bytes()).iter("chunk"))
+    chunk = max(chunks, key=lambda one: len(one.findall("cameras//camera/transform")))
+    moved = [one for one in chunk.iter("component") if one.find("transform") is not None]
+    whole, placed = _similarity(chunk), {one.get("id"): _similarity(one) for one in moved}
     lenses = {one.attrib["id"]: _metashape_lens(one) for one in chunk.iter("sensor")}
     frames, left = [], {"that Metashape did not align": 0, "that are disabled": 0}
     for camera in chunk.iterfind("cameras//camera"):
@@ -93,10 +96,11 @@ def _metashape(file: Path) -> Capture:
         if text is None or disabled:
             left["that are disabled" if disabled else "that Metashape did not align"] += 1
             continue
-        outer = placed.get(camera.get("component_id", ""), placed[chunk.get("id", "")])
+        outer, label = placed.get(camera.get("component_id"), whole), camera.attrib["label"]
         pose = opencv_to_opengl(transform_poses(_tensor(text, 1, 4, 4)[:, :3], outer)[0])
-        frames.append(_frame(camera.attrib["label"], pose, lenses[camera.attrib["sensor_id"]].copy()))
+        frames.append(_frame(label, pose, lenses[camera.attrib["sensor_id"]], f"{file}: {label}"))
     notes = tuple(f"left out {count} cameras {which}" for which, count in left.items() if count)
+    notes += (f"the largest of {len(chunks)} chunks",) if len(chunks) > 1 else ()
     skew = max([0.0, *(abs(lens["b2"] / lens["fl_y"]) * lens.get("h", 0.0) / 2 for lens in lenses.values() if lens)])
     return Capture({"frames": frames}, notes + ((f"warning: skew left out: {skew:.1f} pixels",) if skew > 0.25 else ()))
 
@@ -134,16 +138,17 @@ def _rc_csv(file: Path) -> Capture:
     first = [row[0].lstrip("#").lower() for row in rows].index("name")  # a line before may say how many cameras
     header, frames = [re.sub("^#|_35mm$|_norm$", "", name.lower()) for name in rows[first]], []
     for name, *words in rows[first + 1 :]:
+        refuse(len(words) != len(header) - 1, f"{file}: {name}", f"{len(header)} columns", len(words) + 1)
         values = dict(zip(header[1:], map(float, words), strict=True))
         turn = turned(2, -values["heading"]) @ turned(0, values["pitch"]) @ turned(1, values["roll"])
         pose = torch.cat([turn, _tensor([[values["x"]], [values["y"]], [values["alt"]]])], 1)
-        frames.append(_frame(name, pose, _rc_lens(values)))
-    return Capture({"frames": frames}, (ONE_FOCAL,))
+        frames.append(_frame(name, pose, _rc_lens(values), f"{file}: {name}"))
+    return Capture({"frames": frames}, (ONE_FOCAL,), up="the file's altitude")
 
 
 def _rc_xmp(first: Path) -> Capture:
     frames, unposed = [], 0
-    for file in sorted(first.parent.glob("*.xmp")):
+    for file in sorted(first.parent.glob(f"*{first.suffix}")):
         with reading(file, "RealityCapture"):
             values = dict(_XMP)
             for element in ElementTree.fromstring(file.read_bytes()).iter():
@@ -163,9 +168,11 @@ def _rc_xmp(first: Path) -> Capture:
 
 
 def _bundler(file: Path) -> Capture:
-    names = ("list.txt", f"{file.name}.list.txt", f"{file.name.removesuffix('.out').removesuffix('.bundle')}.list.txt")
+    stem = file.name.removesuffix(".out")
+    names = (f"list{stem.removeprefix('bundle')}.txt", "list.txt", f"{file.name}.list.txt")  # bundle.rd: list.rd
+    names += (f"{stem.removesuffix('.bundle')}.list.txt",)
     listed = first_file(*names)(file.parent) or first_file(*names)(file.parent.parent) or file.with_name("list.txt")
-    images = [line.split()[0] for _, line in text_lines(listed)]
+    images = [re.sub(r"\s+\d+\s+[\d.eE+-]+$", "", line) for _, line in text_lines(listed)]  # without 0 and focal length
     rows, first, frames = [line for _, line in text_lines(file)], 1 + 5 * len(images), []
     damaged = list(map(int, rows[0].split())) != [len(images), (len(rows) - first) / 3]
     expected, got = f"{len(images)} cameras, as in {listed.name}, and points", f"{rows[0]}, {len(rows)} lines"
@@ -237,6 +244,7 @@ def _words(file: Path) -> list[str]:
 
 def _nsvf(file: Path) -> Capture:
     words, lists = _words(file), {f"{split}_filenames": [] for split in SPLITS}
+    refuse(len(words) < 3, str(file), "a focal length and principal point, or a matrix", " ".join(words) or "nothing")
     document, notes = dict(zip(("fl_x", "cx", "cy"), map(float, words[:3]), strict=True)), (ONE_FOCAL,)
     if float(words[1]) == 0.0:  # the skew of a matrix
         document, notes = {"K": list(map(float, words[: 16 if len(words) >= 16 else 9]))}, ()
@@ -252,7 +260,7 @@ def _nsvf(file: Path) -> Capture:
     with reading(box, "NSVF"):
         low, high = _tensor(_words(box)[:6], 2, 3)
         corners = low + (high - low) * torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4).double()] * 3)
-    return Capture(document, (*notes, "bounded by bbox.txt (--bounds unbounded looks beyond)"), corners, "bounded")
+    return Capture(document, notes, corners, "the box of bbox.txt")
 
 
 def _neus(file: Path) -> Capture:
@@ -263,32 +271,33 @@ def _neus(file: Path) -> Capture:
     frames, photos = [], _numbered(_photos(file.parent, "image", "images", "rgb"))
     place = next((file.parent / name for name in ("mask", "masks") if (file.parent / name).is_dir()), None)
     masks = {} if place is None else _numbered(_photos(file.parent, place.name))
-    given = sum(name.startswith("world_mat_") and name[10:].isdecimal() for name in matrices)
+    given = sorted(int(name[10:]) for name in matrices if re.fullmatch(r"world_mat_\d+", name))
     by_place = list(photos) == list(range(len(photos)))
-    refuse(by_place and given != len(photos), str(file), f"world_mat of {len(photos)} images", str(given))
-    for index, name in photos.items():
+    refuse(by_place and len(given) != len(photos), str(file), f"world_mat of {len(photos)} images", len(given))
+    indices = given if len(given) == len(photos) else sorted(photos)  # by place where there are as many
+    for index, (own, name) in zip(indices, sorted(photos.items()), strict=True):
         matrix = matrices[f"world_mat_{index}"][:3, :4]
         left = matrix[:, :3] * torch.linalg.det(matrix[:, :3]).sign()
         turned, upper = torch.linalg.qr(left.flip(0).T)  # left = camera matrix, an upper triangle, times rotation
         inner, rotation = upper.T.flip(0, 1), turned.T.flip(0)
         inner, rotation = inner * inner.diagonal().sign(), rotation * inner.diagonal().sign()[:, None]
         pose = _from_world(rotation, rotation @ torch.linalg.solve(matrix[:, :3], matrix[:, 3]))
-        mask = {"mask_path": masks[index]} if index in masks else {}
+        mask = {"mask_path": masks[own]} if own in masks else {}
         frames.append(_frame(name, pose, {"K": (inner / inner[2, 2]).tolist()} | mask, f"{file}: world_mat_{index}"))
     sphere, masked = matrices.get("scale_mat_0"), masks.keys() >= photos.keys()
     if not masked or sphere is None:
         return Capture({"frames": frames}, ("no masks: what lies around the unit sphere is trained too",))
     around = torch.nn.functional.normalize(torch.cartesian_prod(*[torch.linspace(-1.0, 1.0, 4).double()] * 3), dim=1)
     ends = around @ sphere[:3, :3].T + sphere[:3, 3]
-    notes = ("bounded by the unit sphere (--bounds unbounded looks beyond)",)
-    return Capture({"frames": frames}, notes, ends, "bounded")
+    return Capture({"frames": frames}, (), ends, "the unit sphere of scale_mat_0")
 
 
 def _holding(ending: str, words: bytes) -> Callable[[Path], Path | None]:
     """Finds the first file of an ending that holds these words, in a folder or its folders of images."""
     places = ("", *IMAGE_FOLDERS)
-    files = lambda folder: (path for place in places for path in sorted((folder / place).glob(f"*{ending}")))  # noqa: E731
-    return lambda folder: next((path for path in files(folder) if re.search(words, _head(path))), None)
+    files = lambda folder: (path for place in places for path in sorted((folder / place).glob("*.*")))  # noqa: E731
+    fits = lambda path: path.suffix.lower() == ending and re.search(words, _head(path))  # noqa: E731
+    return lambda folder: next(filter(fits, files(folder)), None)
 
 
 def _head(file: Path) -> bytes:
@@ -300,27 +309,47 @@ def _head(file: Path) -> bytes:
 _POSE_WORDS = (
     rb"(?i)transform_?matrix|camera_?to_?world|world_?to_?camera|cam2world|\bc2w\b|\bw2c\b|t_00\b|NVM_V3|extrinsics?\s+-?\d"
     rb"|\"(poses?|rotation|translation)\"\s*:\s*\[|<(camera|transform|rotation|photogroup)\b|xcr:Position"
-    rb"|heading,pitch,roll|\bq_?w\b|\btx,? ?ty"
+    rb"|heading\W+pitch\W+roll|omega\W+phi\W+kappa|\bq_?w\b|\btx,? ?ty|camera_?(pose|transform)|sfm_data_version"
+    rb"|\"(orientation|transform)\"\s*:\s*\[|OrientationConique|# Bundle file"
 )
 _POSE_NAMES = r"(cameras?|(cam_?)?poses?|traj(ectory)?|extrinsics?)(_\w+)?\.(npz|npy|pkl|mat|nvm|sfm|xml|txt|csv)"
-_POSE_ENDINGS = (".json", ".xml", ".csv", ".txt", ".xmp", ".sfm", ".yaml", ".yml", ".nvm", ".out", ".log")
-_PROSE = (".txt", ".csv")  # these are poses by their names only with a row of numbers
+_POSE_ENDINGS = (".json", ".geojson", ".xml", ".csv", ".txt", ".xmp", ".sfm", ".yaml", ".yml", ".nvm", ".out", ".log")
+_PROJECTS = (".camera", ".abc", ".psx", ".psz", ".p4d", ".theia")  # of other programs, whatever they hold
+_PROSE = (".txt", ".csv", ".log")  # these are poses by their names only with a row of numbers
 _ROW = rb"(?m)^(\S+[ ,;\t]+)?(-?\d[\d.eE+-]*[ ,;\t]+){6}-?\d"
 
 
 def check_known(folder: Path) -> None:
     """Refuse photos beside a file of poses that no format knows: other poses would be found for them."""
     for place in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []:
-        found = [path for path in place.glob("*.*") if place == folder and re.fullmatch(_POSE_NAMES, path.name.lower())]
+        files = sorted(place.glob("*.*"))
+        found = [path for path in files if place == folder and re.fullmatch(_POSE_NAMES, path.name.lower())]
         found = [path for path in found if path.suffix.lower() not in _PROSE or re.search(_ROW, _head(path))]
-        texts = sorted(path for path in place.glob("*.*") if path.suffix.lower() in _POSE_ENDINGS)[:16]
-        found += [path for path in texts if re.search(_POSE_WORDS, _head(path)) and path.stem != "README"]
+        texts = [path for path in files if path.suffix.lower() in _POSE_ENDINGS and path.stem != "README"][:16]
+        found += [path for path in texts if re.search(_POSE_WORDS, _head(path)) or _has_poses(path)]
+        found += [path for path in files if path.suffix.lower() in _PROJECTS]
         if found:
             hint = "export them in another format; to find new ones from the images: nerfturbo process FOLDER OUTPUT"
             raise InputError(str(found[0]), "poses in a known format", "what looks like poses in another", hint)
 
 
+def _has_poses(file: Path) -> bool:
+    """Whether a table has a matrix that ends by 0 0 0 1, or three rows of 12 or 16 numbers or with a quaternion."""
+    rows: list[list[float]] = []
+    for line in _head(file).decode("latin-1").splitlines() if file.suffix.lower() in _PROSE else ():
+        rows.append([])
+        with contextlib.suppress(ValueError):
+            for word in reversed(re.split(r"[\s,;]+", line.strip())):  # up to a name
+                rows[-1].insert(0, float(word))
+    fours = lambda row: [row[i : i + 4] for i in range(len(row) - 3)] if len(row) >= 7 else []  # noqa: E731
+    turned = lambda q: abs(math.hypot(*q) - 1.0) < 1e-3 and max(map(abs, q)) < 0.9999  # noqa: E731
+    posed = sum(len(row) in (12, 16) or any(map(turned, fours(row))) for row in rows)
+    blocks = (rows[i - 3 : i] for i, row in enumerate(rows) if i >= 3 and row == [0.0, 0.0, 0.0, 1.0])
+    return posed >= 3 or any(all(len(row) == 4 for row in block) for block in blocks)
+
+
 _BUNDLES = ("bundle.out", "bundle/bundle.out", "bundler/bundle.out", "scene.bundle.out")
+_find_bundle = lambda folder: first_file(*_BUNDLES)(folder) or _holding(".out", b"^# Bundle file")(folder)  # noqa: E731
 _OPENSFM_FILES = ("reconstruction.json", "opensfm/reconstruction.json")
 _SPHERES = ("cameras_sphere.npz", "cameras.npz", "cameras_large.npz")
 FORMATS = (
@@ -332,5 +361,5 @@ FORMATS = (
     pose_format("Metashape", "cameras.xml", _holding(".xml", b"<chunk"), _metashape),
     pose_format("RealityCapture", "a CSV of its camera parameters", _holding(".csv", b"name,.*heading,.*,px"), _rc_csv),
     pose_format("RealityCapture", "XMP files beside the images", _holding(".xmp", b"xcr:(Rotation|Position)"), _rc_xmp),
-    pose_format("Bundler", "bundle.out and list.txt", first_file(*_BUNDLES), _bundler),
+    pose_format("Bundler", "bundle.out and list.txt", _find_bundle, _bundler),
 )

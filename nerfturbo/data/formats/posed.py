@@ -19,7 +19,7 @@ from ...errors import InputError, refuse
 from ..cameras import CameraModel, Cameras
 from ..capture.photos import PHOTO_ENDINGS
 from ..images import Backdrop, find_mask, load_images, mask_notes, same_shape, stored_turns
-from ..json_checks import natural
+from ..json_checks import natural, shown
 from ..options import LoadOptions
 from ..placement import Placement, place, place_in_ndc, placed_poses
 from ..scene import MissingSplitError, Scene, Split
@@ -108,7 +108,9 @@ def reading(file: Path, writer: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # parsers fail in as many ways as there are damaged files
-        got = f"{type(error).__name__}: {ascii(str(getattr(error, 'strerror', None) or error))[1:-1][:120]}"
+        said = f"no {error}" if isinstance(error, KeyError) else str(getattr(error, "strerror", None) or error)
+        inside = isinstance(error, TypeError | AttributeError | IndexError | StopIteration | RuntimeError)
+        got = "something else" if inside or re.search(r"^$|\(\)|unpack", said) else ascii(said)[1:-1][:120]
         hint = "the file is damaged, or of a version that is not known here"
         raise InputError(str(file), f"what {writer} writes", got, hint) from None
 
@@ -117,6 +119,7 @@ def read_ply(file: Path) -> Tensor:
     """(n, 3) float64: the vertices of a PLY file, text or binary, which must be its first element."""
     with reading(file, "a PLY exporter"):
         head, _, body = file.read_bytes().partition(b"end_header")
+        refuse(not head.startswith(b"ply"), str(file), "a PLY file", shown(head[:20].decode("latin-1")))
         lines = [line.split() for line in head.decode("latin-1").splitlines()]
         order = next(_PLY_ORDERS[line[1]] for line in lines if line[:1] == ["format"])
         first = next(i for i, line in enumerate(lines) if line[:2] == ["element", "vertex"])
@@ -214,8 +217,8 @@ def unposed_note(images: Sequence[Path]) -> tuple[str, ...]:
     beside = {path for place in {path.parent for path in images} for path in place.iterdir()} - set(images)
     left = sorted(path.name for path in beside if path.suffix.lower() in PHOTO_ENDINGS)
     left = [name for name in left if not re.search("mask|depth|normal", name.lower())]
-    note = f"warning: {len(left)} of {len(left) + len(images)} images have no pose and are left out, as {left[:1]}"
-    return (note,) if left else ()
+    of = f"{len(left)} of {len(left) + len(set(images))} images"
+    return (f"warning: {of} have no pose and are left out, as {left[0]}",) if left else ()
 
 
 def cameras_of(views: Sequence[View], folder: Path, times: Tensor | None = None) -> Cameras:

@@ -19,6 +19,7 @@ import math
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,11 +34,12 @@ from ...files import replacing
 from ...types import Aabb
 from .. import json_checks as checks
 from ..cameras import CameraModel, half_tangent, similarity_scale
+from ..capture.photos import PHOTO_ENDINGS
 from ..images import OBJECT_BORDER, Backdrop, find_mask, image_size, save_image
 from ..json_checks import IMAGE_FOLDERS, find_image, image_path, leads_out, number, read_json, shown
-from ..options import DEFAULTS, Bounds, LoadOptions
+from ..options import DEFAULTS, LoadOptions
 from ..placement import MAX_LEVELS, Placement, given_place
-from ..scene import SPLITS, Extent, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
+from ..scene import SPLITS, Decision, Extent, IncompleteSplitError, MissingSplitError, Scene, SceneFormat, Split
 from .colmap import MODELS
 from .posed import Lens, View, held_out, posed_scene, read_ply, reading, unposed_note
 
@@ -149,7 +151,8 @@ class Capture(NamedTuple):
     document: dict[str, Any]
     notes: tuple[str, ...] = ()
     points: Tensor | None = None
-    bounds: Bounds = "auto"  # what auto stands for here
+    box: str = ""  # what is bounded by the points, in words
+    up: str = ""  # why the file's z is up
 
 
 def pose_format(
@@ -231,6 +234,11 @@ class _File:
         for places in ((), others):  # in other folders only where none is where the file says: others were sorted out
             if not any(paths):
                 paths = [find_image(self.folder, *one, allow_outside=outside, places=places) for one in names]
+        if not any(paths) and not any("/" in _key(name) for name, _ in names):  # labels of images anywhere below
+            below = [path for path in self.folder.rglob("*.*") if path.suffix.lower() in PHOTO_ENDINGS]
+            counts = Counter(path.stem for path in below)
+            alone = {name: path for path in below for name in (path.name, path.stem) if counts[path.stem] == 1}
+            paths = [alone.get(str(name)) for name, _ in names]
         for (values, where), (name, what), path in zip(listed, names, paths, strict=True):
             if path is None:
                 lost.append((name, what))
@@ -245,13 +253,17 @@ class _File:
                 raise IncompleteSplitError(what, "the path of an image", f"no such file {shown(name)}")
             raise checks.missing(name, what, outside)
         notes = (f"{len(listed)} frames in {self.file.name}",)
-        stems = {path: (self.folder / _key(name)).with_suffix("") for path, name in found.items() if "/" in _key(name)}
-        if moved := [path for path, stem in stems.items() if path.with_suffix("") != stem]:
+        keys = {path: _key(name) for path, name in found.items()}
+        if moved := [path for path, key in keys.items() if "/" in key and path.parent != (self.folder / key).parent]:
             first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
             notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
         if len(frames) < len(listed):
             lost_note = f"{len(listed) - len(frames)} frames left out, because their pictures are not there"
             notes += (f"warning: {self.file.name}: {lost_note}",)
+        poses: dict[Path, object] = {}
+        given = [(frame.image, frame.values.get("transform_matrix")) for frame in frames]
+        if twice := [image.name for image, pose in given if poses.setdefault(image, pose) != pose]:
+            notes += (f"warning: {self.file.name}: {len(twice)} images have two poses, as {twice[0]}",)
         named = [frame for frame in frames if frame.values.get("depth_file_path") is not None]
         if named:
             n_depths = sum(self._depth_file(frame) is not None for frame in named)
@@ -283,16 +295,21 @@ class _File:
 
     def scene(self, views: list[View], split: Split, notes: tuple[str, ...]) -> Scene:
         """The views at the place that the file asks for, or that their cameras give."""
-        document, back = self.document, _before_export(self.document, self.file)
+        document, back, capture = self.document, _before_export(self.document, self.file), self.capture
         placing: Callable[[Tensor], Placement] | None = None
-        auto = self.options.bounds == "auto"
-        opened = replace(self.options, bounds=self.capture.bounds) if auto else self.options
-        if "aabb_scale" in document:
-            to_original, levels = _ngp_box(document, self.file)
+        auto, told = self.options.bounds == "auto", {}
+        opened = replace(self.options, bounds="bounded") if auto and capture.box else self.options
+        if capture.up and opened.up == "auto":
+            opened, told = replace(opened, up="z"), {"up": capture.up}
+        to_original, levels = _ngp_box(document, self.file) if "aabb_scale" in document else (None, 1)
+        if auto and levels > 1 and self.options.up != "mean":  # an object on nothing ends, whatever the file says
+            masks = [find_mask(self.folder, view.image, view.mask) for view in views]
+            to_original = None if Backdrop.of([view.image for view in views], masks).transparent else to_original
+        if to_original is not None:
             why = f"aabb_scale {document['aabb_scale']}, instant-ngp's unit cube about the origin"
             options = {"options": opened, "half": 0.5, "levels": levels, "near": NGP_NEAR, "why": why}
             placing = functools.partial(given_place, to_original=to_original, **options)
-        points, name, what = self.capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
+        points, name, what = capture.points, document.get("ply_file_path"), f"{self.file}: ply_file_path"
         if name is not None and self.options.up != "mean":
             file = find_image(self.folder, name, what, allow_outside=self.options.allow_outside)
             points = None if file is None else read_ply(file)
@@ -300,10 +317,14 @@ class _File:
         if points is not None:
             points = points[(points.abs() < 1e12).all(-1)] if len(points) else None
         scene = posed_scene(self.folder, views, split, opened, points=points, placing=placing, notes=notes)
-        if opened.bounds == "bounded" and auto and self.capture.points is not None and scene.to_original is not None:
-            inverse = torch.linalg.inv(scene.to_original)  # a box that the file gives
-            half = float((self.capture.points @ inverse[:3, :3].T + inverse[:3, 3]).abs().max())
+        if auto and capture.box and capture.points is not None and scene.to_original is not None:
+            inverse = torch.linalg.inv(scene.to_original)
+            half = float((capture.points @ inverse[:3, :3].T + inverse[:3, 3]).abs().max())
             scene = scene.within(Extent(Aabb.cube(half), 0.0, 1.0 + half * 3.0**0.5, 1))
+            told["bounds"] = f"{capture.box}; one box of {2.0 * half:.3g}"
+        chosen = [note for note in scene.notes if isinstance(note, Decision) and note.what in told]
+        said = {str(note): Decision.of(note.what, note.choice, told[note.what], note.flag) for note in chosen}
+        scene = replace(scene, notes=tuple(said.get(note, note) for note in scene.notes))
         if back is None:
             return scene
         assert scene.to_original is not None
@@ -341,6 +362,10 @@ class _File:
         cx, cy = value("cx"), value("cy")
         coefficients = [value(name) or 0.0 for name in COEFFICIENTS[model]]
         known = self.document | frame.values
+        plain = model == "opencv" and str(known.get("camera_model")).upper() != "FULL_OPENCV"
+        if plain and value("k4") and value("k5") is None and value("k6") is None:  # OpenCV's is another
+            place, got = where if frame.values.get("k4") is not None else self.file, f"{value('k4'):g}"
+            raise InputError(f"{place}: k4", "0: no lens here has it", got, "export undistorted images")
         side, middle = (max(width, height) if known.get("per_side") else 1.0), bool(known.get("from_middle"))
         cx, cy = (None if c is None else c * side + middle * 0.5 * end for c, end in ((cx, width), (cy, height)))
         center = (0.5 * width if cx is None else cx, 0.5 * height if cy is None else cy)
