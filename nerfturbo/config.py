@@ -105,6 +105,9 @@ class Section:
             object.__setattr__(self, name, _checked(hint, getattr(self, name), f"{self.section}.{name}".lstrip(".")))
 
 
+_BOUNDS, _UPS = ("auto", "bounded", "unbounded", "ndc"), ("auto", "x", "y", "z", "-x", "-y", "-z", "mean")
+
+
 @dataclass(frozen=True)
 class DataConfig(Section):
     """Which images, at what size."""
@@ -123,6 +126,11 @@ class DataConfig(Section):
     bounds: str = "auto"
     """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
     decides from the images, the cameras and the points. " up " and an axis of the file behind it: up, by hand."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected = f"one of {', '.join(_BOUNDS)}, and perhaps ' up ' with an axis behind it"
+        refuse(self.placing[0] not in _BOUNDS or self.placing[1] not in _UPS, "data.bounds", expected, self.bounds)
 
     @property
     def placing(self) -> tuple[str, str]:
@@ -157,6 +165,10 @@ class GridConfig(Section):
     """Dynamic scenes: random times at which an update looks at a cell; the densest counts. 0: static."""
     cull_unseen: bool = False
     """At the end of training, empty the cells that no training image sees."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse(self.resolution % 4 != 0, "grid.resolution", "a multiple of 4", self.resolution)
 
 
 @dataclass(frozen=True)

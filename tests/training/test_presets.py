@@ -5,11 +5,13 @@ Those that move, that have no end, and those of voxels and planes have the same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from nerfturbo.config import Config
+from nerfturbo.config import Config, DataConfig, GridConfig
+from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.presets import preset, preset_names, size_notes
@@ -54,3 +56,17 @@ def test_a_preset_for_gpus_says_so_on_a_cpu() -> None:
             assert notes[0].startswith(f"warning: preset {name} ") and f"--preset {name}-cpu" in notes[0]
         smaller = replace(config, train=replace(config.train, batch_samples=4096))
         assert size_notes(smaller, "cpu") == (), "made small by hand"
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: GridConfig(resolution=37), "grid.resolution: expected a multiple of 4, got 37"),
+        (lambda: DataConfig(bounds="nonsense"), "data.bounds: expected one of auto, bounded, unbounded, ndc"),
+        (lambda: DataConfig(bounds="bounded up q"), "data.bounds: expected .* an axis behind it, got bounded up q"),
+    ],
+)
+def test_configs_refuse_what_nothing_could_be_made_of(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make()
+    assert DataConfig(bounds="bounded up -y").placing == ("bounded", "-y")
