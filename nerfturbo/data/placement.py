@@ -109,7 +109,9 @@ _PAST = 0.1  # share of the rays along the borders that the ground does not stop
 _LEVEL, _STEEP = 0.17, 0.35  # right axes off the horizontal (root mean square), up axes along up at least
 _ONE_WAY = 0.9  # mean of the cameras' viewing directions
 _PITCH = 0.02  # over the cameras: how much they count as looking level, which decides where they do not turn
-_TURNS, _MORE = 0.05, 8.0  # up axes that turn this much, and so much more than the right ones, lie on their side
+# Up axes that turn this much, and so much more than the right ones (or a little, where they are leveller, too), lie on
+# their side.
+_TURNS, _MORE, _LITTLE_MORE = 0.05, 8.0, 1.5
 UP_FLAG = "--up x|y|z|-x|-y|-z"
 
 
@@ -300,7 +302,8 @@ def _gravity(poses: Tensor) -> tuple[Tensor | None, str]:
         found.append((fits, float(values[1]), up, math.degrees(math.asin(min(1.0, off)))))
     (upright, turns, up, off), (sideways, turns_of_up, other, off_of_up) = found
     looks_down = -above
-    if sideways and (not upright or (turns_of_up > _TURNS and turns_of_up > _MORE * turns)):
+    more = turns * (_LITTLE_MORE if off_of_up < 0.7 * off else _MORE)
+    if sideways and (not upright or turns_of_up > max(_TURNS, more)):
         down = float(looks_down @ other)
         sign = -down if abs(down) > 0.05 else -float(right.mean(0) @ other)  # else as phones are held
         why = f"the images lie on their side: their up axes are level within {off_of_up:.1f} degrees"

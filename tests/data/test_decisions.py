@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from nerfturbo.config import Config, DataConfig
+from nerfturbo.data.cameras import look_at
 from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.placement import place
 from nerfturbo.data.scene import Decision, MissingSplitError, Scene, load_scene, open_scenes
@@ -149,6 +150,15 @@ def _skew(v: torch.Tensor) -> torch.Tensor:
 def test_up_of_walks_and_of_cameras_side_by_side() -> None:
     for poses, up in (anywhere(walk()), anywhere(side_by_side())):
         assert error_of_up(poses, up) < 1.0
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_up_of_a_short_arc_whose_height_varies(turns: int) -> None:
+    """Both pairs of axes are nearly level, and one of them is much more so."""
+    angle = torch.linspace(0.0, 1.0, 20, dtype=torch.float64)
+    eyes = torch.stack([3.0 * angle.cos(), 3.0 * angle.sin(), 2.0 + 0.5 * (5.0 * angle).sin()], -1)
+    poses, up = anywhere(look_at(eyes, torch.zeros(3, dtype=torch.float64)))
+    assert error_of_up(sideways(poses, turns), up) < 1.0
 
 
 def test_up_of_cameras_that_roll_any_way_is_that_of_their_ring() -> None:
