@@ -21,6 +21,7 @@ import torch
 import tyro
 from rich.table import Table
 
+from camera_errors import has_keypoints
 from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.scene import fit_whole
@@ -30,7 +31,6 @@ from nerfturbo.cli.flags import check_positive
 from nerfturbo.cli.progress import Display, showing
 from nerfturbo.cli.settings import resolve_device
 from nerfturbo.config import KINDS, Config, to_dict
-from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.errors import InputError

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from nerfturbo.data.cameras import Cameras, transform_points, transform_poses
+from nerfturbo.data.formats.colmap import points_file
+from nerfturbo.data.keypoints import _model_folder
+from nerfturbo.errors import InputError
 from nerfturbo.evaluation.align import turn_degrees
 
 
@@ -59,3 +62,11 @@ def camera_errors(found: Cameras, truth: Cameras, distance: float) -> CameraErro
     distances = (moved[..., 3] - true[..., 3]).norm(dim=-1)
     apart = (transform_points(ours, matrix) - theirs).view(-1, 6, 3)[:, 1:].norm(dim=-1)
     return CameraErrors(float(degrees.mean()), float(distances.mean()), float(apart.mean()), matrix)
+
+
+def has_keypoints(source: str) -> bool:
+    """Whether a scene's source is a COLMAP reconstruction, or photos that COLMAP posed, with points."""
+    try:
+        return points_file(_model_folder(source)[1]) is not None
+    except InputError:
+        return False

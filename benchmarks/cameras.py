@@ -20,12 +20,11 @@ from typing import Any
 
 import torch
 
-from camera_errors import camera_errors
+from camera_errors import camera_errors, has_keypoints
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import CameraConfig, Config, LossConfig, PhotoConfig
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.images import save_image
-from nerfturbo.data.keypoints import has_keypoints
 from nerfturbo.data.scene import MissingSplitError, Scene, hold_out, load_scene
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.align import aligned_to, camera_changes

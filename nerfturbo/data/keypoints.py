@@ -81,16 +81,6 @@ class Keypoints:
         return self[(uniform.double() * len(self)).long()]
 
 
-def has_keypoints(source: str) -> bool:
-    """Whether a scene's source is a COLMAP reconstruction, or photos that COLMAP posed, with points."""
-    from .formats.colmap import points_file
-
-    try:
-        return points_file(_model_folder(source)[1]) is not None
-    except InputError:
-        return False
-
-
 def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     """The scene's own keypoints; else those of its depth maps; else those of the COLMAP reconstruction that it, or the
     poses of its photos, came from, of the points that at least `min_photos` of its photos show."""

@@ -109,8 +109,7 @@ _PAST = 0.1  # share of the rays along the borders that the ground does not stop
 _LEVEL, _STEEP = 0.17, 0.35  # right axes off the horizontal (root mean square), up axes along up at least
 _ONE_WAY = 0.9  # mean of the cameras' viewing directions
 _PITCH = 0.02  # over the cameras: how much they count as looking level, which decides where they do not turn
-# Up axes that turn this much, and so much more than the right ones (or a little, where they are leveller, too), lie on
-# their side.
+# Up axes that turn this much, and so much more than the right ones (little, where they are leveller) lie on their side.
 _TURNS, _MORE, _LITTLE_MORE = 0.05, 8.0, 1.5
 UP_FLAG = "--up x|y|z|-x|-y|-z"
 

@@ -91,8 +91,7 @@ def check_sampler(sampler: Any, aabb: Aabb, device: torch.device) -> None:
         samples = sampler.sample(rays, draw=Draw(stratified=True, step=0))
     except Exception as error:
         wanted = "sample(rays, *, draw=None, n_active=None, capacity=None)"
-        got = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-        raise InputError("sampler.sample", wanted, got) from error
+        raise InputError("sampler.sample", wanted, f"{type(error).__name__}: {error}") from error
     if not isinstance(samples, PackedSamples):
         raise InputError("sampler.sample", "PackedSamples", type(samples).__name__)
     refuse(samples.n_rays != len(rays), "sampler.sample", f"samples of {len(rays)} rays", samples.n_rays)

@@ -13,7 +13,7 @@ import torch
 
 from nerfturbo.config import CameraConfig, LossConfig
 from nerfturbo.data.formats.colmap import read_cloud
-from nerfturbo.data.keypoints import has_keypoints, load_keypoints
+from nerfturbo.data.keypoints import load_keypoints
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.errors import InputError
 from nerfturbo.training.loss import depth_loss, place_samples
@@ -61,7 +61,6 @@ def scene(tmp_path: Path) -> Scene:
 @pytest.mark.parametrize("text", [False, True])
 def test_rays_through_features_meet_their_points(tmp_path: Path, text: bool) -> None:
     scene = load_scene(write_scene(tmp_path / "scene", text=text), downscale=2)
-    assert has_keypoints(scene.source)
     found = load_keypoints(scene)
     expected = [len(rows) - 1 for index, rows in enumerate(features()) if index % 8]  # every 8th view is a test view
     assert scene.to_original is not None and 0.9 * sum(expected) < len(found) <= sum(expected)
@@ -107,7 +106,6 @@ def test_scenes_that_know_no_points_say_so(tmp_path: Path) -> None:
         load_keypoints(ball_scene())
     folder = write_scene(tmp_path / "scene", text=False)
     (folder / "sparse" / "0" / "points3D.bin").unlink()
-    assert not has_keypoints(str(folder)) and not has_keypoints("builtin:toybox")
     with pytest.raises(InputError, match=r"points3D\.bin or points3D\.txt"):
         load_keypoints(load_scene(folder))
 
