@@ -128,10 +128,10 @@ class DeviceStep:
         for _ in range(n_steps):
             self.optimizer.found_inf.fill_(1.0)
             self._body()
-            if offers(self.model.sampler, "learns"):
-                self.optimizer.found_inf.fill_(1.0)
-                with self._rest():
-                    self._body()
+        if offers(self.model.sampler, "learns"):
+            self.optimizer.found_inf.fill_(1.0)
+            with self._rest():
+                self._body()
         self._average()
 
     @contextmanager

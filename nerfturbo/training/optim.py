@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimConfig
+from ..errors import refuse
 from ..fields.field import Buffers, Carry, connect, table_parameters
 from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
 from .precision import INITIAL_SCALE, carried_scale
@@ -42,6 +43,8 @@ def own_rates(model: nn.Module) -> dict[str, float]:
     for prefix, module in model.named_modules():
         own = getattr(module, "learning_rates", None)
         if isinstance(own, dict):
+            lost = ", ".join(sorted(own.keys() - dict(module.named_parameters())))
+            refuse(lost != "", f"{type(module).__name__}.learning_rates", "names of its parameters", lost)
             rates |= {f"{prefix}.{name}" if prefix else name: float(rate) for name, rate in own.items()}
     return rates
 

@@ -92,7 +92,7 @@ def make_stepper(
             capture = model.config.train.capture
             return DeviceStep(model, pixels, optimizer, capture=capture, stages=stages, team=team)
         what = f"{type(model.sampler).__name__}.sample takes no n_active and capacity"
-        _LOG.warning("the training step is not captured as a CUDA graph: %s", what)
+        _LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", what)
     return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
 
 

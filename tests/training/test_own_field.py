@@ -71,6 +71,20 @@ def test_half_precision_changes_the_products_and_nothing_else() -> None:
     assert first == pytest.approx(second, rel=0.05)
 
 
+def test_learning_rates_of_its_own_hold_and_unknown_names_are_refused() -> None:
+    field = OwnField()
+    name = next(iter(dict(field.named_parameters())))
+    field.learning_rates = {name: 0.0}  # type: ignore[assignment]
+    before = {key: value.detach().clone() for key, value in field.named_parameters()}
+    trainer = make(field=field)
+    trainer.fit()
+    after = dict(trainer.model.field.module.named_parameters())
+    assert {key for key, value in after.items() if torch.equal(value, before[key])} == {name}
+    field.learning_rates = {"planes": 1e-2}  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"OwnField.learning_rates.*names of its parameters.*planes"):
+        make(field=field)
+
+
 def test_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = make(steps=20)
     expected = losses_of(whole)
