@@ -25,7 +25,7 @@ from .loss import Stages, StepResult, first_rays, ray_budget, update_grid
 from .optim import EMA_EVERY, Optimizer
 from .step import StepRecord, set_rest, share_gradients, start_totals, step_gradients, step_update, totals_of
 
-WARMUP_STEPS = 3  # let kernels compile and allocations settle before recording
+WARMUP_STEPS = 1  # lets kernels load and libraries take their memory before recording
 LOG = logging.getLogger("nerfturbo")
 RING = 256  # steps the ring remembers
 QUEUED = 16  # steps at once, at most: learning rate, progress and the clock are looked at between, and must not lag

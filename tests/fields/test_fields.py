@@ -11,7 +11,7 @@ import torch
 from nerfturbo import use_backend
 from nerfturbo.config import NgpConfig, VanillaConfig
 from nerfturbo.errors import InputError
-from nerfturbo.fields import Field, InstantNGP, VanillaNeRF, build_field
+from nerfturbo.fields import Field, InstantNGP, VanillaNeRF, build_field, parts
 from nerfturbo.fields.parts import activated, frequency_encode, truncated_exp
 from nerfturbo.ops.positions import Contraction
 from nerfturbo.types import Aabb
@@ -160,3 +160,16 @@ def test_a_field_is_made_where_a_device_context_asks(config: NgpConfig | Vanilla
     with torch.device("meta"):
         field = build_field(config, Aabb.cube(1.0))
     assert {parameter.device.type for parameter in field.parameters()} == {"meta"}
+
+
+def test_large_tables_are_drawn_in_parts_that_follow_the_seed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "CHUNK", 64)
+
+    def drawn(seed: int) -> torch.Tensor:
+        return parts.draw_uniform(75, 4, bound=0.5, generator=torch.Generator().manual_seed(seed)).reshape(-1)
+
+    first, other = drawn(1), drawn(2)
+    assert torch.equal(first, drawn(1)) and not torch.isin(first, other).any()
+    assert len(first.unique()) == 300, "no part repeats another"
+    assert -0.5 <= float(first.min()) < -0.45 and 0.45 < float(first.max()) <= 0.5
+    assert float(first.mean()) == pytest.approx(0.0, abs=0.06)

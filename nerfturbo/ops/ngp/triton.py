@@ -424,7 +424,8 @@ def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logi
     return (raw[:, :3], raw[:, 3]) if logits else activate(raw)
 
 
-SLOTS, STEPS, VISIBILITY_WARPS, VISIBILITY_PROGRAMS = 16 if INTERPRETED else 4, 8, 4, 4
+SLOTS, STEPS = (16, 8) if INTERPRETED else (2, 16)
+VISIBILITY_WARPS, VISIBILITY_PROGRAMS = 4, 4
 LIST_BLOCK = 512
 LONG = 48  # samples of a ray that is begun early
 THICK = tl.constexpr(OPAQUE)  # more would only cost digits in sums
