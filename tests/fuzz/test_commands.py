@@ -17,7 +17,16 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases are forke
 
 def test_damaged_files_and_odd_flags_end_well(tmp_path: Path) -> None:
     output, count = tmp_path / "fuzz.json", len(commands.FILES) + len(commands.VERBS)
-    words = [sys.executable, commands.__file__, "--cases", str(count), "--first", "1000", "--output", str(output)]
+    words = [
+        sys.executable,
+        commands.__file__,
+        "--count",
+        str(count),
+        "--start",
+        str(1000 * count),
+        "--output",
+        str(output),
+    ]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert json.loads(output.read_text())["cases"] == count
