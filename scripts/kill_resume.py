@@ -262,7 +262,7 @@ def process_case(base: Base, folder: Path, draw: random.Random) -> Row:
     """COLMAP's stages: started again, they end with a model, in a folder that opens."""
     if shutil.which("colmap") is None:
         return {"fate": "skipped", "wrong": "colmap is not installed", "kills": []}
-    words, kills = ["process", str(base.root / "photos"), str(folder / "scene")], []
+    words, kills = ["process", str(base.root.parent / "photos"), str(folder / "scene")], []
     for _ in range(draw.randint(1, KILLS)):
         process = start(words, folder)
         try:

@@ -264,7 +264,9 @@ class Session:
         if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
         trainer.guard.report = log.add_event
-        trainer.callbacks += [log, self._look, self._show, saving]
+        trainer.callbacks += [log, self._look, self._show]
+        # Not at the last step: a kill before cells are culled would leave a run that is over and yet has them.
+        trainer.callbacks.append(lambda trainer, step: None if trainer.progress >= 1.0 else saving(trainer, step))
         self.display.phase("preparing the step")  # on a GPU: recording the graph
         trainer.stepper.prepare()
         self.display.phase("training")
