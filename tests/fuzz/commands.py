@@ -363,7 +363,7 @@ def worker(template: Path, root: Path, names: dict[str, list[str]], seed: int) -
     """The function that runs a numbered case: every name once, in random order, then again."""
     honest: dict[str, int] = {}  # command -> the memory it takes when nothing is damaged
     own = Path(shutil.copytree(template, root / "template"))
-    for file in (*own.rglob("*.json"), *own.rglob("*.jsonl")):  # a run knows where its scene is
+    for file in (*(own / "run").rglob("*.json"), *(own / "run").rglob("*.jsonl")):  # it knows where its scene is
         file.write_text(file.read_text().replace(str(template), str(root / "case")))
 
     def case(number: int) -> parallel.Row:
