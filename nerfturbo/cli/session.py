@@ -136,6 +136,8 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
         plan.run.write_config(trainer.config)
         return plan.run
     output = plan.output or default_output(trainer.scene.name)
+    state = 3 * sum(value.nbytes for value in trainer.model.parameters())  # with the means of Adam
+    check_writable(output, (plan.args.keep + 1) * state)
     return create_run(output, trainer.config, overwrite=plan.args.overwrite)
 
 

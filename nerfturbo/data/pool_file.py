@@ -130,6 +130,16 @@ def available_memory() -> int | None:
     return max(0, min(found)) if found else None
 
 
+def check_memory(what: str, n_bytes: int, hint: str, device: torch.device | None = None) -> None:
+    """Refuse, before it begins, what needs more memory than a device has free; the machine's unless one is given."""
+    free = available_memory()
+    if device is not None and device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + idle
+    if free is not None and n_bytes > free:
+        raise InputError(what, f"what fits the {free / 1e6:.0f} MB of free memory", f"{n_bytes / 1e6:.0f} MB", hint)
+
+
 def _make_room(folder: Path, n_bytes: int) -> None:
     """Remove the least recently used pools until the new one fits; refuse what the disk cannot hold."""
     disk = shutil.disk_usage(folder)

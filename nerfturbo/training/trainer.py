@@ -16,6 +16,7 @@ from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.keypoints import TRAINED_PHOTOS, load_keypoints
+from ..data.pool_file import check_memory
 from ..data.scene import Scene, downscaled
 from ..data.scene_defaults import fitted_config
 from ..errors import InputError
@@ -36,6 +37,7 @@ from .step import StepRecord, TrainingStep
 from .warm_start import WarmStart, warm_start
 
 COARSE_DOWNSCALE = 4  # how much smaller the images of `train.coarse_fraction` are in width and height
+SAMPLE_BYTES = 64  # that a sample of a step takes at least: place, interval, density, colour, and their gradients
 LOOK_EVERY = 0.25  # seconds between looks at a time limit, which is passed by twice as much at most
 Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
@@ -134,7 +136,11 @@ class Trainer:
         team: Team | None = None,
     ) -> None:
         self.scene, self.device, self.team = scene, torch.device(device), team or Team()
-        self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler).to(self.device)
+        self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler)
+        adam = 3 * sum(value.nbytes for value in self.model.parameters())  # gradients, and two means of them
+        rows = SAMPLE_BYTES * config.train.batch_samples
+        check_memory("training", adam + rows, "use smaller tables and batches, field.* and train.*", self.device)
+        self.model.to(self.device)
         if hasattr(self.model.sampler, "to"):
             self.model.sampler.to(self.device)
         self.config = config = self.model.config
