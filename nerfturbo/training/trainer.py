@@ -3,6 +3,7 @@
 import inspect
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -317,6 +318,7 @@ class Trainer:
         """Every rank takes over the state of rank 0, which alone needs to have read a checkpoint."""
         if self.team.alone:
             return
+        self._check_same()
         if refine.share_shapes(self.model, self.team):
             self.restructure()
         counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
@@ -325,6 +327,14 @@ class Trainer:
         self.team.copy_from_first([counts, *state, *self._due_pixels.state_tensors()])
         self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped = counts.tolist()
         self.optimizer.refresh_halves()
+
+    def _check_same(self) -> None:
+        """Ranks train one scene with one config, but for its paths. Decoders and processors may differ a little."""
+        images, own = self.scene.images, {name: part for name, part in to_dict(self.config).items() if name != "data"}
+        self.team.check_same("config", zlib.crc32(repr(own).encode()))
+        self.team.check_same("number or size of images", zlib.crc32(repr(images.sizes.tolist()).encode()))
+        rows = images.pixels[:: max(1, images.pixels.shape[0] // 65_536)].float().mean()
+        self.team.check_same("scene", float(rows + self.scene.cameras.camera_to_world.abs().mean()), within=1e-3)
 
     def _agree(self) -> None:
         """Ranks stop together and follow one clock; otherwise they would wait for each other for ever, or part ways."""
