@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -63,7 +64,7 @@ NEAR: dict[str, str] = {
     "rendering/render.py": "rendering/test_render.py rendering/test_image.py",
     "training/loss.py": "training/test_one_chain.py training/test_depth_loss.py training/test_step.py",
     "training/optim.py": "training/test_optim.py training/test_step.py",
-    "training/precision.py": "training/test_precision.py training/test_step.py",
+    "training/precision.py": "training/test_precision.py",
     "training/stability.py": "training/test_precision.py training/test_step.py training/test_trainer.py",
     "training/checkpoint.py": "training/test_checkpoint.py training/test_restore.py",
     "data/cameras.py": "data/test_cameras.py data/test_ndc.py data/test_distortion.py",
@@ -74,10 +75,32 @@ NEAR: dict[str, str] = {
     "data/formats/llff.py": "data/test_posed_formats.py data/test_ndc.py data/test_conventions.py",
     "evaluation/metrics.py": "evaluation/test_metrics.py",
 }
+# Those that take longer.
+MORE = {
+    "sampling/geometry.py": "data/test_keypoints.py data/test_builtin_geometry.py",
+    "sampling/grid.py": "viewer/test_panel.py rendering/test_image.py sampling/test_contracted_grid.py training/test_cull_unseen.py",
+    "sampling/uniform.py": "sampling/test_proposals.py training/test_proposed.py",
+    "rendering/losses.py": "training/test_step.py",
+    "training/loss.py": "data/test_error_map.py training/test_proposed.py",
+    "training/optim.py": "training/test_lightning.py training/test_techniques.py",
+    "training/stability.py": "training/test_monitor.py",
+    "data/cameras.py": "data/test_posed_formats.py data/test_exported_formats.py export/test_exports.py training/test_cameras.py",
+    "data/placement.py": "data/test_decisions.py data/test_conventions.py",
+    "data/formats/transforms.py": "data/test_capture_folders.py data/test_exported_formats.py",
+    "evaluation/metrics.py": "evaluation/test_baselines.py",
+    "ops/mlp/reference.py": "kernels/test_wide_mlp.py fields/test_fields.py",
+    "ops/march/reference.py": "sampling/test_occupancy_grid.py",
+}
+NEAR = {name: f"{tests} {MORE[name]}" if name in MORE else tests for name, tests in NEAR.items()}
 # Kernels: numba's have the tests of their reference, Triton's run interpreted.
 NEAR |= {name.replace("reference", "cpu"): tests for name, tests in NEAR.items() if name.startswith("ops/")}
 TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
-NEAR |= {f"ops/{name}/triton.py": f"kernels/test_{'fused_mlp' if name == 'mlp' else name}.py" for name in TRITON}
+KERNELS = {
+    "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py",
+    "march": "kernels/test_march.py ops/test_march.py",
+}
+NEAR |= {f"ops/{name}/triton.py": KERNELS.get(name, f"kernels/test_{name}.py ops/test_{name}.py") for name in TRITON}
+NEAR["ops/adam/triton.py"] = "kernels/test_adam.py"
 
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
 OPERATORS |= {ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Pow: ast.Mult, ast.LShift: ast.RShift}
@@ -85,6 +108,11 @@ COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.G
 NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "clamp_min": "clamp_max", "clamp_max": "clamp_min"}
 NAMES |= {"sin": "cos", "cos": "sin", "floor": "ceil", "sum": "mean", "mean": "sum", "exp": "expm1", "any": "all"}
 NAMES |= {"minimum": "maximum", "maximum": "minimum", "zeros": "ones", "zeros_like": "ones_like", "cumsum": "cumprod"}
+
+
+SYMMETRIC = ("min", "max", "minimum", "maximum")  # in their first two arguments
+# What decides no result: how large the pieces of work are, how a kernel is compiled, what is checked besides.
+PIECES = re.compile(r"AT_ONCE|CHUNK|BLOCK|GRAIN|PART|shared|num_warps|num_stages|strict=|@jit|lru_cache|pin_memory")
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -100,6 +128,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         other = COMPARISONS[type(node.ops[0])]
         yield f"{type(node.ops[0]).__name__} becomes {other.__name__}", _with(node, ops=[other(), *node.ops[1:]])
+    elif isinstance(node, ast.keyword) and node.arg == "dim" and ast.unparse(node.value) == "-1":
+        yield "another axis", _with(node, value=ast.Constant(0))
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield "the sign is dropped", node.operand
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert):
@@ -110,9 +140,10 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         value = node.value + 1 if isinstance(node.value, int) else node.value * 2.0 or 0.5
         yield f"{node.value} becomes {value}", _with(node, value=value)
     elif isinstance(node, ast.Call):
-        if len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
-            yield "two arguments are swapped", _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        starred = any(isinstance(arg, ast.Starred) for arg in node.args[:2])
+        if len(node.args) >= 2 and not starred and name not in SYMMETRIC:
+            yield "two arguments are swapped", _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
         if name in NAMES:
             field = "attr" if isinstance(node.func, ast.Attribute) else "id"
             yield f"{name} becomes {NAMES[name]}", _with(node, func=_with(node.func, **{field: NAMES[name]}))
@@ -138,6 +169,15 @@ def bugs_of(tree: ast.Module) -> list[tuple[int, str, ast.AST, ast.AST]]:
             passed.append(node)
         if isinstance(node, ast.If) and all(isinstance(part, ast.Raise) for part in node.body):
             passed.append(node)
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg in ("dim", "strict")
+            and ast.unparse(node.value) in ("-1", "True")
+        ):
+            passed.append(node.value)  # 1 is the same axis as -1 where there are two: see `changes`
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and PIECES.search(ast.unparse(node)):
+            passed.append(node)
+        passed += getattr(node, "decorator_list", [])
         annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
         for root in filter(None, (*passed, *annotations)):
             skipped.update(ast.walk(root))
@@ -158,14 +198,23 @@ class Replace(ast.NodeTransformer):
         return self._new if node is self._old else super().generic_visit(node)
 
 
-def planted(source: str, seed: str, number: int) -> tuple[Row, str] | None:
-    """What is planted, and the file with it: the bug of that number in the order of a seed, None past the last."""
+def planted(source: str, seed: str, number: int | Row) -> tuple[Row, str] | None:
+    """What is planted, and the file with it: the bug of that number in the order of a seed, None past the last; or the
+    first that changes the same line in the same way as that of an earlier record."""
     tree = ast.parse(source)
     bugs = bugs_of(tree)
-    random.Random(seed).shuffle(bugs)
-    if number >= len(bugs):
+    if isinstance(number, dict):
+        for at in range(len(bugs)):
+            found = _plant(ast.parse(source), at)
+            if [x for x in found[0]["change"] if x[0] in "+-"] == [x for x in number["change"] if x[0] in "+-"]:
+                return found
         return None
-    line, what, old, new = bugs[number]
+    order = random.Random(seed).sample(range(len(bugs)), len(bugs))
+    return _plant(tree, order[number]) if number < len(bugs) else None
+
+
+def _plant(tree: ast.Module, number: int) -> tuple[Row, str]:
+    line, what, old, new = bugs_of(tree)[number]
     before = ast.unparse(tree)
     text = ast.unparse(ast.fix_missing_locations(Replace(old, new).visit(tree)))
     change = difflib.unified_diff(before.splitlines(), text.splitlines(), n=2, lineterm="")
@@ -284,6 +333,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, 300, "bugs")
     parser.add_argument("--only", nargs="+", choices=list(NEAR), default=list(NEAR), metavar="FILE")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="plant what survived in an earlier record once more")
     parser.add_argument("--work", type=Path, help="keep there what the next run needs again: a tree with its kernels")
     args = parser.parse_args()
     stay_small()
@@ -298,6 +348,10 @@ def main() -> int:
         root = (args.work or Path(temporary)).absolute()
         root.mkdir(parents=True, exist_ok=True)
         drawn = [] if args.merge else drawn_files(args.only, args.seed, args.start + args.count)[args.start :]
+        if args.again:
+            rows = [row for row in json.loads(args.again.read_text())["rows"] if row["fate"] == "survived"]
+            drawn = [(row["name"], row) for row in rows][args.start : args.start + args.count]
+            args.count = len(drawn)
         wanted = list(dict.fromkeys(NEAR[name] for name, _ in drawn))
         ready = {} if args.merge else baselines(wanted, root, args.jobs, args.seconds)
         print(f"{len(ready)} groups of tests ran without a bug: {time.monotonic() - begun:.0f} s", file=sys.stderr)
@@ -311,7 +365,7 @@ def main() -> int:
                 file, near = folder / "nerfturbo" / name, ready.get(NEAR[name])
                 bug = planted(file.read_text(), f"{args.seed} {name}", turn)
                 if bug is None or near is None or not near["words"]:
-                    return {"name": name, "fate": "skipped", "bug": "no more bugs" if bug is None else "no tests here"}
+                    return {"name": name, "fate": "skipped", "bug": "none such" if bug is None else "no tests here"}
                 return {"name": name, **plant(bug, file, folder, log, near)}
 
             return case
@@ -324,9 +378,9 @@ def main() -> int:
     return 0
 
 
-def drawn_files(names: list[str], seed: int, count: int) -> list[tuple[str, int]]:
+def drawn_files(names: list[str], seed: int, count: int) -> list[tuple[str, int | Row]]:
     """(file, number of its bug) of the first `count` bugs: every file once, in random order, then again."""
-    drawn: list[tuple[str, int]] = []
+    drawn: list[tuple[str, int | Row]] = []
     while len(drawn) < count:
         turn = len(drawn) // len(names)
         drawn += [(name, turn) for name in random.Random(f"{seed} {turn}").sample(names, len(names))]
