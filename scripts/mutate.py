@@ -78,13 +78,13 @@ NEAR: dict[str, str] = {
 # Those that take longer.
 MORE = {
     "sampling/geometry.py": "data/test_keypoints.py data/test_builtin_geometry.py",
-    "sampling/grid.py": "viewer/test_panel.py rendering/test_image.py sampling/test_contracted_grid.py training/test_cull_unseen.py",
+    "sampling/grid.py": "viewer/test_panel.py rendering/test_image.py training/test_cull_unseen.py",
     "sampling/uniform.py": "sampling/test_proposals.py training/test_proposed.py",
     "rendering/losses.py": "training/test_step.py",
     "training/loss.py": "data/test_error_map.py training/test_proposed.py",
     "training/optim.py": "training/test_lightning.py training/test_techniques.py",
     "training/stability.py": "training/test_monitor.py",
-    "data/cameras.py": "data/test_posed_formats.py data/test_exported_formats.py export/test_exports.py training/test_cameras.py",
+    "data/cameras.py": "data/test_posed_formats.py data/test_exported_formats.py export/test_exports.py",
     "data/placement.py": "data/test_decisions.py data/test_conventions.py",
     "data/formats/transforms.py": "data/test_capture_folders.py data/test_exported_formats.py",
     "evaluation/metrics.py": "evaluation/test_baselines.py",
