@@ -46,7 +46,7 @@ wheel-check: setup  ## build the wheel and use it in a clean environment outside
 
 fuzz: setup  ## about 10,000 damaged files and odd flags, for hours; counts and failures go into fuzz.json
 	$(BIN)/python tests/data/fuzz.py --mutations 300
-	$(BIN)/python tests/fuzz/commands.py --cases 5000 --output fuzz.json
+	$(BIN)/python tests/fuzz/commands.py --count 5000 --jobs 2 --output fuzz.json
 
 docs: setup  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from nerfturbo.cli.main import run_command  # sets them
 
 # isort: split
+import torch
+
 from nerfturbo.bench.record import Record
 from nerfturbo.cli.bench import TrainingArgs
 from nerfturbo.cli.progress import Display
@@ -82,3 +84,14 @@ def written_when_cut_short(display: Display, output: Path, count: Callable[[], i
         if count():
             display.note(f"{count()} finished trainings are in {output}; the same command goes on with the others")
         raise
+
+
+@contextmanager
+def matmul_precision(name: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """How fp32 matrix products run on a GPU inside this block: exactly, or with ten bits of mantissa."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if name == "ieee" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from common import matmul_precision
 from nerfturbo.bench.scene import run_steps
 from nerfturbo.config import NO_STEP_LIMIT, Config
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import is_out_of_memory
 from nerfturbo.training.distributed import RayShare
 from nerfturbo.training.loss import Stages, compute_loss, draw_background, place_samples, render_and_compare
-from nerfturbo.training.precision import matmul_precision
 from nerfturbo.training.step import gradient_scale, set_rest
 from nerfturbo.training.trainer import Trainer
 

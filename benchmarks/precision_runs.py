@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from common import matmul_precision
 from fine_samples import FineSearch, FineTrial, StepTimer, has_two_passes, measure_base, search_fine, with_fine
 from nerfturbo.bench.record import Record, machine
 from nerfturbo.bench.scene import fit_whole
@@ -20,7 +21,6 @@ from nerfturbo.config import NO_STEP_LIMIT, Config, to_dict
 from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.evaluation.results import protocol
-from nerfturbo.training.precision import matmul_precision
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer, TrainSummary
 

@@ -1,134 +1,346 @@
-"""Kill a training run at random moments, half of them inside a save, and check that nothing is ever lost.
+"""Kill runs at random moments, resume them, and check that nothing is ever lost.
 
-    python scripts/kill_resume.py DATA --kills 20 --output kills.json -- --downscale 4 --device cpu
+    python scripts/kill_resume.py --count 200 --jobs 2 --output kills.json
+    python scripts/kill_resume.py --data lego --count 10 -- --downscale 4 --device cpu
+    python scripts/kill_resume.py --merge kills.json more.json --output all.json
 
-One run is never disturbed. The other is killed (SIGKILL) again and again and resumed each time. After every kill the
-newest checkpoint must load, be no older than the last one seen, and hold all but the steps since the last save. In the
-end both runs must hold the same bits. Flags behind `--` go to `nerfturbo train`.
+A case is one command that is killed (SIGKILL, SIGTERM or SIGINT) up to five times and started again each time: training
+(anywhere, inside a save, or while it scores), an export, or COLMAP's stages where COLMAP is installed. After every kill
+of a training run the newest checkpoint must load, be no older than the last one seen, and hold all but the steps since
+the last save. In the end its weights, its log and its scores, or the exported file, must be those of a run that was
+left alone, to the bit. Flags behind `--` go to `nerfturbo train`; for a GPU, take deterministic ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
+REPOSITORY = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
 
-from nerfturbo.bench.record import Record, machine, write_json
-from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from parallel import Case, Row, add_flags, run, stay_small  # noqa: E402
 
-COMMAND = [sys.executable, "-c", "import sys; from nerfturbo.cli.main import main; sys.exit(main())", "train"]
+COMMAND = [sys.executable, "-c", "import sys; from nerfturbo.cli.main import main; sys.exit(main())"]
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+MOMENTS = ("anywhere", "anywhere", "in training", "inside a save", "inside a save", "while it scores")
+KINDS = ("train", "train", "train", "train", "export", "process")
+EXPORTS = ("export points run out.ply --points 2000", "export grid run out.npz", "export cameras run out.json")
+EXPORTS += ("render run --frames 6 --only rgb --output out.gif --scale 0.5", "export mesh run out.ply --resolution 24")
+KILLS = 5  # of one case
+STEPS, SAVE_EVERY = 60, 4
 LOG_EVERY = 10  # steps between the lines of log.jsonl
+PATIENCE = 60.0  # seconds that a polite end may take
+LATE = 240.0  # seconds after which a run that shows no progress is given up
 
 
-def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        return subprocess.Popen([*COMMAND, *words], stdout=file, stderr=file)
+class Lost(Exception):
+    """What a kill did that it must not."""
 
 
-def saved_step(run: Path) -> int:
-    found = list_checkpoints(run / "checkpoints")
-    return read_state(found[-1]).step if found else -1
+@dataclass(frozen=True)
+class Base:
+    """What all cases share: a scene, a run that was left alone, and the flags both were started with."""
+
+    root: Path
+    data: str
+    flags: list[str]
+    seconds: float  # the run that was left alone took
+    steps: int
+
+    @property
+    def train(self) -> list[str]:
+        common = ["--turntable", "0", "--save-every", f"{SAVE_EVERY}steps"]
+        return ["train", self.data, *self.flags, *common, "--steps", str(self.steps)]
+
+    @property
+    def backend(self) -> list[str]:
+        """What is no part of a run's config."""
+        given = [flag for flag in ("--backend", "--device") if flag in self.flags]
+        return [word for flag in given for word in (flag, self.flags[self.flags.index(flag) + 1])]
+
+    @property
+    def resume(self) -> list[str]:
+        return [*self.backend, "--turntable", "0", "--save-every", f"{SAVE_EVERY}steps"]
 
 
-def logged_step(run: Path) -> int:
-    steps = [0]
-    for line in (run / "log.jsonl").read_text().splitlines():
-        try:
-            steps.append(json.loads(line)["step"])
-        except (ValueError, KeyError):
-            continue
-    return max(steps)
+def start(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "said.txt").open("ab") as file:
+        return subprocess.Popen([*COMMAND, *words], stdout=file, stderr=file, cwd=folder, start_new_session=True)
 
 
-def kill_at_random(process: subprocess.Popen[bytes], run: Path, rng: random.Random, save_every: int) -> str | None:
-    """Wait for some progress, then kill: inside a save, or anywhere. None where the run ended before."""
-    goal = max(0, saved_step(run)) + rng.randint(1, 4) * save_every
-    inside = rng.random() < 0.5
-    deadline = time.monotonic() + 240.0
-    while process.poll() is None and time.monotonic() < deadline:
-        if saved_step(run) >= goal:
-            if not inside:
-                time.sleep(rng.random() * 0.5)
-                break
-            if any((run / "checkpoints").glob(".step_*.tmp")):
-                time.sleep(rng.random() * 0.004)
-                break
-        time.sleep(0.0005 if inside else 0.005)
-    if process.poll() is not None:
-        return None
-    if time.monotonic() >= deadline:
-        process.kill()
-        raise SystemExit("no progress for minutes: the machine is too busy for this test")
-    process.kill()
+def finished(words: list[str], folder: Path) -> float:
+    """Seconds that a command takes which is left alone."""
+    begun, process = time.monotonic(), start(words, folder)
+    try:
+        code = process.wait(LATE)
+    finally:
+        _end(process)
+    if code != 0:
+        raise Lost(f"exit {code} of {' '.join(words)}: {(folder / 'said.txt').read_text(errors='replace')[-1500:]}")
+    return time.monotonic() - begun
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The command with all it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return "inside a save" if any((run / "checkpoints").glob(".step_*.tmp")) else "elsewhere"
 
 
-def check(run: Path, last: int, save_every: int) -> dict[str, int]:
-    """What the kill left: loadable, not older, and nothing lost but what came after the last save."""
-    checkpoint = latest_checkpoint(run)
-    step = read_state(checkpoint).step
-    load_file(checkpoint / "tensors.safetensors")
-    lost = logged_step(run) - step
-    assert step >= last, f"the newest checkpoint is of step {step}, it was of step {last} before"
-    assert lost <= save_every + LOG_EVERY, f"{lost} steps were lost, saves come every {save_every}"
-    return {"saved_step": step, "lost_steps_at_most": max(0, lost)}
+def wait_for(moment: str, process: subprocess.Popen[bytes], killed: Path, draw: random.Random, base: Base) -> bool:
+    """Wait for the moment; False where the command ended before."""
+    from nerfturbo.training.checkpoint import list_checkpoints
+
+    checkpoints = killed / "checkpoints"
+
+    def newest() -> int:
+        found = list_checkpoints(checkpoints)
+        return int(found[-1].name.split("_")[1]) if found else -1
+
+    goal = newest() + draw.randint(1, 3) * SAVE_EVERY if moment != "while it scores" else base.steps
+    until = time.monotonic() + (draw.random() * base.seconds if moment == "anywhere" else LATE)
+    reached = False
+    while process.poll() is None and time.monotonic() < until:
+        reached = reached or (moment != "anywhere" and newest() >= min(goal, base.steps))
+        if reached and (moment != "inside a save" or any(checkpoints.glob(".step_*.tmp"))):
+            time.sleep(draw.random() * (0.004 if moment == "inside a save" else 0.5))
+            break
+        time.sleep(0.0005 if reached else 0.005)
+    if moment != "anywhere" and time.monotonic() >= until:
+        raise Lost(f"no progress for {LATE:.0f} s")
+    return process.poll() is None
+
+
+def kill(process: subprocess.Popen[bytes], number: signal.Signals, folder: Path) -> Row:
+    """Send it, and see how the command ends."""
+    begun = time.monotonic()
+    if number == signal.SIGKILL:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    try:
+        code = process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Lost(f"still there {PATIENCE:.0f} s after {number.name}") from None
+    said = (folder / "said.txt").read_text(errors="replace")
+    if number != signal.SIGKILL and code not in (0, 130, -number):
+        raise Lost(f"exit {code} after {number.name}: {said[-1500:]}")
+    if "Traceback" in said and "nerfturbo/cli" in said:  # Python's own while it starts are not ours
+        raise Lost(f"a traceback after {number.name}: {said[-1500:]}")
+    return {"signal": number.name, "exit": code, "seconds": round(time.monotonic() - begun, 2)}
+
+
+def check_run(killed: Path, last: int) -> int:
+    """What the kill left: loadable, not older, and nothing lost but what came after the last save. The step saved."""
+    from safetensors.torch import load_file
+
+    from nerfturbo.training.checkpoint import list_checkpoints, read_state
+
+    found = list_checkpoints(killed / "checkpoints")
+    step = read_state(found[-1]).step if found else -1
+    if found:
+        load_file(found[-1] / "tensors.safetensors")
+    lost = max(logged(killed), default=0) - max(step, 0)
+    if step < last:
+        raise Lost(f"the newest checkpoint is of step {step}, it was of step {last} before")
+    if lost > SAVE_EVERY + LOG_EVERY:
+        raise Lost(f"{lost} steps were lost, saves come every {SAVE_EVERY}")
+    return step
+
+
+def logged(killed: Path) -> dict[int, float]:
+    """Step -> loss in the log, but for a line that was cut off."""
+    found: dict[int, float] = {}
+    for line in (killed / "log.jsonl").read_text().splitlines() if (killed / "log.jsonl").is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row.get("kind") == "step":
+            found[row["step"]] = row.get("loss", 0.0)
+    return found
+
+
+def same_end(whole: Path, killed: Path) -> None:
+    from safetensors.torch import load_file
+
+    from nerfturbo.training.checkpoint import latest_checkpoint
+
+    one, two = (load_file(latest_checkpoint(folder) / "tensors.safetensors") for folder in (whole, killed))
+    differing = [name for name in one if name not in two or not bool((one[name] == two[name]).all())]
+    if differing or one.keys() != two.keys():
+        raise Lost(f"other bits in {differing or sorted(one.keys() ^ two.keys())}")
+    if missing := logged(whole).items() - logged(killed).items():  # an interrupt logs its own step besides
+        raise Lost(f"another log: without {sorted(missing)[:6]}")
+    scores = [json.loads((folder / "metrics.json").read_text())["psnr"] for folder in (whole, killed)]
+    if scores[0] != scores[1]:
+        raise Lost(f"another score: {scores}")
+    if left := [path.name for path in killed.rglob(".*.tmp*")]:
+        raise Lost(f"left behind: {left}")
+
+
+def train_case(base: Base, folder: Path, draw: random.Random) -> Row:
+    kills, killed, last, most = [], folder / "killed", -1, draw.randint(1, KILLS)
+    while True:
+        words = [*base.train, "--output", "killed", "--overwrite"]
+        if last >= 0:
+            words = ["train", "--resume", str(killed), *base.resume]
+        if last == base.steps:  # trained to the end, and killed while it scored
+            words = ["eval", str(killed), *base.backend]
+        process = start(words, folder)
+        try:
+            moment = draw.choice(MOMENTS)
+            waited = len(kills) < most and wait_for(moment, process, killed, draw, base)
+            if not waited:
+                code = process.wait(LATE)
+                break
+            if any((killed / "checkpoints").glob(".step_*.tmp")):
+                moment = "inside a save"
+            kills.append({"moment": moment} | kill(process, draw.choice(SIGNALS), folder))
+        finally:
+            _end(process)
+        last = check_run(killed, last)
+        kills[-1]["saved_step"] = last
+    if code != 0:
+        raise Lost(f"exit {code} in the end: {(folder / 'said.txt').read_text(errors='replace')[-1500:]}")
+    same_end(base.root / "whole", killed)
+    return {"kills": kills}
+
+
+def files_of(path: Path) -> dict[str, str]:
+    """Relative path -> digest."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path.parent)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def export_case(base: Base, folder: Path, draw: random.Random) -> Row:
+    """An export: its file is absent or whole after every kill, and the run as it was."""
+    words = draw.choice(EXPORTS).split()
+    shutil.copytree(base.root / "whole", folder / "run")
+    try:
+        seconds = finished(words, folder)
+    except Lost as error:
+        if "pip install" in str(error):
+            return {"fate": "skipped", "wrong": str(error)[-200:], "kills": []}
+        raise
+    output = next(folder.glob("out.*"))
+    whole, run_before, kills = files_of(output), files_of(folder / "run"), []
+    output.unlink()
+    for _ in range(draw.randint(1, KILLS)):
+        process = start(words, folder)
+        try:
+            time.sleep(seconds * (0.4 + 0.6 * draw.random()))
+            if process.poll() is not None:
+                continue
+            kills.append({"moment": words[0] + " " + words[1]} | kill(process, draw.choice(SIGNALS), folder))
+        finally:
+            _end(process)
+        if output.exists() and files_of(output) != whole:
+            raise Lost(f"{output.name} is there and not whole after a kill of {' '.join(words)}")
+        if files_of(folder / "run") != run_before:
+            raise Lost(f"{' '.join(words)} changed the run")
+    finished(words, folder)
+    if files_of(output) != whole:
+        raise Lost(f"{output.name} differs after kills of {' '.join(words)}")
+    return {"kills": kills}
+
+
+def process_case(base: Base, folder: Path, draw: random.Random) -> Row:
+    """COLMAP's stages: started again, they end with a model, in a folder that opens."""
+    if shutil.which("colmap") is None:
+        return {"fate": "skipped", "wrong": "colmap is not installed", "kills": []}
+    words, kills = ["process", str(base.root.parent / "photos"), str(folder / "scene")], []
+    for _ in range(draw.randint(1, KILLS)):
+        process = start(words, folder)
+        try:
+            time.sleep(draw.random() * 12.0)
+            if process.poll() is not None:
+                continue
+            kills.append({"moment": "process"} | kill(process, draw.choice(SIGNALS), folder))
+        finally:
+            _end(process)
+    finished(words, folder)
+    finished(["scene", "info", str(folder / "scene")], folder)
+    return {"kills": kills}
+
+
+def prepare_bases(root: Path, data: str | None, flags: list[str], kinds: list[str]) -> list[Base]:
+    """The scene, photos for COLMAP, and a run that is left alone for each set of flags."""
+    from nerfturbo.data.formats.transforms import write_blender
+    from tests.tiny import TINY_FLAGS, ball_scene
+
+    if data is None:
+        data = str(write_blender([ball_scene("train"), ball_scene("test", n_views=2)], root / "ball"))
+        tiny = TINY_FLAGS[: TINY_FLAGS.index("--backend")]
+        sets = [[*tiny, "--backend", backend, *flags] for backend in ("reference", "cpu")]
+    else:
+        sets = [flags]
+    if "process" in kinds and shutil.which("colmap") is not None:
+        finished(["scene", "write", "toybox", str(root / "toybox"), "--train-views", "12", "--test-views", "1"], root)
+        shutil.copytree(next((root / "toybox").glob("train")), root / "photos")
+    bases = []
+    for index, chosen in enumerate(sets):
+        folder = root / str(index)
+        folder.mkdir()
+        base = Base(folder, data, chosen, 0.0, STEPS)
+        if "reference" not in chosen:
+            finished([*base.train, "--output", "first"], folder)  # compiles
+        bases.append(Base(folder, data, chosen, finished([*base.train, "--output", "whole"], folder), STEPS))
+    return bases
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--save-every", type=int, default=10, help="steps")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("kill-resume.json"))
+    add_flags(parser, 200, "commands that are killed up to five times each")
+    parser.add_argument("--data", help="a scene; a tiny one unless given")
+    parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=list(KINDS))
     words = sys.argv[1:]
     flags = words[words.index("--") + 1 :] if "--" in words else []
     args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
-    rng = random.Random(args.seed)
-    steps = args.kills * 6 * args.save_every
-    with tempfile.TemporaryDirectory() as folder:
-        whole, killed, log = Path(folder) / "whole", Path(folder) / "killed", Path(folder) / "output.txt"
-        common = ["--turntable", "0", "--eval-views", "1", "--save-every", f"{args.save_every}steps"]
-        begin = [args.data, *flags, *common, "--steps", str(steps)]
-        undisturbed = start([*begin, "--output", str(whole)], log)
-        kills = []
-        process, last = start([*begin, "--output", str(killed)], log), 0
-        given = [flag for flag in ("--backend", "--device") if flag in flags]  # no part of a run's config
-        again = [word for flag in given for word in (flag, flags[flags.index(flag) + 1])]
-        while len(kills) < args.kills:
-            moment = kill_at_random(process, killed, rng, args.save_every)
-            if moment is None:
-                break
-            kills.append({"moment": moment, **check(killed, last, args.save_every)})
-            last = int(kills[-1]["saved_step"])
-            print(f"kill {len(kills)}: {kills[-1]}", file=sys.stderr)
-            process = start(["--resume", str(killed), *again, *common], log)
-        codes = (process.wait(), undisturbed.wait())
-        if codes != (0, 0):
-            print(log.read_text(), file=sys.stderr)
-            raise SystemExit(f"exit codes {codes}")
-        one, two = (load_file(latest_checkpoint(run) / "tensors.safetensors") for run in (whole, killed))
-        equal = one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
-        left = [path.name for path in killed.rglob(".*.tmp*")]
-    result = {"kills": kills, "steps": steps, "save_every": args.save_every, "bit_equal": equal, "left_behind": left}
-    what = f"{Path(args.data).name}: a training run killed at random moments and resumed each time"
-    device = flags[flags.index("--device") + 1] if "--device" in flags else "cpu"
-    protocol = "SIGKILL, inside a save or anywhere by a coin; in the end compared with a run that was left alone"
-    write_json(args.output, Record(what, protocol, args.seed, result, machine=machine(device)))
-    inside = sum(kill["moment"] == "inside a save" for kill in kills)
-    print(f"{len(kills)} kills, {inside} of them inside a save: every resume worked, bit-equal in the end: {equal}")
-    return 0 if equal and not left and kills else 1
+    if "cuda" not in " ".join(flags):
+        stay_small()
+    os.environ |= {"PYTHONUNBUFFERED": "1"}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    kinds = {"train": train_case, "export": export_case, "process": process_case}
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
+        root = Path(temporary)
+        bases = [] if args.merge else prepare_bases(root, args.data, flags, args.kinds)
+
+        def prepare(worker: int) -> Case:
+            def case(number: int) -> Row:
+                draw = random.Random(f"{args.seed} {number}")
+                kind, base, folder = draw.choice(args.kinds), draw.choice(bases), root / f"case-{worker}"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                try:
+                    return {"name": kind, "fate": "whole", **kinds[kind](base, folder, draw)}
+                except Lost as error:
+                    return {"name": kind, "fate": "lost", "wrong": str(error), "kills": []}
+
+            return case
+
+        args.seconds -= time.monotonic() - begun
+        record = run(args, prepare, ("whole",))
+    kills = [one for row in record.rows.values() for one in row.get("kills", ())]
+    inside = sum(one["moment"] == "inside a save" for one in kills)
+    fates = record.fates
+    print(f"{len(kills)} kills, {inside} of them inside a save, in {fates['whole']} commands; {len(record.bad)} lost")
+    return 1 if record.bad or not kills else 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     sys.exit(main())

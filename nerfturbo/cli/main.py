@@ -81,6 +81,7 @@ def run_command(command: Callable[[], int]) -> int:
     except NerfturboError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
+        sys.unraisablehook = lambda found: None  # the finalizers of what it left half made: LLVM's modules, say
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:

@@ -136,6 +136,8 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
         plan.run.write_config(trainer.config)
         return plan.run
     output = plan.output or default_output(trainer.scene.name)
+    state = 3 * sum(value.nbytes for value in trainer.model.parameters())  # with the means of Adam
+    check_writable(output, (plan.args.keep + 1) * state)
     return create_run(output, trainer.config, overwrite=plan.args.overwrite)
 
 
@@ -264,7 +266,9 @@ class Session:
         if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")
         trainer.guard.report = log.add_event
-        trainer.callbacks += [log, self._look, self._show, saving]
+        trainer.callbacks += [log, self._look, self._show]
+        # Not at the last step: a kill before cells are culled would leave a run that is over and yet has them.
+        trainer.callbacks.append(lambda trainer, step: None if trainer.progress >= 1.0 else saving(trainer, step))
         self.display.phase("preparing the step")  # on a GPU: recording the graph
         trainer.stepper.prepare()
         self.display.phase("training")

@@ -1,5 +1,4 @@
 """Random pixels of a scene as rays and colours, drawn on the device of training.
-
 Hard pixels more often (`ErrorMap`): half of the draws stay uniform, the others go to tiles in proportion to their error
 times their pixels:
 
@@ -7,7 +6,6 @@ times their pixels:
 
 so that no weight exceeds 2. e_t is a running mean of the tile's absolute colour error; a tile that no ray has met is
 the mean tile. The weights (`ops/pixels`) keep the expectation of the gradient. Sums are integers: any order will do.
-
 Images that the device cannot hold (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so a thread
 reads the colours of the next step ahead of time; only those travel, 3 or 4 bytes a ray. On a GPU two pinned buffers
 take turns: one is copied to the device while the other is filled.

@@ -1,6 +1,5 @@
 """Images of any size in one uint8 pool, in memory or in a file (`pool_file.py`): decoded in parallel, straight into
 place, never held twice. Pillow reads the files, HEIC through pillow-heif where it is installed. And their masks.
-
 Masks say which pixels count: the others are neither trained on nor scored. The first file found for an image wins:
 
 - `mask_path` of a frame in transforms.json (nerfstudio): black pixels do not count;
@@ -32,7 +31,7 @@ from torch import Tensor
 from ..errors import InputError, refuse
 from ..ops.pixels import WORD, PixelMask, unpack_words
 from .options import DEFAULTS, LoadOptions
-from .pool_file import MappedPool, fits_memory, open_pool, pool_path, writing_pool
+from .pool_file import MappedPool, check_memory, fits_memory, open_pool, pool_path, writing_pool
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -411,12 +410,8 @@ def load_images(
             threads.shutdown(cancel_futures=True)  # after Ctrl-C or a broken file nobody waits for the rest
 
     if options.cache == "memory" or (options.cache == "auto" and fits_memory(n_bytes)):
-        try:
-            pixels = torch.empty((int(offsets[-1]), channels), dtype=torch.uint8)
-        except (RuntimeError, MemoryError):
-            got = f"{n_bytes / 2**30:.1f} GiB of pixels"
-            raise InputError("images", "what fits into memory", got, "load them smaller with `downscale`") from None
-        pool = ImagePool(pixels, offsets, sizes, mask)
+        check_memory("images", n_bytes, "load them smaller with `downscale`, or from a file with `cache=disk`")
+        pool = ImagePool(torch.empty((int(offsets[-1]), channels), dtype=torch.uint8), offsets, sizes, mask)
         store_all(lambda index, array: np.copyto(pool.image_bytes(index).numpy(), array))
         return pool
     path = pool_path(paths, (options.downscale, channels, *(() if all(upright) else map(int, upright))))

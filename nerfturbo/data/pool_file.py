@@ -1,5 +1,4 @@
 """Pixels in a memory-mapped file: for pools that memory does not hold, and for opening a scene again at once.
-
 The file lies in the cache folder under a name made from the pictures' paths, sizes and dates, so that a changed picture
 gives another file. Linux counts the mapped pages a process has touched as its memory, and maps up to megabytes around
 each touch. So pixels are gathered in the order of their places, and what has been passed is given back: the pages stay
@@ -128,6 +127,16 @@ def available_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError):
             found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
     return max(0, min(found)) if found else None
+
+
+def check_memory(what: str, n_bytes: int, hint: str, device: torch.device | None = None) -> None:
+    """Refuse, before it begins, what needs more memory than a device has free; the machine's unless one is given."""
+    free = available_memory()
+    if device is not None and device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + idle
+    if free is not None and n_bytes > free:
+        raise InputError(what, f"what fits the {free / 1e6:.0f} MB of free memory", f"{n_bytes / 1e6:.0f} MB", hint)
 
 
 def _make_room(folder: Path, n_bytes: int) -> None:

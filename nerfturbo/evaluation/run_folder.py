@@ -132,8 +132,9 @@ def open_run(path: str | Path) -> RunFolder:
     return run
 
 
-def check_writable(path: Path) -> Path:
-    """Refuse, before any work is done, a path that cannot be made; returns the part of it that exists."""
+def check_writable(path: Path, room: int = 0) -> Path:
+    """Refuse, before any work is done, a path that cannot be made, or that has no room for so many bytes; returns the
+    part of it that exists."""
     nearest = path
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -143,8 +144,8 @@ def check_writable(path: Path) -> Path:
     try:
         with tempfile.TemporaryFile(dir=nearest if nearest.is_dir() else nearest.parent) as file:
             file.write(bytes(1 << 12))
-        if shutil.disk_usage(nearest).free < ROOM:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if (free := shutil.disk_usage(nearest).free) < max(ROOM, room):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {free / 1e6:.0f} of {room / 1e6:.0f} MB")
     except OSError as error:
         expected, got = "a place that can be written", f"{error.strerror or error} in {nearest}"
         raise InputError(str(path), expected, got, "free some space, or choose another one") from None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, transform_points, turn_between
 from ..data.images import to_bytes
+from ..data.pool_file import check_memory
 from ..errors import InputError, refuse
 from ..evaluation.evaluate import choose_views
 from ..evaluation.images import seen_in
@@ -235,6 +236,7 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
     if math.prod(counts) > MAX_POINTS:
         got = f"{counts[0]} x {counts[1]} x {counts[2]}"
         raise InputError("--resolution", f"at most {MAX_POINTS} points in the box", got, "use a smaller one, or --box")
+    check_memory("--resolution", 8 * math.prod(counts), "use a smaller one, or --box")  # and a copy for the triangles
     density = torch.zeros(*(n + 2 for n in counts))  # one empty layer all around
     low = torch.tensor(box.low, device=model.device)
     outer_low, outer_high = model.grid.outer_aabb.tensor(model.device)

@@ -5,7 +5,9 @@ non-finite flag is shared. Gradients live in a few flat buffers, hence one colle
 and says nothing to anybody; `ProcessTeam` speaks through torch.distributed."""
 
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
@@ -20,6 +22,9 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BACKEND_VARIABLE = "NERFTURBO_DIST_BACKEND"
 TIMEOUT_VARIABLE = "NERFTURBO_DIST_TIMEOUT"
 TIMEOUT_SECONDS = 1800.0  # rank 0 alone saves and renders previews, the others wait for it meanwhile
+SLOW_SECONDS = 10.0  # that ranks wait for one of them without a word
+SILENT_SECONDS = 5.0  # after which a rank that does not say that it lost contact is the one that was lost
+_LOG = logging.getLogger(__name__)
 
 
 class RayShare(NamedTuple):
@@ -69,6 +74,9 @@ class Team:
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Make every rank's tensors those of rank 0, in place."""
 
+    def check_same(self, what: str, number: float, within: float = 0.0) -> None:
+        """Refuse, on all ranks, to go on where a number >= 0 differs, by more than this part of it, from rank 0's."""
+
     def close(self) -> None:
         """Leave the team."""
 
@@ -88,6 +96,7 @@ class ProcessTeam(Team):
         self.in_graph = dist.get_backend() == "nccl"
         self._half = _HALF.get(compression)
         self._messages: dict[int, Tensor] = {}
+        self._agreed = time.monotonic()
 
     def start_sum(self, values: Tensor) -> Wait:
         with self._explained():
@@ -126,10 +135,24 @@ class ProcessTeam(Team):
 
     def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:
         own = [float(stop), *(values if self.rank == 0 else [0.0] * len(values))]
-        shared = torch.tensor(own, dtype=torch.float64, device=self.device if self.in_graph else "cpu")
-        self.max_reduce(shared)
-        stopped, *first = shared.tolist()
+        (stopped, *first), seconds = self._told(time.monotonic() - self._agreed, own)
+        self._agreed = time.monotonic()
+        if max(seconds) - min(seconds) > SLOW_SECONDS and self.rank == 0:
+            slow, waited = seconds.index(max(seconds)), max(seconds) - min(seconds)
+            _LOG.warning("rank %d of %d is slow: the others waited %.0f s for it", slow, self.world, waited)
         return stopped > 0.0, first
+
+    def check_same(self, what: str, number: float, within: float = 0.0) -> None:
+        first, *others = self._told(number)[1]
+        if other := [str(rank) for rank, own in enumerate(others, 1) if abs(own - first) > within * first]:
+            raise DistributedError(f"rank {', '.join(other)} of {self.world} has another {what} than rank 0")
+
+    def _told(self, own: float, most: Sequence[float] = ()) -> tuple[list[float], list[float]]:
+        """The largest of all ranks for each number of `most`, and the `own` number of each rank; none below 0."""
+        mine = [*most, *(own if rank == self.rank else 0.0 for rank in range(self.world))]
+        shared = torch.tensor(mine, dtype=torch.float64, device=self.device if self.in_graph else "cpu")
+        self.max_reduce(shared)
+        return shared.tolist()[: len(most)], shared.tolist()[len(most) :]
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         with self._explained():
@@ -153,12 +176,24 @@ class ProcessTeam(Team):
         except RuntimeError as error:
             if isinstance(error, DistributedError):
                 raise
-            text = str(error).strip().splitlines()
+            text, lost = str(error).strip().splitlines(), self._silent()
             raise DistributedError(
-                f"rank {self.rank} of {self.world} lost contact with the others ({text[0] if text else error}); "
-                "another process was killed, failed or hangs, and its own message says why; checkpoints are intact: "
+                f"rank {self.rank} of {self.world} lost contact with {lost} ({text[0] if text else error}): killed, "
+                "failed or hanging, and its own message says why; checkpoints are intact: "
                 "go on from the last one with --resume, or let torchrun restart by itself with --max-restarts"
             ) from error
+
+    def _silent(self) -> str:
+        """Who is gone: ranks that do not say themselves, within seconds, that they have lost others."""
+        with contextlib.suppress(RuntimeError):  # the store went with rank 0
+            store = self._dist.distributed_c10d._get_default_store()
+            store.set(f"nerfturbo_lost_{self.rank}", "1")
+            others, until = [rank for rank in range(self.world) if rank != self.rank], time.monotonic() + SILENT_SECONDS
+            while others and time.monotonic() < until:
+                others = [rank for rank in others if not store.check([f"nerfturbo_lost_{rank}"])]
+                time.sleep(0.1)
+            return f"rank {', '.join(map(str, others))}" if others else "the others, which lost each other"
+        return "rank 0, where ranks meet,"
 
 
 def is_launched() -> bool:

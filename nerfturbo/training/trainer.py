@@ -3,6 +3,7 @@
 import inspect
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.keypoints import TRAINED_PHOTOS, load_keypoints
+from ..data.pool_file import check_memory
 from ..data.scene import Scene, downscaled
 from ..data.scene_defaults import fitted_config
 from ..errors import InputError
@@ -36,6 +38,7 @@ from .step import StepRecord, TrainingStep
 from .warm_start import WarmStart, warm_start
 
 COARSE_DOWNSCALE = 4  # how much smaller the images of `train.coarse_fraction` are in width and height
+SAMPLE_BYTES = 64  # that a sample of a step takes at least: place, interval, density, colour, and their gradients
 LOOK_EVERY = 0.25  # seconds between looks at a time limit, which is passed by twice as much at most
 Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
@@ -134,7 +137,11 @@ class Trainer:
         team: Team | None = None,
     ) -> None:
         self.scene, self.device, self.team = scene, torch.device(device), team or Team()
-        self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler).to(self.device)
+        self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler)
+        adam = 3 * sum(value.nbytes for value in self.model.parameters())  # gradients, and two means of them
+        rows = SAMPLE_BYTES * config.train.batch_samples
+        check_memory("training", adam + rows, "use smaller tables and batches, field.* and train.*", self.device)
+        self.model.to(self.device)
         if hasattr(self.model.sampler, "to"):
             self.model.sampler.to(self.device)
         self.config = config = self.model.config
@@ -311,6 +318,7 @@ class Trainer:
         """Every rank takes over the state of rank 0, which alone needs to have read a checkpoint."""
         if self.team.alone:
             return
+        self._check_same()
         if refine.share_shapes(self.model, self.team):
             self.restructure()
         counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
@@ -319,6 +327,14 @@ class Trainer:
         self.team.copy_from_first([counts, *state, *self._due_pixels.state_tensors()])
         self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped = counts.tolist()
         self.optimizer.refresh_halves()
+
+    def _check_same(self) -> None:
+        """Ranks train one scene with one config, but for its paths. Decoders and processors may differ a little."""
+        images, own = self.scene.images, {name: part for name, part in to_dict(self.config).items() if name != "data"}
+        self.team.check_same("config", zlib.crc32(repr(own).encode()))
+        self.team.check_same("number or size of images", zlib.crc32(repr(images.sizes.tolist()).encode()))
+        rows = images.pixels[:: max(1, images.pixels.shape[0] // 65_536)].float().mean()
+        self.team.check_same("scene", float(rows + self.scene.cameras.camera_to_world.abs().mean()), within=1e-3)
 
     def _agree(self) -> None:
         """Ranks stop together and follow one clock; otherwise they would wait for each other for ever, or part ways."""

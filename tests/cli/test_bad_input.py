@@ -316,6 +316,35 @@ def test_a_step_that_does_not_fit_the_gpu_is_not_called_impossible_to_record() -
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train SCENE --steps 1 --output new", "training: expected what fits the 5 MB of free memory, got 1"),
+        ("export mesh RUN new.ply --resolution 400", "--resolution: expected what fits the 5 MB of free memory"),
+    ],
+)
+def test_work_that_needs_more_memory_than_is_free_is_refused(
+    nerfturbo: Nerfturbo, scene: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str
+) -> None:
+    if "mesh" in words:
+        pytest.importorskip("trimesh")
+    monkeypatch.setattr("nerfturbo.data.pool_file.available_memory", lambda: 5_000_000)
+    flags = [{"SCENE": str(scene), "RUN": str(run_folder)}.get(word, word) for word in words.split()]
+    done = nerfturbo(*flags)
+    assert done.code == 2 and says in done.err and not list(Path().glob("new*")), done.err
+
+
+def test_checkpoints_that_would_not_fit_the_disk_are_refused_before_training(
+    nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(".")._replace(free=2_000_000)
+    monkeypatch.setattr("nerfturbo.evaluation.run_folder.shutil.disk_usage", lambda folder: usage)
+    done = nerfturbo("train", scene, "--steps", 1, "--output", "new", "--keep", 1)
+    assert done.code == 2 and "new: expected a place that can be written, got No space left" in done.err
+    assert "2 of " in done.err and not Path("new").exists()
+    assert nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1, "--output", "new").code == 0
+
+
+@pytest.mark.parametrize(
     ("words", "named"),
     [
         (["export", "mesh", "RUN", "out/mesh.glb"], "out/mesh.glb"),

@@ -95,6 +95,28 @@ sys.exit(main(["doctor"]))
 """
 
 
+HALF_MADE = """
+import os, signal, sys
+from nerfturbo.cli import doctor
+from nerfturbo.cli.main import main
+
+class Module:
+    def __del__(self):
+        del self.part
+
+made = Module()
+doctor.main = lambda rest: os.kill(os.getpid(), signal.SIGINT) or [None for _ in range(100_000)]
+code = main(["doctor"])
+del made
+sys.exit(code)
+"""
+
+
+def test_what_an_interrupt_left_half_made_ends_without_a_traceback() -> None:
+    run = subprocess.run([sys.executable, "-c", HALF_MADE], capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_an_interrupt_inside_a_callback_of_c_is_not_lost(name: str) -> None:
     program = [sys.executable, "-c", CALLED_BY_C.format(name=name)]

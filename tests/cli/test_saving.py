@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from nerfturbo.training import refine
 from nerfturbo.training.checkpoint import best_checkpoint, latest_checkpoint, list_checkpoints, read_state
 from nerfturbo.training.trainer import load_model
 
@@ -41,6 +43,23 @@ def test_the_last_checkpoint_has_what_was_culled_at_the_end(nerfturbo: Nerfturbo
     learned = grids[0].occupied_fraction()
     grids[0].recall()
     assert learned < grids[0].occupied_fraction()
+
+
+def test_no_checkpoint_of_the_last_step_is_written_before_cells_are_culled(
+    nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill in between would leave a run that counts as trained to its end and still has the cells."""
+    seen: list[str] = []
+    cull = refine.cull_unseen
+
+    def look(*args: Any) -> float:
+        seen.extend(path.name for path in list_checkpoints(Path("run/checkpoints")))
+        return cull(*args)
+
+    monkeypatch.setattr(refine, "cull_unseen", look)
+    flags = ["--steps", 8, "--save-every", "4steps", "--keep", 9, "--output", "run"]
+    assert nerfturbo("train", scene, *TINY_FLAGS, *flags).code == 0
+    assert set(seen) == {"step_00000004"} and read_state(latest_checkpoint(Path("run"))).step == 8
 
 
 @pytest.mark.parametrize("text", ["0", "-3s", "2.5steps", "soon", "steps", "nan"])

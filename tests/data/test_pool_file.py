@@ -79,7 +79,8 @@ def test_auto_takes_the_disk_where_memory_is_short(tmp_path: Path, monkeypatch: 
     assert load_images(paths).file is None
     monkeypatch.setattr(pool_file, "available_memory", lambda: 3000)
     assert load_images(paths).file is not None
-    assert load_images(paths, LoadOptions(cache="memory")).file is None
+    with pytest.raises(InputError, match=r"images: expected what fits the 0 MB of free memory, got .*cache=disk"):
+        load_images(paths, LoadOptions(cache="memory"))
     with pytest.raises(InputError, match="cache: expected one of auto, memory, disk"):
         LoadOptions(cache="ram")  # type: ignore[arg-type]
 

@@ -1,10 +1,11 @@
-"""Commands on damaged files and with odd flags, by the thousand: `python tests/fuzz/commands.py --cases 1000`.
+"""Commands on damaged files and with odd flags: `python tests/fuzz/commands.py --count 1000 --jobs 2`.
 
-A case damages one file of a run, a camera path, a config, a list or a zoo file and runs a command that reads it, or
-runs a command with one or two flags set to odd values. It may end in success or in exit code 2 with a line that names
-the file or flag. It may not show a traceback, crash, take more than a minute, grow beyond its memory, or open files
-outside its folders. Each case is a forked process with its own folder, watched by an audit hook; one is repeated by
-name and number: `--only tensors.safetensors --first 17 --cases 1`.
+A case damages one file of a scene, a run, a camera path, a config, a list or a zoo file and runs a command that reads
+it, or runs a command with one or two flags set to odd values. It may end in success or in exit code 2 with a line that
+names the file or flag. It may not show a traceback, crash, take more than a minute, take twice the memory of the file
+as it was, or open files outside its folders. Each case is a forked process with its own folder, watched by an audit
+hook; one is repeated by its name and turn: `--only tensors.safetensors --start 17 --count 1`. Commands that need a
+package which is not installed are counted as skipped.
 """
 
 from __future__ import annotations
@@ -24,21 +25,29 @@ import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY))
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from tests.data.fuzz import mutated  # noqa: E402 - a script finds the package beside it first
+from scripts import parallel  # noqa: E402 - a script finds the package beside it first
+
+if __name__ == "__main__":
+    parallel.stay_small()
+
+from tests.data import folders, fuzz  # noqa: E402
+from tests.data.fuzz import mutated  # noqa: E402
 from tests.tiny import TINY_FLAGS  # noqa: E402
 
 SECONDS = 60
 PATIENCE = 8  # seconds that a case may train on where it was asked to train for long
 MEMORY = 3 << 30  # bytes of address space beyond what the imports take
+SMALL = 64 << 20  # bytes that a damaged file may cost beyond twice what the file as it was costs
 # Flags that ask for work: with a large value the command runs on until Ctrl-C, which must end it.
 AMOUNTS = (
     "steps",
@@ -79,6 +88,53 @@ FILES: dict[str, tuple[str, ...]] = {
     "ball/transforms_train.json": ("scene info ball", "eval run", TRAIN),
     "ball/train/r_1.png": ("scene info ball", TRAIN),
 }
+
+
+def _with_masks(folder: Path) -> Path:
+    """Masks and depth maps beside the images."""
+    folders.write_transforms(folder)
+    document = json.loads((folder / "transforms.json").read_text())
+    for index, frame in enumerate(document["frames"]):
+        frame |= {"mask_path": f"masks/{index}.png", "depth_file_path": f"depths/{index}.png"}
+        for name, mode, value in (("masks", "L", 255), ("depths", "I;16", 3000)):
+            (folder / name).mkdir(exist_ok=True)
+            Image.new(mode, (folders.WIDTH, folders.HEIGHT), value).save(folder / name / f"{index}.png")
+    (folder / "transforms.json").write_text(json.dumps(document))
+    return folder
+
+
+def _exr(folder: Path) -> Path:
+    """A picture in a format that is not read."""
+    folders.write_transforms(folder)
+    (folder / "images/view_01.png").write_bytes(b"v/1\x01\x02\0\0\0channels\0chlist\0" + bytes(range(256)) * 8)
+    return folder
+
+
+def _jpeg(folder: Path, ending: str) -> Path:
+    folders.write_transforms(folder)
+    for file in (folder / "images").iterdir():
+        Image.open(file).save(file.with_suffix(ending))
+        file.unlink()
+    text = (folder / "transforms.json").read_text()
+    (folder / "transforms.json").write_text(text.replace(".png", ending))
+    return folder
+
+
+# name -> (who writes the scene, which file of it is damaged)
+SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    **{name.replace(" ", "_"): made for name, made in fuzz.FILES.items()},
+    "mask.png": (_with_masks, "masks/2.png"),
+    "depth.png": (_with_masks, "depths/2.png"),
+    "picture.exr": (_exr, "images/view_01.png"),
+    **{
+        f"picture{ending}": (lambda folder, ending=ending: _jpeg(folder, ending), f"images/view_01{ending}")
+        for ending in (".tiff", ".bmp", ".jpeg", ".JPG")
+    },
+}
+READS = ("scene info {}", f"train {{}} {TINY} --steps 3 --output out")
+READS += (f"train {{}} {TINY} --loss.depth 0.1 --steps 3 --output out",)
+for scene, (_, damaged) in SCENES.items():
+    FILES[f"scenes/{scene}/{damaged}"] = tuple(line.format(f"scenes/{scene}") for line in READS)
 VERBS = {  # verb -> words behind which odd flags go
     "train": TRAIN,
     "eval": "eval run",
@@ -124,8 +180,8 @@ def flags_of(verb: str) -> list[str]:
     return sorted({flag for flag in found if flag not in ("--help", "--help-all")})
 
 
-def flag_case(verb: str, number: int, flags: list[str]) -> Case:
-    draw = random.Random(f"{verb} {number}")
+def flag_case(verb: str, number: int, flags: list[str], seed: int = 0) -> Case:
+    draw = random.Random(f"{seed} {verb} {number}")
     chosen = draw.sample(flags, min(len(flags), 1 if draw.random() < 0.8 else 2))
     words, values = VERBS[verb].split(), []
     for flag in chosen:
@@ -138,14 +194,16 @@ def flag_case(verb: str, number: int, flags: list[str]) -> Case:
     return Case(tuple(words), about, verb in HEAVY or any(part in f for f in chosen for part in AMOUNTS))
 
 
-def file_case(name: str, number: int, folder: Path) -> Case:
-    draw = random.Random(f"{name} {number}")
+def file_case(name: str, number: int, folder: Path, seed: int = 0) -> Case:
+    draw = random.Random(f"{seed} {name} {number}")
     file = folder / name
     file.write_bytes(mutated(file.read_bytes(), draw))
     line = draw.choice(FILES[name])
     about = (file.name, file.parent.name, "r_0.png", "list.txt", "--config", "memory")
     if file.name in ("config.json", "state.json", "tensors.safetensors"):
         about += ("step_00000012", "step_00000009", "run", "ball")
+    if name.startswith("scenes/"):
+        about += (name.split("/")[1], "view_", ".png", ".jpg")  # the picture that no longer fits a damaged file
     return Case(tuple(line.split()), about, long=True)
 
 
@@ -161,6 +219,15 @@ def prepare(folder: Path) -> None:
     assert main(["export", "cameras", "run", "path.json"]) == 0
     Path("list.txt").write_text(f"ball {TINY} --steps 2\nball {TINY} --steps 2 --seed 3  # again\n")
     shutil.copy(next((folder / "run" / "checkpoints").glob("*12/tensors.safetensors")), "zoo.safetensors")
+    for name, (write, _) in SCENES.items():
+        write(folder / "scenes" / name)
+    shutil.copytree(folder, warm := folder.with_name("warm"))
+    os.chdir(warm)
+    main(["warmup"])
+    for line in RUN:  # compiles what these need
+        main(line.split())
+    os.chdir(folder)
+    shutil.rmtree(warm)
 
 
 def watch(folder: Path) -> list[str]:
@@ -201,7 +268,7 @@ def child(words: Sequence[str], folder: Path) -> None:
     os.environ |= {"HOME": str(folder), "TMPDIR": str(folder), "NERFTURBO_CACHE": str(folder / "cache")}
     tempfile.tempdir = str(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    strange, code = watch(folder), 99
+    strange, code, before = watch(folder), 99, _peak()
     try:
         from nerfturbo.cli.main import main
 
@@ -211,9 +278,14 @@ def child(words: Sequence[str], folder: Path) -> None:
     except BaseException:
         traceback.print_exc()
     (folder / ".strange").write_text("\n".join(strange))
+    (folder / ".grown").write_text(str(_peak() - before))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _peak() -> int:
+    return int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
 
 
 def ended(pid: int, seconds: float) -> int | None:
@@ -226,19 +298,23 @@ def ended(pid: int, seconds: float) -> int | None:
     return None
 
 
-def run_case(case: Case, folder: Path) -> str | None:
-    """What is wrong about how a command ended; None if nothing is."""
-    scene = {file: file.stat().st_mtime_ns for file in (folder / "ball").rglob("*")}
+def run_case(case: Case, folder: Path, memory: int | None = None) -> str | None:
+    """What is wrong about how a command ended; None if nothing is. `memory` is what the honest input takes."""
+    scene = {file: file.stat().st_mtime_ns for name in ("ball", "scenes") for file in (folder / name).rglob("*")}
     if (pid := os.fork()) == 0:
         child(case.words, folder)
-    code = ended(pid, PATIENCE if case.long else SECONDS)
-    if code is None and case.long:
-        os.kill(pid, signal.SIGINT)
-        code = ended(pid, SECONDS)
-        code = 0 if code in (0, 130) else code
+    code = None
+    try:
+        code = ended(pid, PATIENCE if case.long else SECONDS)
+        if code is None and case.long:
+            os.kill(pid, signal.SIGINT)
+            code = ended(pid, SECONDS)
+            code = 0 if code in (0, 130) else code
+    finally:
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     if code is None:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         return f"not done after {SECONDS} s"
     said = (folder / ".err").read_text(errors="replace")
     if "Traceback" in said:
@@ -246,11 +322,14 @@ def run_case(case: Case, folder: Path) -> str | None:
     if code not in ((0, 1, 2) if case.words[0] in ("batch", "doctor", "bench") else (0, 2)):
         return f"exit {code}: {said[-600:]}"
     if code == 2 and not any(name in said for name in case.about):
-        return f"not named: {said[-600:]}"
+        return f"needs a package: {said[-200:]}" if "pip install" in said else f"not named: {said[-600:]}"
     if (folder / ".strange").is_file() and (strange := (folder / ".strange").read_text()):
         return f"outside its folders: {strange[:600]}"
-    if scene != {file: file.stat().st_mtime_ns for file in (folder / "ball").rglob("*")}:
+    if scene != {file: file.stat().st_mtime_ns for name in ("ball", "scenes") for file in (folder / name).rglob("*")}:
         return "the scene's folder was changed"
+    grown = int((folder / ".grown").read_text()) if (folder / ".grown").is_file() else 0
+    if memory is not None and grown > 2 * memory + SMALL:
+        return f"took {grown >> 20} MiB, and {memory >> 20} before the file was damaged"
     return None
 
 
@@ -271,53 +350,80 @@ def all_cases(only: Sequence[str] | None) -> dict[str, list[str]]:
     return named if only is None else {name: named[name] for name in only}
 
 
-def run_all(first: int, count: int, only: Sequence[str] | None = None) -> tuple[dict[str, int], list[list[object]]]:
-    """Counts by name, and [name, number, command, what was wrong] of each failure. `count` cases are spread evenly."""
-    failures: list[list[object]] = []
+def copy_template(template: Path, folder: Path, name: str) -> None:
+    """What a case of that name needs: the scene whose file it damages, and no other."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder, ignore=lambda at, _: ["scenes"] if at == str(template) else [])
+    if name.startswith("scenes/"):
+        scene = "/".join(name.split("/")[:2])
+        shutil.copytree(template / scene, folder / scene)
+
+
+def worker(template: Path, root: Path, names: dict[str, list[str]], seed: int) -> parallel.Case:
+    """The function that runs a numbered case: every name once, in random order, then again."""
+    honest: dict[str, int] = {}  # command -> the memory it takes when nothing is damaged
+    own = Path(shutil.copytree(template, root / "template"))
+    for file in (*(own / "run").rglob("*.json"), *(own / "run").rglob("*.jsonl")):  # it knows where its scene is
+        file.write_text(file.read_text().replace(str(template), str(root / "case")))
+
+    def case(number: int) -> parallel.Row:
+        turn, at = divmod(number, len(names))
+        name = random.Random(f"{seed} {turn}").sample(list(names), len(names))[at]
+        folder, memory = root / "case", None
+        copy_template(own, folder, name)
+        if name in VERBS:
+            made = flag_case(name, turn, names[name], seed)
+        else:
+            made = file_case(name, turn, folder, seed)
+            line = " ".join(made.words)
+            if line not in honest:
+                copy_template(own, root / "honest", name)
+                run_case(Case(made.words, ("",), made.long), root / "honest")
+                grown = root / "honest" / ".grown"
+                honest[line] = int(grown.read_text()) if grown.is_file() else MEMORY
+            memory = honest[line]
+        wrong = run_case(made, folder, memory)
+        fate = "well" if wrong is None else "skipped" if wrong.startswith("needs a package") else "bad"
+        return {"name": name, "turn": turn, "fate": fate} | (
+            {} if wrong is None else {"command": " ".join(made.words)[:600], "wrong": wrong}
+        )
+
+    return case
+
+
+def run_all(args: argparse.Namespace) -> parallel.Record:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         root = Path(temporary).resolve()
-        folder, template = root / "case", root / "template"
-        folder.mkdir()
-        subprocess.run([sys.executable, __file__, "--prepare", folder], check=True, stdout=sys.stderr)
-        folder.rename(template)
-        import_all()
-        names = all_cases(only)
-        counts = dict.fromkeys(names, 0)
-        for turn in range(count):
-            name = list(names)[turn % len(names)]
-            number = first + turn // len(names)
-            shutil.copytree(template, folder)
-            case = flag_case(name, number, names[name]) if name in VERBS else file_case(name, number, folder)
-            wrong = run_case(case, folder)
-            counts[name] += 1
-            if wrong is not None:
-                failures.append([name, number, " ".join(case.words)[:400], wrong])
-                print(f"{name} {number}: {' '.join(case.words)[:300]}\n    {wrong}", flush=True)
-            shutil.rmtree(folder, ignore_errors=True)
-    return counts, failures
+        names: dict[str, list[str]] = {}
+        if not args.merge:
+            (root / "template").mkdir()
+            subprocess.run([sys.executable, __file__, "--prepare", root / "template"], check=True, stdout=sys.stderr)
+            import_all()
+            names = all_cases(args.only)
+
+        def prepare_worker(index: int) -> parallel.Case:
+            (root / str(index)).mkdir()
+            return worker(root / "template", root / str(index), names, args.seed)
+
+        return parallel.run(args, prepare_worker, ("well",))
 
 
 def main(words: list[str] | None = None) -> int:
     """Exit code 0 if every case ended well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000, help="in all")
-    parser.add_argument("--first", type=int, default=0, help="number of the first of each name")
-    parser.add_argument("--only", choices=[*FILES, *VERBS], nargs="+")
-    parser.add_argument("--output", type=Path, help="write counts and failures as JSON")
+    parallel.add_flags(parser, 1000, "cases")
+    parser.add_argument("--only", nargs="+", help="files or verbs; the end of a file's path is enough", metavar="NAME")
     parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.prepare is not None:
         prepare(args.prepare)
         return 0
-    output = None if args.output is None else args.output.absolute()
-    begun = time.monotonic()
-    counts, failures = run_all(args.first, args.cases, args.only)
-    record = {"cases": sum(counts.values()), "bad": len(failures), "first": args.first, "by_name": counts}
-    record |= {"seconds": round(time.monotonic() - begun), "failures": failures}
-    if output is not None:
-        output.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{record['cases']} cases, {record['bad']} bad, {record['seconds']} s")
-    return 1 if failures else 0
+    if args.only is not None:
+        args.only = [name for name in (*FILES, *VERBS) for end in args.only if name == end or name.endswith(f"/{end}")]
+    record = run_all(args)
+    fates = record.fates
+    print(f"{sum(fates.values())} cases, {len(record.bad)} bad, {fates['skipped']} skipped, {record.seconds:.0f} s")
+    return 1 if record.bad else 0
 
 
 if __name__ == "__main__":

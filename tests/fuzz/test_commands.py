@@ -16,11 +16,13 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases are forke
 
 
 def test_damaged_files_and_odd_flags_end_well(tmp_path: Path) -> None:
-    output, count = tmp_path / "fuzz.json", len(commands.FILES) + len(commands.VERBS)
-    words = [sys.executable, commands.__file__, "--cases", str(count), "--first", "1000", "--output", str(output)]
+    names = [name for name in commands.FILES if not name.startswith("scenes/")]  # those: data/test_damaged_files.py
+    names, output = [*names, *commands.VERBS], tmp_path / "fuzz.json"
+    words = [sys.executable, commands.__file__, "--count", str(len(names)), "--start", str(1000 * len(names))]
+    words += ["--output", str(output), "--only", *names]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert json.loads(output.read_text())["cases"] == count
+    assert json.loads(output.read_text())["cases"] == len(names)
 
 
 def test_flags_are_found_in_the_help() -> None:

@@ -23,7 +23,7 @@ from nerfturbo.training.distributed import (
 from nerfturbo.training.trainer import Trainer
 
 from ..tiny import ball_scene
-from .workers import alone, config_for, everything, lose_a_rank, together
+from .workers import alone, config_for, everything, meet_trouble, together
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,15 @@ def test_all_ranks_follow_the_clock_of_the_first(two: list[dict[str, Any]]) -> N
     assert steps == other_steps and gap(state, other_state) == 0.0
 
 
-def test_a_lost_rank_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    message = together(2, lose_a_rank, tmp_path, expected=[0])[0]
-    assert "rank 0 of 2 lost contact with the others" in message
-    assert "checkpoints are intact" in message and "--resume" in message
+def test_trouble_with_one_rank_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (found,) = together(2, meet_trouble, tmp_path, expected=[0])
+    assert found["slow"] == 5 and found["seconds"] < 60.0
+    assert found["warned"] == ["rank 1 of 2 is slow: the others waited 2 s for it"]
+    assert found["pixels"] == "rank 1 of 2 has another scene than rank 0"
+    assert found["views"] == "rank 1 of 2 has another number or size of images than rank 0"
+    assert found["config"] == "rank 1 of 2 has another config than rank 0"
+    assert "rank 0 of 2 lost contact with rank 1 (" in found["killed"]
+    assert "checkpoints are intact" in found["killed"] and "--resume" in found["killed"]
 
 
 def test_shares_cover_the_batch_without_overlap() -> None:

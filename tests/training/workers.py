@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from nerfturbo.data.batches import PixelBatch, PixelSampler
 from nerfturbo.errors import DistributedError
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.training import distributed
 from nerfturbo.training.checkpoint import latest_checkpoint
 from nerfturbo.training.distributed import ProcessTeam, RayShare, Team, join_team
 from nerfturbo.training.loss import Stages
@@ -167,18 +170,38 @@ def save_and_go_on(team: Team, folder: str) -> dict[str, Any]:
     return second.model.state_dict()
 
 
-def lose_a_rank(team: Team, folder: str) -> str:
-    """Rank 1 is killed in the middle of training; what rank 0 is told."""
+def meet_trouble(team: Team, folder: str) -> dict[str, Any]:
+    """Rank 1 is slow, has other data, another config, and is killed in the middle of training: what rank 0 is told."""
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())
+    logging.getLogger("nerfturbo.training.distributed").addHandler(handler)
+    distributed.SLOW_SECONDS, distributed.SILENT_SECONDS = 0.5, 1.0
+
+    def stall(trainer: Trainer, record: StepRecord) -> None:
+        time.sleep(2.0 if trainer.team.rank == 1 and record.step == 2 else 0.0)
 
     def die(trainer: Trainer, record: StepRecord) -> None:
         if trainer.team.rank == 1 and record.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    try:
-        Trainer(config_for(team.world), ball_scene(), callbacks=[die], team=team).fit()
-    except DistributedError as error:
-        return str(error)
-    return "nothing"
+    scene = ball_scene()
+    dark = replace(scene, images=replace(scene.images, pixels=scene.images.pixels // 2))
+    config, other = config_for(team.world, steps=5), config_for(team.world, steps=6)
+    first = team.rank == 0
+    found: dict[str, Any] = {"begun": time.monotonic(), "warned": warned}
+    for name, own, given, callback in (
+        ("slow", config, scene, stall),
+        ("pixels", config, scene if first else dark, stall),
+        ("views", config, scene if first else ball_scene(n_views=3), stall),
+        ("config", config if first else other, scene, stall),
+        ("killed", config, scene, die),
+    ):
+        try:
+            found[name] = Trainer(own, given, callbacks=[callback], team=team).fit().steps
+        except DistributedError as error:
+            found[name] = str(error)
+    return found | {"seconds": time.monotonic() - found["begun"]}
 
 
 def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:

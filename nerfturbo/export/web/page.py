@@ -1,5 +1,4 @@
 """The page itself: the modules in `page/`, a scene's header and its chunks, in one file or in a folder.
-
 In one file the modules are wrapped into functions, because browsers load no modules beside a page that was opened from
 a disk; the script stands before the chunks and draws while they still arrive. The page's policy forbids other fetches.
 """
