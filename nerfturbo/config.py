@@ -122,7 +122,7 @@ class DataConfig(Section):
     cache: Literal["auto", "memory", "disk"] = "auto"
     """Where decoded images live: memory, or a memory-mapped file that later runs reuse (auto: if memory is short)."""
     pixels: Literal["auto", "device", "host"] = "auto"
-    """Where pixels stay while training; host: prefetched step by step (auto: host if the device is too small)."""
+    """Where pixels stay while training; host: a GPU reads them through the bus (auto: host if it is too small)."""
     bounds: str = "auto"
     """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
     decides from the images, the cameras and the points. " up " and an axis of the file behind it: up, by hand."""

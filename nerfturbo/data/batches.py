@@ -8,16 +8,19 @@ times their pixels:
 so that no weight exceeds 2. e_t is a running mean of the tile's absolute colour error; a tile that no ray has met is
 the mean tile. The weights (`ops/pixels`) keep the expectation of the gradient. Sums are integers: any order will do.
 
-Images that the device cannot hold (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so a thread
-reads the colours of the next step ahead of time; only those travel, 3 or 4 bytes a ray. On a GPU two pinned buffers
-take turns: one is copied to the device while the other is filled.
+Images that the GPU cannot hold stay in host memory, pinned, and its kernels read the drawn pixels through the bus
+(`map_pixels`). Those of a file are fetched (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so
+a thread reads the next step's colours ahead of time, and two pinned buffers take turns: one is copied to the device
+while the other is filled.
 """
 
+import contextlib
 import math
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -112,6 +115,41 @@ def _drawable_pixels(images: ImagePool, mask: ops.PixelMask | None, first: Tenso
         sums = flags.view(down, tile, across, tile).sum((1, 3), dtype=torch.float64)
         counts[int(first[index]) : int(first[index + 1])] = sums.reshape(-1)
     return counts
+
+
+class _Registered:
+    """Host memory that GPUs can read, as long as a tensor made of this lives."""
+
+    def __init__(self, pixels: Tensor, runtime: Any) -> None:
+        self._pixels, self._runtime, self._own = pixels, runtime, False
+        if not pixels.is_pinned():
+            if code := int(runtime.cudaHostRegister(pixels.data_ptr(), pixels.nbytes, 0)):
+                raise RuntimeError(f"cudaHostRegister: error {code}")
+            self._own = True
+        where = {"data": (pixels.data_ptr(), False), "strides": None}
+        self.__cuda_array_interface__ = {"shape": tuple(pixels.shape), "typestr": "|u1", "version": 3} | where
+
+    def __del__(self) -> None:
+        if self._own:
+            self._runtime.cudaHostUnregister(self._pixels.data_ptr())
+
+
+_REGISTERED = weakref.WeakValueDictionary[tuple[int, int], _Registered]()  # by address and size
+
+
+def map_pixels(pixels: Tensor, device: torch.device) -> Tensor | None:
+    """The same memory as a tensor of the device, not copied; None where a GPU cannot be made to read it."""
+    if device.type != "cuda":
+        return pixels if device.type == "cpu" else None
+    with contextlib.suppress(RuntimeError), torch.cuda.device(device):
+        place = (pixels.data_ptr(), pixels.nbytes)
+        held = _REGISTERED.get(place) or _Registered(pixels, torch.cuda.cudart())
+        _REGISTERED[place] = held
+        seen = torch.as_tensor(held, device=device)
+        return seen if seen.data_ptr() == pixels.data_ptr() else None
+    with contextlib.suppress(RuntimeError):  # the next operation would report the failure once more
+        torch.zeros(1, device=device)
+    return None
 
 
 SLOTS = 2
@@ -232,12 +270,12 @@ class PixelBatch:
 class PixelSampler:
     """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never. What is drawn
     depends on (seed, step, index of the ray) alone: ranks, resumed runs and other devices see the same pixels. The
-    scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and where
-    they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs. With
-    `guided`, pixels are drawn more often where the error has been large, and batches have weights; their `add_errors`
-    says how large it was. Rays pass through the pixels' centres, or with a `spread` through a random point of a square
-    that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole cameras draw
-    by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
+    scene moves to the device once, here. Pictures that it cannot hold (or with `pixels="host"`) are read from host
+    memory; of those in a file a thread fetches the colours of the next step while this one runs. With `guided`, pixels
+    are drawn more often where the error has been large, and batches have weights; their `add_errors` says how large it
+    was. Rays pass through the pixels' centres, or with a `spread` through a random point of a square that many pixels
+    wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole cameras draw by one fused
+    op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
 
     def __init__(
         self,
@@ -255,25 +293,29 @@ class PixelSampler:
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
         side = math.isqrt(rays_per_pixel)
         self._strata = side if side**2 == rays_per_pixel else 1  # 4 rays: one in each quarter of the pixel
-        if rays_per_pixel > 1 and self.on_host:
-            raise InputError("rays_per_pixel", "1 for pictures that stay in host memory", str(rays_per_pixel))
-        if guided and self.on_host and self.device.type != "cpu":
+        mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
+        fetched = self.on_host and mapped is None
+        if rays_per_pixel > 1 and fetched:
+            raise InputError("rays_per_pixel", "1 for pictures that lie in a file", str(rays_per_pixel))
+        if guided and fetched and self.device.type != "cpu":
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
-            raise InputError("guided", "pictures that the device holds", "pictures in host memory", hint)
-        self.scene = replace(scene, cameras=scene.cameras.to(device)) if self.on_host else scene.to(device)
-        mask = drawable_mask(scene, self.device)
+            raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)
+        mask, seen = drawable_mask(scene, self.device), scene
+        if mapped is not None:
+            seen = replace(scene, images=replace(scene.images, pixels=mapped))
+        self.scene = replace(scene, cameras=scene.cameras.to(device)) if fetched else seen.to(device)
         self._mask = None if mask is None else mask.to(self.device)
         images, cameras = self.scene.images, self.scene.cameras
         self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
         self.error_map = ErrorMap(images, self._mask) if guided else None
         self._pool, self._widening = None, None
-        if cameras.model == "pinhole" and not self.on_host:
+        if cameras.model == "pinhole" and not fetched:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
             if radii:  # of a pixel's cone: its dot product with the ray's direction
                 self._widening = cameras.forward * (PIXEL_RADIUS / cameras.focal.prod(-1, keepdim=True).sqrt())
             self._pool = ops.PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
         self._table = make_lens_table(cameras, self._offsets)
-        self._host = HostPixels(scene.images, mask, seed) if self.on_host else None
+        self._host = HostPixels(scene.images, mask, seed) if fetched else None
         self._prefetcher = None if self._host is None else Prefetcher(self._host)
         self._feed: DeviceFeed | None = None
 
@@ -311,7 +353,7 @@ class PixelSampler:
         return ops.ChosenPixels(chosen.indices[rows], weights, tiles)
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
-        """Before a step whose number only the device knows: bring its colours, where the pictures are on the host.
+        """Before a step whose number only the device knows: bring its colours, where they are fetched.
         `shares` are the first ray and the number of rays of each batch that the step draws."""
         if self._host is not None:
             if self._feed is None or self._feed.shares != tuple(shares):
@@ -355,16 +397,17 @@ def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto"
     """Whether the pictures stay in host memory while training runs on the device, and the words that say why."""
     refuse(wanted not in get_args(PixelPlace), "pixels", "one of " + ", ".join(get_args(PixelPlace)), repr(wanted))
     size = scene.images.pixels.nbytes / 2**30
-    if wanted == "host" or (device.type == "cpu" and scene.images.file is not None):
-        where = "host memory" if scene.images.file is None else f"a file ({scene.images.file.path})"
-        return True, f"{size:.2f} GiB of pixels stay in {where}; each step's colours are fetched ahead"
+    file = scene.images.file
+    where = "host memory, read from there" if file is None else f"a file ({file.path}), fetched ahead step by step"
+    if wanted == "host" or (device.type == "cpu" and file is not None):
+        return True, f"{size:.2f} GiB of pixels stay in {where}"
     if wanted == "device" or device.type != "cuda" or scene.images.device.type == "cuda":
         return False, f"{size:.2f} GiB of pixels, where training runs"
     free = torch.cuda.mem_get_info(device)[0] / 2**30
     if size <= DEVICE_SHARE * free:
         return False, f"{size:.2f} GiB of pixels move to the GPU, which has {free:.1f} GiB free"
     why = f"they would fill more than half of the GPU's free {free:.1f} GiB"
-    return True, f"{size:.2f} GiB of pixels stay in host memory ({why}); each step's colours are fetched ahead"
+    return True, f"{size:.2f} GiB of pixels stay in {where}: {why}"
 
 
 def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> ops.PixelMask | None:
