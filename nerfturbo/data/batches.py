@@ -10,8 +10,7 @@ the mean tile. The weights (`ops/pixels`) keep the expectation of the gradient. 
 
 Images that the GPU cannot hold stay in host memory, pinned, and its kernels read the drawn pixels through the bus
 (`map_pixels`). Those of a file are fetched (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so
-a thread reads the next step's colours ahead of time, and two pinned buffers take turns: one is copied to the device
-while the other is filled.
+a thread reads the next step's colours ahead of time. A recorded step finds them in a buffer on the device.
 """
 
 import contextlib
@@ -152,8 +151,7 @@ def map_pixels(pixels: Tensor, device: torch.device) -> Tensor | None:
     return None
 
 
-SLOTS = 2
-SPARE = 1.25  # more rays than the last step had are fetched ahead, because their number adapts
+SPARE = 1.25  # more rays than the last step had are fetched ahead, where their number adapts
 
 
 @dataclass(frozen=True)
@@ -174,10 +172,10 @@ class HostPixels:
 
 
 class Prefetcher:
-    """`get(step, n)` returns what the pool's `fetch` would, and has a thread fetch the step after it."""
+    """`get(step, n)` returns the colours of n rays from `first` on, and has a thread fetch the step after it."""
 
-    def __init__(self, pixels: HostPixels) -> None:
-        self._pixels = pixels
+    def __init__(self, pixels: HostPixels, *, first: int = 0, spare: float = SPARE, pinned: bool = False) -> None:
+        self._pixels, self._first, self._spare, self._pinned = pixels, first, spare, pinned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
         self._ahead: tuple[int, Future[Tensor]] | None = None
         self.hits = 0  # steps whose pixels were there, or on their way, when they were asked for
@@ -189,55 +187,15 @@ class Prefetcher:
             self.hits += 1
             colours = ahead[1].result()[:n_rays]
             if (found := colours.shape[0]) < n_rays:  # the batch has grown by more than was spared
-                colours = torch.cat([colours, self._pixels.fetch(step, n_rays - found, found)])
+                colours = torch.cat([colours, self._pixels.fetch(step, n_rays - found, self._first + found)])
         else:
-            colours = self._pixels.fetch(step, n_rays)
-        self._ahead = (step + 1, self._thread.submit(self._pixels.fetch, step + 1, int(n_rays * SPARE)))
+            colours = self._fetch(step, n_rays)
+        self._ahead = (step + 1, self._thread.submit(self._fetch, step + 1, int(n_rays * self._spare)))
         return colours
 
-
-class DeviceFeed:
-    """A buffer on the device with the colours of one step, which a recorded step reads and `load` renews; `shares` are
-    the first ray and the number of rays of each batch. A pinned buffer is filled again when its copy is over."""
-
-    def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], device: torch.device) -> None:
-        self.shares, self._pixels, pinned = shares, pixels, device.type == "cuda"
-        shape = (sum(count for _, count in shares), pixels.images.channels)
-        self._buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self._slots = [torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(SLOTS)]
-        self._copied = [torch.cuda.Event() if pinned else None for _ in range(SLOTS)]  # then a slot may be filled again
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
-        self._ahead: dict[int, Future[Tensor]] = {}
-
-    def colours(self, first: int, n_rays: int) -> Tensor:
-        """(n_rays, channels) uint8 on the device: the part of the buffer that holds these rays."""
-        place = 0
-        for start, count in self.shares:
-            if start <= first and first + n_rays <= start + count:
-                return self._buffer[place + first - start : place + first - start + n_rays]
-            place += count
-        raise InputError("first, n_rays", f"rays among {list(self.shares)}", f"{first}, {n_rays}")
-
-    def load(self, step: int) -> None:
-        """Queue the copy of this step's colours and have the next step's fetched meanwhile."""
-        if step not in self._ahead:
-            for future in self._ahead.values():
-                future.cancel()
-            self._ahead = {step: self._thread.submit(self._fill, step)}
-        self._buffer.copy_(self._ahead.pop(step).result(), non_blocking=True)
-        event = self._copied[step % SLOTS]
-        if event is not None:
-            event.record(torch.cuda.current_stream(self._buffer.device))
-        self._ahead[step + 1] = self._thread.submit(self._fill, step + 1)
-
-    def _fill(self, step: int) -> Tensor:
-        slot, event, place = self._slots[step % SLOTS], self._copied[step % SLOTS], 0
-        if event is not None:
-            event.synchronize()
-        for first, count in self.shares:
-            slot[place : place + count].copy_(self._pixels.fetch(step, count, first))
-            place += count
-        return slot
+    def _fetch(self, step: int, n_rays: int) -> Tensor:
+        colours = self._pixels.fetch(step, n_rays, self._first)
+        return colours.pin_memory() if self._pinned else colours  # such memory is reused when its copy is over
 
 
 PixelPlace = Literal["auto", "device", "host"]
@@ -317,7 +275,7 @@ class PixelSampler:
         self._table = make_lens_table(cameras, self._offsets)
         self._host = HostPixels(scene.images, mask, seed) if fetched else None
         self._prefetcher = None if self._host is None else Prefetcher(self._host)
-        self._feed: DeviceFeed | None = None
+        self._feeds: dict[tuple[int, int], tuple[Prefetcher, Tensor]] = {}  # by first ray and number of rays
 
     def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0) -> PixelBatch:
         """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device."""
@@ -355,10 +313,24 @@ class PixelSampler:
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
         """Before a step whose number only the device knows: bring its colours, where they are fetched.
         `shares` are the first ray and the number of rays of each batch that the step draws."""
-        if self._host is not None:
-            if self._feed is None or self._feed.shares != tuple(shares):
-                self._feed = DeviceFeed(self._host, tuple(shares), self.device)
-            self._feed.load(step)
+        if self._host is None:
+            return
+        pinned = self.device.type == "cuda"
+        self._feeds = self._feeds if set(self._feeds) == set(shares) else {}
+        for first, count in shares:
+            if (first, count) not in self._feeds:
+                ahead = Prefetcher(self._host, first=first, spare=1.0, pinned=pinned)
+                shape = (count, self._host.images.channels)
+                self._feeds[first, count] = ahead, torch.zeros(shape, dtype=torch.uint8, device=self.device)
+            ahead, buffer = self._feeds[first, count]
+            buffer.copy_(ahead.get(step, count), non_blocking=pinned)
+
+    def _fed(self, first: int, n_rays: int) -> Tensor:
+        """(n_rays, channels) uint8 on the device: what `feed` has brought for these rays."""
+        for (start, count), (_, buffer) in self._feeds.items():
+            if start <= first and first + n_rays <= start + count:
+                return buffer[first - start : first - start + n_rays]
+        raise InputError("first, n_rays", f"rays among {list(self._feeds)}", f"{first}, {n_rays}")
 
     def refresh(self) -> None:
         """Draw by the errors added so far from now on."""
@@ -384,8 +356,8 @@ class PixelSampler:
             return PixelBatch(rays, self.scene.images.pixels[chosen.indices].float() / 255.0)
         if self.error_map is not None:  # only the device knows the draws, and it is this one
             colours = self._host.images.gather(chosen.indices)
-        elif isinstance(step, Tensor) and self._feed is not None:
-            colours = self._feed.colours(first, n_rays)
+        elif isinstance(step, Tensor) and self._feeds:
+            colours = self._fed(first, n_rays)
         elif first:
             colours = self._host.fetch(int(step), n_rays, first)
         else:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nerfturbo.data import batches
-from nerfturbo.data.batches import DeviceFeed, HostPixels, PixelSampler, Prefetcher, place_pixels
+from nerfturbo.data.batches import HostPixels, PixelSampler, Prefetcher, place_pixels
 from nerfturbo.data.cameras import CameraModel
 from nerfturbo.data.images import ImagePool, load_images, save_image
 from nerfturbo.data.options import LoadOptions
@@ -114,6 +114,8 @@ def test_a_fed_step_reads_the_buffer() -> None:
             assert torch.equal(host.draw(number, count, first=first).rgba, expected.rgba)
     with pytest.raises(InputError, match="rays among"):
         host.draw(number, 40, first=0)
+    host.feed(30, [(12, 20)])  # fewer rays than before: the old buffer is not read
+    assert torch.equal(host.draw(number.fill_(30), 20, first=12).rgba, device.draw(30, 20, first=12).rgba)
     device.feed(0, [(0, 64)])  # nothing to bring
 
 
@@ -139,7 +141,9 @@ def test_an_error_in_the_thread_arrives_here() -> None:
             raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        DeviceFeed(Broken(mixed_scene().images, None, 0), ((0, 4),), torch.device("cpu")).load(0)
+        prefetcher = Prefetcher(Broken(mixed_scene().images, None, 0))
+        prefetcher._ahead = (0, prefetcher._thread.submit(prefetcher._fetch, 0, 4))
+        prefetcher.get(0, 4)
 
 
 @pytest.mark.usefixtures("_unmapped")
