@@ -345,7 +345,7 @@ def walk_together(team: Team, folder: str) -> dict[str, dict[str, str]]:
 
 def walk_in_two(scenes: Path, folder: Path) -> list[dict[str, dict[str, str]]]:
     with patch.dict(os.environ, {"NERFTURBO_LAW_SCENES": str(scenes)}):
-        return together(2, walk_together, folder)
+        return together(2, walk_together, folder, seconds=900.0)  # three walks, on cores that others may use
 
 
 @pytest.fixture(scope="module")
