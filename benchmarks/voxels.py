@@ -30,6 +30,7 @@ from nerfturbo.data.images import save_image
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.fields import VoxelGrid
+from nerfturbo.fields.voxels import corner_rows, split_nodes
 from nerfturbo.presets import preset
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
@@ -50,6 +51,17 @@ def parsed(text: str) -> tuple[str, Config]:
     return label, from_dict(Config, values)
 
 
+def n_voxels(grid: VoxelGrid) -> int:
+    """Voxels whose eight corners are all stored."""
+    x, y, z = split_nodes(grid.nodes, grid.resolution)
+    inside = (x < grid.resolution) & (y < grid.resolution) & (z < grid.resolution)
+    middle = (torch.stack([x, y, z], dim=-1)[inside] + 0.5) / grid.resolution
+    whole = torch.ones(middle.shape[0], dtype=torch.bool, device=middle.device)
+    for corner in range(8):
+        whole &= corner_rows(grid.structure, middle, corner) >= 0
+    return int(whole.sum())
+
+
 @dataclass
 class Watch:
     """What happens on the way: scores at marks, stages, memory of training alone."""
@@ -64,7 +76,7 @@ class Watch:
     def __call__(self, trainer: Trainer, record: StepRecord) -> None:
         grid = trainer.model.field
         if isinstance(grid, VoxelGrid) and len(self.stages) <= grid.stage:
-            seen = {"resolution": grid.resolution, "nodes": grid.n_nodes, "voxels": grid.n_voxels()}
+            seen = {"resolution": grid.resolution, "nodes": grid.n_nodes, "voxels": n_voxels(grid)}
             self.stages.append(seen | {"step": trainer.step, "seconds": round(trainer.train_seconds, 3)})
             self.stages[-1]["field_megabytes"] = round(grid.memory_bytes / 1e6, 1)
         if len(self.scores) < len(self.marks) and trainer.train_seconds >= self.marks[len(self.scores)]:
