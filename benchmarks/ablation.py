@@ -196,7 +196,7 @@ def _optim_cases(config: Config) -> list[Case]:
         Case("+ clipping at 1", _changed(config, "optim", clip_norm=1.0)),
     ]
     if config.field.kind == "vanilla":
-        cases.append(Case("+ gradient checkpointing", _changed(config, "field", checkpointing=True)))
+        cases.append(Case("+ gradient checkpointing", _changed(config, "train", checkpointing=True)))
     return cases
 
 

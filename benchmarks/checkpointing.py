@@ -30,7 +30,7 @@ WARM_STEPS = 16
 
 def trial(config: Config, scene: Scene, device: torch.device, budget: float) -> dict[str, Any]:
     """A few steps of training, or the reason why there are none."""
-    row: dict[str, Any] = {"checkpointing": config.field.checkpointing, "batch_samples": config.train.batch_samples}
+    row: dict[str, Any] = {"checkpointing": config.train.checkpointing, "batch_samples": config.train.batch_samples}
     try:
         with peak_memory(device, count=True) as peak:
             trainer = Trainer(config, scene, device=device)
@@ -77,7 +77,8 @@ def main() -> None:
     for checkpointing in (False, True):
         batch = args.batch
         while batch <= min(LARGEST_BATCH, 8 * limit.get(False, LARGEST_BATCH)):
-            config = replace(with_batch(base, batch), field=replace(base.field, checkpointing=checkpointing))
+            config = with_batch(base, batch)
+            config = replace(config, train=replace(config.train, checkpointing=checkpointing))
             rows.append(trial(config, scene, device, budget))
             print(rows[-1], flush=True)
             if not rows[-1]["fits"]:

@@ -32,6 +32,7 @@ import tyro
 import trainer_loops
 from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.bench.tune import peak_memory
 from nerfturbo.cli.bench import TrainingArgs, prepare, show_result
 from nerfturbo.cli.flags import check_positive
 from nerfturbo.cli.progress import showing
@@ -59,7 +60,8 @@ SCORE_TOLERANCE = 1.0  # dB
 PROTOCOL = (
     "gate: {gate}; {rounds} rounds of all loops in turn, {steps} steps each, from the same seed; milliseconds are the "
     "median over rounds of the time between step {warm} and the last over the steps in between; psnr is of {views} "
-    "test views after the last round; lines are those of the loop's own function"
+    "test views after the last round; peak_bytes: the allocator's, pictures included; lines are those of the loop's "
+    "own function"
 )
 
 
@@ -75,6 +77,7 @@ class TrainerTiming:
     psnr: float | None
     lines: int
     gate: str
+    peak_bytes: int | None = None  # of the allocator, pictures included; a CPU has none
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class _Run:
     step_ms: float
     seconds: float
     model: NerfModel
+    peak_bytes: int | None
 
 
 def loops_for(device: torch.device) -> dict[str, Loop]:
@@ -145,7 +149,8 @@ def run_trainers_benchmark(
             continue
         own = statistics.median(run.step_ms for run in done)
         seconds = statistics.median(run.seconds for run in done)
-        timings.append(TrainerTiming(name, own, own - base, own / base, seconds, scores[name], lines, gate))
+        peak = done[-1].peak_bytes
+        timings.append(TrainerTiming(name, own, own - base, own / base, seconds, scores[name], lines, gate, peak))
     return timings
 
 
@@ -165,7 +170,7 @@ def _run(loop: Loop, config: Config, scene: Scene, device: torch.device) -> _Run
         logger.setLevel(logging.ERROR)
     begun = time.perf_counter()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), peak_memory(device) as peak:
             warnings.simplefilter("ignore")
             model = loop(config, scene, device, tick)
     finally:
@@ -176,7 +181,7 @@ def _run(loop: Loop, config: Config, scene: Scene, device: torch.device) -> _Run
     seconds = time.perf_counter() - begun
     first = next(mark for mark in marks if mark[0] >= warm)
     step_ms = 1e3 * (marks[-1][1] - first[1]) / max(1, marks[-1][0] - first[0])
-    return _Run(losses, step_ms, seconds, model)
+    return _Run(losses, step_ms, seconds, model, peak.n_bytes)
 
 
 def compare_losses(found: dict[int, float], truth: dict[int, float], tolerance: float = LOSS_TOLERANCE) -> str:

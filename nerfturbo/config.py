@@ -122,7 +122,7 @@ class DataConfig(Section):
     cache: Literal["auto", "memory", "disk"] = "auto"
     """Where decoded images live: memory, or a memory-mapped file that later runs reuse (auto: if memory is short)."""
     pixels: Literal["auto", "device", "host"] = "auto"
-    """Where pixels stay while training; host: prefetched step by step (auto: host if the device is too small)."""
+    """Where pixels stay while training; host: a GPU reads them through the bus (auto: host if it is too small)."""
     bounds: str = "auto"
     """bounded (object), unbounded (outdoor, 360), or ndc (forward-facing, in normalised device coordinates); auto
     decides from the images, the cameras and the points. " up " and an axis of the file behind it: up, by hand."""
@@ -221,8 +221,6 @@ class VanillaConfig(Section):
     """Hidden layers."""
     motion: Literal["none", "time", "deform"] = "none"
     """Dynamic scenes: time as one more input (T-NeRF), or a deformation to time 0 (D-NeRF)."""
-    checkpointing: bool = False
-    """Recompute hidden layers in the backward pass: less memory, steps twice as long."""
 
 
 @dataclass(frozen=True)
@@ -423,6 +421,8 @@ class TrainConfig(Section):
     """When the loss scale keeps falling: warn, halve the learning rate, or stop."""
     target_psnr: Annotated[float, In(0.0, 1e3, "(]")] | None = None
     """Stop when a preview of a test view reaches this many dB."""
+    checkpointing: bool = False
+    """Recompute the field in the backward: less memory, longer steps (fields vanilla, factor and your own)."""
     coarse_fraction: Share = 0.0
     """This share of the run trains on downscaled images, the rest on the full ones."""
     capture: bool = True
@@ -560,6 +560,7 @@ _PLACES |= {
     "loss.kind": "train.loss",
     "loss.near_gradient": "sampling.near_gradient",
     "loss.depth": "photo.depth_weight",
+    "train.checkpointing": "field.checkpointing",
 }
 
 

@@ -129,15 +129,16 @@ def equal_time(found: dict[str, Any]) -> list[str]:
 
 
 def trainers(found: dict[str, Any]) -> str:
-    rows = []
+    rows, measured = [], any(loop.get("peak_bytes") for loop in found["loops"])  # a CPU has no allocator to ask
     for loop in found["loops"]:
         times = [
             number(loop["step_ms"], ".2f", " ms"),
             number(loop["ratio"], ".3f"),
             number(loop["psnr"], ".2f", " dB"),
         ]
-        rows.append([loop["label"], *times, str(loop["lines"])])
-    return table(["loop", "a step", "to plain", "PSNR", "lines"], rows)
+        memory = [number(loop["peak_bytes"] and loop["peak_bytes"] / 1e9, ".2f", " GB")] if measured else []
+        rows.append([loop["label"], *times, *memory, str(loop["lines"])])
+    return table(["loop", "a step", "to plain", "PSNR", *(["memory"] if measured else []), "lines"], rows)
 
 
 def marks(name: str) -> str:

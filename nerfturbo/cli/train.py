@@ -52,7 +52,7 @@ class TrainArgs(ConfigArgs):
     cache: Annotated[Literal["auto", "memory", "disk"] | None, arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
     pixels: Annotated[Literal["auto", "device", "host"] | None, arg(metavar="auto|device|host")] = None
-    """Where pixels stay while a GPU trains; host fetches each step's ahead; auto where the GPU cannot hold them."""
+    """Where pixels stay while a GPU trains; host: read through the bus; auto: host where the GPU cannot hold them."""
     eval_views: Count = None  # Score this many test views; unless given, what fits the training time.
     turntable: Annotated[int, arg(metavar="FRAMES")] = 36  # Frames of the video at the end; 0 leaves it out.
     save_every: Annotated[str, arg(metavar="TIME")] = "30s"  # Between checkpoints: seconds (30s) or steps (500steps).

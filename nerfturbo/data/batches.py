@@ -1,4 +1,5 @@
 """Random pixels of a scene as rays and colours, drawn on the device of training.
+
 Hard pixels more often (`ErrorMap`): half of the draws stay uniform, the others go to tiles in proportion to their error
 times their pixels:
 
@@ -6,16 +7,19 @@ times their pixels:
 
 so that no weight exceeds 2. e_t is a running mean of the tile's absolute colour error; a tile that no ray has met is
 the mean tile. The weights (`ops/pixels`) keep the expectation of the gradient. Sums are integers: any order will do.
-Images that the device cannot hold (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so a thread
-reads the colours of the next step ahead of time; only those travel, 3 or 4 bytes a ray. On a GPU two pinned buffers
-take turns: one is copied to the device while the other is filled.
+
+Images that the GPU cannot hold stay in host memory, pinned, and its kernels read the drawn pixels through the bus
+(`map_pixels`). Those of a file are fetched (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so
+a thread reads the next step's colours ahead of time. A recorded step finds them in a buffer on the device.
 """
 
+import contextlib
 import math
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -112,8 +116,42 @@ def _drawable_pixels(images: ImagePool, mask: ops.PixelMask | None, first: Tenso
     return counts
 
 
-SLOTS = 2
-SPARE = 1.25  # more rays than the last step had are fetched ahead, because their number adapts
+class _Registered:
+    """Host memory that GPUs can read, as long as a tensor made of this lives."""
+
+    def __init__(self, pixels: Tensor, runtime: Any) -> None:
+        self._pixels, self._runtime, self._own = pixels, runtime, False
+        if not pixels.is_pinned():
+            if code := int(runtime.cudaHostRegister(pixels.data_ptr(), pixels.nbytes, 0)):
+                raise RuntimeError(f"cudaHostRegister: error {code}")
+            self._own = True
+        where = {"data": (pixels.data_ptr(), False), "strides": None}
+        self.__cuda_array_interface__ = {"shape": tuple(pixels.shape), "typestr": "|u1", "version": 3} | where
+
+    def __del__(self) -> None:
+        if self._own:
+            self._runtime.cudaHostUnregister(self._pixels.data_ptr())
+
+
+_REGISTERED = weakref.WeakValueDictionary[tuple[int, int], _Registered]()  # by address and size
+
+
+def map_pixels(pixels: Tensor, device: torch.device) -> Tensor | None:
+    """The same memory as a tensor of the device, not copied; None where a GPU cannot be made to read it."""
+    if device.type != "cuda":
+        return pixels if device.type == "cpu" else None
+    with contextlib.suppress(RuntimeError), torch.cuda.device(device):
+        place = (pixels.data_ptr(), pixels.nbytes)
+        held = _REGISTERED.get(place) or _Registered(pixels, torch.cuda.cudart())
+        _REGISTERED[place] = held
+        seen = torch.as_tensor(held, device=device)
+        return seen if seen.data_ptr() == pixels.data_ptr() else None
+    with contextlib.suppress(RuntimeError):  # the next operation would report the failure once more
+        torch.zeros(1, device=device)
+    return None
+
+
+SPARE = 1.25  # more rays than the last step had are fetched ahead, where their number adapts
 
 
 @dataclass(frozen=True)
@@ -134,10 +172,10 @@ class HostPixels:
 
 
 class Prefetcher:
-    """`get(step, n)` returns what the pool's `fetch` would, and has a thread fetch the step after it."""
+    """`get(step, n)` returns the colours of n rays from `first` on, and has a thread fetch the step after it."""
 
-    def __init__(self, pixels: HostPixels) -> None:
-        self._pixels = pixels
+    def __init__(self, pixels: HostPixels, *, first: int = 0, spare: float = SPARE, pinned: bool = False) -> None:
+        self._pixels, self._first, self._spare, self._pinned = pixels, first, spare, pinned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
         self._ahead: tuple[int, Future[Tensor]] | None = None
         self.hits = 0  # steps whose pixels were there, or on their way, when they were asked for
@@ -149,55 +187,15 @@ class Prefetcher:
             self.hits += 1
             colours = ahead[1].result()[:n_rays]
             if (found := colours.shape[0]) < n_rays:  # the batch has grown by more than was spared
-                colours = torch.cat([colours, self._pixels.fetch(step, n_rays - found, found)])
+                colours = torch.cat([colours, self._pixels.fetch(step, n_rays - found, self._first + found)])
         else:
-            colours = self._pixels.fetch(step, n_rays)
-        self._ahead = (step + 1, self._thread.submit(self._pixels.fetch, step + 1, int(n_rays * SPARE)))
+            colours = self._fetch(step, n_rays)
+        self._ahead = (step + 1, self._thread.submit(self._fetch, step + 1, int(n_rays * self._spare)))
         return colours
 
-
-class DeviceFeed:
-    """A buffer on the device with the colours of one step, which a recorded step reads and `load` renews; `shares` are
-    the first ray and the number of rays of each batch. A pinned buffer is filled again when its copy is over."""
-
-    def __init__(self, pixels: HostPixels, shares: tuple[tuple[int, int], ...], device: torch.device) -> None:
-        self.shares, self._pixels, pinned = shares, pixels, device.type == "cuda"
-        shape = (sum(count for _, count in shares), pixels.images.channels)
-        self._buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self._slots = [torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(SLOTS)]
-        self._copied = [torch.cuda.Event() if pinned else None for _ in range(SLOTS)]  # then a slot may be filled again
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
-        self._ahead: dict[int, Future[Tensor]] = {}
-
-    def colours(self, first: int, n_rays: int) -> Tensor:
-        """(n_rays, channels) uint8 on the device: the part of the buffer that holds these rays."""
-        place = 0
-        for start, count in self.shares:
-            if start <= first and first + n_rays <= start + count:
-                return self._buffer[place + first - start : place + first - start + n_rays]
-            place += count
-        raise InputError("first, n_rays", f"rays among {list(self.shares)}", f"{first}, {n_rays}")
-
-    def load(self, step: int) -> None:
-        """Queue the copy of this step's colours and have the next step's fetched meanwhile."""
-        if step not in self._ahead:
-            for future in self._ahead.values():
-                future.cancel()
-            self._ahead = {step: self._thread.submit(self._fill, step)}
-        self._buffer.copy_(self._ahead.pop(step).result(), non_blocking=True)
-        event = self._copied[step % SLOTS]
-        if event is not None:
-            event.record(torch.cuda.current_stream(self._buffer.device))
-        self._ahead[step + 1] = self._thread.submit(self._fill, step + 1)
-
-    def _fill(self, step: int) -> Tensor:
-        slot, event, place = self._slots[step % SLOTS], self._copied[step % SLOTS], 0
-        if event is not None:
-            event.synchronize()
-        for first, count in self.shares:
-            slot[place : place + count].copy_(self._pixels.fetch(step, count, first))
-            place += count
-        return slot
+    def _fetch(self, step: int, n_rays: int) -> Tensor:
+        colours = self._pixels.fetch(step, n_rays, self._first)
+        return colours.pin_memory() if self._pinned else colours  # such memory is reused when its copy is over
 
 
 PixelPlace = Literal["auto", "device", "host"]
@@ -230,12 +228,12 @@ class PixelBatch:
 class PixelSampler:
     """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never. What is drawn
     depends on (seed, step, index of the ray) alone: ranks, resumed runs and other devices see the same pixels. The
-    scene moves to the device once, here. Where the device cannot hold the pictures (or with `pixels="host"`), and where
-    they lie in a file, they stay behind and a thread fetches the colours of the next step while this one runs. With
-    `guided`, pixels are drawn more often where the error has been large, and batches have weights; their `add_errors`
-    says how large it was. Rays pass through the pixels' centres, or with a `spread` through a random point of a square
-    that many pixels wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole cameras draw
-    by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
+    scene moves to the device once, here. Pictures that it cannot hold (or with `pixels="host"`) are read from host
+    memory; of those in a file a thread fetches the colours of the next step while this one runs. With `guided`, pixels
+    are drawn more often where the error has been large, and batches have weights; their `add_errors` says how large it
+    was. Rays pass through the pixels' centres, or with a `spread` through a random point of a square that many pixels
+    wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole cameras draw by one fused
+    op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
 
     def __init__(
         self,
@@ -253,27 +251,31 @@ class PixelSampler:
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
         side = math.isqrt(rays_per_pixel)
         self._strata = side if side**2 == rays_per_pixel else 1  # 4 rays: one in each quarter of the pixel
-        if rays_per_pixel > 1 and self.on_host:
-            raise InputError("rays_per_pixel", "1 for pictures that stay in host memory", str(rays_per_pixel))
-        if guided and self.on_host and self.device.type != "cpu":
+        mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
+        fetched = self.on_host and mapped is None
+        if rays_per_pixel > 1 and fetched:
+            raise InputError("rays_per_pixel", "1 for pictures that lie in a file", str(rays_per_pixel))
+        if guided and fetched and self.device.type != "cpu":
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
-            raise InputError("guided", "pictures that the device holds", "pictures in host memory", hint)
-        self.scene = replace(scene, cameras=scene.cameras.to(device)) if self.on_host else scene.to(device)
-        mask = drawable_mask(scene, self.device)
+            raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)
+        mask, seen = drawable_mask(scene, self.device), scene
+        if mapped is not None:
+            seen = replace(scene, images=replace(scene.images, pixels=mapped))
+        self.scene = replace(scene, cameras=scene.cameras.to(device)) if fetched else seen.to(device)
         self._mask = None if mask is None else mask.to(self.device)
         images, cameras = self.scene.images, self.scene.cameras
         self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
         self.error_map = ErrorMap(images, self._mask) if guided else None
         self._pool, self._widening = None, None
-        if cameras.model == "pinhole" and not self.on_host:
+        if cameras.model == "pinhole" and not fetched:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
             if radii:  # of a pixel's cone: its dot product with the ray's direction
                 self._widening = cameras.forward * (PIXEL_RADIUS / cameras.focal.prod(-1, keepdim=True).sqrt())
             self._pool = ops.PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
         self._table = make_lens_table(cameras, self._offsets)
-        self._host = HostPixels(scene.images, mask, seed) if self.on_host else None
+        self._host = HostPixels(scene.images, mask, seed) if fetched else None
         self._prefetcher = None if self._host is None else Prefetcher(self._host)
-        self._feed: DeviceFeed | None = None
+        self._feeds: dict[tuple[int, int], tuple[Prefetcher, Tensor]] = {}  # by first ray and number of rays
 
     def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0) -> PixelBatch:
         """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device."""
@@ -309,12 +311,26 @@ class PixelSampler:
         return ops.ChosenPixels(chosen.indices[rows], weights, tiles)
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
-        """Before a step whose number only the device knows: bring its colours, where the pictures are on the host.
+        """Before a step whose number only the device knows: bring its colours, where they are fetched.
         `shares` are the first ray and the number of rays of each batch that the step draws."""
-        if self._host is not None:
-            if self._feed is None or self._feed.shares != tuple(shares):
-                self._feed = DeviceFeed(self._host, tuple(shares), self.device)
-            self._feed.load(step)
+        if self._host is None:
+            return
+        pinned = self.device.type == "cuda"
+        self._feeds = self._feeds if set(self._feeds) == set(shares) else {}
+        for first, count in shares:
+            if (first, count) not in self._feeds:
+                ahead = Prefetcher(self._host, first=first, spare=1.0, pinned=pinned)
+                shape = (count, self._host.images.channels)
+                self._feeds[first, count] = ahead, torch.zeros(shape, dtype=torch.uint8, device=self.device)
+            ahead, buffer = self._feeds[first, count]
+            buffer.copy_(ahead.get(step, count), non_blocking=pinned)
+
+    def _fed(self, first: int, n_rays: int) -> Tensor:
+        """(n_rays, channels) uint8 on the device: what `feed` has brought for these rays."""
+        for (start, count), (_, buffer) in self._feeds.items():
+            if start <= first and first + n_rays <= start + count:
+                return buffer[first - start : first - start + n_rays]
+        raise InputError("first, n_rays", f"rays among {list(self._feeds)}", f"{first}, {n_rays}")
 
     def refresh(self) -> None:
         """Draw by the errors added so far from now on."""
@@ -340,8 +356,8 @@ class PixelSampler:
             return PixelBatch(rays, self.scene.images.pixels[chosen.indices].float() / 255.0)
         if self.error_map is not None:  # only the device knows the draws, and it is this one
             colours = self._host.images.gather(chosen.indices)
-        elif isinstance(step, Tensor) and self._feed is not None:
-            colours = self._feed.colours(first, n_rays)
+        elif isinstance(step, Tensor) and self._feeds:
+            colours = self._fed(first, n_rays)
         elif first:
             colours = self._host.fetch(int(step), n_rays, first)
         else:
@@ -353,16 +369,17 @@ def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto"
     """Whether the pictures stay in host memory while training runs on the device, and the words that say why."""
     refuse(wanted not in get_args(PixelPlace), "pixels", "one of " + ", ".join(get_args(PixelPlace)), repr(wanted))
     size = scene.images.pixels.nbytes / 2**30
-    if wanted == "host" or (device.type == "cpu" and scene.images.file is not None):
-        where = "host memory" if scene.images.file is None else f"a file ({scene.images.file.path})"
-        return True, f"{size:.2f} GiB of pixels stay in {where}; each step's colours are fetched ahead"
+    file = scene.images.file
+    where = "host memory, read from there" if file is None else f"a file ({file.path}), fetched ahead step by step"
+    if wanted == "host" or (device.type == "cpu" and file is not None):
+        return True, f"{size:.2f} GiB of pixels stay in {where}"
     if wanted == "device" or device.type != "cuda" or scene.images.device.type == "cuda":
         return False, f"{size:.2f} GiB of pixels, where training runs"
     free = torch.cuda.mem_get_info(device)[0] / 2**30
     if size <= DEVICE_SHARE * free:
         return False, f"{size:.2f} GiB of pixels move to the GPU, which has {free:.1f} GiB free"
     why = f"they would fill more than half of the GPU's free {free:.1f} GiB"
-    return True, f"{size:.2f} GiB of pixels stay in host memory ({why}); each step's colours are fetched ahead"
+    return True, f"{size:.2f} GiB of pixels stay in {where}: {why}"
 
 
 def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> ops.PixelMask | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import InputError, refuse
 from ..types import Aabb
 from .field import Buffers, Carry, field_part
+from .parts import recomputed
 
 WANTED = "path/to/file.py:ClassName or package.module:ClassName"
 SIGNATURES = {
@@ -35,6 +36,8 @@ class CustomField(nn.Module):
     """Any module with `density` and `forward` as a field of this package. In mixed precision it runs under
     torch.autocast and gives fp32, unless it has a `connect` of its own. Points that are none are not asked for: not
     every module takes them. Its optional methods are found here too."""
+
+    checkpointing = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -73,8 +76,10 @@ class CustomField(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         if positions.shape[0] == 0:
             return positions.new_zeros(0, 3), positions.new_zeros(0)
+        random = any("Dropout" in type(part).__name__ for part in self.module.modules())
+        options = {"on": self.checkpointing, "random": random}
         with self._autocast(positions):
-            rgb, density = self.module(positions, directions, times, camera_indices)
+            rgb, density = recomputed(self.module, positions, directions, times, camera_indices, **options)
         return rgb.to(positions.dtype), density.to(positions.dtype)
 
 

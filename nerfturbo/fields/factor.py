@@ -18,7 +18,7 @@ from ..config import FactorConfig
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb
 from .field import Buffers, Carry, Staged
-from .parts import FusedMlp, truncated_exp
+from .parts import FusedMlp, recomputed, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
 PLANES, LINES = ((0, 1), (0, 2), (1, 2)), (2, 1, 0)  # axes of each plane, and the one that is left
@@ -39,6 +39,7 @@ class FactorField(Staged):
     (torch.Size([5, 3]), torch.Size([5]), 8)
     """
 
+    checkpointing = False
     compute_dtype: torch.dtype | None = None
 
     def __init__(self, aabb: Aabb, config: FactorConfig | None = None, *, seed: int = 0) -> None:
@@ -83,6 +84,9 @@ class FactorField(Staged):
     def forward(
         self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        return recomputed(self._evaluate, positions, directions, on=self.checkpointing)
+
+    def _evaluate(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         unit = self.aabb.normalize(positions)
         features = self._components("color", unit).flatten(0, 1).t()
         angular = spherical_harmonics(directions, SH_DEGREE).to(features.dtype)

@@ -6,6 +6,7 @@
 | `evaluator(rays, half=False)` | fused evaluation in rendering; see `nerfturbo.rendering.image` |
 | `connect(buffers)` | half copies and gradient buffers (`Buffers`); without it torch.autocast is used |
 | `bytes_per_sample` | memory of rendering, for planning; `few_launches` where a round is few kernels |
+| `checkpointing` | set by `train.checkpointing`: `forward` keeps its inputs alone (`parts.recomputed`) |
 | `captures_ahead` | its kernels can be compiled before the first step, with their launches left out |
 | `regularization(step)` | a prior of its own, added to the loss |
 | `refinement_due(progress, step)` | whether to change the parameters' shapes now; with it the next four |

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..ops import GradientSink
 from ..ops._dispatch import autocast
@@ -19,6 +21,28 @@ from .field import Buffers, Connected
 
 BASE_RESOLUTION = 16  # cells per axis of a hash grid's coarsest level
 CHUNK = 1 << 20  # numbers drawn by one thread: torch draws 11 million of them, a table, in a tenth of a second
+PIECES, SMALLEST_PIECE = 8, 2048  # of a batch that is computed again in the backward
+LARGEST_PIECE = 1 << 15  # points, where a piece is all that memory has to hold: enough to keep a GPU busy
+
+
+def cut(n_pieces: int, *tensors: Tensor | None) -> list[tuple[Any, ...]]:
+    """All tensors cut into as many pieces (at least one), which go together; None stays None."""
+    n_pieces = max(1, n_pieces)
+    return list(zip(*([None] * n_pieces if t is None else t.tensor_split(n_pieces) for t in tensors), strict=True))
+
+
+def recomputed(
+    evaluate: Callable[..., tuple[Tensor, Tensor]], *tensors: Tensor | None, on: bool, random: bool = False
+) -> tuple[Tensor, Tensor]:
+    """rgb and density; where `on`, piece by piece and keeping the inputs alone: the backward computes a piece once
+    more, and only one at a time. `random` where torch's random numbers matter, which a CUDA graph cannot draw twice."""
+    if not on or not torch.is_grad_enabled() or tensors[0] is None:
+        return evaluate(*tensors)
+    n = tensors[0].shape[0]
+    pieces = cut(max(-(-n // LARGEST_PIECE), min(PIECES, n // SMALLEST_PIECE)), *tensors)
+    done = [checkpoint(evaluate, *piece, use_reentrant=False, preserve_rng_state=random) for piece in pieces]
+    rgb, density = zip(*done, strict=True)
+    return torch.cat(rgb), torch.cat(density)
 
 
 class _TruncatedExp(torch.autograd.Function):

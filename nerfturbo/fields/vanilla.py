@@ -1,24 +1,19 @@
 """The original NeRF: a deep network over frequency-encoded positions and directions. For dynamic scenes with time as
 one more input (T-NeRF), or with a deformation before it (D-NeRF)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..config import VanillaConfig
 from ..ops.mlp import wide_mlp
 from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
 from .field import Buffers
-from .parts import draw_uniform, frequency_encode
+from .parts import LARGEST_PIECE, cut, draw_uniform, frequency_encode, recomputed
 
 POSITION_FREQUENCIES = 10
 DIRECTION_FREQUENCIES = 4
 TIME_FREQUENCIES = 6
-PIECES, SMALLEST_PIECE = 8, 2048  # of a batch that is computed again in the backward
-LARGEST_PIECE = 1 << 15  # points, where a piece is all that memory has to hold: enough to keep a GPU busy
 STARTING = 10.0  # a deformation has its full strength from time 1 / this on
 SMALL = 1e-3  # weights that give the first displacements
 DEFORM_FREQUENCIES = 4  # of position: finer sines let neighbours part, and training does not hold
@@ -36,6 +31,7 @@ class VanillaNeRF(nn.Module):
     """
 
     captures_ahead = True
+    checkpointing = False
     compute_dtype: torch.dtype | None = None
     contraction: Contraction = "none"  # of the space outside the box
 
@@ -101,20 +97,13 @@ class VanillaNeRF(nn.Module):
         if torch.is_grad_enabled():
             return self._density(self._trunk(positions, times))
         # The grid asks for hundreds of thousands of points at once: their layers would outweigh a training step's.
-        pieces = _pieces(-(-positions.shape[0] // LARGEST_PIECE), positions, times)
+        pieces = cut(-(-positions.shape[0] // LARGEST_PIECE), positions, times)
         return torch.cat([self._density(self._trunk(*piece)) for piece in pieces])
 
     def forward(
         self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if not self.config.checkpointing or not torch.is_grad_enabled():
-            return self._evaluate(positions, directions, times)
-        # Piece by piece, keeping the inputs alone: the backward computes a piece once more, and only one at a time.
-        n = positions.shape[0]
-        pieces = _pieces(max(-(-n // LARGEST_PIECE), min(PIECES, n // SMALLEST_PIECE)), positions, directions, times)
-        done = [checkpoint(self._evaluate, *p, use_reentrant=False, preserve_rng_state=False) for p in pieces]
-        rgb, density = zip(*done, strict=True)
-        return torch.cat(rgb), torch.cat(density)
+        return recomputed(self._evaluate, positions, directions, times, on=self.checkpointing)
 
     def _evaluate(self, positions: Tensor, directions: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden = self._trunk(positions, times)
@@ -125,12 +114,6 @@ class VanillaNeRF(nn.Module):
         features = self._layers(hidden, [self.feature_head])
         encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
         return self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
-
-
-def _pieces(n_pieces: int, *tensors: Tensor | None) -> list[tuple[Any, ...]]:
-    """All tensors cut into as many pieces (at least one), which go together; None stays None."""
-    n_pieces = max(1, n_pieces)
-    return list(zip(*([None] * n_pieces if t is None else t.tensor_split(n_pieces) for t in tensors), strict=True))
 
 
 def times_of(positions: Tensor, times: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from ..data.scene import Scene
 from ..errors import InputError
 from ..fields import HashDensity, build_field
 from ..fields.custom import make_object, plug_in, source_of
+from ..fields.field import offers
 from ..fields.parts import BASE_RESOLUTION
 from ..ops.hash_encode import HashLayout
 from ..sampling.contracted import ContractedGrid
@@ -151,6 +152,11 @@ class NerfModel(nn.Module):
             self.field = build_field(config.field, space, seed=seed, contraction=contraction)
         own, build = config.sampler, SAMPLERS[type(config.sampler)]
         self.sampler: Any = build(own, config, bounds, self.grid) if sampler is None else sampler
+        for made in (self.field, getattr(self.sampler, "coarse", self.field)) if config.train.checkpointing else ():
+            if not hasattr(made, "checkpointing") or offers(made, "sample_logits"):
+                kind = type(getattr(made, "module", made)).__name__
+                raise InputError("train.checkpointing", "off for a field of fused kernels", f"on, for {kind}")
+            made.checkpointing = True
         if isinstance(config.sampler, CustomSamplerConfig):
             check_sampler(self.sampler, bounds.aabb, torch.device("cpu"))
         self.keypoints: Keypoints | None = None  # what depth is known of, while training

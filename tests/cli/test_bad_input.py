@@ -137,7 +137,7 @@ def test_bad_values(
         ["--backend", "cuda"],
         ["a", "b", "c"],
         ["--field.n-features", "3"],
-        ["--field", "ngp", "--field.checkpointing"],  # of vanilla
+        ["--field", "ngp", "--field.motion", "time"],  # of vanilla
         ["--sampler", "uniform", "--sampler.prune"],  # of grid
     ],
 )

@@ -162,7 +162,7 @@ def test_a_step_with_fixed_shapes_counts_active_rays_only() -> None:
     assert int(trainer.pixels.error_map.state_tensors()[2].sum()) == 8
 
 
-def test_a_device_cannot_be_guided_from_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="guided: expected pictures that the device holds"):
+def test_a_device_cannot_be_guided_by_what_it_cannot_read() -> None:
+    with pytest.raises(InputError, match="guided: expected pictures that the device can read"):
         PixelSampler(mixed_scene(), "meta", 0, pixels="host", guided=True)
     PixelSampler(mixed_scene(), "cpu", 0, pixels="host", guided=True).draw(0, 10)  # here they are one and the same

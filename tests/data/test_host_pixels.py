@@ -1,4 +1,4 @@
-"""Pictures that stay in host memory or in a file: the same batches as on the device, fetched ahead by a thread."""
+"""Pictures that stay in host memory or in a file: the same batches as on the device, read there or fetched ahead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from nerfturbo.data import batches
-from nerfturbo.data.batches import DeviceFeed, HostPixels, PixelSampler, Prefetcher, place_pixels
+from nerfturbo.data.batches import HostPixels, PixelSampler, Prefetcher, place_pixels
+from nerfturbo.data.cameras import CameraModel
 from nerfturbo.data.images import ImagePool, load_images, save_image
 from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.scene import Scene
@@ -23,6 +24,7 @@ from nerfturbo.training import Trainer
 
 from ..tiny import ball_scene, tiny_config
 from .test_batches import mixed_scene
+from .test_lens_table import scene_of
 
 
 def masked(scene: Scene) -> Scene:
@@ -30,18 +32,75 @@ def masked(scene: Scene) -> Scene:
     return replace(scene, images=replace(scene.images, mask=PixelMask.of_words(pack_words(flags))))
 
 
-@pytest.mark.parametrize("scene", [mixed_scene(), masked(mixed_scene())], ids=["plain", "masked"])
-def test_host_batches_equal_device_batches(scene: Scene) -> None:
+@pytest.fixture
+def _unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU cannot be made to read host memory."""
+    monkeypatch.setattr(batches, "map_pixels", lambda pixels, device: None)
+
+
+SCENES = pytest.mark.parametrize("scene", [mixed_scene(), masked(mixed_scene())], ids=["plain", "masked"])
+DRAWS = ((0, 50), (1, 50), (2, 200), (3, 20), (9, 30), (10, 0), (11, 7))  # grows, shrinks, jumps
+
+
+@SCENES
+@pytest.mark.parametrize("guided", [False, True])
+def test_pixels_in_host_memory_are_read_where_they_lie(scene: Scene, guided: bool) -> None:
+    options = {"guided": guided, "rays_per_pixel": 4, "spread": 1.0}
+    device, host = (PixelSampler(scene, "cpu", 3, pixels=place, **options) for place in ("device", "host"))
+    assert host.on_host and not device.on_host and "host memory, read from there" in host.note
+    assert host.scene.images.pixels.data_ptr() == scene.images.pixels.data_ptr()  # no copy
+    for step, n in DRAWS:
+        here, there = device.draw(step, n), host.draw(step, n)
+        for one, two in ((here.rgba, there.rgba), (here.rays.directions, there.rays.directions)):
+            assert torch.equal(one, two)
+    host.feed(0, [(0, 64)])  # nothing to bring
+    number = torch.tensor(5)  # as a recorded step has it
+    assert torch.equal(host.draw(number, 40).rgba, device.draw(5, 40).rgba)
+
+
+@SCENES
+@pytest.mark.usefixtures("_unmapped")
+def test_fetched_batches_equal_device_batches(scene: Scene) -> None:
     device, host = PixelSampler(scene, "cpu", 3), PixelSampler(scene, "cpu", 3, pixels="host")
-    assert host.on_host and not device.on_host and "host memory" in host.note
-    for step, n in ((0, 50), (1, 50), (2, 200), (3, 20), (9, 30), (10, 0), (11, 7)):  # grows, shrinks, jumps
+    for step, n in DRAWS:
         here, there = device.draw(step, n), host.draw(step, n)
         assert torch.equal(here.rgba, there.rgba)
         assert torch.allclose(here.rays.directions, there.rays.directions, atol=1e-6)
     part = host.draw(12, 10, first=5)
     assert torch.equal(part.rgba, device.draw(12, 15).rgba[5:])
+    with pytest.raises(InputError, match="rays_per_pixel: expected 1"):
+        PixelSampler(scene, "cpu", 3, pixels="host", rays_per_pixel=4)
 
 
+class Runtime:
+    """Of CUDA, what maps memory."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.known = code, []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.known += [] if self.code else [address]
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.known.remove(address)
+        return 0
+
+
+def test_memory_is_registered_as_long_as_somebody_reads_it() -> None:
+    pixels, runtime = mixed_scene().images.pixels, Runtime()
+    held = batches._Registered(pixels, runtime)
+    seen = held.__cuda_array_interface__
+    assert runtime.known == [pixels.data_ptr()] == [seen["data"][0]] and seen["shape"] == tuple(pixels.shape)
+    del held
+    gc.collect()
+    assert runtime.known == []
+    with pytest.raises(RuntimeError, match="cudaHostRegister: error 1"):
+        batches._Registered(pixels, Runtime(1))
+    gc.collect()  # what failed is not given back
+
+
+@pytest.mark.usefixtures("_unmapped")
 def test_a_fed_step_reads_the_buffer() -> None:
     """What a recorded step does: the number of the step is on the device, the colours come by `feed`."""
     scene = mixed_scene()
@@ -55,6 +114,8 @@ def test_a_fed_step_reads_the_buffer() -> None:
             assert torch.equal(host.draw(number, count, first=first).rgba, expected.rgba)
     with pytest.raises(InputError, match="rays among"):
         host.draw(number, 40, first=0)
+    host.feed(30, [(12, 20)])  # fewer rays than before: the old buffer is not read
+    assert torch.equal(host.draw(number.fill_(30), 20, first=12).rgba, device.draw(30, 20, first=12).rgba)
     device.feed(0, [(0, 64)])  # nothing to bring
 
 
@@ -80,9 +141,12 @@ def test_an_error_in_the_thread_arrives_here() -> None:
             raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        DeviceFeed(Broken(mixed_scene().images, None, 0), ((0, 4),), torch.device("cpu")).load(0)
+        prefetcher = Prefetcher(Broken(mixed_scene().images, None, 0))
+        prefetcher._ahead = (0, prefetcher._thread.submit(prefetcher._fetch, 0, 4))
+        prefetcher.get(0, 4)
 
 
+@pytest.mark.usefixtures("_unmapped")
 def test_samplers_are_freed_with_their_threads() -> None:
     sampler = PixelSampler(mixed_scene(), "cpu", 0, pixels="host")
     sampler.draw(0, 10)
@@ -103,14 +167,30 @@ def test_training_is_the_same_from_device_host_and_file(tmp_path: Path, monkeypa
     assert mapped.images.file is not None
     config = tiny_config(steps=6)
     on_host = replace(config, data=replace(config.data, pixels="host"))
-    losses = []
+    losses: list[list[float]] = []
     for chosen, pictures in ((config, scene), (on_host, scene), (config, mapped)):
         with use_backend("reference"):
             trainer = Trainer(chosen, pictures)
             assert trainer.pixels.on_host == (chosen is on_host or pictures is mapped)
-            trainer.callbacks.append(lambda trainer, record, values=losses: values.append(record.loss))
+            losses.append([])
+            trainer.callbacks.append(lambda trainer, record, values=losses[-1]: values.append(record.loss))
             trainer.fit()
-    assert losses[:6] == pytest.approx(losses[6:12], abs=1e-5) and losses[6:12] == losses[12:]
+    assert losses[0] == losses[1] and losses[0] == pytest.approx(losses[2], abs=1e-5) and len(losses[0]) == 6
+
+
+def test_a_run_from_host_memory_resumes_as_one_from_the_device(tmp_path: Path) -> None:
+    config = tiny_config(steps=6)
+    on_host = replace(config, data=replace(config.data, pixels="host"))
+    with use_backend("reference"):
+        whole = Trainer(config, ball_scene())
+        whole.fit()
+        first = Trainer(on_host, ball_scene(), callbacks=[lambda t, record: t.stop() if record.step == 3 else None])
+        first.fit()
+        resumed = Trainer(on_host, ball_scene())
+        resumed.resume(first.save(tmp_path))
+        resumed.fit()
+    for one, two in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_where_pixels_stay_is_decided_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +199,29 @@ def test_where_pixels_stay_is_decided_and_said(monkeypatch: pytest.MonkeyPatch) 
     assert place_pixels(scene, gpu) == (False, "0.00 GiB of pixels move to the GPU, which has 1.0 GiB free")
     monkeypatch.setattr(batches.torch.cuda, "mem_get_info", lambda device: (300, 1 << 30))
     on_host, why = place_pixels(scene, gpu)
-    assert on_host and "more than half" in why and "fetched ahead" in why
+    assert on_host and "more than half" in why and "read from there" in why
     assert place_pixels(scene, gpu, "device")[0] is False and place_pixels(scene, gpu, "host")[0] is True
     with pytest.raises(InputError, match="pixels: expected one of auto, device, host"):
         place_pixels(scene, gpu, "disk")  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["pinhole", "opencv"])
+def test_a_gpu_reads_the_same_bytes_from_host_memory(model: CameraModel) -> None:
+    scene = scene_of(model)
+    device, host, other = (PixelSampler(scene, "cuda", 3, pixels=place) for place in ("device", "host", "host"))
+    assert host.scene.images.pixels.is_cuda
+    assert host.scene.images.pixels.data_ptr() == scene.images.pixels.data_ptr() == other.scene.images.pixels.data_ptr()
+    for step in (0, 1, torch.tensor(7, device="cuda")):
+        one, two = device.draw(step, 4097), host.draw(step, 4097)
+        assert torch.equal(one.rgba, two.rgba) and torch.equal(one.rays.directions, two.rays.directions)
+    del host
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.equal(other.draw(2, 100).rgba, device.draw(2, 100).rgba)  # registered while one of them lives
+    del other
+    gc.collect()
+    assert not scene.images.pixels.is_pinned()
 
 
 @pytest.mark.gpu

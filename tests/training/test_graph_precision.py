@@ -76,9 +76,10 @@ def test_checkpointing_trains_vanilla_in_less_memory(scene: Scene, capture: bool
     """2^17 samples keep about 5 KB of layers each; a grid of 64^3 cells, weights and pictures are small beside that."""
     peaks = []
     for checkpointing in (False, True):
-        field = VanillaConfig(width=256, depth=8, checkpointing=checkpointing)
+        field = VanillaConfig(width=256, depth=8)
         config = replace(SMALL, field=field, sampler=replace(SMALL.sampler, prune=False))
         train = {"steps": 4, "capture": capture, "batch_samples": 1 << 17, "max_rays": 1 << 14}
+        train["checkpointing"] = checkpointing
         config = replace(config, train=replace(config.train, **train))
         gc.collect()  # a trainer is freed in cycles: the first one must not be counted with the second
         torch.cuda.empty_cache()

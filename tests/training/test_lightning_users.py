@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
 
 from nerfturbo.config import Config  # noqa: E402
+from nerfturbo.data.formats.transforms import write_blender  # noqa: E402
 from nerfturbo.errors import InputError  # noqa: E402
 from nerfturbo.ops import use_backend  # noqa: E402
 from nerfturbo.training.lightning import NerfData, NerfModule  # noqa: E402
@@ -164,15 +165,26 @@ def test_signatures_are_annotated_for_a_command_line() -> None:
         assert all(one.kind is not one.VAR_KEYWORD for one in parameters.values())
 
 
-def test_lightning_cli_fits_from_flags(tmp_path: Path) -> None:
-    pytest.importorskip("jsonargparse", reason="LightningCLI needs jsonargparse, an extra of lightning's")
+def test_lightning_cli_fits_from_flags_and_from_the_file_it_writes(tmp_path: Path) -> None:
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs jsonargparse: the extra lightning-cli")
     from lightning.pytorch.cli import LightningCLI
 
-    source = ["--data.config.data.source=builtin:toybox", "--data.config.data.downscale=8"]
-    small = ["--model.config.train.steps=2", "--model.config.train.batch_samples=512", "--data.config.train.steps=2"]
+    write_blender([ball_scene("train"), ball_scene("test", n_views=2)], tmp_path / "ball")
+    small = ["train.steps=2", "train.batch_samples=512", "train.max_rays=64", "train.seed=3", "grid.resolution=8"]
+    config = [f"--{part}.config.{value}" for part in ("model", "data") for value in small]
     quiet = [f"--trainer.{name}=false" for name in QUIET]
-    flags = [*quiet, "--trainer.accelerator=cpu", "--trainer.limit_val_batches=0", *source, *small]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = LightningCLI(NerfModule, NerfData, args=["fit", *flags], save_config_callback=None)
-    assert made.model.step == 2
+    flags = [*quiet, "--trainer.accelerator=cpu", "--trainer.limit_val_batches=0", "--model.captured=true", *config]
+    flags += [f"--data.config.data.source={tmp_path / 'ball'}", f"--trainer.default_root_dir={tmp_path}"]
+
+    def run(*args: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return LightningCLI(NerfModule, NerfData, args=["fit", *args]).model
+
+    from_flags = run(*flags)
+    (written,) = tmp_path.glob("**/config.yaml")
+    copied = written.rename(tmp_path / "again.yaml")  # Lightning refuses to write over it
+    from_file = run("--config", str(copied))
+    assert from_flags.step == from_file.step == 2 and from_file.captured and from_file.config.train.seed == 3
+    for one, other in zip(from_flags.model.parameters(), from_file.model.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from nerfturbo.config import Config, VanillaConfig
+from nerfturbo.config import (
+    Config,
+    CustomFieldConfig,
+    DynamicNgpConfig,
+    FactorConfig,
+    HierarchySamplerConfig,
+    NgpConfig,
+    VanillaConfig,
+    VoxelConfig,
+)
 from nerfturbo.data.scene import downscaled
-from nerfturbo.fields import VanillaNeRF, vanilla
-from nerfturbo.fields.vanilla import SMALLEST_PIECE
+from nerfturbo.errors import InputError
+from nerfturbo.fields import DeformedNeRF, FactorField, TimeNeRF, VanillaNeRF, vanilla
+from nerfturbo.fields.custom import plug_in
+from nerfturbo.fields.parts import SMALLEST_PIECE
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import unpack_bits
+from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
 from nerfturbo.types import Aabb
 
 from ..peak import PeakBytes
 from ..tiny import ball_scene, tiny_config
+from .own_field import OwnField
+from .workers import QUIET
+
+OWN = Path(__file__).with_name("own_field.py")
 
 
 @pytest.fixture(autouse=True)
@@ -69,21 +88,50 @@ def test_coarse_pictures_come_first_and_resuming_finds_the_right_ones(tmp_path) 
         assert torch.equal(one, two)
 
 
-def test_checkpointing_changes_no_gradient_and_keeps_less() -> None:
+class Dropping(OwnField):
+    """Draws torch's random numbers, which must be the same ones in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__(width=32)
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def _logits(self, positions: torch.Tensor) -> torch.Tensor:
+        return super()._logits(self.dropout(positions))
+
+
+def checkpointed(kind: str, on: bool) -> torch.nn.Module:
+    torch.manual_seed(0)
+    box, deep = Aabb.cube(1.5), VanillaConfig(width=32, depth=8)
+    makers = {
+        "vanilla": lambda: VanillaNeRF(box, deep),
+        "tnerf": lambda: TimeNeRF(box, deep),
+        "dnerf": lambda: DeformedNeRF(box, deep),
+        "factor": lambda: FactorField(box, FactorConfig((8, 16), (0.5,))),
+        "own": lambda: plug_in(OwnField(width=32), box),
+        "own, with dropout": lambda: plug_in(Dropping(), box),
+    }
+    field: Any = makers[kind]()
+    field.checkpointing = on
+    return field
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "tnerf", "dnerf", "factor", "own", "own, with dropout"])
+def test_checkpointing_changes_no_gradient_and_keeps_less(kind: str) -> None:
     kept, gradients = {}, {}
     positions, directions = torch.rand(256, 3), torch.nn.functional.normalize(torch.randn(256, 3), dim=-1)
     for checkpointing in (False, True):
-        field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=32, depth=8, checkpointing=checkpointing))
-        n_bytes = 0
+        field, n_bytes = checkpointed(kind, checkpointing), 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal n_bytes
             n_bytes += tensor.numel() * tensor.element_size()
             return tensor
 
+        torch.manual_seed(1)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            rgb, density = field(positions, directions)
+            rgb, density = field(positions, directions, torch.linspace(0.0, 1.0, 256))
         kept[checkpointing] = n_bytes
+        torch.manual_seed(2)  # whoever draws between forward and backward
         (rgb.sum() + density.sum()).backward()
         gradients[checkpointing] = [parameter.grad for parameter in field.parameters()]
     for one, two in zip(gradients[False], gradients[True], strict=True):
@@ -91,12 +139,72 @@ def test_checkpointing_changes_no_gradient_and_keeps_less() -> None:
     assert kept[True] < 0.5 * kept[False]
 
 
+def test_training_with_checkpointing_is_training_without_it_in_both_trainers() -> None:
+    fields = {
+        "vanilla": VanillaConfig(width=16, depth=2),
+        "factor": FactorConfig((6, 12), (0.3,), (2, 2), 16),
+        "custom": CustomFieldConfig(f"{OWN}:OwnField"),
+    }
+    for kind, field in fields.items():
+        models: list[Any] = []
+        for on in (False, True):
+            config = replace(with_train(tiny_config(steps=4), checkpointing=on), field=field)
+            native = Trainer(config, ball_scene())
+            native.fit()
+            models += [native.model, lightning_model(config)]
+        assert [model.field.checkpointing for model in models] == [False, False, True, True]
+        for model in models[1:]:
+            for (name, one), two in zip(models[0].named_parameters(), model.parameters(), strict=True):
+                assert torch.equal(one, two), (kind, name)
+
+
+def lightning_model(config: Config) -> torch.nn.Module:
+    pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
+    from nerfturbo.training.lightning import NerfData, NerfModule
+
+    module = NerfModule(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pl.Trainer(**QUIET, accelerator="cpu", limit_val_batches=0).fit(module, NerfData(config, (ball_scene(),) * 2))
+    assert module.model is not None
+    return module.model
+
+
+class Fused(OwnField):
+    def sample_logits(self, rays: object, samples: object) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def test_fields_that_cannot_checkpoint_refuse_it_by_name() -> None:
+    """Their kernels keep no layers that could be computed again."""
+    box = SceneBounds.of(ball_scene())
+    fields = {
+        "InstantNGP": NgpConfig(2, 2, 8, 32, 16),
+        "DynamicNGP": DynamicNgpConfig(2, 2, 8, 32, 16),
+        "VoxelGrid": VoxelConfig((6, 12), (0.3,), sh_degree=1),
+        "Fused": Fused(),
+    }
+    for name, field in fields.items():
+        own = field if isinstance(field, torch.nn.Module) else None
+        config = tiny_config() if isinstance(field, torch.nn.Module) else replace(tiny_config(), field=field)
+        NerfModel(config, box, field=own)
+        with pytest.raises(InputError, match=f"train.checkpointing: expected off .* got on, for {name}"):
+            NerfModel(with_train(config, checkpointing=True), box, field=own)
+
+
+def test_both_fields_of_a_hierarchy_are_checkpointed() -> None:
+    config = replace(with_train(tiny_config(), checkpointing=True), field=VanillaConfig(width=16, depth=2))
+    model = NerfModel(replace(config, sampler=HierarchySamplerConfig(8, 8)), SceneBounds.of(ball_scene()))
+    assert model.field.checkpointing and model.sampler.coarse.checkpointing
+
+
 def test_checkpointing_holds_one_piece_of_the_layers_at_a_time() -> None:
     peaks, gradients = {}, {}
     positions = torch.rand(8 * SMALLEST_PIECE, 3)
     directions = torch.nn.functional.normalize(torch.randn(len(positions), 3), dim=-1)
     for checkpointing in (False, True):
-        field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=64, depth=8, checkpointing=checkpointing))
+        field = VanillaNeRF(Aabb.cube(1.5), VanillaConfig(width=64, depth=8))
+        field.checkpointing = checkpointing
         with PeakBytes() as peak:
             rgb, density = field(positions, directions)
             (rgb.mean() + density.mean()).backward()

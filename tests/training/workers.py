@@ -57,7 +57,9 @@ def _run(rank: int, world: int, port: int, work: Work, folder: str) -> None:
         team.close()
 
 
-def together(world: int, work: Work, folder: Path, *, expected: list[int] | None = None) -> list[Any]:
+def together(
+    world: int, work: Work, folder: Path, *, expected: list[int] | None = None, seconds: float = 300.0
+) -> list[Any]:
     """Run `work` in `world` processes over gloo; what each returned, or those that are expected to live."""
     folder.mkdir(parents=True, exist_ok=True)
     context, port = mp.get_context("spawn"), free_port()
@@ -65,7 +67,7 @@ def together(world: int, work: Work, folder: Path, *, expected: list[int] | None
     for process in processes:
         process.start()
     for process in processes:
-        process.join(300)
+        process.join(seconds)
     survivors = list(range(world)) if expected is None else expected
     assert [rank for rank in range(world) if processes[rank].exitcode == 0] == survivors
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in survivors]
