@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fine_samples import matmul_precision
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene, hold_out, load_scene
@@ -22,7 +23,6 @@ from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.evaluation.evaluate import choose_views, evaluate
 from nerfturbo.presets import preset
 from nerfturbo.training import Trainer
-from nerfturbo.training.precision import matmul_precision
 from quality import variant
 
 SCORED_IN = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}

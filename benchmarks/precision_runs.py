@@ -12,7 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fine_samples import FineSearch, FineTrial, StepTimer, has_two_passes, measure_base, search_fine, with_fine
+from fine_samples import (
+    FineSearch,
+    FineTrial,
+    StepTimer,
+    has_two_passes,
+    matmul_precision,
+    measure_base,
+    search_fine,
+    with_fine,
+)
 from nerfturbo.bench.record import Record, machine
 from nerfturbo.bench.scene import fit_whole
 from nerfturbo.bench.tune import BatchTrial, best_trial, largest_batch, peak_memory, try_batch, with_batch
@@ -20,7 +29,6 @@ from nerfturbo.config import NO_STEP_LIMIT, Config, to_dict
 from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.evaluation.results import protocol
-from nerfturbo.training.precision import matmul_precision
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer, TrainSummary
 

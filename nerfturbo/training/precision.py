@@ -4,8 +4,7 @@ weights, density activation, transmittance, reductions, the loss, the masters an
 scale that moves by itself; bf16 and fp32 need none. docs/precision.md has the measurements. `MixedPrecision` does the
 same for a model and an optimizer of your own, in your own loop."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -216,14 +215,3 @@ def _values(parameter: Tensor) -> Tensor:
         parameter.grad = parameter.grad.coalesce()
         return parameter.grad._values()
     return parameter.grad
-
-
-@contextmanager
-def matmul_precision(name: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """How fp32 matrix products run on a GPU inside this block: exactly, or with ten bits of mantissa."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if name == "ieee" else "high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

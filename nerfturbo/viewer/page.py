@@ -84,6 +84,8 @@ class LivePage:
     def _connect(self, handle: "viser.ClientHandle") -> None:
         client = Client(handle, self.panel)
         self._clients[handle.client_id] = client
+        if handle.client_id not in self._server.get_clients():  # gone before this thread came to list it
+            self._disconnect(handle)
         self._move(client)
         handle.camera.on_update(lambda _: self._move(client))
 

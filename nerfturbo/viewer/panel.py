@@ -171,11 +171,12 @@ class Client:
 
     def __init__(self, handle: "viser.ClientHandle", panel: Panel) -> None:
         self.handle, self._panel = handle, panel
-        self.painter = Painter(photos=(panel.facts.train, panel.facts.test))
+        self.painter = Painter(photos=(panel.facts.train, panel.facts.test), trains=panel.facts.trains)
         self.view: View | None = None
         self.moved, self.moving, self.lock = 0.0, False, threading.Lock()
         self.fresh = False  # a new view that the painter has not been told of
         self._frusta: dict[str, list[Any]] = {}
+        self._frusta_lock = threading.Lock()
         self._inside: tuple[Any, Tensor] | None = None  # the frustum of the photo flown to, and where it was taken
         self._flights = 0
         gui, cameras = handle.gui, panel.facts.train.cameras
@@ -187,10 +188,10 @@ class Client:
             self.time = gui.add_slider("Time", 0.0, 1.0, 0.01, 0.0) if cameras.times is not None else None
             self.note = gui.add_markdown("")
         with gui.add_folder("In the scene", order=ORDER["Scene"], expand_by_default=False):
-            toggles = {split: gui.add_checkbox(f"Cameras of {split}", False) for split in COLORS}
+            self.toggles = {split: gui.add_checkbox(f"Cameras of {split}", False) for split in COLORS}
             self.cells_on = gui.add_checkbox("Occupied cells", False)
-        for split, toggle in toggles.items():
-            toggle.on_update(lambda _, split=split, toggle=toggle: self.show_cameras(split, bool(toggle.value)))
+        for split, toggle in self.toggles.items():
+            toggle.on_update(lambda _, split=split: self.show_cameras(split))
         self.cells_on.on_update(lambda _: None if self.cells_on.value else handle.scene.remove_by_name("/cells"))
         for control in filter(None, (self.channel, self.quality, self.time)):
             control.on_update(lambda _: self.look())
@@ -208,8 +209,13 @@ class Client:
         moment = None if self.time is None else float(self.time.value)
         return replace(view, channel=self.channel.value, crop=self._panel.crop(), time=moment)
 
-    def show_cameras(self, split: str, shown: bool) -> None:
-        """Frusta with their photos; a click flies there."""
+    def show_cameras(self, split: str) -> None:
+        """Frusta with their photos, where they are ticked; a click flies there. Ticks come in threads of their own, so
+        that one waits for the other and the last finds what holds."""
+        with self._frusta_lock:
+            self._show_cameras(split, shown=bool(self.toggles[split].value))
+
+    def _show_cameras(self, split: str, *, shown: bool) -> None:
         self._inside = None
         for frustum in self._frusta.pop(split, []):
             frustum.remove()
@@ -340,7 +346,8 @@ class PathEditor:
 
     def _shoot(self, file: Path, client: Client) -> Generator[None, tuple[NerfModel, int]]:
         """A frame, as the client sees it, for each model and step that is sent; the video, whole, at the end."""
-        cameras, facts, painter = self._cameras(), self._facts, Painter(photos=client.painter.photos)
+        cameras, facts = self._cameras(), self._facts
+        painter = Painter(photos=client.painter.photos, trains=facts.trains)
         assert facts.video is not None  # else the button is hidden
         (width, height), count = cameras.size[0].tolist(), len(cameras)
         view = client.dress(View(self._keys[-1], float(np.mean(self._angles)), width / height))

@@ -11,10 +11,11 @@ from torch import Tensor
 from nerfturbo.config import GridConfig, NgpConfig
 from nerfturbo.errors import InputError
 from nerfturbo.fields import InstantNGP
+from nerfturbo.ops import ray_aabb
 from nerfturbo.ops.packed import packed_cumsum, packed_sum
 from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
-from nerfturbo.sampling import OccupancyGrid, uniform_samples
-from nerfturbo.types import Aabb, Rays
+from nerfturbo.sampling import OccupancyGrid
+from nerfturbo.types import Aabb, PackedSamples, Rays
 
 BOX = Aabb.cube(1.0)
 STEP = 0.01
@@ -25,6 +26,15 @@ def make_rays(n: int, seed: int = 0) -> Rays:
     origins = torch.nn.functional.normalize(torch.randn(n, 3, generator=draw), dim=-1) * 3.0
     aims = (torch.rand(n, 3, generator=draw) - 0.5) * 1.2
     return Rays(origins, torch.nn.functional.normalize(aims - origins, dim=-1))
+
+
+def uniform_samples(rays: Rays, aabb: Aabb, n_samples: int) -> PackedSamples:
+    """Equal intervals per ray between its entry into the box and its exit; none for a ray that misses."""
+    t_min, t_max = ray_aabb(rays.origins, rays.directions, aabb)
+    steps = torch.arange(n_samples + 1.0).expand(len(rays), -1)
+    edges = t_min[:, None] + (t_max - t_min)[:, None] * steps / n_samples
+    hit = t_max > t_min
+    return PackedSamples.from_counts(hit.int() * n_samples, edges[hit, :-1].flatten(), edges[hit, 1:].flatten())
 
 
 class Ball:
