@@ -4,7 +4,7 @@ Marching does not differentiate, but positions along rays do: with rays that dep
 moves the cameras. Here the scene is known, and eight poses that are off by degrees are found again. For captures:
 `nerfturbo train captures/fox --cameras.refine`.
 
-You see `cameras.png`, one row per camera: its image, what is rendered from the wrong pose, and from the one found.
+You see `cameras.png`, a row for each of four: the image, what is rendered from the wrong pose, and from the one found.
 """
 
 from dataclasses import replace

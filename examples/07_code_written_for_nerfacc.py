@@ -33,7 +33,7 @@ class Field(torch.nn.Module):
 
 
 def checkered_ball(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    dark = ((x * 4.0).floor().sum(-1) % 2)[:, None]
+    dark = ((x[:, :2] * 4.0).floor().sum(-1) % 2)[:, None]
     return torch.cat([1.0 - 0.8 * dark, 0.3 + 0.2 * dark, 0.2 + 0.7 * dark], dim=-1), 40.0 * (x.norm(dim=-1) < 0.6)
 
 

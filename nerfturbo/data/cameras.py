@@ -1,5 +1,6 @@
 """Cameras as one batch of tensors, and pixels to rays. The one place for axes, pixel centres and poses; its prose twin
 is `docs/conventions.md`.
+
 World      right-handed, +z up (as in Blender files); `placement.py` turns captures that have another up.
 Camera     OpenGL axes, as in Blender files: +x right, +y up, -z forward.
 Pose       camera_to_world, (3, 4): columns are the camera's right, up, backward axes in the world, then its position.

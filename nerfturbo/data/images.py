@@ -1,5 +1,6 @@
 """Images of any size in one uint8 pool, in memory or in a file (`pool_file.py`): decoded in parallel, straight into
 place, never held twice. Pillow reads the files, HEIC through pillow-heif where it is installed. And their masks.
+
 Masks say which pixels count: the others are neither trained on nor scored. The first file found for an image wins:
 
 - `mask_path` of a frame in transforms.json (nerfstudio): black pixels do not count;

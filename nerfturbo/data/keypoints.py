@@ -1,4 +1,5 @@
 """What a COLMAP reconstruction knows about depth: rays through the features of pictures, and how far their points are.
+
 A feature's weight falls with the reprojection error of its point, exp(-(error / mean error)^2): points that COLMAP is
 sure of count most. Training takes points that at least two of its photos show: what a held-out photo alone vouches for
 would be known from the test.

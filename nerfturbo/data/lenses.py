@@ -1,4 +1,5 @@
 """Lens models on the image plane at depth 1 (x right, y down), both ways; and tables of what pixels look along.
+
 Directions have OpenCV's axes (z forward) and need not have unit length; t is the angle to the optical axis and (a, b)
 that angle along the azimuth. With r^2 = x^2 + y^2 of the undistorted point:
 

@@ -1,7 +1,9 @@
 """Where a real scene is put: upright, about the origin, with its cameras at distance 1 or less, in a box that fits.
+
 Up is what the cameras' right axes stand upright on, and what they look at is the middle. The images say whether
 anything stands behind, and points of a reconstruction, where there are some, how far that reaches: `grid_levels` nested
 boxes, each twice as large as the one before, cover them. The way back to the file's own coordinates is kept exactly.
+
 Normalised device coordinates (NDC), for captures whose cameras all look one way, as the NeRF paper has them: seen from
 the mean camera (x right, y up, -z forward), with the near plane at distance n and focal lengths a and b in halves of
 the image, space in front of that plane is bent into a box:

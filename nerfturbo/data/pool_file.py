@@ -1,4 +1,5 @@
 """Pixels in a memory-mapped file: for pools that memory does not hold, and for opening a scene again at once.
+
 The file lies in the cache folder under a name made from the pictures' paths, sizes and dates, so that a changed picture
 gives another file. Linux counts the mapped pages a process has touched as its memory, and maps up to megabytes around
 each touch. So pixels are gathered in the order of their places, and what has been passed is given back: the pages stay

@@ -1,4 +1,5 @@
 """Are the poses right? What neighbouring images both show, against where their cameras say that it can lie.
+
 N = a . (t x b)   of two rays a, b in world axes and the way t from one camera to the other: 0 where the rays meet
 r = N / |dN|      dN is the derivative to the four pixel coordinates: Sampson's distance, in pixels
 

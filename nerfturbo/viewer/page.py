@@ -20,7 +20,7 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer
 from .auth_proxy import AuthProxy, is_loopback
 from .painter import TimeShare, View, pose_of
-from .panel import Client, Panel, PathEditor, SceneFacts, occupied_cells
+from .panel import Client, Panel, PathEditor, SceneFacts, field_of_view, occupied_cells
 
 if TYPE_CHECKING:
     import viser
@@ -84,6 +84,10 @@ class LivePage:
     def _connect(self, handle: "viser.ClientHandle") -> None:
         client = Client(handle, self.panel)
         self._clients[handle.client_id] = client
+        if handle.client_id not in self._server.get_clients():  # gone before this thread came to list it
+            self._disconnect(handle)
+        cameras = self.panel.facts.test.cameras
+        client.widen(field_of_view(cameras, 0), float(cameras.size[0, 0] / cameras.size[0, 1]))
         self._move(client)
         handle.camera.on_update(lambda _: self._move(client))
 

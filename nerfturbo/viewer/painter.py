@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data.cameras import Cameras, rotations
 from ..data.images import to_bytes
 from ..data.scene import Scene
-from ..errors import InputError
+from ..errors import InputError, is_out_of_memory
 from ..evaluation.camera_path import pose_distances, spread_of
 from ..evaluation.evaluate import WHITE, truth_image
 from ..evaluation.images import CHANNELS, SOLID, Channel, channel_image, depth_range, error_colors, pixels_of, seen_in
@@ -76,10 +76,11 @@ class TimeShare:
 
 class Painter:
     """Pictures for one client, coarse to fine. A new view starts again; the same view is refined up to `largest`.
-    `photos` are what errors are shown against."""
+    `photos`, training's first, are what errors are shown against; while it `trains`, their cameras may be learned."""
 
-    def __init__(self, largest: int = 640, photos: tuple[Scene, ...] = ()) -> None:
-        self.largest, self.photos = largest, photos
+    def __init__(self, largest: int = 640, photos: tuple[Scene, ...] = (), *, trains: bool = False) -> None:
+        self.largest, self.photos, self.trains = largest, photos, trains
+        self._most, self._short = (largest, math.inf), ""  # pixels that memory is enough for, and what is said of it
         self.note = ""  # what there is to say about the last picture
         self._view: View | None = None
         self.is_new = False  # nothing of the view was painted yet
@@ -108,11 +109,29 @@ class Painter:
             wanted = self._rate * MOVING_SECONDS
         else:
             wanted = min(self._rate * RESTING_SECONDS[training], 4.0 * self._pixels)
-        full = self.largest**2 / max(view.aspect, 1.0 / view.aspect)
+        if self._most[0] != self.largest:  # another size is asked for: memory may do now
+            self._most, self._short = (self.largest, math.inf), ""
+        full = min(self._most[1], self.largest**2 / max(view.aspect, 1.0 / view.aspect))
         pixels = min(full, max(LEAST_PIXELS, wanted))
         self.is_new, begun = False, time.perf_counter()
         height = max(4, round(math.sqrt(pixels / view.aspect)))
-        picture = self.render(model, view, (max(4, round(height * view.aspect)), height), step)
+        size = max(4, round(height * view.aspect)), height
+        try:
+            picture = self.render(model, view, size, step)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            picture = None
+        if picture is None:  # outside of `except`, whose error keeps what was computed alive
+            self._estimators, self._photo, self._sight = {}, {}, {}
+            torch.cuda.empty_cache()
+            self._most, self._pixels = (self.largest, max(1.0, 0.25 * pixels)), 0
+            self._short = f"Out of memory at {size[0]} x {height} pixels: smaller pictures."
+            if pixels > LEAST_PIXELS:
+                return self.paint(model, step, training=training)
+            self.note, self._finished_at = self._short, step
+            return torch.full((height, size[0], 3), 255, dtype=torch.uint8)
+        self.note = f"{self.note} {self._short}".strip()
         seconds = max(time.perf_counter() - begun, 1e-4)
         self._rate = min(pixels / seconds, 0.5 * (self._rate + pixels / seconds))  # slower at once, faster with care
         if pixels >= full or pixels <= 1.2 * self._pixels:
@@ -149,12 +168,15 @@ class Painter:
 
     def _error(self, model: NerfModel, view: View, camera: Cameras, image: RenderedImage, step: int) -> Tensor:
         """(height, width, 3): each pixel against where its surface lies in the nearest photo; grey where hidden."""
-        split, index = nearest_photo([scene.cameras for scene in self.photos], view)
+        cameras = [scene.cameras for scene in self.photos]
+        if self.trains and model.photos is not None:
+            cameras = [model.photos.refined(cameras[0]), *map(model.photos.new_views, cameras[1:])]
+        split, index = nearest_photo(cameras, view)
         scene, device = self.photos[split], model.device
         self.note = f"Error against {scene.split} photo {index}, the nearest; grey: not seen there."
         if (split, index) not in self._photo:
             self._photo = {(split, index): truth_image(scene, index, WHITE, device)}
-        taken, key = scene.cameras[index].to(device), (split, index, view.crop, step)
+        taken, key = cameras[split][index].to(device), (split, index, view.crop, step)
         small = replace(taken.scaled(min(1.0, PHOTO_SIDE / int(taken.size.max()))), times=camera.times)
         if key not in self._sight:
             self._sight = {key: self._render(model, view, small, step)}

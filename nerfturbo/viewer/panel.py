@@ -1,6 +1,7 @@
 """The viewer's controls and what stands in its scene. The `Panel` is everyone's: training, curves, crop; so is the
 `PathEditor`. A `Client` is one person: a camera, a picture and what it shows, frusta, occupied cells."""
 
+import math
 import re
 import shlex
 import threading
@@ -70,7 +71,7 @@ class Panel:
         cameras, start = facts.test.cameras, server.initial_camera
         start.position = cameras.positions[0].double().cpu().numpy()
         start.look_at, start.up = np.array(facts.box.center), (0.0, 0.0, 1.0)
-        start.fov = _field_of_view(cameras, 0)
+        start.fov = field_of_view(cameras, 0)
         self._status = self._gui.add_markdown(f"**{facts.name}**", order=0)
         if facts.trains:
             self._add_training()
@@ -128,7 +129,8 @@ class Panel:
         with self._gui.add_folder("Curves", order=ORDER["Curves"], expand_by_default=False):
             for name, label, color in (("psnr", "PSNR, dB", "#3b6fd4"), ("loss", "loss", "#d4703b")):
                 series = (uplot.Series(label="step"), uplot.Series(label=label, stroke=color, width=2))
-                curves[name] = self._gui.add_uplot((empty, empty), series, title=label, scales=scales, aspect=1.6)
+                shape = {"title": label, "scales": scales, "aspect": 1.6, "padding": (12, 12, 0, 0)}  # ticks stay whole
+                curves[name] = self._gui.add_uplot((empty, empty), series, **shape)
         return curves
 
     def _add_crop(self) -> None:
@@ -171,11 +173,12 @@ class Client:
 
     def __init__(self, handle: "viser.ClientHandle", panel: Panel) -> None:
         self.handle, self._panel = handle, panel
-        self.painter = Painter(photos=(panel.facts.train, panel.facts.test))
+        self.painter = Painter(photos=(panel.facts.train, panel.facts.test), trains=panel.facts.trains)
         self.view: View | None = None
         self.moved, self.moving, self.lock = 0.0, False, threading.Lock()
         self.fresh = False  # a new view that the painter has not been told of
         self._frusta: dict[str, list[Any]] = {}
+        self._frusta_lock = threading.Lock()
         self._inside: tuple[Any, Tensor] | None = None  # the frustum of the photo flown to, and where it was taken
         self._flights = 0
         gui, cameras = handle.gui, panel.facts.train.cameras
@@ -187,10 +190,10 @@ class Client:
             self.time = gui.add_slider("Time", 0.0, 1.0, 0.01, 0.0) if cameras.times is not None else None
             self.note = gui.add_markdown("")
         with gui.add_folder("In the scene", order=ORDER["Scene"], expand_by_default=False):
-            toggles = {split: gui.add_checkbox(f"Cameras of {split}", False) for split in COLORS}
+            self.toggles = {split: gui.add_checkbox(f"Cameras of {split}", False) for split in COLORS}
             self.cells_on = gui.add_checkbox("Occupied cells", False)
-        for split, toggle in toggles.items():
-            toggle.on_update(lambda _, split=split, toggle=toggle: self.show_cameras(split, bool(toggle.value)))
+        for split, toggle in self.toggles.items():
+            toggle.on_update(lambda _, split=split: self.show_cameras(split))
         self.cells_on.on_update(lambda _: None if self.cells_on.value else handle.scene.remove_by_name("/cells"))
         for control in filter(None, (self.channel, self.quality, self.time)):
             control.on_update(lambda _: self.look())
@@ -208,8 +211,13 @@ class Client:
         moment = None if self.time is None else float(self.time.value)
         return replace(view, channel=self.channel.value, crop=self._panel.crop(), time=moment)
 
-    def show_cameras(self, split: str, shown: bool) -> None:
-        """Frusta with their photos; a click flies there."""
+    def show_cameras(self, split: str) -> None:
+        """Frusta with their photos, where they are ticked; a click flies there. Ticks come in threads of their own, so
+        that one waits for the other and the last finds what holds."""
+        with self._frusta_lock:
+            self._show_cameras(split, shown=bool(self.toggles[split].value))
+
+    def _show_cameras(self, split: str, *, shown: bool) -> None:
         self._inside = None
         for frustum in self._frusta.pop(split, []):
             frustum.remove()
@@ -217,7 +225,7 @@ class Client:
         for index in choose_views(len(scene), MAX_FRUSTA) if shown else ():
             image = truth_image(scene, index, WHITE)
             stride = max(1, max(image.shape[:2]) // THUMBNAIL)
-            pose, angle = scene.cameras.camera_to_world[index].cpu(), _field_of_view(scene.cameras, index)
+            pose, angle = scene.cameras.camera_to_world[index].cpu(), field_of_view(scene.cameras, index)
             turn = quaternions(pose[None, :, :3] @ torch.diag(torch.tensor([1.0, -1.0, -1.0])))[0]
             shape = {"fov": angle, "aspect": image.shape[1] / image.shape[0], "scale": self._size}
             look = {"image": to_bytes(image[::stride, ::stride]).cpu().numpy(), "color": COLORS[split]}
@@ -240,8 +248,13 @@ class Client:
             time.sleep(FLIGHT_SECONDS / FLIGHT)
         level = abs(float(there[2, 0])) < 0.02
         camera.up_direction = (0.0, 0.0, 1.0) if level else there[:, 1].numpy()  # a camera held upright or not
-        camera.fov = angle
+        self.widen(angle, frustum.aspect)
         self._inside, frustum.visible = (frustum, there[:, 3]), False  # its image would cover the picture
+
+    def widen(self, angle: float, aspect: float) -> None:
+        """Have a photo of this vertical angle and shape fit the screen, which may be narrower."""
+        fits = math.tan(0.5 * angle) * max(1.0, aspect / float(self.handle.camera.aspect))
+        self.handle.camera.fov = 2.0 * math.atan(fits)
 
     def left(self, place: Tensor) -> None:
         """Show again the frustum of the photo flown to, once the camera has left it."""
@@ -340,7 +353,8 @@ class PathEditor:
 
     def _shoot(self, file: Path, client: Client) -> Generator[None, tuple[NerfModel, int]]:
         """A frame, as the client sees it, for each model and step that is sent; the video, whole, at the end."""
-        cameras, facts, painter = self._cameras(), self._facts, Painter(photos=client.painter.photos)
+        cameras, facts = self._cameras(), self._facts
+        painter = Painter(photos=client.painter.photos, trains=facts.trains)
         assert facts.video is not None  # else the button is hidden
         (width, height), count = cameras.size[0].tolist(), len(cameras)
         view = client.dress(View(self._keys[-1], float(np.mean(self._angles)), width / height))
@@ -388,6 +402,6 @@ def occupied_cells(model: NerfModel) -> tuple[np.ndarray, float]:
     return points.numpy(), 0.15 * max(grid.aabb.size) / grid.config.resolution
 
 
-def _field_of_view(cameras: Cameras, index: int) -> float:
+def field_of_view(cameras: Cameras, index: int) -> float:
     """The vertical angle in radians."""
     return float(2.0 * torch.atan(0.5 * cameras.size[index, 1] / cameras.focal[index, 1]))

@@ -123,6 +123,34 @@ def test_nothing_leaves_the_page_and_names_stay_text(opened) -> None:
     page.click("#info")
 
 
+SPY = """const log = window.said = [], {prototype} = WebGL2RenderingContext;
+const spy = (of, name, tell) => {
+    const real = of[name];
+    of[name] = function (...all) { log.push(tell(all)); return real.apply(this, all); };
+};
+spy(prototype, "shaderSource", ([, text]) => text.includes("vec3 network(") ? "network" : "plain");
+spy(prototype, "texSubImage3D", ([,,,,, size]) => size === 8 ? "block" : "index");
+spy(performance, "mark", ([name]) => name);
+window.requestAnimationFrame = (draw) => setTimeout(draw, 500);"""
+
+
+def test_the_first_picture_waits_for_nothing_it_does_not_need(
+    browser, baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nerfturbo.export.web.baked.BLOCKS_PER_CHUNK", 16)
+    path = tmp_path / "ball.html"
+    write_page(path, make_result(baked), make_cameras(), PageFacts("ball", None, 1.0))
+    text = path.read_text("utf-8")
+    assert text.index('id="chunk-1-end"') < text.index("<script>\n(() => {") < text.index('id="chunk-2"')
+    page = open_page(browser, path.as_uri(), script=SPY)
+    said = page.evaluate("said")
+    before, after = said[: said.index("first-picture")], said[said.index("first-picture") :]
+    assert before.count("block") == 16 and "network" not in before  # what is seen most, without reflections
+    assert after.count("block") == 2 * baked.blocks.n_blocks - 16 > 16 and after.count("network") == 1
+    assert page.failures == []
+    page.context.close()
+
+
 def test_mouse_wheel_keys_and_fingers_move_the_camera(opened) -> None:
     page = opened
     page.focus("#canvas")
@@ -195,9 +223,10 @@ def test_a_link_brings_the_camera_back_and_buttons_work(browser, opened, tmp_pat
 
 def test_broken_pages_say_so(browser, file: Path, tmp_path: Path) -> None:
     text = file.read_text("utf-8")
-    start = text.index('id="chunk-1">') + 200
+    start = text.index('id="chunk-2">') + 200
     broken = {
         "cut off": (text[:start], "broken: expected"),
+        "cut off before the script": (text[: text.index('id="chunk-1">') + 200], "incomplete"),
         "cut off in the script": (text[: text.index("class Blocks")], "incomplete"),
         "changed": (
             text[:start] + ("AAAA" if text[start : start + 4] != "AAAA" else "BBBB") + text[start + 4 :],

@@ -24,7 +24,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class Looker:
     """Connects, looks from `position` to the origin, and reads whatever comes."""
 
-    def __init__(self, page: LivePage, position: Sequence[float] = (3.0, 0.0, 2.0), cookie: str = "") -> None:
+    def __init__(
+        self, page: LivePage, position: Sequence[float] = (3.0, 0.0, 2.0), cookie: str = "", *, stays: bool = True
+    ) -> None:
         import viser
         from websockets.sync.client import connect
 
@@ -37,6 +39,8 @@ class Looker:
         self.n_received = 0
         threading.Thread(target=self._read, daemon=True).start()
         self.look_from(position)
+        if not stays:
+            return
         until(lambda: len(set(page._clients) - known) == 1, "the page to know the new client")
         (self.number,) = set(page._clients) - known
         self.client = page._clients[self.number]

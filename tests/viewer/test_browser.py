@@ -233,6 +233,9 @@ def test_channels_cameras_and_two_people(visit: Callable[..., Person]) -> None:
     person.says(f"Error against train photo {index}")
     person.keep("error")
     assert other.client.view.channel == "color" and not other.client._frusta
+    view = other.client.view
+    across = 2.0 * np.arctan(np.tan(0.5 * view.field_of_view_y) * view.aspect)
+    assert view.aspect < 0.5 and across == pytest.approx(FIELD_OF_VIEW)  # the object is not cut at the sides
     assert other.page.evaluate("document.documentElement.scrollWidth") <= 390
     other.keep("phone")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.config import DynamicNgpConfig
+from nerfturbo.config import CameraConfig, DynamicNgpConfig
 from nerfturbo.data.images import to_bytes
 from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation.evaluate import truth_image
@@ -135,6 +135,56 @@ def test_errors_are_those_at_a_photo_and_nothing_elsewhere() -> None:
         behind = Painter(photos=(across,)).render(model, view, (24, 24), 0)
     middle = behind[8:16, 8:16]
     assert bool((middle == 128).all()), "the far side of the ball is grey: the photo does not show it"
+
+
+def test_errors_are_against_photos_from_where_training_has_learned_that_they_were_taken() -> None:
+    scene = ball_scene(size=24)
+    config = replace(tiny_config(), cameras=CameraConfig(refine=True))
+    model = NerfModel(config, SceneBounds.of(scene), field=Ball(), sampler=Ends(200))
+    model.photos.observe(scene.cameras, scene.aabb)
+    with torch.no_grad():
+        model.photos.pose.uniform_(-0.2, 0.2, generator=torch.Generator().manual_seed(0))
+    learned = model.photos.refined(scene.cameras)
+    assert float((learned.camera_to_world - scene.cameras.camera_to_world).abs().max()) > 0.05
+    view = View(learned.camera_to_world[1], FIELD_OF_VIEW, 1.0, channel="error")
+    with use_backend("reference"):
+        expected = to_bytes(error_colors(model.render_image(learned, 1).rgb, truth_image(scene, 1))).cpu().float()
+        same = [
+            float(((painter.render(model, view, (24, 24), 0).float() - expected).abs().amax(-1) <= 2).float().mean())
+            for painter in (Painter(photos=(scene,), trains=True), Painter(photos=(scene,)))
+        ]
+    assert same[0] > 0.97 and same[1] < 0.9  # those of a saved run are given as they were learned
+
+
+def test_where_memory_runs_out_pictures_are_smaller_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    painter, asked, room = Painter(largest=256), [], [5000.0]
+
+    def render(model, view, size, step) -> torch.Tensor:
+        asked.append(size)
+        painter.note = "as rendered."
+        if size[0] * size[1] > room[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return torch.zeros(size[1], size[0], 3, dtype=torch.uint8)
+
+    monkeypatch.setattr(painter, "render", render)
+    painter.look(VIEW, moving=True)
+    while painter.wants(0) and len(asked) < 40:
+        picture = painter.paint(None, 0, training=False)
+    assert len(asked) < 40 and picture.shape[0] * picture.shape[1] < room[0] < max(w * h for w, h in asked)
+    assert painter.note.startswith("as rendered. Out of memory at ")
+    room[0] = 1e6
+    painter.largest = 128  # another size is asked for: all is tried again
+    painter.look(VIEW, moving=False)
+    while painter.wants(0) and len(asked) < 80:
+        picture = painter.paint(None, 0, training=False)
+    assert picture.shape[1] in range(120, 132) and painter.note == "as rendered."
+    room[0] = 0.0
+    painter.look(VIEW, moving=True)
+    assert bool((painter.paint(None, 0, training=False) == 255).all()) and "Out of memory" in painter.note
+    assert not painter.wants(0) and painter.wants(1)
+    monkeypatch.setattr(painter, "render", lambda *_: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        painter.paint(None, 1, training=False)
 
 
 def test_the_nearest_photo_is_near_in_place_and_direction_and_time() -> None:

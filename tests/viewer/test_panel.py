@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ import torch
 
 from nerfturbo.errors import CheckpointError
 from nerfturbo.evaluation.camera_path import read_camera_path
+from nerfturbo.evaluation.evaluate import truth_image
 from nerfturbo.evaluation.run_folder import RunFolder
 from nerfturbo.export.video import video_writer
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb
 from nerfturbo.viewer.page import LivePage
-from nerfturbo.viewer.panel import SceneFacts
+from nerfturbo.viewer.panel import Client, SceneFacts
 
 from ..tiny import ball_scene, tiny_config
 from .looker import Looker, until
@@ -146,6 +148,47 @@ def test_each_person_has_a_camera_and_a_picture(page: LivePage, model: NerfModel
     first.close()
     until(lambda: list(page._clients) == [second.number], "the first to be gone")
     second.close()
+
+
+def test_quick_ticks_leave_no_frusta_behind(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    looker, seen = Looker(page), []
+
+    def slow_image(*arguments) -> torch.Tensor:
+        seen.append(arguments[1])
+        time.sleep(0.02 if len(seen) > 4 else 0.2)  # the first tick takes longest
+        return truth_image(*arguments)
+
+    monkeypatch.setattr("nerfturbo.viewer.panel.truth_image", slow_image)
+    client, n_views = looker.client, len(page.panel.facts.train)
+    toggle, names = client.toggles["train"], [f"/cameras/train/{index}" for index in range(n_views)]
+    for ticked in (True, False, True, False):
+        looker.set(toggle, ticked)
+        until(lambda value=ticked: toggle.value is value, "the tick")
+    until(lambda: len(seen) >= n_views and not client._frusta, "the last tick")
+    time.sleep(0.5)
+    assert not client._frusta and all(client.handle.scene.get_handle_by_name(name) is None for name in names)
+    looker.set(toggle, True)
+    until(lambda: len(client._frusta.get("train", [])) == n_views, "all frusta")
+    looker.close()
+
+
+def test_who_leaves_at_once_is_not_listed(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def slow_client(handle, panel) -> Client:
+        client = Client(handle, panel)
+        until(lambda: handle.client_id not in page._server.get_clients(), "the client to leave")
+        time.sleep(0.3)  # by now its leaving has been told
+        made.append(client)
+        return client
+
+    monkeypatch.setattr("nerfturbo.viewer.page.Client", slow_client)
+    looker = Looker(page, stays=False)
+    until(lambda: len(page._server.get_clients()) == 1, "the server to know the client")
+    looker.close()
+    until(lambda: len(made) == 1, "the slow client")
+    time.sleep(0.3)
+    assert not page._clients
 
 
 def test_a_saved_crop_comes_back_and_can_be_taken_away(

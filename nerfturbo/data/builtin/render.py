@@ -1,4 +1,5 @@
 """Images of the built-in scenes: distances and ray hits, patterns, shading, antialiasing. Numba; imported to render.
+
 A solid is one row of a float64 table (see `scenes.pack`):
     0 kind, 1:4 centre, 4:13 rotation (local to world, row-major), 13:17 parameters, 17 bounding radius, 18 material.
 Kinds and parameters, in local coordinates; each is a core grown by a radius, so that it has a normal everywhere:
@@ -9,6 +10,7 @@ Kinds and parameters, in local coordinates; each is a core grown by a radius, so
     TORUS    ring radius, tube radius, about z                         a circle
 All but the torus are convex, so that along a ray their signed distance is a convex function of t: the chord through
 two points before the hit never steps past it, and the search for a hit converges like the secant method, safely.
+
 A material is one row of a float64 table, colours in linear light:
     0 pattern, 1:4 colour a, 4:7 colour b, 7:10 colour c, 10:14 parameters, 14 highlight, 15 shininess, 16 reflection.
 Patterns in a solid's own coordinates, and their parameters:

@@ -1,4 +1,5 @@
 """Plain photographs, before they have poses: which files they are, and upright copies that COLMAP reads.
+
 COLMAP's program does not turn pictures by their EXIF tag and does not read every format, so what is turned or unusual
 is written again; all other files are linked as they are, and keep the focal length that their camera wrote.
 """

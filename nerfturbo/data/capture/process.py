@@ -7,6 +7,7 @@
 
 A stage writes beside its place and is renamed at its end: what exists is whole. A stage whose inputs have not changed
 is not repeated; matching, the longest, goes on where it stopped.
+
 Photos and videos as scenes are loaded from such a folder in the cache (NERFTURBO_CACHE, else the platform's), under
 colmap/. Nothing is written beside the photos; folders that earlier versions made there are still used:
 

@@ -1,4 +1,5 @@
 """Structure from motion by COLMAP, the program where it is installed, else its Python package; and what came of it.
+
 Both run as a process of their own: Ctrl-C ends them at once, a crash of theirs is an error message of ours, and what
 they print says how far they are. Names of options moved between versions of COLMAP: the program is asked for them.
 """

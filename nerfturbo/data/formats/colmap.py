@@ -1,4 +1,5 @@
 """COLMAP reconstructions: sparse/0 (or one of its other places), binary or text, beside the images.
+
 World-to-camera poses with OpenCV axes become camera-to-world ones with OpenGL axes; pixel coordinates are ours already
 (the corner of the image is 0, 0). Counts in files are held against the size of the file before use.
 """

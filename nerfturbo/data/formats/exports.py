@@ -1,4 +1,5 @@
 """Poses that other programs export, each told in the words of a transforms file. And those that no format knows.
+
 OpenSfM         world to camera, rotation vectors, OpenCV axes; lengths on the image in units of its larger side
 Metashape       camera to world, OpenCV axes, in a component or chunk with a similarity of its own. With (x, y) on the
                 plane at depth 1, distorted, its p1 OpenCV's p2: u = w/2 + cx + (f + b1) x + b2 y, v = h/2 + cy + f y

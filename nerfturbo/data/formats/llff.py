@@ -1,4 +1,5 @@
 """LLFF folders: poses_bounds.npy beside images or images_N, as in the forward-facing scenes of the NeRF paper.
+
 Each row holds a 3x5 matrix (down, right and backward axes, position, then height, width and focal length) and the
 smallest and largest depth the camera sees, which place the scene.
 """

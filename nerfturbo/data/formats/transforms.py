@@ -1,7 +1,10 @@
 """Transforms files. Blender scenes: transforms_{train,val,test}.json beside folders of RGBA pictures, read and written.
+
 The NeRF paper's scenes stand in [-1.5, 1.5]^3 with cameras about 4 away. Rays are clipped to that box, so `near` is 0
 (a viewer may fly inside) and `far` is the farthest corner any of the cameras can see. Photos are placed as others are.
+
 `transforms.json` of instant-ngp and nerfstudio: one file, intrinsics for all frames or for each, lens distortion.
+
 A file with `aabb_scale` follows instant-ngp: its box is the unit cube after `scale` and `offset`, and the scene reaches
 `aabb_scale` times as far. Without it the scene is placed by its cameras, as nerfstudio does. `train_filenames` and its
 kin choose the splits; without them every 8th frame, in the order of names, is a test view. `transforms_train.json` and

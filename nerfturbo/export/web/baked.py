@@ -1,4 +1,5 @@
 """A baked scene: bytes at the vertices of sparse blocks, what they mean, and how they are packed for a page.
+
 Density in one byte is its logarithm: filtered texels give sharp surfaces, one step of the byte is 4% of the density.
 
     density * voxel = exp(LOW + code * (HIGH - LOW)) - exp(LOW),   code = byte / 255
@@ -6,6 +7,7 @@ Density in one byte is its logarithm: filtered texels give sharp surfaces, one s
 Along a ray, weights w_i = T_i (1 - exp(-density_i dt)) sum up base colour c = sum w_i c_i, features f = sum w_i f_i and
 opacity a = sum w_i. A small network sees [c, f, basis(direction), 1], once per pixel (deferred), and its three outputs,
 times the opacity, are added to c.
+
 Chunk "blocks" says where blocks lie and which of their texels are kept: per block x, y, z, level as 16-bit numbers and
 64 bytes, one bit per texel, x fastest; all positions first, then all bits. Chunks "base" and "features" hold the
 vertices of a range of blocks, each vertex once, in the first block that holds it. A value is stored as its difference

@@ -1,4 +1,5 @@
 """Where the texels of a baked scene lie: nested lattices of cells, cut into blocks of which only some exist.
+
 Level l covers the box scaled by 2^l about its centre with cells of size voxel * 2^l; a point belongs to the finest
 level that holds it, as in the occupancy grid. A block has 8 texels and 7 cells a side: neighbours share a layer, so
 that hardware filters never look outside a block. A scene without an end has several levels, an object one.

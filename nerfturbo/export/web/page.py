@@ -1,6 +1,8 @@
 """The page itself: the modules in `page/`, a scene's header and its chunks, in one file or in a folder.
+
 In one file the modules are wrapped into functions, because browsers load no modules beside a page that was opened from
-a disk; the script stands before the chunks and draws while they still arrive. The page's policy forbids other fetches.
+a disk; the script stands behind the chunks of the first picture, and draws while the others still arrive. The page's
+policy forbids other fetches.
 """
 
 import base64
@@ -23,6 +25,7 @@ from .baked import Chunk, header
 
 # Each after those it imports:
 MODULES = ("camera.js", "controls.js", "loader.js", "shader.glsl.js", "renderer.js", "pace.js", "ui.js", "main.js")
+FIRST_CHUNKS = 2  # where the blocks lie, and those that are seen most: enough for a picture
 DATA_FOLDER = "data"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {}; connect-src {}"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
@@ -81,8 +84,9 @@ def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], *, split: bool =
         "/*TITLE*/": html.escape(scene["facts"]["name"]),
         "/*STYLE*/": _source("style.css"),
         "/*SCENE*/": blob,
+        "/*FIRST*/": "\n".join(inline[:FIRST_CHUNKS]),
         "/*SCRIPTS*/": scripts,
-        "/*CHUNKS*/": "\n".join(inline),
+        "/*CHUNKS*/": "\n".join(inline[FIRST_CHUNKS:]),
     }
     rest, pieces = _source("index.html"), []
     for mark, text in parts.items():  # in the order in which they stand in the page, so that no text is searched

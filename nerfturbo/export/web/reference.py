@@ -1,4 +1,5 @@
 """What the page's shader computes, in torch, step by step: `page/shader.glsl.js` with rows for pixels.
+
 A ray takes a filtered sample every half cell of a block that exists; else it leaps over the cube of blocks that are
 known to be empty, but not into another level.
 """

@@ -1,4 +1,5 @@
 """Short vectors of float32 inside numba kernels.
+
 numba has no such type, and its compiler rarely finds the vectors in scalar code that gathers or that multiplies small
 matrices. Each function here emits one or two LLVM instructions, for any processor. The length is the length of a
 tuple, `lanes`, which is known when the kernel is compiled; its values are not used.

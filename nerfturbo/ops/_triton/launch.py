@@ -1,10 +1,12 @@
 """Launching kernels at little cost to the host: `launchable` in place of `triton.jit` for kernels that Python calls.
+
 Triton binds, specialises and looks up every launch anew: 30 to 100 us, where a training step that is not captured makes
 twenty of them. Here a launch makes a key out of what Triton specialises on (types, alignment of pointers, integers that
 are 1 or divisible by 16, constants) and of the tensors' devices, and hands a kernel known by it straight to its
 launcher, pointers as numbers: nothing on that way looks at them again, so a key becomes known only to tensors of the
 device that the kernel runs on. Everything else goes Triton's way: the first launch of each key, hooks, callable grids,
 other backends than CUDA, and compiling without running.
+
 Triton's parts that this leans on are not public. Where one is missing, `launchable` is `triton.jit`.
 """
 

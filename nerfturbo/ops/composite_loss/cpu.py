@@ -1,4 +1,5 @@
 """Compositing, colour loss and their gradient, ray by ray.
+
 A task = a chunk of rays. A ray is walked to its end for its colour and, once its error is known, back to its start for
 the gradient of the loss to the logits; the backward only multiplies by what arrives. With g_i = sum over channels of
 dL/dcolour * (rgb_i - background), the gradient that reaches weight i,

@@ -1,9 +1,11 @@
 """Front-to-back rounds: two launches a round besides the field's, one for the samples, one for compositing them.
+
 Samples: one lane per place of the queue walks to its ray's next samples and keeps them as a lattice step and a word of
 bits; one atomic add per program of BLOCK rays then hands out rows, without gaps. A lane tests one lattice step at a
 time, with `march`'s own test, and leaps over what cannot hold a sample. A program for which there is no room leaves its
 rays as they were. Compositing: one lane per place; the weights of its few samples pass through memory once, so that any
 number of channels is summed by the same loop. Survivors enter the next queue by one atomic add.
+
 Programs are as many as the device holds and share the blocks of the queue; walking ones draw their next block from a
 counter, since some walks are ten times as long as others. Which rows and places a ray gets depends on timing, its
 values do not. fp32; nothing is read back. See docs/rendering.md.

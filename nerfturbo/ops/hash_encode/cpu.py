@@ -1,4 +1,5 @@
 """Hash encoding: eight look-ups per level and point, blended; and the scatter of their gradients.
+
 Positions are clamped and stored (3, n) once; the encoding and its gradient are stored (levels * features, n) and handed
 out transposed, so that a level's slice of the table stays in a core's cache while all points pass through it. A block
 of points first gets its table rows and fractions, which compiles to vector instructions; then each point loads its

@@ -1,10 +1,12 @@
 """Hash encoding on a GPU: the eight corners of each sample's cell, blended; and the gradients back.
+
 Forward: one program = BLOCK samples of one level, level fastest in the grid. The two corners along x are neighbours in
 the table wherever `row0 ^ row1 == 1`, and one load of 2 F numbers fetches both; elsewhere a second load is predicated
 on. Stored feature-major. Backward to positions: one program = BLOCK samples, all levels in turn, so no atomics. Fading:
 one pass over the encoding; its backward is itself on the gradient. Backward to the table: as the forward, by atomic
 additions, of pairs (PAIR) and of sums over runs of samples in one cell (RUNS); in deterministic mode of int64
 fixed-point numbers (a scale). docs/ops/hash_encode.md derives all three.
+
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 """
 

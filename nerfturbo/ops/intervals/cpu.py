@@ -1,4 +1,5 @@
 """Step functions along rays: a task = a chunk of rays, each walked once, and once back for the gradient. Deterministic.
+
 With `passed` the light that leaves an interval and g = dL/dw,
 
     dL/ddensity_i = length_i (passed_i g_i - sum_{j > i} w_j g_j).

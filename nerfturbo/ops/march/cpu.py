@@ -1,8 +1,10 @@
 """Marching from cell to cell, with exactly the samples that testing every lattice point would give.
+
 One look at a cell decides for all lattice points in it; where a whole brick of BRICK^3 cells is empty, for all in the
 brick. Decisions use the reference's float32 operations in its order, without fused multiply-add, and a leap ends short
 of the cell's face by more than rounding can move a point. (With a cone angle the two exponentials may round differently
 in the last bit.) A task = a chunk of rays: count, prefix sum over whole rays, write.
+
 The occupancy grid: a task = a chunk of cells or of words of 32. Cells may repeat: all old values are read before any
 decays, and the maximum is atomic. fp32, the mean in fp64; deterministic.
 """

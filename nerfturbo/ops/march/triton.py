@@ -2,6 +2,7 @@
 and why skipping misses nothing: docs/ops/march.md. Counting leaves what it found, a bit a step, for writing; past its
 room both must decide alike about each lattice point, so both call the same functions, with explicit `fma` and launched
 with `enable_fp_fusion=False`. fp32, no atomics.
+
 The occupancy grid: `decay_and_max` is three launches (keep old values, decay, maximum), since a cell may be listed
 twice and must decay once. The maximum is an integer atomic: the bits of non-negative floats are ordered as they are.
 `threshold_bits` is two: PARTS programs add up their share, then every program adds the PARTS sums itself and packs.

@@ -1,8 +1,10 @@
 """Small networks, a block of points at a time: hidden layers stay in cache, ReLU costs no pass of its own.
+
 A block holds POINTS points; an activation is (features, POINTS) with the points contiguous, so that no product needs a
 reduction. Feature counts are padded to multiples of 4 with zeros. Weights are packed four outputs at a time (forward)
 and four inputs at a time (backward), in the order in which the inner loops read them; these keep sixteen 4-lane
 registers of sums, about 90% of a core's peak.
+
 A task = a chunk of blocks. The backward computes the hidden layers again and writes each gradient over the activation
 it belongs to; every chunk sums its own weight gradients and the chunks are added in order: deterministic. fp32; wide
 layers, where blocks no longer fit a core's cache, and halves are left to torch's products.

@@ -8,6 +8,7 @@ import { Renderer } from "./renderer.js";
 import { bindButtons, fillPanel, press, showError, showProgress, showSpeed, toast, togglePanel } from "./ui.js";
 
 const BACKGROUNDS = [[1, 1, 1], [0, 0, 0], [0.5, 0.5, 0.5]];
+const LONGEST_WAIT = 3000; // milliseconds that loading waits for the first picture
 const MAX_RATIO = 2; // device pixels per CSS pixel that are drawn
 
 class Page {
@@ -91,7 +92,10 @@ class Page {
       gl.deleteSync(fence);
       const spent = performance.now() - began;
       this.frames = (this.frames ?? 0) + 1;
-      if (this.hasTexels && !this.pictureMark) this.pictureMark = performance.mark("first-picture");
+      if (this.hasTexels && !this.pictureMark) {
+        this.pictureMark = performance.mark("first-picture");
+        this.pictured?.();
+      }
       showSpeed(spent, width, height);
       return done(spent);
     };
@@ -130,10 +134,21 @@ class Page {
     else document.documentElement.requestFullscreen?.().catch(() => toast("The browser allows no full screen here"));
   }
 
+  // What is seen most comes first; unpacking the rest would only hold its picture up. A page in a hidden tab draws none.
+  async firstPicture() {
+    this.hasTexels = true;
+    this.pace.want();
+    await new Promise((resolve) => {
+      this.pictured = resolve;
+      setTimeout(resolve, document.hidden ? 0 : LONGEST_WAIT);
+    });
+  }
+
   async load() {
     const source = this.scene.folder ? fileSource(this.scene.folder) : inlineSource(document);
     const total = this.scene.chunks.reduce((sum, chunk) => sum + chunk.bytes, 0);
     let loaded = 0;
+    let shaded = null;
     this.pace.hurried = true;
     for (const [index, chunk] of this.scene.chunks.entries()) {
       const kind = chunk.kind === "features" ? "reflections" : "scene";
@@ -149,9 +164,10 @@ class Page {
         this.blocks.setPlaces(raw);
         this.renderer.setIndex(this.blocks.index());
       } else {
+        if (chunk.kind === "features") shaded ??= this.renderer.compile(true);
         const texels = this.blocks.decode(chunk, raw);
         this.renderer.setTexels(chunk.kind, texels, this.blocks, chunk.first, chunk.last);
-        this.hasTexels = true;
+        if (!this.hasTexels) await this.firstPicture();
         if (chunk.last === this.blocks.count) delete this.blocks.texels[chunk.kind]; // the textures have them
       }
       loaded = start + chunk.bytes;
@@ -159,7 +175,7 @@ class Page {
       await new Promise((resolve) => setTimeout(resolve, 0)); // let the page breathe
     }
     this.pace.hurried = false;
-    this.renderer.shaded = this.scene.network !== null;
+    if (shaded) this.renderer.use(shaded);
     showProgress(1, "");
     this.pace.want(true);
   }

@@ -5,6 +5,7 @@ const SLOW = 28; // and one this slow must be coarser
 const REST = 140; // after so long without a move the picture is drawn as fine as it may be
 const LONGEST = 1500; // what a picture at rest may take
 const COARSEST = 0.12;
+const FIRST = 0.1; // the first picture: soon rather than fine
 
 function finest(cost) {
   return Math.min(1, Math.sqrt(LONGEST / cost));
@@ -14,7 +15,7 @@ export class Pace {
   // draw(scale, done) draws the picture and calls done(milliseconds) when it is there.
   constructor(draw) {
     this.drawPicture = draw;
-    this.scale = 0.15;
+    this.scale = FIRST;
     this.hurried = false; // while the scene arrives no fine picture is drawn
     this.cost = 0; // milliseconds of a full picture, as far as known
     this.wanted = false;

@@ -13,31 +13,38 @@ export class Renderer {
     this.gl = gl;
     this.scene = scene;
     this.atlas = atlas;
-    this.shaded = false;
     this.checkSizes();
-    this.program = this.compile();
-    gl.useProgram(this.program);
     gl.bindVertexArray(gl.createVertexArray());
-    this.places = new Map();
     const integers = [gl.TEXTURE_3D, 1, gl.RGBA8UI, scene.blocks[0], scene.blocks[1], scene.blocks[2] * scene.levels];
-    const texels = atlas.map((blocks) => blocks * BLOCK);
+    this.texels = atlas.map((blocks) => blocks * BLOCK);
     this.textures = { blocks: this.texture(0, integers, gl.NEAREST) };
     for (const [unit, name] of [[1, "base"], [2, "features"]]) {
-      const size = name === "base" || scene.network ? texels : [1, 1, 1];
+      const size = name === "base" || scene.network ? this.texels : [1, 1, 1];
       this.textures[name] = this.texture(unit, [gl.TEXTURE_3D, 1, gl.RGBA8, ...size], gl.LINEAR);
     }
     if (gl.getError() === gl.OUT_OF_MEMORY) throw new SceneError("this device has too little graphics memory for the scene");
+    this.use(this.compile(false));
+  }
+
+  // What the picture is drawn with from now on. The first program has no network: the driver is done with it soon.
+  use(program) {
+    const { gl, scene } = this;
+    if (!gl.getProgramParameter(program, gl.LINK_STATUS)) {
+      const logs = gl.getAttachedShaders(program).map((shader) => gl.getShaderInfoLog(shader));
+      throw new SceneError(`the graphics driver refuses the shader: ${[gl.getProgramInfoLog(program), ...logs].join(" ").trim()}`);
+    }
+    this.program = program;
+    this.places = new Map();
+    gl.useProgram(program);
     ["blocks", "base", "features"].forEach((name, unit) => gl.uniform1i(this.at(name), unit));
     gl.uniform3fv(this.at("center"), scene.center);
     gl.uniform3fv(this.at("extent"), scene.blocks.map((blocks) => blocks * 7 * scene.voxel * 0.5));
-    gl.uniform3fv(this.at("atlas"), texels);
+    gl.uniform3fv(this.at("atlas"), this.texels);
     gl.uniform3iv(this.at("counts"), scene.blocks);
-    if (scene.network) {
-      const outputs = { first: 16, second: 16, third: 3 };
-      Object.entries(outputs).forEach(([name, n], i) => {
-        gl.uniformMatrix4fv(this.at(name), false, asMatrices(scene.network[i], n));
-      });
-    }
+    const outputs = { first: 16, second: 16, third: 3 };
+    Object.entries(outputs).forEach(([name, n], i) => {
+      if (this.at(name)) gl.uniformMatrix4fv(this.at(name), false, asMatrices(scene.network[i], n));
+    });
   }
 
   checkSizes() {
@@ -49,20 +56,17 @@ export class Renderer {
     }
   }
 
-  compile() {
+  // Drivers compile beside the page until somebody asks for the result, as `use` does.
+  compile(shaded) {
     const { gl } = this;
     const program = gl.createProgram();
-    for (const [kind, source] of [[gl.VERTEX_SHADER, vertexShader], [gl.FRAGMENT_SHADER, fragmentShader(this.scene)]]) {
+    for (const [kind, source] of [[gl.VERTEX_SHADER, vertexShader], [gl.FRAGMENT_SHADER, fragmentShader(this.scene, shaded)]]) {
       const shader = gl.createShader(kind);
       gl.shaderSource(shader, source);
       gl.compileShader(shader);
       gl.attachShader(program, shader);
     }
     gl.linkProgram(program);
-    if (!gl.getProgramParameter(program, gl.LINK_STATUS)) {
-      const logs = gl.getAttachedShaders(program).map((shader) => gl.getShaderInfoLog(shader));
-      throw new SceneError(`the graphics driver refuses the shader: ${[gl.getProgramInfoLog(program), ...logs].join(" ").trim()}`);
-    }
     return program;
   }
 
@@ -111,7 +115,6 @@ export class Renderer {
     gl.uniform3fv(this.at("background"), look.background);
     gl.uniform1i(this.at("view"), look.depth ? 1 : 0);
     gl.uniform2fv(this.at("depthRange"), look.depthRange);
-    gl.uniform1i(this.at("shaded"), this.shaded ? 1 : 0);
     gl.drawArrays(gl.TRIANGLES, 0, 3);
   }
 

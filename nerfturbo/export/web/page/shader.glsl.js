@@ -6,7 +6,8 @@ void main() {
   gl_Position = vec4(gl_VertexID == 1 ? 3.0 : -1.0, gl_VertexID == 2 ? 3.0 : -1.0, 0.0, 1.0);
 }`;
 
-export function fragmentShader(scene) {
+// `shaded`: with features and network; without them it compiles in a fraction of the time.
+export function fragmentShader(scene, shaded) {
   const number = (value) => (Number.isInteger(value) ? `${value}.0` : `${value}`);
   return `#version 300 es
 precision highp float;
@@ -26,8 +27,7 @@ uniform float height;     // of the picture, in pixels
 uniform vec3 background;
 uniform int view;         // 0: colour, 1: depth
 uniform vec2 depthRange;
-uniform bool shaded;      // whether features have come
-${scene.network ? "uniform mat4 first[16], second[16], third[4];" : ""}
+${shaded ? "uniform mat4 first[16], second[16], third[4];" : ""}
 out vec4 color;
 
 const int LEVELS = ${scene.levels};
@@ -53,7 +53,7 @@ vec2 boxSpan(vec3 origin, vec3 inverse, float scale) {
   return vec2(most(min(a, b)), least(max(a, b)));
 }
 
-${scene.network ? networkSource : ""}
+${shaded ? networkSource : ""}
 
 vec3 depthColor(float x) {
   const vec3 c0 = vec3(0.99, 0.91, 0.15), c1 = vec3(0.37, 0.79, 0.38), c2 = vec3(0.13, 0.57, 0.55);
@@ -110,7 +110,7 @@ void main() {
       summed += weight * found.rgb;
       depth += weight * t;
       light -= weight;
-      ${scene.network ? "if (shaded) carried += weight * (textureLod(features, texel, 0.0) - 0.5) * FEATURE_SCALE;" : ""}
+      ${shaded ? "carried += weight * (textureLod(features, texel, 0.0) - 0.5) * FEATURE_SCALE;" : ""}
     }
     t += STEP * VOXEL * scale;
   }
@@ -120,7 +120,7 @@ void main() {
     color = vec4(mix(background, depthColor((mean - depthRange.x) / (depthRange.y - depthRange.x)), opacity), 1.0);
     return;
   }
-  ${scene.network ? "if (shaded) summed += opacity * network(summed, carried, direction);" : ""}
+  ${shaded ? "summed += opacity * network(summed, carried, direction);" : ""}
   color = vec4(clamp(summed + light * background, 0.0, 1.0), 1.0);
 }`;
 }
