@@ -10,10 +10,9 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,17 +37,6 @@ BLOCKS, MORE_BLOCKS = 5, 15  # of steps, of each precision in turn, and where th
 BLOCK_SECONDS, BLOCK_STEPS = 0.1, 64  # a block lasts so long, and has at most so many steps
 HOPELESS = 2.0  # times the budget: one block says enough
 PASS_STEPS, SLOW_SECONDS = 5, 1.0  # steps whose passes are timed apart; one alone if it is so slow
-
-
-@contextmanager
-def matmul_precision(name: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """How fp32 matrix products run on a GPU inside this block: exactly, or with ten bits of mantissa."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if name == "ieee" else "high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True)
