@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, from_dict, to_dict
+from ..config import Config, check_code, from_dict, to_dict
 from ..errors import CheckpointError, InputError, refuse
 from ..files import remove, write_atomically
 from ..types import Aabb
@@ -54,7 +54,7 @@ class RunFolder:
     def read_config(self) -> Config:
         """Its config. In runs of version 1, up is the mean of the images' up axes."""
         document = _read_object(self.config_file)
-        config = from_dict(Config, document["config"], str(self.config_file))
+        config = check_code(from_dict(Config, document["config"], str(self.config_file)), self.path)
         return config if document["version"] > 1 else replace(config, data=config.data.placed(up="mean"))
 
     def write_config(self, config: Config) -> None:
