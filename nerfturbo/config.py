@@ -1,6 +1,5 @@
 """Everything that decides a run, as small frozen dataclasses. Their docstrings are the help of the command line, their
 annotations the ranges: a value out of range is refused here, in the library and on the command line alike.
-
 `field` and `sampler` are unions: a value exists only where it means something. In JSON their `kind` says which it is.
 Run folders of version 0.1 are read through `_migrated`.
 """
@@ -11,6 +10,7 @@ import math
 import types
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from .errors import InputError, refuse
@@ -595,3 +595,14 @@ def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
 
 def _leaves(kind: Any) -> list[str]:
     return list(_hints(kind)) if dataclasses.is_dataclass(kind) else []
+
+
+def check_code(config: Config, run: Path | None) -> Config:
+    """Refuse code that a run brings along, for it may come from anywhere: ours name theirs by full paths outside."""
+    for part in (config.field, config.sampler):
+        file = Path(getattr(part, "source", "").rpartition(":")[0]).expanduser()
+        inside = run is not None and (not file.is_absolute() or run.resolve() in file.resolve().parents)
+        if file.suffix == ".py" and inside:
+            hint = "look at it, move it out of the run, and hand it over: load_model(run, field=...)"
+            raise InputError(f"{part.section}.source", "code that is no part of the run", str(file), hint)
+    return config

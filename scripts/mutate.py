@@ -82,7 +82,7 @@ MORE = {
     "sampling/uniform.py": "sampling/test_proposals.py training/test_proposed.py",
     "rendering/losses.py": "training/test_step.py",
     "training/loss.py": "data/test_error_map.py training/test_proposed.py",
-    "training/optim.py": "training/test_lightning.py training/test_techniques.py",
+    "training/optim.py": "training/test_precision.py training/test_lightning.py",
     "training/stability.py": "training/test_monitor.py",
     "data/cameras.py": "data/test_posed_formats.py data/test_exported_formats.py export/test_exports.py",
     "data/placement.py": "data/test_decisions.py data/test_conventions.py",

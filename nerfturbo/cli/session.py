@@ -21,7 +21,7 @@ from ..data.scene_defaults import fitted_config
 from ..data.speed import RAYS_A_SECOND, machine_speed
 from ..errors import CheckpointError, DistributedError, InputError
 from ..evaluation.evaluate import Preview
-from ..evaluation.run_folder import RunFolder, check_output, check_writable, create_run
+from ..evaluation.run_folder import RunFolder, check_output, check_writable, claim, create_run, release_claims
 from ..evaluation.trial import try_bounds
 from ..presets import size_notes
 from ..training import callbacks
@@ -53,8 +53,11 @@ def run_plan(plan: Plan) -> int:
     """Train and finish; returns the exit code."""
     if launched_rank() > 0:
         return _run(plan, Display())  # one process of several speaks and writes
-    with showing() as display:
-        return _run(plan, display)
+    try:
+        with showing() as display:
+            return _run(plan, display)
+    finally:
+        release_claims()
 
 
 def _run(plan: Plan, display: Display) -> int:
@@ -132,13 +135,17 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
             raise InputError(flags.get(error.what, error.what), error.expected, error.got, error.hint) from None
         display.note(f"begins from {taken.source}: {', '.join(taken.parts)} ({taken.n_parameters} parameters)")
     if plan.run is not None:
+        claim(plan.run.path)
         trainer.resume(latest_checkpoint(plan.run.path))
         plan.run.write_config(trainer.config)
         return plan.run
     output = plan.output or default_output(trainer.scene.name)
     state = 3 * sum(value.nbytes for value in trainer.model.parameters())  # with the means of Adam
     check_writable(output, (plan.args.keep + 1) * state)
-    return create_run(output, trainer.config, overwrite=plan.args.overwrite)
+    claim(output)
+    run = create_run(output, trainer.config, overwrite=plan.args.overwrite)
+    claim(output)  # a new one
+    return run
 
 
 def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:

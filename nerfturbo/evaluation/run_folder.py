@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, from_dict, to_dict
+from ..config import Config, check_code, from_dict, to_dict
 from ..errors import CheckpointError, InputError, refuse
 from ..files import remove, write_atomically
 from ..types import Aabb
@@ -20,6 +20,7 @@ from .results import versions
 
 SCHEMA_VERSION = 2
 ROOM = 1 << 20  # bytes that must fit where something is to be written
+_CLAIMS: dict[Path, int] = {}  # folders that this process trains in, and what keeps others away
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4", "crop.json")
 _OWN_PATTERNS = {
     "checkpoints": ("step_*", ".step_*.tmp"),
@@ -53,7 +54,7 @@ class RunFolder:
     def read_config(self) -> Config:
         """Its config. In runs of version 1, up is the mean of the images' up axes."""
         document = _read_object(self.config_file)
-        config = from_dict(Config, document["config"], str(self.config_file))
+        config = check_code(from_dict(Config, document["config"], str(self.config_file)), self.path)
         return config if document["version"] > 1 else replace(config, data=config.data.placed(up="mean"))
 
     def write_config(self, config: Config) -> None:
@@ -170,6 +171,28 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
         raise InputError(str(path), "a new or empty output folder", "a run", hint)
     hint = "choose another one; --overwrite writes into it and leaves what is not a run's alone"
     raise InputError(str(path), "a new or empty output folder", "one that holds other files", hint)
+
+
+def claim(path: Path) -> None:
+    """Refuse a folder, if it is there, that another process trains in; until `release_claims` it is this one's."""
+    with contextlib.suppress(ImportError):  # Windows has no such locks
+        import fcntl
+
+        if path in _CLAIMS or not path.is_dir():
+            return
+        _CLAIMS[path] = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(_CLAIMS[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            expected, hint = "a run that no other process is training", "wait for it, or choose another --output"
+            raise InputError(str(path), expected, "one that is being trained", hint) from None
+        except OSError:  # nor have some file systems
+            pass
+
+
+def release_claims() -> None:
+    while _CLAIMS:
+        os.close(_CLAIMS.popitem()[1])
 
 
 def create_run(path: Path, config: Config, *, overwrite: bool = False) -> RunFolder:

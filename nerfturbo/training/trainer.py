@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..config import NO_STEP_LIMIT, Config, from_dict, to_dict
+from ..config import NO_STEP_LIMIT, Config, check_code, from_dict, to_dict
 from ..data.batches import PixelSampler
 from ..data.cameras import PIXEL_RADIUS
 from ..data.keypoints import TRAINED_PHOTOS, load_keypoints
@@ -440,7 +440,8 @@ def load_model(
     """The trained model alone, without its images. A `field` or `sampler` of one's own is made anew from where the run
     says it came from, unless it is handed in."""
     state = read_state(checkpoint)
-    config = from_dict(Config, state.config)
+    run = checkpoint.parent.parent if (checkpoint.parent.parent / "config.json").is_file() else checkpoint
+    config = check_code(from_dict(Config, state.config), run if field is None else None)
     try:
         model = NerfModel(config, SceneBounds.from_dict(state.bounds), field=field, sampler=sampler).to(device)
     except InputError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nerfturbo.data.cameras import Cameras, look_at
+from nerfturbo.data.cameras import Cameras, look_at, rotations, turn_between
 from nerfturbo.errors import InputError
 
 IDENTITY = torch.eye(4)[None, :3]
@@ -176,3 +176,22 @@ def test_cameras_on_a_gpu_are_built_without_waiting() -> None:
             cameras[1:3]
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_rotations_of_quaternions_and_between_vectors() -> None:
+    draw = torch.Generator().manual_seed(0)
+    quaternion = torch.nn.functional.normalize(torch.randn(9, 4, generator=draw, dtype=torch.float64), dim=-1)
+    found = rotations(quaternion)
+    torch.testing.assert_close(found @ found.transpose(1, 2), torch.eye(3, dtype=torch.float64).expand(9, 3, 3))
+    torch.testing.assert_close(torch.linalg.det(found), torch.ones(9, dtype=torch.float64))
+    # Rodrigues: a turn by 2 acos(w) about the vector part
+    w, axis = quaternion[:, :1], torch.nn.functional.normalize(quaternion[:, 1:], dim=-1)
+    vector = torch.randn(9, 3, generator=draw, dtype=torch.float64)
+    angle, along = 2.0 * w.acos(), (axis * vector).sum(-1, keepdim=True)
+    turned = vector * angle.cos() + torch.linalg.cross(axis, vector) * angle.sin() + axis * along * (1.0 - angle.cos())
+    torch.testing.assert_close((found @ vector[:, :, None])[:, :, 0], turned)
+    for source, target in zip(axis, axis.roll(1, 0), strict=True):
+        turn = turn_between(source, target)
+        torch.testing.assert_close(turn @ source, target)
+        torch.testing.assert_close(turn @ turn.T, torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(turn_between(axis[0], -axis[0]) @ axis[0], -axis[0])

@@ -136,6 +136,19 @@ def test_fields_with_and_without_fused_ops_weigh_alike(kind: str) -> None:
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-7)
 
 
+def test_errors_are_distances_from_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    config = tiny_config(steps=2)
+    config = replace(config, train=replace(config.train, draw="error"))
+    with use_backend("reference"):
+        model, sampler = NerfModel(config, SceneBounds.of(BIG)), PixelSampler(BIG, "cpu", 0, guided=True)
+        batch = sampler.draw(5, 200)
+        monkeypatch.setattr(type(batch), "add_errors", lambda self, values, kept: seen.append(values))
+        white = replace(batch, rgba=torch.ones_like(batch.rgba))
+        compute_loss(model, white, draw_background(config, 5, 200, sampler.device), step=5)
+    assert len(seen) == 1 and float(seen[0].min()) >= 0.0 and float(seen[0].max()) < 1.0
+
+
 def test_training_guides_its_draws() -> None:
     config = tiny_config(steps=40)
     config = replace(config, train=replace(config.train, draw="error"))

@@ -9,6 +9,7 @@ import torch
 
 from nerfturbo.config import Config, GridConfig, GridSamplerConfig, LossConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras, look_at
+from nerfturbo.data.options import LoadOptions
 from nerfturbo.data.placement import levels_for, place, placed_poses
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.presets import preset
@@ -110,3 +111,14 @@ def test_unbounded_scenes_adjust_plain_configs_only() -> None:
     assert fitted_config(half, scene)[0].sampler.cone_angle == 0.1
     cpu, _ = fitted_config(preset("ngp-cpu"), scene)
     assert cpu.render.steps_per_diagonal == 256 and cpu.grid.resolution == 32
+
+
+def test_bounds_that_are_asked_for_are_not_in_doubt_and_rays_end_behind_the_last_box() -> None:
+    poses = ring()
+    for bounds in ("bounded", "unbounded"):
+        placement = place(cameras_at(poses), poses, options=LoadOptions(bounds=bounds))
+        assert placement.other is None and placement.extent.kind == bounds
+        box, levels = placement.extent.aabb, placement.extent.grid_levels
+        eyes = placed_poses(poses, placement)[:, :, 3].abs()
+        corner = torch.tensor(box.size) * 0.5 * 2.0 ** (levels - 1)
+        assert placement.extent.far == pytest.approx(float((eyes + corner).norm(dim=-1).max()), rel=1e-4)

@@ -68,7 +68,7 @@ ODD += ("x", "", " ", "é", "None", "true", "[1", "1,2", "{}", "a" * 3000, "9" *
 ODD += ("nowhere/at/all", "../nothing", "/dev/null/x", "odd name.json", "C:\\x", "\udcff", "3 3", "0 0 0 1 1 1")
 RUN = (
     "eval run",
-    "render run --frames 2 --only rgb --output out.gif --scale 0.5",
+    "render run --frames 2 --output out.gif --scale 0.5",
     "export points run out.ply --points 50",
 )
 RUN += ("export grid run out.npz", "export cameras run out.json", "inspect run --view 0 --pixel 3,3 --output out.png")

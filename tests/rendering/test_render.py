@@ -178,3 +178,10 @@ def test_density_with_an_extra_dimension_is_named():
     samples = uniform_samples(rays, BOX, 8)
     with pytest.raises(InputError, match=r"density: expected shape \(n_samples,\) = \(32,\), got \(32, 1\); squeeze"):
         volume_rendering(lambda a, b, i: (torch.ones(32, 3), torch.ones(32, 1)), samples)
+
+
+@pytest.mark.parametrize("kind", ["mse", "huber"])
+def test_the_loss_of_doubles_is_that_of_floats(kind) -> None:
+    rgb, target = torch.rand(2, 7, 3, generator=torch.Generator().manual_seed(3)).unbind(0)
+    one, two = color_loss(rgb, target, kind=kind), color_loss(rgb.double(), target.double(), kind=kind)
+    assert two.dtype == torch.float64 and float(two) == pytest.approx(float(one), rel=1e-5)

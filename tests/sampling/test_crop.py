@@ -9,8 +9,9 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling.grid import OccupancyGrid, occupied_box
-from nerfturbo.types import Aabb, Rays
+from nerfturbo.sampling.grid import OccupancyGrid, cropped, occupied_box
+from nerfturbo.sampling.uniform import uniform_samples
+from nerfturbo.types import Aabb, PackedSamples, Rays
 
 
 def make_grid(levels: int = 1, resolution: int = 8) -> OccupancyGrid:
@@ -70,3 +71,18 @@ def test_boxes_that_only_touch_share_nothing() -> None:
     assert Aabb.cube(1.0).intersection(Aabb.cube(1.0, (2.0, 0.0, 0.0))) is None
     shared = Aabb.cube(1.0).intersection(Aabb.cube(1.0, (1.0, 0.0, 0.0)))
     assert shared is not None and shared.low[0] == 0.0
+
+
+def test_any_sampler_can_be_cropped_and_keeps_what_it_says_of_itself() -> None:
+    class Even(torch.nn.Module):
+        samples_per_ray = 8
+
+        def sample(self, rays: Rays, *, draw: object = None) -> PackedSamples:
+            return uniform_samples(rays, Aabb.cube(2.0), 8)
+
+    box = Aabb((-0.3, -1.0, -1.0), (0.9, 1.0, 1.0))
+    inside = cropped(Even(), box)
+    samples = inside.sample(Rays(torch.tensor([[-3.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0]])))
+    lengths = samples.t_ends - samples.t_starts
+    assert inside.samples_per_ray == 8 and samples.t_starts[lengths > 0].min() == pytest.approx(2.7)
+    assert float(lengths.sum()) == pytest.approx(1.2) and bool((lengths >= 0.0).all())

@@ -21,6 +21,7 @@ from nerfturbo import (
 from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.sampling.geometry import cells_with_points
+from nerfturbo.sampling.uniform import uniform_samples
 from nerfturbo.types import PackedSamples
 
 BOX = Aabb.cube(1.0)
@@ -66,6 +67,7 @@ def test_a_box_is_found_around_points():
     grid = OccupancyGrid.from_points(points)
     low, high = grid.aabb.tensor()
     assert (low < points).all() and (points < high).all()
+    assert grid.aabb.size == pytest.approx((4.4, 4.4, 4.4)) and grid.aabb.center == pytest.approx((7.0, 1.5, 0.5))
     assert grid.step_size == pytest.approx(grid.aabb.diagonal / 1024)
     for wrong in (torch.zeros(0, 3), torch.zeros(3), torch.full((1, 3), float("nan"))):
         with pytest.raises(InputError, match="points"):
@@ -179,3 +181,13 @@ def test_points_fall_into_their_cells_of_every_level_of_a_box_off_the_origin():
                 expected[level, cell[0], cell[1], cell[2]] = True
     found = cells_with_points(points, aabb, resolution, levels)
     assert torch.equal(found, expected) and 0 < int(found[0].sum()) < int(found[1].sum()) < resolution**3
+
+
+def test_jitter_moves_inner_edges_inside_their_stratum_and_no_others():
+    rays = Rays(torch.tensor([[-3.0, 0.0, 0.0]]).repeat(5, 1), torch.tensor([[1.0, 0.0, 0.0]]).repeat(5, 1))
+    jitter = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    even, moved = (uniform_samples(rays, Aabb.cube(1.0), 4, jitter=shift) for shift in (None, jitter))
+    starts, edges = moved.t_starts.view(5, 4), 2.0 + 0.5 * torch.arange(5)
+    torch.testing.assert_close(even.t_starts.view(5, 4), edges[:-1].expand(5, 4))
+    torch.testing.assert_close(starts[:, 1:], edges[1:-1] + 0.5 * (jitter[:, 1:] - 0.5))
+    assert (starts[:, 0] == 2.0).all() and (moved.t_ends.view(5, 4)[:, -1] == 4.0).all()

@@ -113,6 +113,12 @@ def test_the_interlevel_loss_is_the_formula():
     assert learned.grad is None  # the field does not bend towards its proposals
 
 
+def test_an_interval_touches_no_neighbour_that_begins_where_it_ends():
+    key, weights = torch.tensor([[0.0, 1.0, 2.0, 3.0]]), torch.tensor([[1.0, 2.0, 7.0]])
+    assert outer_weights(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), key, weights).tolist() == [[1.0, 2.0, 7.0]]
+    assert outer_weights(torch.tensor([[1.0, 3.0]]), key, weights).tolist() == [[9.0]]
+
+
 def test_a_proposal_that_holds_the_weight_has_no_loss():
     edges, key_edges = torch.linspace(0.0, 1.0, 13)[None], torch.linspace(0.0, 1.0, 5)[None]
     weights = torch.rand(1, 12) * 0.08

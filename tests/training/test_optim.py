@@ -11,6 +11,7 @@ import torch
 from nerfturbo.config import Config, OptimConfig
 from nerfturbo.ops import use_backend
 from nerfturbo.training import Trainer, load_model, optim
+from nerfturbo.training.loss import ray_budget
 from nerfturbo.training.optim import learning_rate
 from nerfturbo.training.step import StepRecord
 
@@ -162,3 +163,24 @@ def test_looking_at_a_young_mean_changes_nothing_that_follows(tmp_path: Path, mo
     assert whole.skipped == 1
     for one, two in zip(looked.optimizer.averages, whole.optimizer.averages, strict=True):
         assert torch.equal(one, two)
+
+
+def test_the_optimizer_of_other_loops_follows_its_groups() -> None:
+    """A scheduler of torch changes the rate of each group; the native optimizer takes them over at the next step."""
+    model = trainer().model
+    made = optim.FieldAdam(model, OptimConfig(lr=1e-2))
+    for index, group in enumerate(made.param_groups):
+        group["lr"] = 1e-3 * (index + 1)
+    made.step()
+    assert float(made.native.lr) == pytest.approx(1e-3)
+    expected = [pytest.approx(1e-3 * (index + 1)) for index in range(len(made.native.buffers))]
+    assert [float(buffer.lr) for buffer in made.native.buffers] == expected
+
+
+def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
+    model = Trainer(tiny_config(), ball_scene()).model
+    assert ray_budget(model).max_rays == 64
+    model.sampler.max_rays = lambda samples: samples // 16
+    assert ray_budget(model).max_rays == 32
+    model.sampler.max_rays = lambda samples: samples
+    assert ray_budget(model).max_rays == 64

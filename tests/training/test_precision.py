@@ -289,6 +289,10 @@ def test_a_run_whose_last_steps_are_not_finite_has_not_succeeded() -> None:
     with use_backend("reference"):
         with pytest.raises(UnstableError, match="6 of 40 steps were not finite"):
             poisoned(training("fp32"), range(34, 40)).fit()
+        made = poisoned(training("fp32"), range(1))
+        made.reconfigure(replace(made.config, train=replace(made.config.train, steps=1)))
+        with pytest.raises(UnstableError, match="1 of 1 steps were not finite"):
+            made.fit()
         summary = poisoned(training("fp32"), range(30, 33)).fit()
     assert (summary.steps, summary.skipped) == (40, 3)
 
