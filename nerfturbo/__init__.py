@@ -1,4 +1,5 @@
 """nerfturbo: train and render neural radiance fields fast, with nothing to compile.
+
 Names are loaded when first used, so that importing the package costs little more than importing torch.
 """
 

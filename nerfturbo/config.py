@@ -1,5 +1,6 @@
 """Everything that decides a run, as small frozen dataclasses. Their docstrings are the help of the command line, their
 annotations the ranges: a value out of range is refused here, in the library and on the command line alike.
+
 `field` and `sampler` are unions: a value exists only where it means something. In JSON their `kind` says which it is.
 Run folders of version 0.1 are read through `_migrated`.
 """

@@ -15,6 +15,7 @@ from .errors import InputError
 @dataclass(frozen=True)
 class Rays:
     """A batch of rays: point(t) = origins + t * directions, with directions of unit length.
+
     `pixel_radii` is the radius of a pixel's cone at t = 1, for scale-aware features; `times` is in [0, 1];
     `camera_indices` says which picture a ray came from. Indexing gives rays again.
 
@@ -64,9 +65,11 @@ class Rays:
 @dataclass(frozen=True)
 class PackedSamples:
     """Samples of many rays, stored ray after ray. Ray i owns samples offsets[i]:offsets[i+1].
+
     The arrays may be longer than offsets[-1]: the tail is unused capacity that every op ignores; it always holds
     t = 0 and ray index 0, never stale values, so that a user's field may evaluate it. That is what lets a whole
     training step have fixed shapes and be captured as one CUDA graph.
+
     When a fixed capacity overflows, rays are kept whole from the first on; `n_rays_kept` counts them on the device
     (None: all). Rays from there on have no samples and must not be trained on.
 

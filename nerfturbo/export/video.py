@@ -121,6 +121,7 @@ def _has_x264() -> bool:
 
 class WriterPool:
     """Runs what it is given in `threads` threads, in order where there is one, never more than `ahead` calls behind.
+
     What a call raises comes out of a later `submit`, or of `finish`.
 
     >>> done = []

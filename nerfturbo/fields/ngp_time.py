@@ -1,9 +1,12 @@
 """Instant-NGP for scenes that move: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t).
+
 What these grids hold goes to the density and colour networks beside the scene's own features. They learn at a tenth of
 its speed, or they would be noise, and a prior holds them still where nothing moves.
+
 It can also be made a displacement by a small network (`follow`): the scene's own hash grid is then read where
 the point was at time 0. Displacements learn from the coarse levels of that grid alone: the slope of a cell smaller than
 a displacement says nothing about where to go. At time 0 every point is at its own place.
+
 A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
 `TIME_RESOLUTION` cells along it: few, so that neighbouring pictures teach each other.
 """

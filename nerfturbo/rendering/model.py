@@ -128,6 +128,7 @@ SAMPLERS: dict[type[Any], Callable[[Any, Config, SceneBounds, OccupancyGrid], An
 class NerfModel(nn.Module):
     """`field` and `sampler` over one scene's box. The occupancy `grid` is kept up to date for exports where another
     sampler places the samples.
+
     A `field` or `sampler` of one's own takes the place of the config's, which then records where it comes from.
     """
 

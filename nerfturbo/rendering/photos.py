@@ -1,4 +1,5 @@
 """What is learned of each training photo beside the field: its pose, its lens, its exposure, its look.
+
 A ray drawn from photo i, origin o and direction d, becomes
 
     d' = R_i (d + sum_k (exp(-phi_k) - 1) (a_k . d) a_k),  made unit length;    o' = c + R_i (o - c) + tau_i
@@ -7,8 +8,10 @@ with R_i = exp([omega_i]), c the scene's centre, a_1 and a_2 the photo's axes ac
 its lens's focal corrections: the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times
 exp(phi). About the centre, turns and shifts hardly mix; about the camera both would move the picture alike. Everything
 starts at zero, and learns at a rate counted in pixels: those of a good capture are right to a fraction of one.
+
 Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
 views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.
+
 Exposure multiplies the odds c / (1 - c) of a colour by exp(g_i), channel by channel: a gain for dark colours that never
 leaves [0, 1]; the mean over the photos is zero, so that new views have the mean exposure. Appearance is a vector per
 photo that the colour network reads beside the direction. New views have the mean vector, which is no photo's: one ray

@@ -1,4 +1,5 @@
 """Plug-and-play rendering: `ray_marching` places samples, `volume_rendering` turns them into pixels.
+
 The field stays the user's; two callables are all that is needed:
 
     def sigma_fn(t_starts, t_ends, ray_indices): ...      # -> density (n,)

@@ -124,6 +124,7 @@ def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tens
 
 class _RangeSums(torch.autograd.Function):
     """Sums of values[first_i : end_i] along each ray, where first and end never fall.
+
     A value belongs to consecutive ranges, so its gradient is a sum over a range as well: no scattering, whose order of
     additions would differ from run to run.
     """

@@ -108,6 +108,7 @@ class ProposalEstimator(UniformEstimator):
 class HierarchyEstimator(UniformEstimator):
     """The original NeRF's two passes: a coarse field is rendered evenly, its weights place `n_samples` more samples,
     and the field behind sees all of them together.
+
     `coarse` is a field as `nerfturbo.fields.field` has it. It learns from its own colours, which `sample` leaves in
     the stage: the training loss compares them with the images.
     """

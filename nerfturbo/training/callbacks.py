@@ -1,4 +1,5 @@
 """What hangs on the loop: functions of (trainer, record), combined by `every`, `every_seconds` and `seldom`.
+
 `MetricsLog` makes log entries, dictionaries with `kind`, `step`, `seconds` and numbers, and hands each to its loggers.
 A logger of your own is any function of one entry:
 

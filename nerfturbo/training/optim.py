@@ -377,6 +377,7 @@ def _decay(config: OptimConfig, progress: float) -> float:
 class FieldAdam(torch.optim.Optimizer):
     """The same Adam as a `torch.optim.Optimizer`, for loops that are not ours: Lightning, Fabric, your own. Gradient
     scalers, schedulers and clipping work as with any other optimizer.
+
     `native` is an optimizer that is already there; without it one is made at the first step, where the model then is.
     """
 

@@ -1,9 +1,11 @@
 """How the numba kernels of this package are compiled and run on several threads.
+
 A kernel is a plain serial function `kernel(first, last, *arrays)` over a range of items, compiled without the GIL;
 `launch` cuts the range into chunks and lets a few Python threads take them in turn. Compared with numba's own
 `parallel=True` it compiles several times faster; any number of threads may launch at a time; it works in a forked
 child, where an OpenMP pool hangs; and an uneven kernel costs little, since chunks are taken as threads come free. A
 launch costs about 20 us more than a call; ranges of one chunk run in the calling thread.
+
 The number of threads is torch's (`torch.set_num_threads`), read at each launch. Which thread takes which chunk must not
 change results: kernels write disjoint parts.
 """

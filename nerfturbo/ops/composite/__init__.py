@@ -7,6 +7,7 @@
 
 Samples with alpha_i < alpha_thre are skipped: no weight and no attenuation. From the first sample with T_i <
 early_stop_eps on, a ray has no weight. Both are masks: no gradient passes through them.
+
 `merge_weak_samples`: neighbours that together add little become one, drawn from them by chance.
 
     tau_i  = density_i (t_end_i - t_start_i)         of the samples that light reaches, in order along their ray
@@ -17,6 +18,7 @@ early_stop_eps on, a ray has no weight. Both are masks: no gradient passes throu
 The transmittance behind every run, and the run's weight, are what they were; the expected colour of the ray is exactly
 its colour; gradients are right on average to first order in a run's thickness. Surfaces keep all their samples, fog and
 what lies behind a surface few. Runs end at four: features visited once in n steps learn n times as slowly under Adam.
+
 A decision is one byte per sample, 0 for a sample that is left out, otherwise 1 + 16 log2(stretch), rounded: lengths are
 right within 2.2%, and to the bit for a sample that stands for itself alone. `compact` reads it.
 """

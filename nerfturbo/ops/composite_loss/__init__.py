@@ -7,6 +7,7 @@
 
 A target of four channels has straight alpha: its colour is put over the same background first. Rays from `n_rays_kept`
 on count on neither side of the fraction. The exponential's derivative is its clamped self, not zero past the clamp.
+
 `ray_losses` are regularisers of a ray's weights, whatever its colour, with tau_i = density_i * length_i:
 
     distortion = (sum_ij w_i w_j |m_i - m_j| + 1/3 sum_i w_i^2 length_i) / unit          m: middles
@@ -16,6 +17,7 @@ on count on neither side of the fraction. The exponential's derivative is its cl
 
 The distortion (Mip-NeRF 360) pulls a ray's light together, the opacity's entropy makes a ray see something or nothing,
 the sparsity (a Cauchy prior) removes thin fog.
+
 Both come out of one launch with the gradient to the logits; the backward multiplies it by what arrives.
 """
 

@@ -49,6 +49,7 @@ class RoundLimits:
 class LiveRays:
     """Rays under way. `places[side]` lists the live ones in any order, `counts[side]` says how many; the other side
     takes those of the next round. `counts[2]` is the number of samples of the current round, `counts[3]` the backend's.
+
     Columns of `state`: transmittance; next lattice step, -1 when through the grid; samples taken; depth and colour so
     far, both weighted sums; the rest is padding.
     """

@@ -1,8 +1,10 @@
 """Multiresolution hash encoding: trilinear look-up of learned features at many resolutions.
+
 Level l has the scale s_l = base_resolution * b^l, growing to max_resolution at the last. A position x in [0, 1]^3
 lands at p = x * s_l + 0.5, so that the nodes of different levels do not coincide; its cell is floor(p), its eight
 corner nodes are looked up and blended by the fraction p - floor(p). A level whose nodes fit the table is stored
 densely (x fastest); a finer one is hashed: (x * 1) xor (y * 2654435761) xor (z * 805459861), modulo the table's size.
+
 `fade_levels`: a level counts less for a sample whose footprint is wider than the level's cells (Zip-NeRF),
 
     weight_l = erf(1 / (sqrt(8) * footprint * s_l))

@@ -1,4 +1,5 @@
 """Step functions along rays: places, the intervals between them, their weights, and new places where the weight is.
+
 A place along a ray is a number s in [0, 1]: g(t) = (1 - s) g(near) + s g(far), with a spacing g that decides where even
 steps in s fall. Far from the cameras they should grow, as the pixels' footprints do.
 

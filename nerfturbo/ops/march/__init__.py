@@ -1,4 +1,5 @@
 """Marching rays through a multi-level occupancy grid into packed samples.
+
 A ray's samples lie on a lattice that starts at the near plane: sample k is [t(k + j), t(k + 1 + j)] with the ray's
 jitter j in [0, 1) and
 
@@ -7,6 +8,7 @@ jitter j in [0, 1) and
 
 A sample is kept when its midpoint lies inside the outermost box, between the limits, and in an occupied cell. Level l
 of the grid covers the box scaled by 2^l about its centre; a point belongs to the finest level that contains it.
+
 The occupancy grid's own arithmetic: running maximum, threshold, bit packing.
 """
 

@@ -1,10 +1,12 @@
 """Networks on a GPU: small ones fused in one kernel, wide ones by the vendor's matrix library. See docs/ops/mlp.md.
+
 Fused: persistent programs load all weights once, then walk over blocks of BLOCK samples; hidden layers stay in
 registers. What is allocated here is feature-major. A weight (outputs, inputs) is loaded as the right operand [inputs,
 outputs]; widths are padded with zeros to powers of two from 16 on. The backward keeps weight gradients in registers
 over the whole walk; where they do not all fit, several launches each take some layers. Library: where no fused kernel
 is the right way (`fits`). Wide: one library call per layer, and in the backward one kernel per layer that masks the
 gradient and sums it into the bias's; columns are padded to multiples of 8.
+
 dtypes: half inputs multiply in their type and accumulate in fp32; fp32 inputs multiply as torch's matmul does. Weight
 and bias gradients are atomic sums of per-program sums; in deterministic mode those are stored and added in order.
 """

@@ -6,6 +6,7 @@
 
 Three ways to ask: `ngp_field` from an encoding to logits; `ngp_query` from positions to rgb and density, for rendering
 and for loops that ask a field point by point; `NgpDensity` looks ahead, without gradient.
+
 Fused because the networks are so small that moving their hidden layers through memory would cost more than computing
 them. The gradient of a saturated density is that of the exponential, not zero.
 """

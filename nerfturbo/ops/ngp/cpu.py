@@ -1,10 +1,13 @@
 """Instant-NGP's two networks, a block of points at a time; and density and visibility in rounds.
+
 Networks: a task = a chunk of blocks; a block reads its encodings (feature-major or point-major), looks up its rays'
 directions and runs all five layers of `mlp`. The backward writes each gradient over the activation it belongs to; it
 finds the activations where the forward kept them, or computes them again where that would be too much memory. Every
 chunk sums its own weight gradients; the chunks are added in order: deterministic, whatever the number of threads.
+
 Visibility: a round takes FIRST samples of each ray that still lets light through, the next one twice as many, and so
 on. Within a round all samples pass level by level through the encoder and then through the network.
+
 fp32 inside; half encodings are widened once. Rows past `n_used`, and rows that no ray owns, are not read.
 """
 

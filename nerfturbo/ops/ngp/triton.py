@@ -1,11 +1,14 @@
 """Instant-NGP's networks fused: one forward kernel, two backward kernels; and density and visibility in one walk.
+
 Networks, as in `mlp` (docs/ops/mlp.md): encoding, features and their gradients are feature-major, raw is stored (4, n);
 directions are gathered per ray. Encoding and network are two launches: one kernel for both took three times as long on
 an H200, with few gathers in flight.
+
 Visibility: one launch lists the rays that have samples, long ones first. Then persistent programs, each with SLOTS
 slots: a slot holds one ray, takes its next STEPS samples in each round, and takes another ray from the list, by an
 atomic counter, once its own has ended or is opaque: every round works on a full tile, whatever the rays' lengths. Which
 slot takes which ray depends on timing, the result does not.
+
 dtypes: products in the table's type; weights of any float type; sums, raw and its gradient fp32.
 """
 

@@ -1,8 +1,10 @@
 """Random pixels of a pool of pictures, as rays and colours; and the rays of a whole picture.
+
 Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
 step, i): ranks, devices and resumed runs see the same pixels. With a `spread` it looks through a random point of a
 square that many pixels wide around the centre, the third and fourth word of the same draw; with `strata` n, ray i takes
 its point from cell i modulo n^2 of n x n equal ones. Poses look along -z with y up; directions have unit length.
+
 `choose_pixels` draws among some pixels only, or hard ones more often. With a mask of n pixels, ray i takes the
 floor(n u_i)-th of them: the mask is one bit per pixel and a running count per 64, so that the k-th pixel is found by a
 binary search and never by trying again. With a guide, a tile (a square of pixels of one picture) is drawn with

@@ -1,4 +1,5 @@
 """Look-up in sparse voxels: trilinear in the eight corners of a voxel, density and spherical-harmonic colour.
+
 The unit cube has `resolution` voxels a side, hence resolution + 1 nodes, to which data belongs. Only some nodes are
 stored: `blocks` (g, g, g) holds the number of each block of 8^3 nodes, -1 for an empty one, and `rows` (n_blocks, 512)
 the row of each node of a block, -1 for a missing one, with the block's z fastest. A missing node has the density

@@ -1,8 +1,10 @@
 """Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass; total variation.
+
 Forward: one program = BLOCK positions. A corner's row comes from two dependent loads, the block's number and the node's
 row in it; rows of the colour table are loaded as [BLOCK, PC] tiles. Backward to the tables: the same walk, each
 corner's share added by atomics, nothing at all for positions without a gradient. Backward to positions and basis: a
 third kernel, only where asked for. Variation: one program = VARIATION_BLOCK nodes with all their channels.
+
 dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights and sums fp32. Table gradients are not
 deterministic; under torch.use_deterministic_algorithms the reference computes them.
 """
