@@ -47,7 +47,7 @@ CHANGES: dict[str, Any] = {
     "data.downscale": 2,
     "data.allow_outside": True,
     "data.pixels": "host",
-    "data.bounds": "unbounded",
+    "data.bounds": "bounded",
     "grid.enabled": False,
     "grid.resolution": 12,
     "grid.levels": 2,
