@@ -142,8 +142,7 @@ def map_pixels(pixels: Tensor, device: torch.device) -> Tensor | None:
         return pixels if device.type == "cpu" else None
     with contextlib.suppress(RuntimeError), torch.cuda.device(device):
         place = (pixels.data_ptr(), pixels.nbytes)
-        held = _REGISTERED.get(place) or _Registered(pixels, torch.cuda.cudart())
-        _REGISTERED[place] = held
+        held = _REGISTERED[place] = _REGISTERED.get(place) or _Registered(pixels, torch.cuda.cudart())
         seen = torch.as_tensor(held, device=device)
         return seen if seen.data_ptr() == pixels.data_ptr() else None
     with contextlib.suppress(RuntimeError):  # the next operation would report the failure once more
@@ -315,9 +314,8 @@ class PixelSampler:
         self._feeds = self._feeds if set(self._feeds) == set(shares) else {}
         for first, count in shares:
             if (first, count) not in self._feeds:
-                ahead = Prefetcher(self._host, first=first, spare=1.0, pinned=pinned)
-                shape = (count, self._host.images.channels)
-                self._feeds[first, count] = ahead, torch.zeros(shape, dtype=torch.uint8, device=self.device)
+                buffer = torch.zeros(count, self._host.images.channels, dtype=torch.uint8, device=self.device)
+                self._feeds[first, count] = Prefetcher(self._host, first=first, spare=1.0, pinned=pinned), buffer
             ahead, buffer = self._feeds[first, count]
             buffer.copy_(ahead.get(step, count), non_blocking=pinned)
 
