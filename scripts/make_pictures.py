@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from nerfturbo.config import BUILTIN_SCENES
-from nerfturbo.data.builtin import CAMERA_DISTANCE, FIELD_OF_VIEW, render_poses
+from nerfturbo.data.builtin import CAMERA_DISTANCE, FIELD_OF_VIEW, _render
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 
@@ -44,7 +44,7 @@ def views(name: str, size: int) -> torch.Tensor:
     ]
     poses = look_at(CAMERA_DISTANCE * torch.tensor(eyes), torch.zeros(3))
     cameras = Cameras.pinhole(poses, width=2 * size, height=2 * size, field_of_view_x=FIELD_OF_VIEW)
-    pictures = composite_over(render_poses(name, cameras).float() / 255.0, 1.0)
+    pictures = composite_over(torch.from_numpy(_render(name, cameras)).float() / 255.0, 1.0)
     return pictures.reshape(-1, size, 2, size, 2, 3).mean((2, 4))
 
 

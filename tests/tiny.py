@@ -12,6 +12,7 @@ import torch
 from nerfturbo.config import Config, GridConfig, NgpConfig, RenderConfig, TrainConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import ImagePool
+from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.export.video import video_writer
 from nerfturbo.types import Aabb
@@ -135,3 +136,10 @@ def write_video(path: Path, frames: Iterable[torch.Tensor], *, fps: float = 24) 
     with video_writer(path, fps=fps) as add:
         for frame in frames:
             add(frame)
+
+
+def ball_keypoints(scene: Scene) -> Keypoints:
+    """The pixels in the middle of each picture of a ball, whose near side is known."""
+    index = torch.arange(len(scene))
+    rays = scene.cameras.rays(index, *(scene.cameras.size / 2.0).unbind(-1))
+    return Keypoints(rays, rays.origins.norm(dim=-1) - 0.9, torch.ones(len(scene)))

@@ -68,6 +68,7 @@ def finish(session: "Session", summary: TrainSummary, test_scene: Scene, backend
             "samples_per_second": summary.samples / spent,
             "samples_skipped_fraction": None if session.last is None else skipped_fraction(trainer, session.last),
             "stopped_by": summary.stopped_by,
+            "ranks": summary.ranks,
             "device": str(trainer.device),
             "backend": backend,
             **peak_memory(trainer.device),

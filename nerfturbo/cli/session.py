@@ -264,7 +264,7 @@ class Session:
             log.loggers.append(callbacks.tensorboard_logger(run.path / "tensorboard"))
         if "wandb" in args.log:
             log.loggers.append(callbacks.wandb_logger(run.path.name, to_dict(trainer.config)))
-        log.monitor = callbacks.open_monitor(trainer.device)
+        log.monitor = trainer.monitor = callbacks.open_monitor(trainer.device)
         log.start(trainer)
         save = callbacks.save_checkpoints(run.checkpoints, keep=args.keep, score=self._score)
         due, unit = parse_save_every(args.save_every)

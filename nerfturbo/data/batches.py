@@ -125,8 +125,8 @@ class _Registered:
             if code := int(runtime.cudaHostRegister(pixels.data_ptr(), pixels.nbytes, 0)):
                 raise RuntimeError(f"cudaHostRegister: error {code}")
             self._own = True
-        where = {"data": (pixels.data_ptr(), False), "strides": None}
-        self.__cuda_array_interface__ = {"shape": tuple(pixels.shape), "typestr": "|u1", "version": 3} | where
+        facts = {"shape": tuple(pixels.shape), "typestr": "|u1", "data": (pixels.data_ptr(), False), "version": 3}
+        self.__cuda_array_interface__ = facts
 
     def __del__(self) -> None:
         if self._own:
@@ -142,8 +142,7 @@ def map_pixels(pixels: Tensor, device: torch.device) -> Tensor | None:
         return pixels if device.type == "cpu" else None
     with contextlib.suppress(RuntimeError), torch.cuda.device(device):
         place = (pixels.data_ptr(), pixels.nbytes)
-        held = _REGISTERED.get(place) or _Registered(pixels, torch.cuda.cudart())
-        _REGISTERED[place] = held
+        held = _REGISTERED[place] = _REGISTERED.get(place) or _Registered(pixels, torch.cuda.cudart())
         seen = torch.as_tensor(held, device=device)
         return seen if seen.data_ptr() == pixels.data_ptr() else None
     with contextlib.suppress(RuntimeError):  # the next operation would report the failure once more
@@ -164,11 +163,9 @@ class HostPixels:
 
     def fetch(self, step: int, n_rays: int, first: int = 0) -> Tensor:
         """(n_rays, channels) uint8: the colours of a step's pixels, by the same draws as on the device."""
-        images = self.images
-        widths = images.sizes[:, 0].contiguous()
+        offsets, widths = self.images.offsets, self.images.sizes[:, 0].contiguous()
         options = {"mask": self.mask, "seed": self.seed, "step": step, "first": first}
-        chosen = ops.choose_pixels(images.offsets, widths, n_rays, **options)
-        return images.gather(chosen.indices)
+        return self.images.gather(ops.choose_pixels(offsets, widths, n_rays, **options).indices)
 
 
 class Prefetcher:
@@ -178,13 +175,11 @@ class Prefetcher:
         self._pixels, self._first, self._spare, self._pinned = pixels, first, spare, pinned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nerfturbo-prefetch")
         self._ahead: tuple[int, Future[Tensor]] | None = None
-        self.hits = 0  # steps whose pixels were there, or on their way, when they were asked for
 
     def get(self, step: int, n_rays: int) -> Tensor:
         """(n_rays, channels) uint8 on the host."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == step:
-            self.hits += 1
             colours = ahead[1].result()[:n_rays]
             if (found := colours.shape[0]) < n_rays:  # the batch has grown by more than was spared
                 colours = torch.cat([colours, self._pixels.fetch(step, n_rays - found, self._first + found)])
@@ -319,9 +314,8 @@ class PixelSampler:
         self._feeds = self._feeds if set(self._feeds) == set(shares) else {}
         for first, count in shares:
             if (first, count) not in self._feeds:
-                ahead = Prefetcher(self._host, first=first, spare=1.0, pinned=pinned)
-                shape = (count, self._host.images.channels)
-                self._feeds[first, count] = ahead, torch.zeros(shape, dtype=torch.uint8, device=self.device)
+                buffer = torch.zeros(count, self._host.images.channels, dtype=torch.uint8, device=self.device)
+                self._feeds[first, count] = Prefetcher(self._host, first=first, spare=1.0, pinned=pinned), buffer
             ahead, buffer = self._feeds[first, count]
             buffer.copy_(ahead.get(step, count), non_blocking=pinned)
 

@@ -61,8 +61,14 @@ function baselines() {
 /* Time by stage */
 function stages() {
   const found = Object.entries(metrics.seconds_by_stage || {}).filter(([, seconds]) => isNumber(seconds) && seconds >= 0.05);
+  const ranks = metrics.ranks || [];
+  $("stages").hidden = !found.length && !ranks.length;
+  ranks.forEach((use, rank) => {
+    const busy = isNumber(use.gpu_utilisation) ? `, GPU busy ${fixed(use.gpu_utilisation, 0)}%` : "";
+    const loading = `${fixed(use.data_ms, 3)} ms of data loading (${fixed(100 * use.data_share, 1)}%)`;
+    $("ranks").append(make("dt", {}, ranks.length > 1 ? `rank ${rank}` : "a step"), make("dd", {}, `${fixed(use.step_ms, 3)} ms, ${loading}${busy}`));
+  });
   if (!found.length) return;
-  $("stages").hidden = false;
   const most = Math.max(...found.map(([, seconds]) => seconds));
   for (const [name, seconds] of found) {
     const bar = make("div", { class: "bar" });

@@ -41,8 +41,7 @@ def recomputed(
     n = tensors[0].shape[0]
     pieces = cut(max(-(-n // LARGEST_PIECE), min(PIECES, n // SMALLEST_PIECE)), *tensors)
     done = [checkpoint(evaluate, *piece, use_reentrant=False, preserve_rng_state=random) for piece in pieces]
-    rgb, density = zip(*done, strict=True)
-    return torch.cat(rgb), torch.cat(density)
+    return torch.cat([rgb for rgb, _ in done]), torch.cat([density for _, density in done])
 
 
 class _TruncatedExp(torch.autograd.Function):

@@ -16,7 +16,6 @@ import json
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ NOT_SCALARS = ("kind", "step", "image")
 EVERY_SECONDS = 1.0  # between two looks at the GPU
 STARVING_PERCENT = 60.0
 STARVING_SAMPLES = 8  # readings in a row before the hint
+DRAWS = 8  # batches drawn to see what that takes
 Score = Callable[["Trainer"], float | None]
 SELDOM = 10.0  # seconds of training for each second of a callback that is run seldom
 
@@ -272,7 +272,7 @@ class GpuMonitor:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
         self._last, self._values = 0.0, {}
-        self._recent: deque[float] = deque(maxlen=STARVING_SAMPLES)
+        self.seen: list[float] = []  # every reading of the utilisation
         self._hinted = False
 
     def __call__(self) -> dict[str, float]:
@@ -283,14 +283,35 @@ class GpuMonitor:
         self._last = now
         with contextlib.suppress(self._nvml.NVMLError):
             self._values["gpu_utilisation"] = float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-            self._recent.append(self._values["gpu_utilisation"])
+            self.seen.append(self._values["gpu_utilisation"])
             self._values["gpu_memory_bytes"] = float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
             self._values["gpu_power_watts"] = self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000.0
-        mean = sum(self._recent) / max(len(self._recent), 1)
-        if not self._hinted and len(self._recent) == STARVING_SAMPLES and mean < STARVING_PERCENT:
+        recent = self.seen[-STARVING_SAMPLES:]
+        mean = sum(recent) / max(len(recent), 1)
+        if not self._hinted and len(recent) == STARVING_SAMPLES and mean < STARVING_PERCENT:
             self._hinted = True
             LOG.warning(hint(mean))
         return dict(self._values)
+
+
+def rank_usage(trainer: Trainer, step_ms: float) -> tuple[dict[str, float | None], ...]:
+    """A row for every rank: milliseconds of a step, and of drawing its pixels by itself (data loading), the share that
+    makes, and the mean utilisation of its GPU in percent; None without a reading."""
+    team, seen = trainer.team, [] if trainer.monitor is None else trainer.monitor.seen
+    n_rays = max(1, trainer.stepper.n_rays // team.world)
+
+    def draw(n_steps: int) -> float:
+        begun = time.perf_counter()
+        drawn = [trainer.pixels.draw(trainer.step + number, n_rays).rgba for number in range(n_steps)]
+        return float(drawn[-1].sum()) * 0.0 + 1e3 * (time.perf_counter() - begun)  # the sum waits for a GPU
+
+    draw(1)  # may compile
+    drawing, busy = draw(DRAWS) / DRAWS * trainer.config.train.accumulate, sum(seen) / len(seen) if seen else -1.0
+    rows = torch.zeros(team.world, 4, dtype=torch.float64, device=trainer.device if team.in_graph else "cpu")
+    rows[team.rank] = torch.tensor([step_ms, drawing, min(1.0, drawing / max(step_ms, 1e-9)), busy])
+    team.start_sum(rows)()
+    names = ("step_ms", "data_ms", "data_share", "gpu_utilisation")
+    return tuple(dict(zip(names, (*row[:3], row[3] if row[3] >= 0 else None), strict=True)) for row in rows.tolist())
 
 
 def hint(utilisation: float) -> str:

@@ -26,7 +26,7 @@ from ..presets import preset
 from ..rendering.model import NerfModel, SceneBounds
 from ..sampling.grid import Frusta
 from . import refine
-from .callbacks import seldom, stop_at_psnr, view_psnr
+from .callbacks import GpuMonitor, open_monitor, rank_usage, seldom, stop_at_psnr, view_psnr
 from .checkpoint import KEEP, CheckpointState, load_tensors, read_state, save_checkpoint, unpacked
 from .distributed import Team
 from .graph import DeviceStep
@@ -55,6 +55,7 @@ class TrainSummary:
     samples: int
     stopped_by: Stop
     skipped: int = 0  # of the steps, those without an update because a gradient was not finite
+    ranks: tuple[dict[str, float | None], ...] = ()  # what each process spent its time on (`callbacks.rank_usage`)
 
 
 class ChunkSize:
@@ -164,6 +165,7 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.guard = StabilityGuard(resolve_precision(train.precision, self.device))
         self.test_scene: Scene | None = None
+        self.monitor: GpuMonitor | None = None
         self._reached: Callback | None = None
         self._started: float | None = None
         self._start_at(0, 0.0)
@@ -179,6 +181,7 @@ class Trainer:
         self.should_stop = False
         self._stop_reason: Stop = "callback"
         self._seconds = self._agreed_seconds = seconds
+        self._begun = (step, seconds)
         self._chunk_size = ChunkSize()
         self.culled_fraction = 0.0  # of the occupied cells, emptied at the end
 
@@ -277,6 +280,8 @@ class Trainer:
         refine.recall_culled(self.model, self.step)
         self.stepper.prepare()
         self.guard.start(self)
+        self.monitor = self.monitor or open_monitor(self.device)
+        self._begun = (self.step, self.train_seconds)  # of this fit
         self._started = time.perf_counter()
 
     def _watch_target(self) -> Callback | None:
@@ -308,10 +313,12 @@ class Trainer:
             if refine.culls(self.model):
                 self.culled_fraction = refine.cull_unseen(self.model, self.pixels, self.step)
         self._pause()
-        self.skipped = int(self.optimizer.skipped)
+        self.skipped, ranks = int(self.optimizer.skipped), ()
         if stopped_by != "interrupted":
             self.guard.finish(self)
-        return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by, self.skipped)
+            made, seconds = self.step - self._begun[0], self.train_seconds - self._begun[1]
+            ranks = rank_usage(self, 1e3 * seconds / made) if made else ()
+        return TrainSummary(self.step, self.train_seconds, self.rays, self.samples, stopped_by, self.skipped, ranks)
 
     @torch.no_grad()
     def _begin_together(self) -> None:
@@ -385,6 +392,8 @@ class Trainer:
         self.skipped += record.skipped
         self.rays += record.total_rays
         self.samples += record.total_samples
+        if self.monitor is not None:
+            self.monitor()
         for callback in (self.guard, *self.callbacks, self._reached):
             if callback is not None:
                 callback(self, record)

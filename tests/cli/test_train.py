@@ -56,6 +56,8 @@ def test_metrics_have_every_promised_name(trained: Path) -> None:
     assert 0.0 <= metrics["samples_skipped_fraction"] < 1.0
     assert metrics["protocol"]["n_views"] == len(metrics["per_view"]) == 2
     assert set(metrics["baselines"]) == {"constant_psnr", "blurred_psnr"}
+    (use,) = metrics["ranks"]
+    assert 0.0 < use["data_share"] <= 1.0 and use["step_ms"] > 0.0 and use["gpu_utilisation"] is None
 
 
 def test_json_goes_to_stdout_alone_and_progress_to_stderr(nerfturbo: Nerfturbo, scene: Path) -> None:
@@ -184,6 +186,7 @@ def test_lightning_trains_what_the_native_trainer_trains(nerfturbo: Nerfturbo, s
     other = nerfturbo(*base, "--output", "lightning", "--trainer", "lightning")
     assert (native.code, other.code) == (0, 0), other.err
     assert other.json["psnr"] == native.json["psnr"] and other.json["stopped_by"] == "steps"
+    assert [len(run.json["ranks"]) for run in (native, other)] == [1, 1]
     one, two = tensors(Path("native")), tensors(Path("lightning"))
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 

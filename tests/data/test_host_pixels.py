@@ -131,8 +131,7 @@ def test_the_next_step_is_fetched_ahead_in_another_thread() -> None:
     prefetcher = Prefetcher(Watched(scene.images, None, 0))
     for step in range(4):
         prefetcher.get(step, 10)
-    assert prefetcher.hits == 3
-    assert (0, True) in seen and all((step, False) in seen for step in (1, 2, 3))
+    assert [step for step, here in seen if here] == [0] and all((step, False) in seen for step in (1, 2, 3))
 
 
 def test_an_error_in_the_thread_arrives_here() -> None:

@@ -57,6 +57,10 @@ def run(tmp_path: Path) -> RunFolder:
             "ssim": 0.9,
             "per_view": views,
             "protocol": protocol,
+            "ranks": [
+                {"step_ms": 0.8, "data_ms": 0.02, "data_share": 0.025, "gpu_utilisation": 97.0},
+                {"step_ms": 0.9, "data_ms": 0.03, "data_share": 0.033, "gpu_utilisation": None},
+            ],
         }
     )
     write_report(made)
@@ -169,4 +173,6 @@ def test_the_page_draws_itself_in_a_browser(run: RunFolder, tmp_path: Path) -> N
     command = [browser, *flags, run.report_file.as_uri()]
     page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "29.50" in page and page.count('<path d="M') >= 3 and page.count("<tr") == 3
-    assert 'id="stage" hidden' not in page
+    assert 'id="stage" hidden' not in page and 'id="stages" hidden' not in page
+    assert "0.800 ms, 0.020 ms of data loading (2.5%), GPU busy 97%" in page and page.count("GPU busy") == 2
+    assert "rank 1" in page and "0.030 ms of data loading (3.3%)<" in page

@@ -14,7 +14,6 @@ from exact_depth import exact_keypoints, ray_distance
 from nerfturbo.config import LossConfig
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.keypoints import Keypoints
-from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.presets import preset
@@ -22,7 +21,7 @@ from nerfturbo.training import loss as loss_module
 from nerfturbo.training.loss import FARTHEST, depth_errors, depth_loss, place_samples
 from nerfturbo.training.trainer import Trainer
 from nerfturbo.types import PackedSamples, Rays
-from tests.tiny import ball_scene, tiny_config
+from tests.tiny import ball_keypoints, ball_scene, tiny_config
 
 
 def even_samples(n_rays: int, n: int, far: float = 4.0) -> PackedSamples:
@@ -80,13 +79,6 @@ def test_rays_that_did_not_fit_count_for_nothing(monkeypatch: pytest.MonkeyPatch
 
     loss = depth_loss(model, step=0, fixed=True, first=0, place=place)
     assert 0 < int(seen[0]) < 64 and math.isfinite(loss.item()) and loss.item() < FARTHEST
-
-
-def ball_keypoints(scene: Scene) -> Keypoints:
-    """The pixels in the middle of each picture of a ball, whose near side is known."""
-    index = torch.arange(len(scene))
-    rays = scene.cameras.rays(index, *(scene.cameras.size / 2.0).unbind(-1))
-    return Keypoints(rays, rays.origins.norm(dim=-1) - 0.9, torch.ones(len(scene)))
 
 
 def test_known_depths_of_ones_own_are_taken_and_checked() -> None:

@@ -134,6 +134,15 @@ def test_trouble_with_one_rank_is_an_error_that_names_it(tmp_path: Path) -> None
     assert "checkpoints are intact" in found["killed"] and "--resume" in found["killed"]
 
 
+@pytest.mark.parametrize("run", ["single", "lightning single"])
+def test_every_rank_says_what_its_time_went_to(two: list[dict[str, Any]], run: str) -> None:
+    """And all of them hold the whole table: the first writes it into the report."""
+    first, second = (found[run]["summary"].ranks for found in two)
+    assert first == second and len(first) == 2 and first[0] != first[1]
+    for use in first:
+        assert use["step_ms"] > 0.0 and use["data_ms"] > 0.0 and 0.0 < use["data_share"] <= 1.0
+
+
 def test_shares_cover_the_batch_without_overlap() -> None:
     for n_rays in (0, 1, 7, 64):
         for world in (1, 2, 3, 8):

@@ -37,7 +37,7 @@ from nerfturbo.training.loss import Stages, render_and_compare  # noqa: E402
 from nerfturbo.training.trainer import Trainer  # noqa: E402
 
 from ..data import folders  # noqa: E402
-from ..tiny import ball_scene, tiny_config  # noqa: E402
+from ..tiny import ball_keypoints, ball_scene, tiny_config  # noqa: E402
 from .workers import QUIET, together  # noqa: E402
 
 STEPS = 5  # past two updates of the grid and of the running mean, with the periods of `base_of` and `quietly`
@@ -47,7 +47,7 @@ CHANGES: dict[str, Any] = {
     "data.downscale": 2,
     "data.allow_outside": True,
     "data.pixels": "host",
-    "data.bounds": "ndc",
+    "data.bounds": "bounded",
     "grid.enabled": False,
     "grid.resolution": 12,
     "grid.levels": 2,
@@ -147,7 +147,6 @@ FOLDERS = {
     "data.downscale": "blender",
     "data.allow_outside": "outside",
     "data.bounds": "llff",
-    "loss.depth": "colmap",
 }
 
 
@@ -211,7 +210,7 @@ def changed(config: Config, name: str, value: Any) -> Config:
 
 def scenes_of(config: Config) -> tuple[Scene, Scene]:
     if config.data.source.startswith("builtin"):
-        return ball_scene(), ball_scene("test", n_views=2)
+        return replace(ball_scene(), keypoints=ball_keypoints(ball_scene())), ball_scene("test", n_views=2)
     return open_scenes(config.data.source, LoadOptions.of(config.data))
 
 
@@ -283,7 +282,6 @@ def silent(table: dict[str, str]) -> list[str]:
 
 def write_scenes(folder: Path) -> Path:
     folders.write_blender_json(folder / "blender")
-    folders.write_colmap(folder / "colmap")
     folders.write_llff(folder / "llff")
     outside = folders.write_blender_json(folder / "outside")
     (outside / "images").rename(folder / "elsewhere")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,66 @@ def test_an_eager_step_is_logged_without_reading_values_back() -> None:
     fit(Counted(config))
     assert [logging for _, logging in counts] == [0] * 6
     assert max(updating for updating, _ in counts[1:]) <= max(native)
+
+
+@BOTH
+def test_the_progress_bar_shows_loss_and_psnr(captured: bool) -> None:
+    module = NerfModule(tiny_config(steps=4), captured=captured)
+    shown = fit(module).progress_bar_metrics
+    assert module.last is not None and shown["loss"] == pytest.approx(module.last.loss, rel=1e-5)
+    assert shown["psnr"] == pytest.approx(-10.0 * math.log10(module.last.mse), abs=1e-3)
+
+
+@BOTH
+def test_the_last_checkpoint_resumes_bit_for_bit(captured: bool, tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Crash(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            if pl_module.step >= 7:
+                raise OSError("the machine is gone")
+
+    def run(*callbacks: pl.Callback, **options: Any) -> NerfModule:
+        module = NerfModule(tiny_config(steps=12), captured=captured, steps_per_call=1)
+        saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=5, save_last=True)
+        saving.save_on_exception = False
+        flags = QUIET | {"accelerator": "cpu", "limit_val_batches": 0, "enable_checkpointing": True}
+        trainer = pl.Trainer(**flags, callbacks=[saving, *callbacks])
+        trainer.fit(module, data(module.config), **options)
+        return module
+
+    whole = NerfModule(tiny_config(steps=12), captured=captured)
+    fit(whole)
+    with pytest.raises(OSError, match="the machine is gone"):
+        run(Crash())
+    resumed = run(ckpt_path="last")
+    assert whole.model is not None and resumed.model is not None and resumed.step == whole.step == 12
+    for one, two in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@BOTH
+def test_a_pretrained_start_is_that_of_the_native_trainer(captured: bool, tmp_path: Path) -> None:
+    config = tiny_config(steps=5)
+    before = Trainer(replace(config, train=replace(config.train, seed=7)), ball_scene())
+    before.fit()
+    source = before.save(tmp_path)
+    native = Trainer(config, ball_scene())
+    native.warm_start(source, keep=0.8)
+    native.fit()
+
+    class Warm(pl.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.engine.warm_start(source, keep=0.8)
+
+    module, cold = NerfModule(config, captured=captured), NerfModule(config, captured=captured)
+    fit(module, callbacks=[Warm()])
+    fit(cold)
+    assert module.model is not None and cold.model is not None
+    for one, two in zip(native.model.parameters(), module.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    pairs = zip(module.model.parameters(), cold.model.parameters(), strict=True)
+    assert not all(torch.equal(one, two) for one, two in pairs)
 
 
 def test_data_parallel_is_refused_with_the_reason() -> None:

@@ -231,7 +231,8 @@ def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:
     )
     trainer.fit(module, NerfData(config, (ball_scene(), ball_scene("test"))))
     assert trainer.world_size == team.world
-    return {"losses": losses, "state": {name: v.clone() for name, v in module.model.state_dict().items()}}
+    state = {name: v.clone() for name, v in module.model.state_dict().items()}
+    return {"losses": losses, "state": state, "summary": module.summary}
 
 
 def find_rate(team: Team, folder: str) -> list[float]:

@@ -122,16 +122,6 @@ def view_times(split: Split, n_views: int) -> Tensor:
     return ranks / max(1, n_views - 1) if split == "train" else (ranks + 0.5) / n_views
 
 
-def render_poses(name: str, cameras: Cameras) -> Tensor:
-    """(n, H, W, 4) uint8: a built-in scene from any centred pinhole cameras of one square size, not cached; one that
-    moves is shown at the cameras' times, or at time 0."""
-    size, focal = cameras.size[0, 0], cameras.focal[0, 0]
-    centred = torch.allclose(cameras.center, cameras.size * 0.5)
-    if cameras.model != "pinhole" or not (centred and (cameras.size == size).all() and (cameras.focal == focal).all()):
-        raise InputError("cameras", "centred pinhole cameras of one square size and focal length", "others")
-    return torch.from_numpy(_render(check_name(name), cameras))
-
-
 def _spiral(n: int, phase: float, lowest: float) -> Tensor:
     k = torch.arange(n, dtype=torch.float64)
     height = lowest + (_HIGHEST - lowest) * (k + 0.5) / n
