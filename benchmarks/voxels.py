@@ -30,11 +30,22 @@ from nerfturbo.data.images import save_image
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.fields import VoxelGrid
+from nerfturbo.fields.voxels import corner_rows, split_nodes
 from nerfturbo.presets import preset
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
 
 MARKS = (0.05, 0.1, 0.25, 0.5, 1.0)  # shares of the time
+
+
+def n_voxels(grid: VoxelGrid) -> int:
+    """Voxels whose eight corners are all stored."""
+    place = torch.stack(split_nodes(grid.nodes, grid.resolution), dim=-1)
+    middle = (place[(place < grid.resolution).all(-1)] + 0.5) / grid.resolution
+    whole = torch.ones(middle.shape[0], dtype=torch.bool, device=middle.device)
+    for corner in range(8):
+        whole &= corner_rows(grid.structure, middle, corner) >= 0
+    return int(whole.sum())
 
 
 def parsed(text: str) -> tuple[str, Config]:
@@ -64,7 +75,7 @@ class Watch:
     def __call__(self, trainer: Trainer, record: StepRecord) -> None:
         grid = trainer.model.field
         if isinstance(grid, VoxelGrid) and len(self.stages) <= grid.stage:
-            seen = {"resolution": grid.resolution, "nodes": grid.n_nodes, "voxels": grid.n_voxels()}
+            seen = {"resolution": grid.resolution, "nodes": grid.n_nodes, "voxels": n_voxels(grid)}
             self.stages.append(seen | {"step": trainer.step, "seconds": round(trainer.train_seconds, 3)})
             self.stages[-1]["field_megabytes"] = round(grid.memory_bytes / 1e6, 1)
         if len(self.scores) < len(self.marks) and trainer.train_seconds >= self.marks[len(self.scores)]:

@@ -117,16 +117,6 @@ class VoxelGrid(Staged, Connected):
     def index(self) -> VoxelIndex:
         return VoxelIndex(self.blocks, self.rows, self.resolution, EMPTY / DENSITY_SPEED)
 
-    def n_voxels(self) -> int:
-        """Voxels whose eight corners are all stored."""
-        x, y, z = split_nodes(self.nodes, self.resolution)
-        inside = (x < self.resolution) & (y < self.resolution) & (z < self.resolution)
-        middle = (torch.stack([x, y, z], dim=-1)[inside] + 0.5) / self.resolution
-        whole = torch.ones(middle.shape[0], dtype=torch.bool, device=middle.device)
-        for corner in range(8):
-            whole &= corner_rows(self.structure, middle, corner) >= 0
-        return int(whole.sum())
-
     def basis(self, directions: Tensor) -> Tensor:
         """(n, n_basis): what the coefficients of a colour are multiplied by along unit directions (n, 3)."""
         return spherical_harmonics(directions, self.config.sh_degree) * self.scales.to(directions.dtype)
