@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 WORKERS ?= 2
 
 # Without an NVIDIA GPU the constraints keep gigabytes of CUDA libraries away; with one, pip takes the CUDA build.
@@ -19,14 +20,17 @@ help:  ## show this list
 setup: $(STAMP)  ## create .venv and install nerfturbo with what the tests need (repeating it costs nothing)
 
 # --no-compile: byte code is written on first import instead, for what is imported at all; that saves half a minute.
-$(STAMP): pyproject.toml constraints-cpu.txt
+$(STAMP): EXTRAS := test,dev,docs
+$(DEMO_STAMP): EXTRAS := video,viewer,mesh
+$(STAMP) $(DEMO_STAMP): pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("nerfturbo needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name a newer one: make PYTHON=python3.12 ..." % v[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing nerfturbo and torch ($(if $(HAS_GPU),CUDA,CPU) build) into $(VENV) ..."
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(CONSTRAINTS) -e ".[test,dev,docs]"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
 
-demo: setup  ## train the built-in scene, evaluate it on unseen views, write renders, a report and a web page into runs/demo
+# Where nothing is installed yet, only what the demo and the commands it prints need.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## train the built-in scene, evaluate it on unseen views, write renders, a report and a web page into runs/demo
 	$(BIN)/nerfturbo train --output runs/demo --overwrite
 	$(BIN)/nerfturbo export web runs/demo runs/demo/scene.html --overwrite
 

@@ -38,6 +38,16 @@ from nerfturbo.training.trainer import Trainer
 MARKS = (0.05, 0.1, 0.25, 0.5, 1.0)  # shares of the time
 
 
+def n_voxels(grid: VoxelGrid) -> int:
+    """Voxels whose eight corners are all stored."""
+    place = torch.stack(split_nodes(grid.nodes, grid.resolution), dim=-1)
+    middle = (place[(place < grid.resolution).all(-1)] + 0.5) / grid.resolution
+    whole = torch.ones(middle.shape[0], dtype=torch.bool, device=middle.device)
+    for corner in range(8):
+        whole &= corner_rows(grid.structure, middle, corner) >= 0
+    return int(whole.sum())
+
+
 def parsed(text: str) -> tuple[str, Config]:
     """Label and config of a --run."""
     label, _, changes = text.partition(":")

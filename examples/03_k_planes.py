@@ -22,7 +22,7 @@ RESOLUTIONS = (32, 64, 128)
 MOMENTS = 25  # along time
 PLANES = tuple(itertools.combinations(range(4), 2))  # of (x, y, z, t)
 COMMANDS = (
-    "train {scene} --field {file}:KPlanes --optim.lr 5e-3 --steps {steps} --downscale {downscale} --output {run}",
+    "train {scene} --field {file}:KPlanes --optim.lr 5e-3 --steps {n} --downscale {by} --turntable 0 --output {run}",
     "render {run} --path orbit --frames 12 --output {run}/orbit.gif",
     "export grid {run} {run}/grid.npz",
 )
@@ -64,7 +64,7 @@ class KPlanes(nn.Module):
 
 
 def main(scene: str, steps: int, downscale: int, run: Path) -> None:
-    values = {"scene": scene, "file": __file__, "steps": steps, "downscale": downscale, "run": run}
+    values = {"scene": scene, "file": __file__, "n": steps, "by": downscale, "run": run}
     for command in COMMANDS:
         words = [word.format(**values) for word in command.split()]
         print("$ nerfturbo", *words, flush=True)

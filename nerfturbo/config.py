@@ -90,8 +90,7 @@ def _in_words(option: Any) -> str:
 
 
 def _check_stages(sizes: tuple[int, ...], shares: tuple[float, ...], name: str) -> None:
-    if not sizes or list(sizes) != sorted(set(sizes)):
-        raise InputError("field.resolutions", "growing numbers", str(sizes))
+    refuse(not sizes or list(sizes) != sorted(set(sizes)), "field.resolutions", "growing numbers", str(sizes))
     if len(shares) != len(sizes) - 1 or list(shares) != sorted(shares):
         raise InputError(f"field.{name}", f"{len(sizes) - 1} growing shares of the run, one per stage", str(shares))
 

@@ -1,6 +1,7 @@
 """The errors a user can cause, each with one format: what, expected, got, hint."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class NerfturboError(Exception):
@@ -55,3 +56,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: Python's, a GPU's, or the machine's, each of which says so in its own words."""
     said = ("out of memory", "not enough memory", "can't allocate memory")
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in said))
+
+
+def require_run(path: str | Path) -> Path:
+    """The path of a run folder, of which there must be one."""
+    place, hint = Path(path).expanduser(), "a run folder is what `nerfturbo train` writes"
+    if not place.is_dir():
+        others = place.parent.iterdir() if place.parent.is_dir() else ()
+        runs = [one for one in others if (one / "config.json").is_file()]
+        newest = max((one for one in runs if one.name.startswith(f"{place.name}-")), default=None)  # named without time
+        near = did_you_mean(place.name, [one.name for one in runs]) if newest is None else f"the newest one is {newest}"
+        raise InputError(str(place), "a run folder", "a file" if place.exists() else "no such folder", near or hint)
+    refuse(not (place / "config.json").is_file(), str(place), "a run folder with config.json", "none in it", hint)
+    return place

@@ -5,7 +5,7 @@ from typing import Any
 
 from . import config as c
 from .config import Config
-from .errors import refuse
+from .errors import did_you_mean, refuse
 
 _CPU_GRID = c.GridConfig(resolution=64, decay=0.8, cull_unseen=True)
 _CPU_TRAIN = c.TrainConfig(steps=1500, batch_samples=1 << 14, max_rays=8192)
@@ -164,5 +164,6 @@ def preset(name: str, device: str = "cpu") -> Config:
     """
     if name == "auto":
         name = "ngp-cpu" if device == "cpu" else "ngp"
-    refuse(name not in _PRESETS, "preset", "one of auto, " + ", ".join(preset_names()), repr(name))
+    hint = did_you_mean(name, preset_names())
+    refuse(name not in _PRESETS, "preset", "one of auto, " + ", ".join(preset_names()), repr(name), hint)
     return _PRESETS[name]

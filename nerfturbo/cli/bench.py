@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table
-from ..errors import InputError, refuse
+from ..errors import InputError, refuse, require_run
 from .common import print_json
 from .flags import Device, EvalViews, Number, RunPath, SceneSource, check_positive, parse
 from .progress import Display, showing
@@ -162,6 +162,7 @@ class RenderArgs:
 
 def render(argv: Sequence[str]) -> int:
     args = parse(RenderArgs, argv, "bench render")
+    require_run(args.run)
     check_positive({"--eval-views": args.eval_views})
     from ..bench.render import LARGE, SIZES, render_record, render_table, run_render_benchmark
     from ..evaluation.evaluate import choose_views

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from ..config import Config, DataConfig
-from ..errors import InputError
+from ..errors import InputError, require_run
 from .flags import Backend, BackendName, Count, Device, RunPath, check_positive
 from .progress import Display, showing
 from .settings import resolve_device
@@ -34,6 +34,9 @@ class RunArgs:
     data: Annotated[str | None, arg(metavar="DATA")] = None  # New location of the scene, if it was moved.
     device: Device = "auto"
     backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        require_run(self.run)  # before torch is imported
 
 
 @dataclass(frozen=True, kw_only=True)

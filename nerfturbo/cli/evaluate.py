@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import InputError, refuse
+from ..errors import InputError, refuse, require_run
 from ..export import check_ending
 from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
 from .flags import EvalViews, Number, check_positive, check_within, parse
@@ -169,6 +169,7 @@ class CompareArgs:
 def compare(argv: Sequence[str]) -> int:
     args = parse(CompareArgs, argv, "compare")
     refuse(len(args.runs) < 2, "RUN", "at least two run folders", len(args.runs))
+    runs = [require_run(run) for run in args.runs]  # before torch is imported
     output = args.output or (None if args.json else Path("compare.html"))
     from ..evaluation.report import compare_runs, write_page
     from ..evaluation.run_folder import open_run
@@ -176,7 +177,7 @@ def compare(argv: Sequence[str]) -> int:
     if output is not None:
         check_ending(output, ".html", flag="--output")
         check_new(output, overwrite=args.overwrite)
-    found = compare_runs([open_run(run) for run in args.runs])
+    found = compare_runs([open_run(run) for run in runs])
     if output is not None:
         write_page(output, found, "compare_page")
     if args.json:

@@ -178,8 +178,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     if (folder / "sparse" / "0").is_dir():
         return None
     command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
-    if plot:
-        raise InputError("--plot", "a scene with poses", "pictures without", f"find them first: {command}")
+    refuse(plot, "--plot", "a scene with poses", "pictures without", f"find them first: {command}")
     bounded = starting_config(()).preset
     presets = [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]  # where the poses show an end, and where not
     name = {"name": source.resolve().name, "source": given, "format": UNPOSED, "poses": None}

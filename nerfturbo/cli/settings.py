@@ -42,8 +42,9 @@ class ConfigArgs:
     """What every verb over a config asks for."""
 
     preset: str = "auto"
-    """Named starting point: ngp, quality, proposal, proposal-large, vanilla, hierarchy, voxels, factor, dynamic, tnerf,
-    dnerf (most also as NAME-cpu); auto chooses by device and scene."""
+    """Named starting point: ngp (objects, fast), quality (finer, slower), proposal (unbounded), proposal-large (from
+    100 photos), vanilla (the first NeRF), hierarchy (coarse and fine networks), voxels (no network), factor (planes and
+    lines); dynamic (motion, fast), tnerf, dnerf (motion by networks). Most also as NAME-cpu; auto chooses."""
     field: Kind = None  # Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField.
     sampler: Kind = None  # Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler.
     device: Device = "auto"

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import glob
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, check_code, from_dict, to_dict
-from ..errors import CheckpointError, InputError, refuse
+from ..errors import CheckpointError, InputError, refuse, require_run
 from ..files import remove, write_atomically
 from ..types import Aabb
 from .results import versions
@@ -120,15 +119,7 @@ def read_config_file(path: Path) -> Config:
 
 def open_run(path: str | Path) -> RunFolder:
     """A run folder that exists."""
-    run = RunFolder(Path(path).expanduser())
-    hint = "a run folder is what `nerfturbo train` writes"
-    if not run.path.is_dir():
-        got = "a file" if run.path.exists() else "no such folder"
-        # of a scene that is named without its time: runs/fox-20260130-101500 for runs/fox
-        runs = run.path.parent.glob(f"{glob.escape(run.path.name)}-*") if run.path.parent.is_dir() else ()
-        newest = max((one for one in runs if (one / "config.json").is_file()), default=None)
-        raise InputError(str(run.path), "a run folder", got, hint if newest is None else f"the newest one is {newest}")
-    refuse(not run.config_file.is_file(), str(run.path), "a run folder with config.json", "none in it", hint)
+    run = RunFolder(require_run(path))
     run.read_config()
     return run
 

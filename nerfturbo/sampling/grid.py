@@ -110,8 +110,7 @@ class OccupancyGrid(nn.Module):
         points = check_points("points", points)
         aabb = aabb or box_around(points)
         grid = cls(aabb, config, step_size=step_size or aabb.diagonal / 1024.0).to(points.device)
-        occupied = cells_with_points(points, aabb, grid.config.resolution, grid.config.levels)
-        grid.set_occupied(dilate(occupied, margin))
+        grid.set_occupied(dilate(cells_with_points(points, aabb, grid.config.resolution, grid.config.levels), margin))
         return grid
 
     @classmethod

@@ -212,8 +212,7 @@ class Client:
         return replace(view, channel=self.channel.value, crop=self._panel.crop(), time=moment)
 
     def show_cameras(self, split: str) -> None:
-        """Frusta with their photos, where they are ticked; a click flies there. Ticks come in threads of their own, so
-        that one waits for the other and the last finds what holds."""
+        """Frusta with their photos, where they are ticked; a click flies there. Of many ticks the last holds."""
         with self._frusta_lock:
             self._show_cameras(split, shown=bool(self.toggles[split].value))
 

@@ -1,8 +1,7 @@
 """The page itself: the modules in `page/`, a scene's header and its chunks, in one file or in a folder.
 
 In one file the modules are wrapped into functions, because browsers load no modules beside a page that was opened from
-a disk; the script stands behind the chunks of the first picture, and draws while the others still arrive. The page's
-policy forbids other fetches.
+a disk; the script stands behind the first picture's chunks and draws while others arrive. The policy forbids fetches.
 """
 
 import base64
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...data.cameras import Cameras
-from ...errors import InputError
+from ...errors import InputError, refuse
 from ...evaluation.run_folder import finite
 from ...files import replacing, write_atomically
 from .bake import BakeResult, Score
@@ -116,9 +115,8 @@ def check_page_path(path: Path, *, split: bool) -> None:
     """Refuse what could not be written, before any work is done."""
     if split and path.suffix:
         raise InputError(str(path), "the name of a folder, because of --split", f"one ending in {path.suffix}")
-    if not split and path.suffix.lower() not in (".html", ".htm"):
-        hint = "--split writes a folder"
-        raise InputError(str(path), "a file ending in .html", repr(path.suffix), hint)
+    other = not split and path.suffix.lower() not in (".html", ".htm")
+    refuse(other, str(path), "a file ending in .html", repr(path.suffix), "--split writes a folder")
 
 
 def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
