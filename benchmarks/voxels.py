@@ -61,17 +61,6 @@ def parsed(text: str) -> tuple[str, Config]:
     return label, from_dict(Config, values)
 
 
-def n_voxels(grid: VoxelGrid) -> int:
-    """Voxels whose eight corners are all stored."""
-    x, y, z = split_nodes(grid.nodes, grid.resolution)
-    inside = (x < grid.resolution) & (y < grid.resolution) & (z < grid.resolution)
-    middle = (torch.stack([x, y, z], dim=-1)[inside] + 0.5) / grid.resolution
-    whole = torch.ones(middle.shape[0], dtype=torch.bool, device=middle.device)
-    for corner in range(8):
-        whole &= corner_rows(grid.structure, middle, corner) >= 0
-    return int(whole.sum())
-
-
 @dataclass
 class Watch:
     """What happens on the way: scores at marks, stages, memory of training alone."""
