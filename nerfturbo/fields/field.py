@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
+from ..ops.composite import Thinning
 from ..types import PackedSamples, Rays
 
 MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
@@ -55,9 +56,16 @@ class RayField(Field, Protocol):
         """(capacity,) density of every sample, without gradient."""
         ...
 
-    def sample_visibility(self, rays: Rays, samples: PackedSamples, **limits: Any) -> Tensor:
-        """(capacity,): what `ops.visible_codes` says of `sample_density`; hidden samples need not be evaluated. Limits
-        are `early_stop_eps`, `alpha_thre` and `thinning`."""
+    def sample_visibility(
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
+    ) -> Tensor:
+        """(capacity,): what `ops.visible_codes` says of `sample_density`; hidden samples need not be evaluated."""
         ...
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config import NgpConfig
 from ..ops import GradientSink
-from ..ops.composite import visible_codes
+from ..ops.composite import Thinning, visible_codes
 from ..ops.frame import NextSamples
 from ..ops.hash_encode import HashLayout, fade_levels, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
@@ -128,7 +127,16 @@ class InstantNGP(Connected):
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
         return self._ahead.at(self._sample_positions(rays, samples), n_used=samples.n_samples)
 
-    def sample_visibility(self, rays: Rays, samples: PackedSamples, **limits: Any) -> Tensor:
+    def sample_visibility(
+        self,
+        rays: Rays,
+        samples: PackedSamples,
+        *,
+        early_stop_eps: float,
+        alpha_thre: float | Tensor,
+        thinning: Thinning | None = None,
+    ) -> Tensor:
+        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre, "thinning": thinning}
         if self.contraction != "none" or self.fades_by_sample:
             return visible_codes(self.sample_density(rays, samples), samples, **limits)
         return self._ahead.visibility(rays.origins, rays.directions, samples, **limits)

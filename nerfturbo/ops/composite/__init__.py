@@ -24,7 +24,7 @@ right within 2.2%, and to the bit for a sample that stands for itself alone. `co
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,10 +141,15 @@ def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinni
 
 
 def visible_codes(
-    density: Tensor, samples: PackedSamples, *, thinning: Thinning | None = None, **limits: Any
+    density: Tensor,
+    samples: PackedSamples,
+    *,
+    early_stop_eps: float,
+    alpha_thre: float | Tensor,
+    thinning: Thinning | None,
 ) -> Tensor:
     """What to keep of samples of known density (capacity,): `visibility`'s flags, or codes with `thinning`."""
-    keep = visibility(density, samples, **limits)
+    keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     if thinning is None:
         return keep
     optical = density.detach() * (samples.t_ends - samples.t_starts)
