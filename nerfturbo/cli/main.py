@@ -50,6 +50,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "warmup": ("startup", "warmup", "compile all kernels now, so that the first training starts at once"),
 }
 
+STUDIES = ("bench precision", "bench ablation", "bench trainers")  # now scripts of the folder benchmarks
+
 MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the pictures by --downscale"
 AGAIN_AFTER = 0.05  # seconds: by then C has usually left the callback; if not, it is dropped and comes again
 
@@ -75,7 +77,8 @@ def _run(verb: str, rest: list[str]) -> int:
     if verb in ("scene info", "scene check", "process"):  # whose module imports torch
         from .settings import check_source
 
-        check_source(next(iter(rest), "-"))
+        unposed = [("photos or a video", "no such file or folder")] if verb == "process" else []
+        check_source(next(iter(rest), "-"), *unposed)
     return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
 
 
@@ -165,6 +168,7 @@ def _overview(arguments: list[str]) -> int:
     wrong = " ".join(arguments[:2]) if group else word
     names = group if group else {*VERBS, *(verb.split()[0] for verb in VERBS)}
     hint = "" if wrong == word and group else did_you_mean(wrong, names)
+    hint = f"did you mean python benchmarks/{arguments[1]}.py?" if wrong in STUDIES else hint
     if asked or group or not hint:
         print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else _fail(str(InputError("command", "one that `nerfturbo --help` lists", repr(wrong), hint)))

@@ -64,14 +64,14 @@ def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Co
         print(f"--help-all lists every value of preset {start.preset}")
 
 
-def check_source(source: str) -> None:
+def check_source(source: str, wanted: tuple[str, str] = ("a folder with a scene", "no such folder")) -> None:
     """Refuse a scene that is not there, before anything is imported that takes seconds; flags are no scenes."""
     name = source.removeprefix(BUILTIN_PREFIX)
     if name.startswith("-") or name in BUILTIN_SCENES or (name == source and Path(name).expanduser().exists()):
         return
     hint = did_you_mean(name, BUILTIN_SCENES)
     hint = hint or f"give a scene folder, photos, a video, or a built-in scene: {', '.join(BUILTIN_SCENES)}"
-    expected, got = ("a folder with a scene", "no such folder") if name == source else ("a built-in scene", repr(name))
+    expected, got = wanted if name == source else ("a built-in scene", repr(name))
     raise InputError(source, expected, got, hint)
 
 

@@ -136,7 +136,7 @@ def test_a_field_and_a_sampler_are_chosen_by_name(nerfturbo: Nerfturbo, scene: P
     done = nerfturbo("train", scene, *small, *chosen, "--steps", 2, "--turntable", 0, "--output", "out")
     assert done.code == 0, done.err
     config = json.loads(Path("out/config.json").read_text())["config"]
-    assert config["field"] == {"kind": "vanilla", "width": 16, "depth": 2, "motion": "none", "checkpointing": False}
+    assert config["field"] == {"kind": "vanilla", "width": 16, "depth": 2, "motion": "none"}
     assert config["sampler"] == {"kind": "uniform", "n_samples": 6}
 
 

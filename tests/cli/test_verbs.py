@@ -163,7 +163,7 @@ MISTAKES = {
     "bench render no/such/run": "no/such/run: expected a run folder, got no such folder",
     "export mesh no/such/run x.glb": "no/such/run: expected a run folder, got no such folder",
     "scene info toybax": "did you mean toybox?",
-    "process no/such/photos out": "no/such/photos: expected a folder with a scene, got no such folder",
+    "process no/such/photos out": "no/such/photos: expected photos or a video, got no such file or folder",
     "train toybox --preset ngb": "did you mean ngp?",
     "train toybox --device cpu -o runs/x": "-o: did you mean --output?",
     "train toybox --device cpu --iters=5": "--iters: did you mean --steps?",
