@@ -14,8 +14,10 @@ left alone, to the bit. Flags behind `--` go to `nerfturbo train`; for a GPU, ta
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -25,20 +27,26 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY))
 
-from parallel import Case, Row, add_flags, run, stay_small  # noqa: E402
+from parallel import Case, Row, add_flags, import_modules, run, stay_small  # noqa: E402
 
-COMMAND = [sys.executable, "-c", "import sys; from nerfturbo.cli.main import main; sys.exit(main())"]
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MOMENTS = ("anywhere", "anywhere", "in training", "inside a save", "inside a save", "while it scores")
 KINDS = ("train", "train", "train", "train", "export", "process")
 EXPORTS = ("export points run out.ply --points 2000", "export grid run out.npz", "export cameras run out.json")
 EXPORTS += ("render run --frames 6 --output out.gif --scale 0.5", "export mesh run out.ply --resolution 24")
+REHEARSE = """import sys
+from nerfturbo.cli.main import main
+for words in {}:
+    main(words)
+open("modules.txt", "w").write("\\n".join(sys.modules))
+"""  # compiles what the commands need, and names what they import
 KILLS = 5  # of one case
 STEPS, SAVE_EVERY = 60, 4
 LOG_EVERY = 10  # steps between the lines of log.jsonl
@@ -76,16 +84,48 @@ class Base:
         return [*self.backend, "--turntable", "0", "--save-every", f"{SAVE_EVERY}steps"]
 
 
-def start(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "said.txt").open("ab") as file:
-        return subprocess.Popen([*COMMAND, *words], stdout=file, stderr=file, cwd=folder, start_new_session=True)
+def start(words: list[str], folder: Path) -> ForkProcess:
+    """The command in a forked process, which has imported everything: a kill lands in its work."""
+    process = multiprocessing.get_context("fork").Process(target=_command, args=(words, folder))
+    process.start()
+    return process
+
+
+def _command(words: list[str], folder: Path) -> None:
+    from nerfturbo.cli.main import main
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()  # what the tool itself does at its end
+    os.setsid()
+    file = os.open(folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(file, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+    os.chdir(folder)
+    code: object = 1
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        code = 130  # before the command has begun
+    finally:
+        atexit._run_exitfuncs()
+    sys.exit(code)
+
+
+def ended(process: ForkProcess, seconds: float) -> int | None:
+    """Its exit code, negative after a signal; None if it is still there."""
+    process.join(seconds)
+    return process.exitcode
 
 
 def finished(words: list[str], folder: Path) -> float:
     """Seconds that a command takes which is left alone."""
     begun, process = time.monotonic(), start(words, folder)
     try:
-        code = process.wait(LATE)
+        code = ended(process, LATE)
     finally:
         _end(process)
     if code != 0:
@@ -93,14 +133,24 @@ def finished(words: list[str], folder: Path) -> float:
     return time.monotonic() - begun
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: ForkProcess) -> None:
     """The command with all it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if process.exitcode is None and process.pid is not None:
+        _send(process, signal.SIGKILL)
+    process.join()
 
 
-def wait_for(moment: str, process: subprocess.Popen[bytes], killed: Path, draw: random.Random, base: Base) -> bool:
+def _send(process: ForkProcess, number: signal.Signals) -> None:
+    """SIGKILL to all that it started too; a process that has only just been forked has no group yet."""
+    assert process.pid is not None
+    try:
+        (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+    except ProcessLookupError:
+        if process.exitcode is None:
+            os.kill(process.pid, number)
+
+
+def wait_for(moment: str, process: ForkProcess, killed: Path, draw: random.Random, base: Base) -> bool:
     """Wait for the moment; False where the command ended before."""
     from nerfturbo.training.checkpoint import list_checkpoints
 
@@ -113,7 +163,7 @@ def wait_for(moment: str, process: subprocess.Popen[bytes], killed: Path, draw: 
     goal = newest() + draw.randint(1, 3) * SAVE_EVERY if moment != "while it scores" else base.steps
     until = time.monotonic() + (draw.random() * base.seconds if moment == "anywhere" else LATE)
     reached = False
-    while process.poll() is None and time.monotonic() < until:
+    while process.exitcode is None and time.monotonic() < until:
         reached = reached or (moment != "anywhere" and newest() >= min(goal, base.steps))
         if reached and (moment != "inside a save" or any(checkpoints.glob(".step_*.tmp"))):
             time.sleep(draw.random() * (0.004 if moment == "inside a save" else 0.5))
@@ -121,24 +171,19 @@ def wait_for(moment: str, process: subprocess.Popen[bytes], killed: Path, draw: 
         time.sleep(0.0005 if reached else 0.005)
     if moment != "anywhere" and time.monotonic() >= until:
         raise Lost(f"no progress for {LATE:.0f} s")
-    return process.poll() is None
+    return process.exitcode is None
 
 
-def kill(process: subprocess.Popen[bytes], number: signal.Signals, folder: Path) -> Row:
+def kill(process: ForkProcess, number: signal.Signals, folder: Path) -> Row:
     """Send it, and see how the command ends."""
     begun = time.monotonic()
-    if number == signal.SIGKILL:
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-    try:
-        code = process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise Lost(f"still there {PATIENCE:.0f} s after {number.name}") from None
+    _send(process, number)
+    if (code := ended(process, PATIENCE)) is None:
+        raise Lost(f"still there {PATIENCE:.0f} s after {number.name}")
     said = (folder / "said.txt").read_text(errors="replace")
     if number != signal.SIGKILL and code not in (0, 130, -number):
         raise Lost(f"exit {code} after {number.name}: {said[-1500:]}")
-    if "Traceback" in said and "run_command" in said:  # Python's own, while it starts, are not ours
+    if "Traceback" in said:
         raise Lost(f"a traceback after {number.name}: {said[-1500:]}")
     return {"signal": number.name, "exit": code, "seconds": round(time.monotonic() - begun, 2)}
 
@@ -205,7 +250,7 @@ def train_case(base: Base, folder: Path, draw: random.Random) -> Row:
             moment = draw.choice(MOMENTS)
             waited = len(kills) < most and wait_for(moment, process, killed, draw, base)
             if not waited:
-                code = process.wait(LATE)
+                code = ended(process, LATE)
                 break
             if any((killed / "checkpoints").glob(".step_*.tmp")):
                 moment = "inside a save"
@@ -243,13 +288,14 @@ def export_case(base: Base, folder: Path, draw: random.Random) -> Row:
         process = start(words, folder)
         try:
             time.sleep(seconds * (0.4 + 0.6 * draw.random()))
-            if process.poll() is not None:
-                continue
-            kills.append({"moment": words[0] + " " + words[1]} | kill(process, draw.choice(SIGNALS), folder))
+            if process.exitcode is None:
+                kills.append({"moment": words[0] + " " + words[1]} | kill(process, draw.choice(SIGNALS), folder))
         finally:
             _end(process)
-        if output.exists() and files_of(output) != whole:
-            raise Lost(f"{output.name} is there and not whole after a kill of {' '.join(words)}")
+        if output.exists():
+            if files_of(output) != whole:
+                raise Lost(f"{output.name} is there and not whole after a kill of {' '.join(words)}")
+            output.unlink()
         if files_of(folder / "run") != run_before:
             raise Lost(f"{' '.join(words)} changed the run")
     finished(words, folder)
@@ -267,7 +313,7 @@ def process_case(base: Base, folder: Path, draw: random.Random) -> Row:
         process = start(words, folder)
         try:
             time.sleep(draw.random() * 12.0)
-            if process.poll() is not None:
+            if process.exitcode is not None:
                 continue
             kills.append({"moment": "process"} | kill(process, draw.choice(SIGNALS), folder))
         finally:
@@ -296,8 +342,11 @@ def prepare_bases(root: Path, data: str | None, flags: list[str], kinds: list[st
         folder = root / str(index)
         folder.mkdir()
         base = Base(folder, data, chosen, 0.0, STEPS)
-        if "reference" not in chosen:
-            finished([*base.train, "--output", "first"], folder)  # compiles
+        lines = [[*base.train, "--output", "run"], ["eval", "run", *base.backend], *map(str.split, EXPORTS)]
+        said = subprocess.run([sys.executable, "-c", REHEARSE.format(lines)], cwd=folder, capture_output=True)
+        if said.returncode:
+            raise SystemExit(f"the run without kills fails: {said.stderr.decode(errors='replace')[-1500:]}")
+        import_modules((folder / "modules.txt").read_text())
         bases.append(Base(folder, data, chosen, finished([*base.train, "--output", "whole"], folder), STEPS))
     return bases
 
@@ -312,7 +361,6 @@ def main() -> int:
     args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     if "cuda" not in " ".join(flags):
         stay_small()
-    os.environ |= {"PYTHONUNBUFFERED": "1"}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     kinds = {"train": train_case, "export": export_case, "process": process_case}
     begun = time.monotonic()

@@ -7,6 +7,8 @@ written every few seconds and holds a row for each case; records of several runs
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -29,6 +31,13 @@ THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA")
 def stay_small() -> None:
     """One thread for each worker, and no GPU. Call it before torch or numba are imported."""
     os.environ |= {f"{name}_NUM_THREADS": "1" for name in THREADS} | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def import_modules(names: str) -> None:
+    """Import what another process had imported (its `sys.modules`, in lines), so that forked cases need not."""
+    for name in names.split():
+        with contextlib.suppress(Exception):  # parts that their package makes by itself
+            importlib.import_module(name)
 
 
 def add_flags(parser: argparse.ArgumentParser, count: int, what: str) -> None:

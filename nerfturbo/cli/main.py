@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from ..errors import InputError, NerfturboError, did_you_mean, is_out_of_memory
 from .progress import restart_clock
@@ -111,11 +112,17 @@ def interrupts_arrive() -> Iterator[None]:
     """Inside, SIGTERM interrupts as Ctrl-C does, and neither is lost. For the main thread; others change nothing. Both
     become a KeyboardInterrupt in whatever Python code runs. If C called that code, an exception cannot go on through
     it: ctypes drops it after a note, and so do finalizers. LLVM calls back into numba that way, so that an interrupt
-    while kernels compile would be lost. What is dropped is raised again a moment later."""
+    while kernels compile would be lost. What is dropped is raised again a moment later. Other C code (safetensors)
+    makes another error of it: an error after an interrupt is that interrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     timers: list[threading.Timer] = []
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
 
     def dropped(found: "sys.UnraisableHookArgs") -> None:
         if not issubclass(found.exc_type, KeyboardInterrupt):
@@ -126,15 +133,23 @@ def interrupts_arrive() -> Iterator[None]:
         timers.append(timer)
         timer.start()
 
-    handler, report = signal.signal(signal.SIGTERM, signal.default_int_handler), sys.unraisablehook
-    sys.unraisablehook = dropped
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        if before[number] != signal.SIG_IGN:  # as `nohup` and `&` in scripts ask
+            signal.signal(number, interrupt)
+    report, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
+    except Exception as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for timer in timers:
             timer.cancel()
         sys.unraisablehook = report
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _signal_main_thread() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nerfturbo.cli.main import run_command
 from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 
 from ..tiny import TINY_FLAGS
@@ -122,3 +123,21 @@ def test_an_interrupt_inside_a_callback_of_c_is_not_lost(name: str) -> None:
     program = [sys.executable, "-c", CALLED_BY_C.format(name=name)]
     run = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert (run.returncode, run.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_c_code_made_another_error_of(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:  # as safetensors does while it reads
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(1.0)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+        return 0
+
+    before = signal.getsignal(number)
+    assert run_command(command) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(number) is before

@@ -11,7 +11,7 @@ package which is not installed are counted as skipped.
 from __future__ import annotations
 
 import argparse
-import importlib
+import hashlib
 import json
 import os
 import random
@@ -228,6 +228,7 @@ def prepare(folder: Path) -> None:
         main(line.split())
     os.chdir(folder)
     shutil.rmtree(warm)
+    folder.with_name("modules.txt").write_text("\n".join(sys.modules))
 
 
 def watch(folder: Path) -> list[str]:
@@ -235,7 +236,7 @@ def watch(folder: Path) -> list[str]:
     own = [folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_paths()["stdlib"])]
     readable = [*own, *map(Path, ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run", "/var/lib"))]
     readable += [path.resolve() for path in (REPOSITORY / ".venv",) if path.exists()]
-    writable = [folder, Path("/dev/null"), Path("/dev/shm")]
+    writable = [folder, Path("/dev/null"), Path("/dev/shm"), Path(sys.pycache_prefix or "/dev/null")]
     strange: list[str] = []
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -333,17 +334,6 @@ def run_case(case: Case, folder: Path, memory: int | None = None) -> str | None:
     return None
 
 
-def import_all() -> None:
-    """Import what commands import, so that a case does not, and compute nothing: threads do not survive a fork."""
-    import torch
-
-    torch.set_num_threads(1)
-    for name in ("batch", "evaluate", "export", "finish", "render", "scene", "session", "train"):
-        importlib.import_module(f"nerfturbo.cli.{name}")
-    for name in ("evaluation.evaluate", "evaluation.report", "training.trainer", "export.points", "export.mesh"):
-        importlib.import_module(f"nerfturbo.{name}")
-
-
 def all_cases(only: Sequence[str] | None) -> dict[str, list[str]]:
     """Name -> flags; no flags for files."""
     named = {**{key: [] for key in FILES}, **{verb: flags_of(verb) for verb in VERBS}}
@@ -361,7 +351,8 @@ def copy_template(template: Path, folder: Path, name: str) -> None:
 
 def worker(template: Path, root: Path, names: dict[str, list[str]], seed: int) -> parallel.Case:
     """The function that runs a numbered case: every name once, in random order, then again."""
-    honest: dict[str, int] = {}  # command -> the memory it takes when nothing is damaged
+    honest = root.with_name("honest")  # the memory that a command takes when nothing is damaged, for all workers
+    honest.mkdir(exist_ok=True)
     own = Path(shutil.copytree(template, root / "template"))
     for file in (*(own / "run").rglob("*.json"), *(own / "run").rglob("*.jsonl")):  # it knows where its scene is
         file.write_text(file.read_text().replace(str(template), str(root / "case")))
@@ -375,13 +366,13 @@ def worker(template: Path, root: Path, names: dict[str, list[str]], seed: int) -
             made = flag_case(name, turn, names[name], seed)
         else:
             made = file_case(name, turn, folder, seed)
-            line = " ".join(made.words)
-            if line not in honest:
+            known = honest / hashlib.sha256(" ".join(made.words).encode()).hexdigest()
+            if not known.is_file():
                 copy_template(own, root / "honest", name)
                 run_case(Case(made.words, ("",), made.long), root / "honest")
                 grown = root / "honest" / ".grown"
-                honest[line] = int(grown.read_text()) if grown.is_file() else MEMORY
-            memory = honest[line]
+                known.write_text(grown.read_text() if grown.is_file() else str(MEMORY))
+            memory = int(known.read_text() or MEMORY)
         wrong = run_case(made, folder, memory)
         fate = "well" if wrong is None else "skipped" if wrong.startswith("needs a package") else "bad"
         return {"name": name, "turn": turn, "fate": fate} | (
@@ -398,7 +389,7 @@ def run_all(args: argparse.Namespace) -> parallel.Record:
         if not args.merge:
             (root / "template").mkdir()
             subprocess.run([sys.executable, __file__, "--prepare", root / "template"], check=True, stdout=sys.stderr)
-            import_all()
+            parallel.import_modules((root / "modules.txt").read_text())
             names = all_cases(args.only)
 
         def prepare_worker(index: int) -> parallel.Case:
