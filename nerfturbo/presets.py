@@ -75,7 +75,7 @@ _PRESETS: dict[str, Config] = {
         field=c.VanillaConfig(),
         sampler=c.HierarchySamplerConfig(),
         optim=_VANILLA,
-        train=c.TrainConfig(steps=50_000, batch_samples=192 * 1024, max_rays=1024),
+        train=c.TrainConfig(steps=50_000, batch_samples=192 * 2048, max_rays=2048),
     ),
 }
 

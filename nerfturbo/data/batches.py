@@ -209,6 +209,14 @@ class PixelBatch:
     error_map: ErrorMap | None = None  # that drew them
     rays_per_pixel: int = 1  # rays first // so many, ... of the whole step's batch share a pixel
     first: int = 0  # index of the first ray in it
+    pending: tuple[torch.cuda.Event, Tensor] | None = None  # colours on the bus, and the pixels asked for
+
+    def arrived(self) -> "PixelBatch":
+        """The same with its colours: the device waits for them, not the host."""
+        if self.pending is None:
+            return self
+        torch.cuda.current_stream(self.rgba.device).wait_event(self.pending[0])
+        return replace(self, pending=None)
 
     def add_errors(self, errors: Tensor, n_rays: Tensor | None = None) -> None:
         """Tell the map that guided the draws how wrong the rays were (n,); only the first `n_rays` of them count."""
@@ -262,20 +270,26 @@ class PixelSampler:
         self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
         self.error_map = ErrorMap(images, self._mask) if guided else None
         self._pool, self._widening = None, None
+        bus = mapped is not None and self.device.type == "cuda"
+        self._bus = torch.cuda.Stream(self.device) if bus else None
+        self._white = torch.full((), 255.0, device=self.device)  # a GPU multiplies by 1 / 255 instead of a number
         if cameras.model == "pinhole" and not fetched:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
             if radii:  # of a pixel's cone: its dot product with the ray's direction
                 self._widening = cameras.forward * (PIXEL_RADIUS / cameras.focal.prod(-1, keepdim=True).sqrt())
-            self._pool = ops.PixelPool(images.pixels, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
+            pixels_here = images.pixels[:, :0] if bus else images.pixels
+            self._pool = ops.PixelPool(pixels_here, self._offsets, self._widths, cameras.camera_to_world, intrinsics)
         self._table = make_lens_table(cameras, self._offsets)
         self._host = HostPixels(scene.images, mask, seed) if fetched else None
         self._prefetcher = None if self._host is None else Prefetcher(self._host)
         self._feeds: dict[tuple[int, int], tuple[Prefetcher, Tensor]] = {}  # by first ray and number of rays
 
-    def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0) -> PixelBatch:
-        """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device."""
+    def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0, late: bool = False) -> PixelBatch:
+        """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device. With `late`,
+        colours of host memory may still be on their way: call `arrived` before they are used."""
         chosen, guide = None, None if self.error_map is None else self.error_map.guide
-        if self._mask is not None or guide is not None or self._pool is None or self.rays_per_pixel > 1:
+        whole = self._mask is None and guide is None and self._pool is not None and self._bus is None
+        if not whole or self.rays_per_pixel > 1:
             chosen = self._choose(guide, step, n_rays, first)
         if self._pool is None:
             assert chosen is not None
@@ -288,6 +302,10 @@ class PixelSampler:
             radii = None if self._widening is None else (self._widening[image] * drawn.directions).sum(-1)
             rays = Rays(drawn.origins, drawn.directions, times, image, radii)
             batch = PixelBatch(rays if cameras.ndc is None else cameras.ndc.bend_rays(rays), drawn.rgba)
+        if self._bus is not None:
+            assert chosen is not None
+            batch = self._read(self._bus, batch, chosen.indices)
+            batch = batch if late else batch.arrived()
         batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
         if chosen is None or guide is None:
             return batch
@@ -304,6 +322,18 @@ class PixelSampler:
         rows = torch.div(torch.arange(n_rays, device=self.device) + first % size, size, rounding_mode="floor")
         weights, tiles = (None if value is None else value[rows] for value in (chosen.weights, chosen.tiles))
         return ops.ChosenPixels(chosen.indices[rows], weights, tiles)
+
+    def _read(self, bus: torch.cuda.Stream, batch: PixelBatch, indices: Tensor) -> PixelBatch:
+        """The colours of host memory, read on a stream of its own: they are not needed before the samples are placed.
+        It waits for all that came before, so that it may write where colours of an earlier step were."""
+        bus.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(bus):
+            pixels = self.scene.images.pixels
+            if pixels.shape[1] == 4:  # one read a pixel
+                colours = pixels.view(torch.int32)[indices].view(torch.uint8)
+            else:
+                colours = pixels[indices]
+            return replace(batch, rgba=colours / self._white, pending=(bus.record_event(), indices))
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
         """Before a step whose number only the device knows: bring its colours, where they are fetched.
@@ -347,7 +377,8 @@ class PixelSampler:
         else:
             rays = cameras.rays_along(image, self._table.look_up(image, chosen.indices))
         if self._host is None or self._prefetcher is None:
-            return PixelBatch(rays, self.scene.images.pixels[chosen.indices].float() / 255.0)
+            read = chosen.indices if self._bus is None else chosen.indices[:0]
+            return PixelBatch(rays, self.scene.images.pixels[read] / self._white)
         if self.error_map is not None:  # only the device knows the draws, and it is this one
             colours = self._host.images.gather(chosen.indices)
         elif isinstance(step, Tensor) and self._feeds:
@@ -356,7 +387,7 @@ class PixelSampler:
             colours = self._host.fetch(int(step), n_rays, first)
         else:
             colours = self._prefetcher.get(int(step), n_rays)
-        return PixelBatch(rays, colours.to(self.device, non_blocking=True).float() / 255.0)
+        return PixelBatch(rays, colours.to(self.device, non_blocking=True) / self._white)
 
 
 def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto") -> tuple[bool, str]:

@@ -486,7 +486,7 @@ def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:
 
 def _doubled(draw: Callable[..., PixelBatch]) -> Callable[..., PixelBatch]:
     def drawn(*args: Any) -> PixelBatch:
-        batch = draw(*args)
+        batch = draw(*args).arrived()
         rays = replace(batch.rays, origins=batch.rays.origins.double(), directions=batch.rays.directions.double())
         return replace(batch, rays=rays, rgba=batch.rgba.double())
 

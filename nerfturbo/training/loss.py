@@ -69,7 +69,7 @@ def first_rays(model: NerfModel) -> int:
 
 def draw_batch(pixels: PixelSampler, step: int | Tensor, share: RayShare) -> PixelBatch:
     """Random pixels: rays `share` of the batch of this step."""
-    return pixels.draw(step, share.count, first=share.first)
+    return pixels.draw(step, share.count, first=share.first, late=True)
 
 
 def draw_background(config: Config, step: int | Tensor, n_rays: int, device: torch.device, first: int = 0) -> Tensor:
@@ -343,7 +343,7 @@ def compute_loss(
     if capacity is not None and kept is not None:
         kept = torch.minimum(kept, capacity.n_active)  # rays past the active ones hold nothing and count for nothing
         samples = replace(samples, n_rays_kept=kept)
-    loss, mse = stages.compare(model, batch, samples, background, loss_scale)
+    loss, mse = stages.compare(model, batch.arrived(), samples, background, loss_scale)
     if model.keypoints is not None:
         loss = loss + depth_loss(model, step=step, fixed=capacity is not None, first=first, place=stages.place)
     if offers(model.field, "regularization"):

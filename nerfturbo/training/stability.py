@@ -145,7 +145,7 @@ def first_bad_tensor(trainer: Trainer) -> str:
             if not _finite(value):
                 return f"parameter {name}" if name != "grid.thickness" else "the occupancy grid"
         step, stages = max(0, trainer.step - 1), trainer.stepper.stages
-        batch = stages.draw(trainer.pixels, step, RayShare(0, max(1, trainer.stepper.n_rays)))
+        batch = stages.draw(trainer.pixels, step, RayShare(0, max(1, trainer.stepper.n_rays))).arrived()
         background = draw_background(trainer.config, step, len(batch.rays), trainer.device)
         if not _finite(batch.rgba):
             return "the pictures"

@@ -224,9 +224,11 @@ def test_a_gpu_reads_the_same_bytes_from_host_memory(model: CameraModel) -> None
 
 
 @pytest.mark.gpu
-def test_a_gpu_trains_from_host_memory_as_from_its_own() -> None:
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_gpu_trains_from_host_memory_as_from_its_own(accumulate: int) -> None:
     scene = ball_scene()
     config = tiny_config(steps=40)
+    config = replace(config, train=replace(config.train, accumulate=accumulate))
     losses = []
     for place in ("device", "host"):
         trainer = Trainer(replace(config, data=replace(config.data, pixels=place)), scene, device="cuda")

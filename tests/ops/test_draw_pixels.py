@@ -24,7 +24,7 @@ def make_pool(device: str, channels: int = 4) -> PixelPool:
     return PixelPool(*(t.to(device) for t in (pixels, offsets, widths, poses, intrinsics)))
 
 
-@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("channels", [0, 3, 4])
 @pytest.mark.parametrize("on_device", [False, True], ids=["number", "tensor"])
 def test_matches_reference(sized: tuple[Target, int], channels: int, on_device: bool, poisoned_empty: None):
     target, n = sized

@@ -134,7 +134,7 @@ def choose_pixels(
 class PixelPool:
     """Pictures of any sizes, one after the other and row-major, with the pinhole camera of each."""
 
-    pixels: Tensor  # (n_pixels, 3 or 4) uint8
+    pixels: Tensor  # (n_pixels, 3 or 4) uint8; 0 where colours are read elsewhere
     offsets: Tensor  # (n_images + 1,) int64, first pixel of each picture
     widths: Tensor  # (n_images,) int64
     poses: Tensor  # (n_images, 3, 4) fp32, camera to world
@@ -142,7 +142,7 @@ class PixelPool:
 
     def __post_init__(self) -> None:
         n_images = self.widths.shape[0]
-        if self.pixels.dim() != 2 or self.pixels.shape[1] not in (3, 4):
+        if self.pixels.dim() != 2 or self.pixels.shape[1] not in (0, 3, 4):
             raise InputError("pixels", "shape (n_pixels, 3) or (n_pixels, 4)", str(tuple(self.pixels.shape)))
         check_dtype("pixels", self.pixels, torch.uint8)
         check_shape("offsets", self.offsets, (n_images + 1,))
