@@ -283,9 +283,9 @@ def split_nodes(nodes: Tensor, resolution: int) -> tuple[Tensor, Tensor, Tensor]
     return place // (along * along), place // along % along, place % along
 
 
-def node_positions(nodes: Tensor, resolution: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def node_positions(nodes: Tensor, resolution: int) -> Tensor:
     """(n, 3) in the unit cube."""
-    return torch.stack(split_nodes(nodes, resolution), dim=-1).to(dtype) / resolution
+    return torch.stack(split_nodes(nodes, resolution), dim=-1).float() / resolution
 
 
 def node_keys(x: Tensor, y: Tensor, z: Tensor, resolution: int) -> Tensor:
@@ -312,9 +312,9 @@ def build_structure(keys: Tensor, resolution: int) -> VoxelStructure:
     return VoxelStructure(resolution, nodes, blocks.view(side, side, side), rows)
 
 
-def dense_structure(resolution: int, device: torch.device | str = "cpu") -> VoxelStructure:
+def dense_structure(resolution: int) -> VoxelStructure:
     """All nodes of the box."""
-    places = torch.arange((resolution + 1) ** 3, device=device)
+    places = torch.arange((resolution + 1) ** 3)
     return build_structure(node_keys(*split_nodes(places, resolution), resolution), resolution)
 
 

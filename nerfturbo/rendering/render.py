@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..fields.field import Field
 from ..ops._checks import refuse
 from ..ops.composite import composite, visibility
@@ -84,7 +83,7 @@ def ray_marching(
         samples = march_scenes(rays, grids, scene_indices, rule, jitter=jitter)
     if sigma_fn is None or (early_stop_eps <= 0.0 and alpha_thre <= 0.0):
         return samples
-    density = _checked_density(sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices), samples)
+    density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
     threshold = grids[0].alpha_threshold(alpha_thre)
     if len(grids) > 1 and alpha_thre > 0.0:  # the youngest field decides
         threshold = torch.stack([torch.as_tensor(one.alpha_threshold(alpha_thre)) for one in grids]).amin()
@@ -114,37 +113,33 @@ def volume_rendering(
     ([0.632, 0.368], 1.868)
     """
     rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
-    density = _checked_density(density, samples)
     out = composite(density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     color = out.rgb if background is None else out.rgb + (1.0 - out.opacity)[:, None] * background
     depth = out.depth / out.opacity.clamp(min=1e-6)
     return RenderOutput(color, out.opacity, depth, out.weights, samples)
 
 
-def _checked_density(density: Tensor, samples: PackedSamples) -> Tensor:
-    if tuple(density.shape) == (samples.capacity,):
-        return density
-    hint = "squeeze the last dimension" if density.dim() == 2 and density.shape[-1] == 1 else "one value per sample"
-    raise InputError("density", f"shape (n_samples,) = ({samples.capacity},)", str(tuple(density.shape)), hint)
+def ask_field(field: Field, rays: Rays, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """rgb and density of a field at positions (n, 3) on the rays with these indices (n,)."""
+    times = None if rays.times is None else rays.times[index]
+    cameras = None if rays.camera_indices is None else rays.camera_indices[index]
+    return field(positions, take_rows(rays.directions, index), times, cameras)
 
 
 def field_functions(field: Field, rays: Rays) -> tuple[SigmaFn, RgbSigmaFn]:
     """The two callables of a field over these rays."""
 
-    def at(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def at(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
         index = ray_indices.long()
         middle = ((t_starts + t_ends) * 0.5)[:, None]
-        positions = take_rows(rays.origins, index) + take_rows(rays.directions, index) * middle
-        return positions, index, None if rays.times is None else rays.times[index]
+        return take_rows(rays.origins, index) + take_rows(rays.directions, index) * middle, index
 
     def sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> Tensor:
-        positions, _, times = at(t_starts, t_ends, ray_indices)
-        return field.density(positions, times)
+        positions, index = at(t_starts, t_ends, ray_indices)
+        return field.density(positions, None if rays.times is None else rays.times[index])
 
     def rgb_sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
-        positions, index, times = at(t_starts, t_ends, ray_indices)
-        cameras = None if rays.camera_indices is None else rays.camera_indices[index]
-        return field(positions, take_rows(rays.directions, index), times, cameras)
+        return ask_field(field, rays, *at(t_starts, t_ends, ray_indices))
 
     return sigma_fn, rgb_sigma_fn
 
