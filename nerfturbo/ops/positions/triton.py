@@ -93,25 +93,29 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
 BLOCK = 512
 
 
+@triton.jit
+def store_positions(p_positions, p_origins, p_directions, i, i_ray, m, middle, n, box, FOLD: tl.constexpr):
+    """Into (3, n): the points at `middle` along rays, mapped by the box (`unit_box`) and folded."""
+    p_o, p_d = p_origins + i_ray * 3, p_directions + i_ray * 3
+    x = (tl.load(p_o, mask=m, other=0.0) + tl.load(p_d, mask=m, other=0.0) * middle - box[0]) * box[3]
+    y = (tl.load(p_o + 1, mask=m, other=0.0) + tl.load(p_d + 1, mask=m, other=0.0) * middle - box[1]) * box[4]
+    z = (tl.load(p_o + 2, mask=m, other=0.0) + tl.load(p_d + 2, mask=m, other=0.0) * middle - box[2]) * box[5]
+    x, y, z = fold_unit(x, y, z, FOLD)
+    p = p_positions + i
+    tl.store(p, x, mask=m)
+    tl.store(p + n.to(tl.int64), y, mask=m)
+    tl.store(p + 2 * n.to(tl.int64), z, mask=m)
+
+
 @launchable(do_not_specialize=["capacity"])
 def _positions_kernel(
-    p_origins, p_directions, p_starts, p_ends, p_rays, p_positions, capacity,
-    low_x, low_y, low_z, scale_x, scale_y, scale_z, FOLD: tl.constexpr, BLOCK: tl.constexpr,
+    p_origins, p_directions, p_starts, p_ends, p_rays, p_positions, capacity, box,
+    FOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_sample, m_sample = own_block(capacity, BLOCK)
-    b_middle = 0.5 * (
-        tl.load(p_starts + i_sample, mask=m_sample, other=0.0) + tl.load(p_ends + i_sample, mask=m_sample, other=0.0)
-    )
-    i_ray = tl.load(p_rays + i_sample, mask=m_sample, other=0) * 3
-    p_o, p_d = p_origins + i_ray, p_directions + i_ray
-    x = tl.load(p_o, mask=m_sample, other=0.0) + b_middle * tl.load(p_d, mask=m_sample, other=0.0)
-    y = tl.load(p_o + 1, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 1, mask=m_sample, other=0.0)
-    z = tl.load(p_o + 2, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 2, mask=m_sample, other=0.0)
-    x, y, z = fold_unit((x - low_x) * scale_x, (y - low_y) * scale_y, (z - low_z) * scale_z, FOLD)
-    p = p_positions + i_sample
-    tl.store(p, x, mask=m_sample)
-    tl.store(p + capacity.to(tl.int64), y, mask=m_sample)
-    tl.store(p + 2 * capacity.to(tl.int64), z, mask=m_sample)
+    i, m = own_block(capacity, BLOCK)
+    middle = 0.5 * (tl.load(p_starts + i, mask=m, other=0.0) + tl.load(p_ends + i, mask=m, other=0.0))
+    i_ray = tl.load(p_rays + i, mask=m, other=0)
+    store_positions(p_positions, p_origins, p_directions, i, i_ray, m, middle, capacity, box, FOLD)
 
 
 class _SamplePositions(Node):
@@ -122,7 +126,7 @@ class _SamplePositions(Node):
         if capacity:
             _positions_kernel[(cdiv(capacity, BLOCK),)](
                 origins.contiguous(), directions.contiguous(), samples.t_starts, samples.t_ends, samples.ray_indices,
-                positions, capacity, *box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
+                positions, capacity, box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
             )  # fmt: skip
         return positions.t()
 

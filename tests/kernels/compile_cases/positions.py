@@ -11,7 +11,7 @@ COMPILE_CASES = [
     *(
         CompileCase(
             kernels._positions_kernel,
-            "*i32 p_rays, i32 capacity",
+            "fp32x6 box, *i32 p_rays, i32 capacity",
             {"FOLD": fold, "BLOCK": kernels.BLOCK},
             4,
             name=contraction,
