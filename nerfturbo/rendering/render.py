@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..fields.field import Field
 from ..ops._checks import refuse
 from ..ops.composite import composite, visibility
@@ -83,7 +84,7 @@ def ray_marching(
         samples = march_scenes(rays, grids, scene_indices, rule, jitter=jitter)
     if sigma_fn is None or (early_stop_eps <= 0.0 and alpha_thre <= 0.0):
         return samples
-    density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+    density = _checked_density(sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices), samples)
     threshold = grids[0].alpha_threshold(alpha_thre)
     if len(grids) > 1 and alpha_thre > 0.0:  # the youngest field decides
         threshold = torch.stack([torch.as_tensor(one.alpha_threshold(alpha_thre)) for one in grids]).amin()
@@ -113,10 +114,18 @@ def volume_rendering(
     ([0.632, 0.368], 1.868)
     """
     rgb, density = rgb_sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
+    density = _checked_density(density, samples)
     out = composite(density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     color = out.rgb if background is None else out.rgb + (1.0 - out.opacity)[:, None] * background
     depth = out.depth / out.opacity.clamp(min=1e-6)
     return RenderOutput(color, out.opacity, depth, out.weights, samples)
+
+
+def _checked_density(density: Tensor, samples: PackedSamples) -> Tensor:
+    if tuple(density.shape) == (samples.capacity,):
+        return density
+    hint = "squeeze the last dimension" if density.dim() == 2 and density.shape[-1] == 1 else "one value per sample"
+    raise InputError("density", f"shape (n_samples,) = ({samples.capacity},)", str(tuple(density.shape)), hint)
 
 
 def ask_field(field: Field, rays: Rays, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
