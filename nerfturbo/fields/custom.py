@@ -163,11 +163,8 @@ def make_object(source: str, aabb: Aabb, *, seed: int = 0, what: str = "field") 
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):
         raise InputError(f"{what} {source}", "a class, or a function that makes one", type(made).__name__) from None
-    needed = [
-        one.name
-        for one in parameters
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and one.name != "aabb"
-    ]
+    required = [one for one in parameters if one.default is one.empty and one.name != "aabb"]
+    needed = [one.name for one in required if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     if needed:
         hint = "give it a default, or wrap the class in a function"
         raise InputError(f"{what} {source}", "no required argument but `aabb`", ", ".join(needed), hint)

@@ -350,13 +350,12 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     floats = torch.empty(5, rows, dtype=torch.float32, device=device)
     ray_indices = torch.empty(rows, dtype=torch.int32, device=device)
     spans = torch.empty(2, n_rays, dtype=torch.int32, device=device)
-    unit = unit_box(aabb)
     counts = live.counts
     _next_kernel[(_programs(live),)](
         live.origins, live.directions, live.state, live.places[side], counts[side:], counts[1 - side :], counts[2:],
         grid.bits, live.summary, floats, floats[3], floats[4], ray_indices, spans, rows, n_rays,
-        marching._rule_arguments(live.rule), marching._box_arguments(grid.aabb, grid.resolution, grid.levels), unit,
-        (limits.least, limits.most, limits.growth),
+        marching._rule_arguments(live.rule), marching._box_arguments(grid.aabb, grid.resolution, grid.levels),
+        unit_box(aabb), (limits.least, limits.most, limits.growth),
         COLUMNS=live.state.shape[1], CONE=live.rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
         SKIP=live.summary is not None, WINDOW=WINDOW, WALKED=float(WALKED), BLOCK=BLOCK,
         num_warps=1, enable_fp_fusion=False,

@@ -198,8 +198,7 @@ def _write(first, last, origins, directions, jitter, grid, rule, t_min, t_max, s
 
 
 def _rule(rule: StepRule) -> _Rule:
-    bend = max(rule.near, rule.step_size / rule.cone_angle) if rule.cone_angle else 0.0
-    numbers = (rule.near, rule.step_size, bend, (bend - rule.near) / rule.step_size, math.log1p(rule.cone_angle))
+    numbers = (rule.near, rule.step_size, *rule.bend, math.log1p(rule.cone_angle))
     return _Rule(*(np.float32(number) for number in numbers))
 
 

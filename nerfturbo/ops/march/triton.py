@@ -342,8 +342,6 @@ def _write_kernel(
 
 
 def _rule_arguments(rule: StepRule) -> tuple[float, ...]:
-    if rule.cone_angle == 0.0:
-        return (rule.near, rule.far, rule.step_size, 0.0, 0.0, 0.0)
     return (rule.near, rule.far, rule.step_size, *rule.bend, math.log1p(rule.cone_angle))
 
 
