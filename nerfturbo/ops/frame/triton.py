@@ -21,7 +21,8 @@ from .. import _triton as gpu
 from .._triton import INTERPRETED, cdiv, launchable, next_power_of_2
 from ..march import OccupancyBits
 from ..march import triton as marching
-from ..positions.triton import box_interval, unit_box
+from ..positions import unit_box
+from ..positions.triton import box_interval
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
 SHORT = tl.constexpr(1e-3)  # cells by which a leap stops short of a face: more than rounding moves a point
@@ -103,9 +104,7 @@ def load_live_rays(p_origins, p_directions, ray, m, step, rule, box, walked, CON
     """Rays as `prepare_rays` leaves them, their part inside the box, and the lattice steps to begin and to end with."""
     ox, oy, oz = gpu.load_point(p_origins, ray, m, 3, 1)
     dx, dy, dz = gpu.load_point(p_directions, ray, m, 3, 1)
-    t_min, t_max = box_interval(
-        ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], rule[0], rule[1]
-    )  # fmt: skip
+    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, box, rule[0], rule[1])
     first = tl.maximum(tl.floor(marching._inverse_lattice(t_min, rule, CONE)) - 1.0, 0.0)
     origin = ((ox - box[6]) * box[9], (oy - box[7]) * box[10], (oz - box[8]) * box[11])
     direction = (dx * box[9], dy * box[10], dz * box[11])

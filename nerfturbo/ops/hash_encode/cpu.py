@@ -196,32 +196,25 @@ class _HashEncode(Node):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, values, unit = ctx.saved_tensors
-        layout, n_used = ctx.layout, ctx.n_used
+        layout, n_used, sink = ctx.layout, ctx.n_used, ctx.sink
         levels, lanes = _levels(layout), (0,) * layout.n_features
         columns = grad.float().t().contiguous()
         to_positions = to_table = None
         if ctx.needs_input_grad[1]:
-            to_table = _table_gradient(unit, columns, layout, ctx.sink, n_used)
-            to_table = None if to_table is None else to_table.to(ctx.dtype)
+            buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
+            target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
+            checks = np.zeros(layout.n_levels, np.float32)
+            launch(_scatter, layout.n_levels, 1, n_used, unit, columns, levels, lanes, buffer is None, target, checks)
+            if sink is None:
+                to_table = target.to(ctx.dtype)
+            else:
+                sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
         if ctx.needs_input_grad[0]:
             wide = torch.zeros(positions.shape[0], 3)
             source, rows = positions.detach().float().numpy(), values.float()
             launch(_slope, n_used, CHUNK // 4, source, unit, rows, columns, levels, lanes, wide)
             to_positions = wide.to(positions.dtype)
         return to_positions, to_table
-
-
-def _table_gradient(unit, columns, layout, sink, n_used) -> Tensor | None:
-    """A new gradient, or None after adding it to the sink's buffer."""
-    buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
-    target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
-    checks, lanes = np.zeros(layout.n_levels, np.float32), (0,) * layout.n_features
-    numbers = (unit, columns, _levels(layout), lanes, buffer is None, target, checks)
-    launch(_scatter, layout.n_levels, 1, n_used, *numbers)
-    if sink is None:
-        return target
-    sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
-    return None
 
 
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:

@@ -294,8 +294,7 @@ def _backward_positions_kernel(
     i_feature = tl.arange(0, F)
     x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     gx = tl.zeros([BLOCK], tl.float32)
-    gy = tl.zeros([BLOCK], tl.float32)
-    gz = tl.zeros([BLOCK], tl.float32)
+    gy, gz = gx, gx
     for i_level in range(LEVELS):
         offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
         ix, fx = cell_of(x, scale)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._cpu import as_float32, jit, launch
 from .._sink import Node
+from ..positions import unit_box
 from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
 from . import LEAST, LEAST_REST, SPACINGS
 
@@ -86,9 +87,7 @@ def place_intervals(places, origins, directions, *, near, far, spacing, unit, sp
     n_rays, n = places.shape[0], places.shape[1] - 1
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
     inputs = [as_float32(name, value) for name, value in named.items()]
-    box = np.array([[0.0] * 3, [1.0] * 3], np.float32)
-    if space.aabb is not None:
-        box = np.array([space.aabb.low, [1.0 / size for size in space.aabb.size]], np.float32)
+    box = np.array(unit_box(space.aabb), np.float32).reshape(2, 3)
     distances, positions = torch.empty(n_rays, n + 1), torch.empty(3, n_rays * n)
     rule = (SPACINGS.index(spacing), np.float32(unit), box, FOLDS.index(space.contraction))
     launch(_place, n_rays, CHUNK, *inputs, *rule, distances, positions)

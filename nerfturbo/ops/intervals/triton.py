@@ -14,7 +14,8 @@ from torch import Tensor
 from .. import _triton as gpu
 from .._sink import Node
 from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
-from ..positions.triton import FOLDS, store_positions, unit_box
+from ..positions import unit_box
+from ..positions.triton import FOLDS, store_positions
 from . import LEAST, LEAST_REST, SPACINGS
 
 BLOCK = 256

@@ -31,6 +31,7 @@ from ..hash_encode import HashLayout
 from ..hash_encode import triton as hashing
 from ..mlp import triton as mlp
 from ..mlp.reference import fused_mlp
+from ..positions import unit_box
 from ..positions.triton import sample_positions
 from . import MAX_LOGIT, NgpWeights, activate
 
@@ -579,7 +580,7 @@ def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, t
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
         p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,
         p_keep=seen if thinning is None else None, p_optical=None if thinning is None else seen, n_rays=n_rays,
-        box=(*field.aabb.low, *(1.0 / size for size in field.aabb.size)), limit=limit, alpha_thre=number,
+        box=unit_box(field.aabb), limit=limit, alpha_thre=number,
         MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=rows, F=features, DH=hidden, PH=mlp.padded(hidden),
         T=mlp.operand_type(table.dtype, device), PRECISION=mlp.fp32_precision(), SLOTS=SLOTS, STEPS=STEPS,
         num_warps=VISIBILITY_WARPS,

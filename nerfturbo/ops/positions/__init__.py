@@ -77,6 +77,11 @@ def unit_positions(positions: Tensor, aabb: Aabb, contraction: Contraction = "no
     return fold(aabb.normalize(positions), contraction)
 
 
+def unit_box(aabb: Aabb | None) -> tuple[float, ...]:
+    """Low and 1 / size of the box that becomes [0, 1]^3."""
+    return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+
+
 @functools.lru_cache(maxsize=256)
 def _shift_and_scale(aabb: Aabb, device: torch.device) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...types import Aabb
 from .._cpu import as_float32, jit, launch
 from .._sink import Node
-from . import Contraction, reference
+from . import Contraction, reference, unit_box
 
 FOLDS = ("none", "sphere", "cube")
 QUARTER, HALF, ONE, TWO = np.float32(0.25), np.float32(0.5), np.float32(1.0), np.float32(2.0)
@@ -80,9 +80,7 @@ def _place(first, last, origins, directions, rays, starts, ends, low, inverse, f
 class _SamplePositions(Node):
     @staticmethod
     def forward(ctx, origins, directions, samples, aabb, contraction) -> Tensor:
-        low, inverse = np.zeros(3, np.float32), np.ones(3, np.float32)
-        if aabb is not None:
-            low, inverse = np.array(aabb.low, np.float32), (1.0 / np.array(aabb.size)).astype(np.float32)
+        low, inverse = np.array(unit_box(aabb), np.float32).reshape(2, 3)
         out = torch.empty(3, samples.capacity)
         rays = (origins, directions, samples.ray_indices, samples.t_starts, samples.t_ends)
         launch(_place, samples.capacity, CHUNK, *rays, low, inverse, FOLDS.index(contraction), out)

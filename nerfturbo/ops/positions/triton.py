@@ -12,6 +12,7 @@ from ...types import Aabb
 from .._sink import Node
 from .._triton import cdiv, check_kernel_float, launchable, load_point, own_block
 from ..packed.triton import packed_sum
+from . import unit_box
 
 FOLDS = {"none": 0, "sphere": 1, "cube": 2}
 
@@ -35,11 +36,6 @@ def fold_unit(x, y, z, FOLD: tl.constexpr):
 BOX_BLOCK = 256
 
 
-def unit_box(aabb: Aabb | None) -> tuple[float, ...]:
-    """Low and 1 / size of the box that becomes [0, 1]^3."""
-    return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
-
-
 @triton.jit
 def slab(origin, direction, low, high):
     """t where a ray enters and leaves the space between two parallel faces."""
@@ -51,11 +47,12 @@ def slab(origin, direction, low, high):
 
 
 @triton.jit
-def box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far):
-    """t_min, t_max inside the box and between near and far; both near for rays that miss or hold a NaN."""
-    x0, x1 = slab(ox, dx, low_x, high_x)
-    y0, y1 = slab(oy, dy, low_y, high_y)
-    z0, z1 = slab(oz, dz, low_z, high_z)
+def box_interval(ox, oy, oz, dx, dy, dz, box, near, far):
+    """t_min, t_max inside the box (low, then high of each axis) and between near and far; both near for rays that miss
+    or hold a NaN."""
+    x0, x1 = slab(ox, dx, box[0], box[3])
+    y0, y1 = slab(oy, dy, box[1], box[4])
+    z0, z1 = slab(oz, dz, box[2], box[5])
     t_min = tl.minimum(tl.maximum(tl.maximum(tl.maximum(x0, y0), z0), near), far)
     t_max = tl.minimum(tl.maximum(tl.minimum(tl.minimum(x1, y1), z1), near), far)
     total = ox + oy + oz + dx + dy + dz  # tl.minimum drops NaN
@@ -65,14 +62,13 @@ def box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, hi
 
 @launchable(do_not_specialize=["n_rays"])
 def _aabb_kernel(
-    p_origins, p_directions, p_t_min, p_t_max, n_rays,
-    stride_origins, stride_origins_axis, stride_directions, stride_directions_axis,
-    low_x, low_y, low_z, high_x, high_y, high_z, near, far, BLOCK: tl.constexpr,
+    p_origins, p_directions, p_t_min, p_t_max, n_rays, stride_origins, stride_origins_axis, stride_directions,
+    stride_directions_axis, box, near, far, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, m = own_block(n_rays, BLOCK)
     ox, oy, oz = load_point(p_origins, i, m, stride_origins, stride_origins_axis)
     dx, dy, dz = load_point(p_directions, i, m, stride_directions, stride_directions_axis)
-    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far)
+    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, box, near, far)
     tl.store(p_t_min + i, t_min, mask=m)
     tl.store(p_t_max + i, t_max, mask=m)
 
@@ -85,7 +81,7 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
     if n_rays:
         _aabb_kernel[(cdiv(n_rays, BOX_BLOCK),)](
             origins.detach(), directions.detach(), t_min, t_max, n_rays, *origins.stride(), *directions.stride(),
-            *aabb.low, *aabb.high, near, far, BLOCK=BOX_BLOCK, enable_fp_fusion=False,
+            (*aabb.low, *aabb.high), near, far, BLOCK=BOX_BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
     return t_min, t_max
 

@@ -244,9 +244,9 @@ def _vary(first, last, chosen, nodes, blocks, rows, resolution, table, n_channel
 class _Variation(Node):
     @staticmethod
     def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
-        ctx.save_for_backward(density, color, nodes, chosen)
-        ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
-        structure, m = _structure(index, nodes, chosen), chosen.shape[0]
+        structure, m = (chosen, nodes, index.blocks, index.rows, index.resolution), chosen.shape[0]
+        ctx.save_for_backward(density, color)
+        ctx.structure, ctx.n_basis, ctx.sink = structure, n_basis, sink
         values, nothing = [], np.empty((0, 1), np.float32)
         for table, channels in ((density[:, None], 1), (color, 3 * n_basis)):
             sums, source = np.zeros(1), as_float32("tables", table)
@@ -256,8 +256,8 @@ class _Variation(Node):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        density, color, nodes, chosen = ctx.saved_tensors
-        structure, m = _structure(ctx.index, nodes, chosen), chosen.shape[0]
+        density, color = ctx.saved_tensors
+        structure, m = ctx.structure, ctx.structure[0].shape[0]
         results: list[Tensor | None] = []
         for i, (table, channels) in enumerate(((density, 1), (color, 3 * ctx.n_basis))):
             buffer = None if ctx.sink is None else ctx.sink.buffers[i]
@@ -270,10 +270,6 @@ class _Variation(Node):
                 buffer.add_(target)
             results.append(None if buffer is not None else target.to(table.dtype))
         return tuple(results)
-
-
-def _structure(index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> tuple[Any, ...]:
-    return chosen, nodes, index.blocks, index.rows, index.resolution
 
 
 def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:

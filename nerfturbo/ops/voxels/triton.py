@@ -180,8 +180,7 @@ def _inputs_kernel(
     b_grad = b_spread * b_basis
     b_color = tl.zeros([BLOCK, PC], tl.float32)
     gx = tl.zeros([BLOCK], tl.float32)
-    gy = tl.zeros([BLOCK], tl.float32)
-    gz = tl.zeros([BLOCK], tl.float32)
+    gy, gz = gx, gx
     for c in tl.static_range(8):
         row, w = _corner(p_blocks, p_rows, cell, side, m, c)
         here = row >= 0

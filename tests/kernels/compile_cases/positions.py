@@ -7,7 +7,7 @@ from nerfturbo.ops.positions import triton as kernels
 from . import CompileCase
 
 COMPILE_CASES = [
-    CompileCase(kernels._aabb_kernel, "", {"BLOCK": kernels.BOX_BLOCK}, num_warps=4),
+    CompileCase(kernels._aabb_kernel, "fp32x6 box", {"BLOCK": kernels.BOX_BLOCK}, num_warps=4),
     *(
         CompileCase(
             kernels._positions_kernel,
